@@ -32,16 +32,13 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.harness import DRAFT, MODEL_PATH, TARGET, load_model, print_result
-from edgespec.adapt.batches import TextBatches
 from edgespec.adapt.evaluate import Matrix, chain_matrix, compare, find_hits, find_rounds, read_best
-from edgespec.adapt.losses import distillation
-from edgespec.adapt.options import LOSS_NAMES, WEIGHTS, LossName, TrainOptions
-from edgespec.adapt.pace import Pace
+from edgespec.adapt.options import LOSS_NAMES, WEIGHTS, LossName, Pace, TrainOptions
 from edgespec.adapt.recipes import BATCH_TOKENS, RANK
 from edgespec.adapt.student import Student
-from edgespec.adapt.teacher import RowStore, Teacher
+from edgespec.adapt.teacher import RowStore, Teacher, TextBatches
 from edgespec.adapt.texts import TrainingText, count_tokens, read_texts, split_texts
-from edgespec.adapt.trainer import Trainer
+from edgespec.adapt.trainer import Trainer, distillation
 from edgespec.backends.options import LoadOptions
 from edgespec.memory.store import TextStore
 from edgespec.registry.tokenizer_compat import identify_tokenizer

@@ -17,7 +17,7 @@ import click
 from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, load_pair, print_result
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.distribution_test import compare_distribution
+from edgespec.bench.divergence import compare_distribution
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 

@@ -16,8 +16,7 @@ from benchmarks.harness import MODEL_PATH, load_model, print_result
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions
 from edgespec.formats.head_file import read_head
-from edgespec.planner.head_probe import N_TOKENS, HeadProbe
-from edgespec.planner.head_readings import complete, describe, list_conventions
+from edgespec.planner.heads import N_TOKENS, HeadProbe, complete, describe_reading, list_conventions
 
 
 @click.command()
@@ -39,8 +38,8 @@ def main(target: Path, head: Path, backend: BackendName, tokens: int, threads: i
         found = HeadProbe(model, head, backend, lambda: None, n_tokens=tokens).run(stated)
         rows.append(
             {
-                "stated": describe(stated),
-                "found": describe(found.chosen.spec),
+                "stated": describe_reading(stated),
+                "found": describe_reading(found.chosen.spec),
                 "right": found.chosen.spec == true,
                 "agreement": [round(each, 3) for each in found.chosen.agreement],
                 "stated_agreement": [round(each, 3) for each in found.stated.agreement] if found.stated else None,

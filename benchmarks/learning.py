@@ -24,16 +24,13 @@ import click
 import numpy as np
 
 from benchmarks.harness import DRAFT, MODEL_PATH, TARGET, load_model, print_result
-from edgespec.adapt.batches import TextBatches
 from edgespec.adapt.course import return_to_best, split_newest
 from edgespec.adapt.evaluate import Matrix, compare, measure_chains
-from edgespec.adapt.losses import distillation
-from edgespec.adapt.options import TrainOptions
-from edgespec.adapt.pace import Pace
+from edgespec.adapt.options import Pace, TrainOptions
 from edgespec.adapt.student import Student
-from edgespec.adapt.teacher import RowStore, Teacher, TeacherRows
+from edgespec.adapt.teacher import RowStore, Teacher, TeacherRows, TextBatches
 from edgespec.adapt.texts import TrainingText, read_texts
-from edgespec.adapt.trainer import Trainer
+from edgespec.adapt.trainer import Trainer, distillation
 from edgespec.backends.options import LoadOptions
 from edgespec.errors import InvalidRequest
 from edgespec.memory.store import TextStore

@@ -39,9 +39,8 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Finished, Request
 from edgespec.planner.plan import LoadConfig
-from edgespec.service.client import ModelInfo
+from edgespec.service.client import ModelInfo, Stream
 from edgespec.service.local import LocalEngine
-from edgespec.service.stream import Stream
 from edgespec.text.chat_template import PLAIN
 from edgespec.text.stream import Piece
 

@@ -17,13 +17,13 @@ from time import perf_counter
 import click
 
 from benchmarks.harness import MODEL_PATH, PLAIN, generate, print_result
-from edgespec.backends.llamacpp.batch import NativeBatch
+from edgespec.backends.llamacpp.context import NativeBatch
 from edgespec.backends.llamacpp.library import library
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
-from edgespec.core.greedy import read_prompt
 from edgespec.core.sampling import SamplingParams
+from edgespec.core.verify import read_prompt
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 

@@ -15,7 +15,7 @@ from typing import Any
 import click
 import numpy as np
 
-from edgespec.bench.repetition import repeated_share
+from edgespec.bench.runner import repeated_share
 
 PLAIN, AUTOPILOT = "edgespec plain", "edgespec auto"
 ALL = "all"

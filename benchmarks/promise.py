@@ -29,8 +29,7 @@ import numpy as np
 
 from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, list_loaded, load_model, print_result
 from edgespec.backends import Model
-from edgespec.backends.options import LoadOptions
-from edgespec.backends.settings import Adjustable
+from edgespec.backends.options import Adjustable, LoadOptions
 from edgespec.bench.prompt_sets import CATEGORIES, BenchPrompt, read_shipped_prompts
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Session, Step

@@ -38,7 +38,7 @@ from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
-from edgespec.drafters.remote.draft import RemoteDraft, parse_address
+from edgespec.drafters.remote.drafter import RemoteDraft, parse_address
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, Notice, Request

@@ -34,7 +34,7 @@ from edgespec.backends.ranks import RANK, open_door, take_ranks
 from edgespec.engine.engine import Engine
 from edgespec.formats.gguf_validate import read_file
 from edgespec.registry.resolve import LocalMlx
-from edgespec.service.lead import load_leading
+from edgespec.service.ranks import load_leading
 
 _RANK_0 = "rank0"  # the first argument of the process that decides
 _PORT = 32323
@@ -96,7 +96,7 @@ def write_target(folder: Path) -> int:
     from mlx.utils import tree_flatten
     from mlx_lm.utils import dequantize_model
 
-    from edgespec.backends.mlx.packaged import load_gguf_llama
+    from edgespec.backends.mlx.model import load_gguf_llama
 
     model, config = load_gguf_llama(TARGET)
     dequantize_model(model)

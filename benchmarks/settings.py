@@ -3,7 +3,7 @@
     uv run python -m benchmarks.settings MODEL.gguf [--threads 1] [--contexts 16,700,3000] [--rows 1,4,16] [--repeats 7]
 
 The settings are measured first, for --seconds. Both arms then take turns on contexts filled by copies of their cells
-(backends/llamacpp/filler.py), in the order default, chosen, chosen, default. A speedup is the median of the pairs'
+(backends/llamacpp/model.py), in the order default, chosen, chosen, default. A speedup is the median of the pairs'
 ratios. `--kv-type q8_0` adds an arm with such a cache. --threads defaults to the idle cores. stdout ends with one JSON
 line.
 """
@@ -20,13 +20,11 @@ from typing import Any
 import click
 
 from benchmarks.harness import MODEL_PATH, print_result
-from edgespec.backends.llamacpp.filler import extend_cache
-from edgespec.backends.llamacpp.model import LlamaModel, load
+from edgespec.backends.llamacpp.model import LlamaModel, extend_cache, load
 from edgespec.backends.llamacpp.session import LlamaSession
-from edgespec.backends.options import KvType, LoadOptions
-from edgespec.backends.settings import ROOM, RuntimeSettings
-from edgespec.core.greedy import read_prompt
+from edgespec.backends.options import ROOM, KvType, LoadOptions, RuntimeSettings
 from edgespec.core.protocols import NO_DRAFT, Draft
+from edgespec.core.verify import read_prompt
 
 
 def parse_numbers(_context: click.Context, _option: click.Parameter, text: str) -> list[int]:

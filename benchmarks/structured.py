@@ -22,7 +22,7 @@ from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
-from edgespec.engine.grammar_compiler import GrammarCompiler
+from edgespec.engine.grammar import GrammarCompiler
 from edgespec.engine.structured_output import Structure, json_structure
 
 PROMPTS = (

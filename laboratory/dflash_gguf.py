@@ -17,9 +17,8 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file
 
-from edgespec.formats.head_config import read_config_head
 from edgespec.formats.head_tensors import read_draft_ids
-from edgespec.formats.heads import HeadSpec
+from edgespec.formats.heads import HeadSpec, read_config_head
 from laboratory.eagle3_gguf import copy_vocabulary
 
 _NAMES = {

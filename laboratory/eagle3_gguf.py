@@ -16,9 +16,8 @@ import gguf
 import numpy as np
 from safetensors.numpy import load_file
 
-from edgespec.formats.head_config import read_config_head
 from edgespec.formats.head_tensors import eagle3_names, read_draft_ids
-from edgespec.formats.heads import usual_layers
+from edgespec.formats.heads import read_config_head, usual_layers
 from laboratory.embedding.eagle3 import widen_head
 from laboratory.embedding.shapes import Shape
 

@@ -24,10 +24,9 @@ from mlx_lm.models.llama import ModelArgs
 
 from benchmarks.harness import PLAIN, REPOSITORY, TARGET, generate, load_model, print_result
 from edgespec.backends.attached_draft import AttachedHead
-from edgespec.backends.mlx.draft_vocabulary import ShortVocabulary, choose_frequent
+from edgespec.backends.mlx.draft_vocabulary import ShortVocabulary, choose_frequent, time_round
 from edgespec.backends.mlx.heads import MlxHead, open_head
 from edgespec.backends.mlx.model import MlxModel
-from edgespec.backends.mlx.short_vocabulary import time_round
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_shipped_prompts
 from edgespec.core.metrics import Metrics

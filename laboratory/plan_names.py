@@ -23,7 +23,7 @@ from typing import Any
 import click
 
 from benchmarks.harness import EDGESPEC, print_result
-from edgespec.formats.gguf_reader import LARGEST_BLOCK
+from edgespec.formats.gguf import LARGEST_BLOCK
 from edgespec.planner.report import format_plan
 from laboratory.hub import OutlineHub, RangeRequest
 from laboratory.published import PublishedFile

@@ -18,7 +18,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgespec.formats.ggml_types import GGML_TYPES, GgmlType
+from edgespec.formats.gguf import GGML_TYPES, GgmlType
 
 NORMAL, UNKNOWN, CONTROL, UNUSED, BYTE = 1, 2, 3, 5, 6  # tokenizer.ggml.token_type
 ALIGNMENT = 32

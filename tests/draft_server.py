@@ -12,19 +12,16 @@ import uvicorn
 
 from edgespec.backends import Model
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy.model import LetterModel, ToyRuntimeModel
+from edgespec.backends.toy import LetterModel, ToyRuntimeModel
 from edgespec.drafters import drafter_specs
-from edgespec.drafters.remote.draft import RemoteDraft, parse_address
+from edgespec.drafters.remote.drafter import RemoteDraft, parse_address
 from edgespec.drafters.remote.link import Patience
 from edgespec.drafters.remote.messages import MAX_GUESSES
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
-from edgespec.server.census import Census
-from edgespec.server.connections import Connection, HttpServer
-from edgespec.server.draft_app import draft_application
-from edgespec.server.draft_model import DraftModel, ServedDraft
-from edgespec.server.guard import Rules
-from edgespec.server.listeners import listen_tcp
+from edgespec.server.auth import Rules
+from edgespec.server.connections import Census, Connection, HttpServer, listen_tcp
+from edgespec.server.draft import DraftModel, ServedDraft, draft_application
 
 PATIENT = Patience(least_s=20.0, most_s=20.0)
 """Waits for every draft, so that answers do not depend on the clock."""

@@ -18,7 +18,7 @@ from edgespec.backends import Model
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.ranks import ADDRESS, open_door, take_ranks, use_door
 from edgespec.registry.resolve import LocalMlx, PackagedGguf
-from edgespec.service import lead
+from edgespec.service import ranks as lead
 from tests.mlx_models import CONFIGS, DENSE
 
 # Of classes that mlx-lm splits.

@@ -18,7 +18,7 @@ import click
 from benchmarks.harness import DRAFT, TARGET, load_pair, print_result
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.cost_model import CostModel, Profile
-from edgespec.controller.value import DraftSize, choose_size, list_sizes
+from edgespec.controller.round import DraftSize, choose_size, list_sizes
 
 MAX_NODES = 15
 

@@ -13,12 +13,12 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from edgespec.adapt.data import RUN
 from edgespec.adapt.evaluate import Matrix, compare
 from edgespec.adapt.texts import (
     HELD_OUT_SHARE,
     MIN_CONVERSATIONS,
     MIN_HELD_OUT,
+    RUN,
     Split,
     TrainingText,
     require_conversations,

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.adapt.batches import cut_windows
+from edgespec.adapt.teacher import cut_windows
 from edgespec.adapt.texts import TrainingText
-from edgespec.core.arrays import Ints
+from edgespec.core.drafter import BlockSession
 from edgespec.core.protocols import CheckCancelled
+from edgespec.core.sampling import Ints
+from edgespec.drafters.recycling import Bigram
 from edgespec.errors import InvalidRequest
-from edgespec.registry.adapted import Gain as Gain
+from edgespec.registry.adapted import Gain
 
 Matrix = npt.NDArray[np.float32]
 """[positions, depth] whether, or how probably, the token of each depth is accepted if those before it were.
@@ -125,3 +127,34 @@ def compare(before: Mapping[str, Matrix], after: Mapping[str, Matrix], seed: int
     low, high = np.percentile(gains, _INTERVAL)
     total = sizes.sum()
     return Gain(float(total / first.sum()), float(total / second.sum()), float(low), float(high), n)
+
+
+# What drafters propose that are opened as for an answer: acceptance by depth.
+
+
+def measure_blocks(
+    session: BlockSession,
+    texts: Sequence[TrainingText],
+    depth: int,
+    check: CheckCancelled,
+    bigram: Bigram | None = None,
+) -> dict[str, Matrix]:
+    """The Matrix of each conversation: whether the best token of each row of a block is the text's.
+
+    One block is proposed at each position. `session` reads the texts by itself, as a PARD model's does. Raises
+    Cancelled, BackendError.
+    """
+    found: dict[str, list[Matrix]] = {}
+    for text in texts:
+        tokens, rounds = text.tokens.tolist(), find_rounds(text)
+        matrix = np.zeros((len(rounds), depth), np.float32)
+        session.begin(tokens[: rounds.start])
+        for i, position in enumerate(rounds):
+            check()
+            rows = session.block(tokens[:position], position, min(depth, len(tokens) - position)) or ()
+            best = -1
+            for d, row in enumerate(rows):
+                best = int((row if bigram is None or d == 0 else bigram.adjust(row, best)).argmax())
+                matrix[i, d] = best == tokens[position + d]
+        found.setdefault(text.source, []).append(matrix)
+    return {source: np.concatenate(parts) for source, parts in found.items()}

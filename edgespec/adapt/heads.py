@@ -6,22 +6,268 @@ over a text train this: the first reads the target's hidden states, each further
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
+import numpy.typing as npt
 
 from edgespec.adapt.evaluate import Matrix, find_rounds
-from edgespec.adapt.head_student import HeadNetwork
-from edgespec.adapt.head_texts import HeadText, HeadTexts
-from edgespec.adapt.losses import LOSSES
 from edgespec.adapt.options import LossName
-from edgespec.adapt.trainer import Objective
-from edgespec.backends.mlx.forward_context import ForwardContext
-from edgespec.backends.mlx.keyvalues import KeyValues
-from edgespec.backends.mlx.pair_session import PairNetwork
+from edgespec.adapt.teacher import Teacher, TeacherRows, Window, cut_windows, hash_texts
+from edgespec.adapt.texts import TrainingText
+from edgespec.adapt.trainer import LOSSES, Objective
+from edgespec.backends.mlx.caches import ForwardContext, KeyValues
+from edgespec.backends.mlx.head_parts import HeadWeights, TargetParts, read_arrays, read_layer_shape, read_target
+from edgespec.backends.mlx.library import map_errors
+from edgespec.backends.mlx.pair_heads import Eagle3Network, EagleNetwork, MtpNetwork, PairNetwork, find_shifts
+from edgespec.backends.mlx.session import MlxSession
 from edgespec.core.protocols import CheckCancelled
+from edgespec.core.sampling import Ints
+from edgespec.errors import BackendError, CacheError, DraftRefused, reason_of
+from edgespec.files import new_folder
+from edgespec.formats.head_tensors import eagle3_names, eagle_names, mtp_names
+from edgespec.formats.heads import HeadKind, HeadSpec, usual_layers
+from edgespec.formats.mlx_folder import read_json
+
+# A trained head in a folder as a trainable network, and the folder of the head once it was trained further.
+
+
+_NAMES: Mapping[HeadKind, Callable[[Any], dict[str, str]]] = {
+    "mtp": mtp_names,
+    "eagle": eagle_names,
+    "eagle3": eagle3_names,
+}
+_SHARED = ("embedding", "output", "d2t")  # large matrices and tables, which are not trained
+
+Maker = Callable[[Mapping[str, Any]], PairNetwork]
+"""Builds a head from tensors by the names of its file."""
+
+
+class _LoadedWeights(HeadWeights):
+    """Arrays that may be differentiated."""
+
+    def load(self) -> None:
+        return
+
+
+class HeadNetwork(nn.Module):  # type: ignore[misc]
+    """The tensors of a head as parameters."""
+
+    def __init__(self, trained: Mapping[str, Any], fixed: Mapping[str, Any], make: Maker) -> None:
+        """Both by the names of the file."""
+        super().__init__()
+        self._names = list(trained)
+        self._fixed = dict(fixed)
+        self._make = make
+        self.tensors = list(trained.values())
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """All tensors of the head by the names of the file."""
+        return {**self._fixed, **dict(zip(self._names, self.tensors, strict=True))}
+
+    def build(self) -> PairNetwork:
+        """The head with the present tensors."""
+        return self._make(self.arrays)
+
+
+class HeadStudent:
+    """An MTP, EAGLE or EAGLE-3 head beside its target. All is trained but embeddings and an output matrix of its own.
+
+    network  its tensors in single precision
+    layers   of the target, whose hidden states it reads; as formats.heads.HeadSpec
+    """
+
+    def __init__(self, folder: Path, spec: HeadSpec, target: Any, n_layers: int) -> None:
+        """`target` is mlx-lm's model with `n_layers`.
+
+        Raises DraftRefused for heads that are not trained here, Unsupported for a head of another target;
+        InvalidModelFile, CacheError, BackendError.
+        """
+        if spec.kind not in _NAMES or not folder.is_dir():
+            raise DraftRefused(
+                f"{folder.name} cannot be trained: it is not a folder with an MTP, EAGLE or EAGLE-3 head.",
+                hint="Use the folder with config.json and safetensors that the head was released as.",
+            )
+        spec = replace(spec, layers=usual_layers(n_layers)) if spec.layers is None else spec
+        arrays = read_arrays(folder)
+        names = _NAMES[spec.kind](arrays)
+        if "router" in names:
+            raise DraftRefused(
+                f"{folder.name} is a mixture of experts, which cannot be trained here.", hint="Use a dense head."
+            )
+        self.layers = spec.layers or ()
+        self._folder = folder
+        with map_errors():
+            make = _choose_maker(folder, spec, names, arrays, read_target(target))
+            fixed = {key: arrays[key] for name in _SHARED if name in names for key in _find_parts(arrays, names[name])}
+            own = {key: arrays[key] for name in names.values() for key in _find_parts(arrays, name) if key not in fixed}
+            self._others = {} if spec.in_target else {key: arrays[key] for key in arrays if key not in own}
+            if any(name.endswith(".scales") for name in own):
+                raise DraftRefused(
+                    f"{folder.name} is quantized, and cannot be trained.", hint="Use its release in half precision."
+                )
+            self._dtypes = {name: each.dtype for name, each in own.items()}
+            self.network = HeadNetwork({name: each.astype(mx.float32) for name, each in own.items()}, fixed, make)
+            self.network.build()  # checks the shapes
+            mx.eval(self.network.parameters())
+
+    def save(self, path: Path) -> None:
+        """Write a folder of the head alone, with the number types of the base.
+
+        At once or not at all, for its owner only; `path` must not exist. Raises BackendError for weights that are not
+        finite, CacheError.
+        """
+        with map_errors():
+            arrays = {**self._others, **self.network.arrays}
+            if not all(mx.isfinite(each).all().item() for each in self.network.tensors):
+                raise BackendError(
+                    "the trained weights are not finite numbers, so nothing was saved.", hint="Train with a lower rate."
+                )
+            arrays = {name: each.astype(self._dtypes.get(name, each.dtype)) for name, each in arrays.items()}
+            mx.eval(arrays)
+        config = read_json(self._folder / "config.json")
+        try:
+            with new_folder(path) as partial:
+                (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+                _write(partial / "model.safetensors", arrays)
+                for file in partial.iterdir():
+                    file.chmod(0o600)
+        except OSError as error:
+            raise CacheError(
+                f"{path} cannot be written: {reason_of(error)}.", hint="Free some disk space, or choose another folder."
+            ) from error
+
+
+def _choose_maker(
+    folder: Path, spec: HeadSpec, names: Mapping[str, str], arrays: Mapping[str, Any], target: TargetParts
+) -> Maker:
+    """Raises InvalidModelFile, CacheError, BackendError."""
+    shape = read_layer_shape(folder)
+    if spec.kind == "eagle":
+        return lambda own: EagleNetwork(spec, shape, _LoadedWeights(own, names), target)
+    if spec.kind == "eagle3":
+        return lambda own: Eagle3Network(spec, shape, _LoadedWeights(own, names), target)
+    shifts = find_shifts(HeadWeights(arrays, names), names)
+    return lambda own: MtpNetwork(spec, shape, _LoadedWeights(own, names), shifts, target)
+
+
+def _find_parts(arrays: Mapping[str, Any], name: str) -> list[str]:
+    """The names of a matrix, of its bias, and of what it is quantized with."""
+    stem = name.removesuffix(".weight")
+    return [key for key in (name, *(f"{stem}.{part}" for part in ("bias", "scales", "biases"))) if key in arrays]
+
+
+def _write(file: Path, arrays: dict[str, Any]) -> None:
+    """Raises OSError."""
+    try:
+        mx.save_safetensors(str(file), arrays, {"format": "mlx"})
+    except RuntimeError as error:  # all that is left to fail is the disk; MLX does not tell why
+        raise OSError(errno.ENOSPC, reason_of(error)) from error
+
+
+# Texts as heads read them: with the target's hidden states.
+
+
+@dataclass(frozen=True, slots=True)
+class HeadText:
+    """n tokens, which are a part of a text.
+
+    tokens    [n] int32
+    features  [n, width] the target's hidden states, an array of MLX
+    rows      the target's most probable tokens after each token
+    mask      [n] float32, 1 for rows that count
+    """
+
+    tokens: Ints
+    features: Any
+    rows: TeacherRows
+    mask: npt.NDArray[np.float32]
+
+
+class HeadTexts:
+    """Batches[Sequence[HeadText]] of parts of texts, in another order in each epoch.
+
+    Hidden states come from a prefill. Those that do not fit `max_bytes` are computed again whenever they are read.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[TrainingText],
+        target: MlxSession,
+        layers: tuple[int, ...],
+        check: CheckCancelled,
+        *,
+        batch_tokens: int = 1024,
+        max_length: int = 512,
+        max_bytes: int = 512 * 2**20,
+        seed: int = 0,
+    ) -> None:
+        """`target` holds no tokens; it is tapped for the states of `layers`, and used by nobody else.
+
+        A batch has `batch_tokens` at most, but one part at least. Raises ValueError where no row counts, Unsupported
+        where the target has no such states.
+        """
+        self.texts = texts
+        self.windows = cut_windows(texts, min(max_length, target.capabilities.context_size))
+        if not self.windows:
+            raise ValueError("the texts have no tokens of their own")
+        self._session = target
+        self._features = target.tap(layers)
+        self._teacher = Teacher(target, check)
+        self._groups = _group(self.windows, batch_tokens)
+        self._left_bytes = max_bytes
+        self._kept: dict[int, HeadText] = {}
+        self._seed = seed
+        self.key = hash_texts(texts, layers, batch_tokens, max_length, seed)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def take(self, step: int) -> list[HeadText]:
+        epoch, i = divmod(step, len(self._groups))
+        order = np.random.default_rng([self._seed, epoch]).permutation(len(self._groups))
+        return [self.read(index) for index in self._groups[order[i]]]
+
+    def read(self, index: int) -> HeadText:
+        """The part of `windows[index]`. Raises Cancelled, BackendError."""
+        if (kept := self._kept.get(index)) is not None:
+            return kept
+        window = self.windows[index]
+        tokens = self.texts[window.text].tokens[window.start : window.stop]
+        self._session.rewind(0)
+        rows = self._teacher.read(tokens)
+        features = mx.contiguous(self._features.take(0, len(tokens)))
+        mx.eval(features)
+        mask = (np.arange(len(tokens)) >= window.first - window.start).astype(np.float32)
+        text = HeadText(tokens, features, rows, mask)
+        size = features.nbytes + rows.nbytes
+        if size <= self._left_bytes:
+            self._left_bytes -= size
+            self._kept[index] = text
+        return text
+
+
+def _group(windows: Sequence[Window], batch_tokens: int) -> list[list[int]]:
+    """The windows of each batch, in order."""
+    groups: list[list[int]] = []
+    left = 0
+    for i, window in enumerate(windows):
+        length = window.stop - window.start
+        if not groups or length > left:
+            groups.append([])
+            left = batch_tokens
+        groups[-1].append(i)
+        left -= length
+    return groups
+
 
 DEPTH = 4  # passes
 DECAY = 0.8  # of the weight of each further pass

@@ -1,4 +1,4 @@
-"""Learning which tokens follow which among the candidates of a block drafter (see drafters.bigram), in numpy.
+"""Learning which tokens follow which among the candidates of a block drafter (see drafters.recycling), in numpy.
 
 The positions of a block do not know each other's tokens, so that deeper ones often repeat a token or leave one out. The
 term is learned from the drafter's own rows over texts: it changes the scores of the most probable tokens only.
@@ -14,11 +14,10 @@ import numpy.typing as npt
 
 from edgespec.adapt.evaluate import find_rounds
 from edgespec.adapt.texts import TrainingText
-from edgespec.core.arrays import Ints
 from edgespec.core.drafter import BlockSession
 from edgespec.core.protocols import CheckCancelled
-from edgespec.core.truncation import top_k
-from edgespec.drafters.bigram import CANDIDATES, Bigram
+from edgespec.core.sampling import Ints, top_k
+from edgespec.drafters.recycling import CANDIDATES, Bigram
 
 Floats = npt.NDArray[np.float32]
 RANK = 32

@@ -15,16 +15,14 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.adapt.batches import Batch, TextBatches, cut_windows
 from edgespec.adapt.evaluate import Matrix, find_rounds
-from edgespec.adapt.losses import LOSSES
 from edgespec.adapt.options import LossName
+from edgespec.adapt.teacher import Batch, TextBatches, cut_windows
 from edgespec.adapt.texts import TrainingText
-from edgespec.adapt.trainer import Objective
-from edgespec.backends.mlx.forward_context import ForwardContext, tree_positions
-from edgespec.backends.mlx.keyvalues import KeyValues
-from edgespec.core.arrays import Ints
+from edgespec.adapt.trainer import LOSSES, Objective
+from edgespec.backends.mlx.caches import ForwardContext, KeyValues, tree_positions
 from edgespec.core.protocols import CheckCancelled
+from edgespec.core.sampling import Ints
 from edgespec.errors import DraftRefused
 
 DEPTH = 8  # tokens that are drafted in one forward

@@ -11,19 +11,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from edgespec.adapt.batches import Batches, TextBatches
 from edgespec.adapt.evaluate import Matrix, measure_chains
-from edgespec.adapt.options import TrainOptions, Weights
-from edgespec.adapt.pace import Pace
-from edgespec.adapt.progress import Progress, TrainResult
+from edgespec.adapt.options import Pace, Progress, TrainOptions, TrainResult, Weights
 from edgespec.adapt.student import Student
-from edgespec.adapt.teacher import RowStore, Teacher
+from edgespec.adapt.teacher import Batches, RowStore, Teacher, TextBatches
 from edgespec.adapt.texts import TrainingText
 from edgespec.backends import BackendName, Model, open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import DraftRefused
-from edgespec.planner.plan import PlannedDrafter
+from edgespec.planner.draft_finder import PlannedDrafter
 
 DEPTH = 4  # tokens of the drafts whose gain is measured
 RANK = 16  # of LoRA
@@ -111,7 +108,7 @@ def measure_draft(
 
 def _make_model(student: Student, session: Session, materials: Materials) -> Trainee:
     """A sequential draft."""
-    from edgespec.adapt.losses import distillation
+    from edgespec.adapt.trainer import distillation
 
     network = student.network
     parts = _read_texts(session, student.vocab_size, materials)
@@ -150,10 +147,10 @@ def _open_bigram(drafter: PlannedDrafter, path: Path, materials: Materials, open
         raise DraftRefused(
             "only PARD models have a term for pairs of tokens.", hint="Use --method full, or name a PARD model."
         )
+    from edgespec.adapt.evaluate import measure_blocks
     from edgespec.adapt.markov import read_rows, train_bigram
-    from edgespec.adapt.proposals import measure_blocks
-    from edgespec.drafters.bigram import FILE, find_bigram
-    from edgespec.drafters.pard import PardSession
+    from edgespec.drafters.recycling import FILE, find_bigram
+    from edgespec.drafters.sequential import PardSession
 
     backend: BackendName = "mlx" if path.is_dir() else "llamacpp"
     check, vocab_size = materials.check, materials.target.tokenizer.vocab_size
@@ -182,7 +179,7 @@ def _open_bigram(drafter: PlannedDrafter, path: Path, materials: Materials, open
 
 
 def _copy_bigram(start: Path, to: Path) -> None:
-    from edgespec.drafters.bigram import FILE
+    from edgespec.drafters.recycling import FILE
 
     if (start.parent / FILE).is_file():
         shutil.copyfile(start.parent / FILE, to.parent / FILE)
@@ -198,9 +195,7 @@ def _open_head(drafter: PlannedDrafter, path: Path, materials: Materials, opened
             "only heads in a folder of their own, of a target on MLX, can be trained.",
             hint="Name the head's folder with --draft, and use --backend mlx.",
         )
-    from edgespec.adapt.head_student import HeadStudent
-    from edgespec.adapt.head_texts import HeadTexts
-    from edgespec.adapt.heads import measure_heads, recursion
+    from edgespec.adapt.heads import HeadStudent, HeadTexts, measure_heads, recursion
 
     student = HeadStudent(path, spec, target.network, target.layer_count)
     parts = []

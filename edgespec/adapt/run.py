@@ -7,43 +7,160 @@ both drafts are compared on the conversations that were held out.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
+from math import prod
 from pathlib import Path
 from time import time
 from typing import Any, Protocol
 
 from edgespec.adapt.course import AllTexts, Course, Measure, Return
 from edgespec.adapt.evaluate import compare, expected_tokens, require_positions
-from edgespec.adapt.footprint import estimate_training_bytes
-from edgespec.adapt.options import TrainOptions, Weights
-from edgespec.adapt.pace import Pace, StopReason
-from edgespec.adapt.progress import Progress, TrainResult
-from edgespec.adapt.recipes import (
-    BATCH_TOKENS,
-    RANK,
-    TRAINED,
-    Materials,
-    Trainee,
-    measure_draft,
-    open_trainee,
-)
-from edgespec.adapt.run_folder import open_run
+from edgespec.adapt.options import Pace, Progress, StopReason, TrainOptions, TrainResult, Weights
+from edgespec.adapt.recipes import BATCH_TOKENS, RANK, TRAINED, Materials, Trainee, measure_draft, open_trainee
 from edgespec.adapt.texts import Split, TrainingText, count_tokens, read_texts
 from edgespec.backends import open_model
 from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import DoesNotFit, DraftRefused, InvalidRequest
+from edgespec.errors import CacheError, DoesNotFit, DraftRefused, InvalidRequest, reason_of
+from edgespec.files import lock_file, write_private
+from edgespec.formats.gguf_validate import read_file, read_gguf_config
+from edgespec.formats.head_file import read_folder_shapes
+from edgespec.formats.heads import unpack_shapes
+from edgespec.formats.mlx_folder import Folder, read_folder
 from edgespec.hub.hub import Hub
 from edgespec.memory.store import TextStore
-from edgespec.planner.plan import LoadConfig, Plan, PlannedDrafter, PlannedModel, Reporter, fetch, plan
-from edgespec.planner.vocabulary import open_vocabulary
+from edgespec.planner.draft_finder import PlannedDrafter, PlannedModel
+from edgespec.planner.plan import LoadConfig, Plan, Reporter, fetch, open_vocabulary, plan
 from edgespec.registry.adapted import AdaptedDrafts, Card, Gain
 from edgespec.registry.resolve import Source
 from edgespec.registry.schema import Registry
 from edgespec.registry.tokenizer_compat import identify_tokenizer
 from edgespec.units import gib
+
+# The folder of a training run that is not complete: the same command goes on with it.
+
+
+_STATE, _LOCK = "run.json", "lock"
+
+
+@contextmanager
+def open_run(folder: Path, options: str) -> Iterator[float]:
+    """Yield when the run began, in seconds since the epoch: earlier than now for one with these options that goes on.
+
+    The checkpoints of a run with other options are removed. The folder is removed when the block ends without an error,
+    or with one before anything was kept in it: the next run then takes later texts too.
+
+    Raises InvalidRequest where another process runs it, CacheError.
+    """
+    with ExitStack() as opened:
+        try:
+            for each in (folder.parent.parent, folder.parent, folder):
+                each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            opened.enter_context(lock_file(folder / _LOCK, wait=False))
+            began_s = _read_start(folder / _STATE, options) or _start_anew(folder, options)
+        except BlockingIOError:
+            raise InvalidRequest("this draft is being trained already.", hint="Wait until that has ended.") from None
+        except OSError as error:
+            raise CacheError(
+                f"{folder} cannot be written: {reason_of(error)}.", hint="Check its permissions, or free some space."
+            ) from error
+        try:
+            yield began_s
+        except BaseException:
+            if not {path.name for path in folder.glob("*")} - {_STATE, _LOCK}:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_anew(folder: Path, options: str) -> float:
+    """Remove what another run has left, and remember when this one begins; returns that. Raises OSError."""
+    for path in folder.iterdir():
+        if path.name != _LOCK:
+            path.unlink()
+    began_s = time()
+    write_private(folder / _STATE, json.dumps({"began_s": began_s, "options": options}))
+    return began_s
+
+
+def _read_start(state: Path, options: str) -> float | None:
+    """When the run in a folder began; None where there is none with these options."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads(state.read_text(encoding="utf-8"))
+        if found["options"] == options:
+            return float(found["began_s"])
+    return None
+
+
+# Memory that training a draft model needs, estimated from its header; neither weights nor MLX are loaded.
+
+
+_FLOAT_BYTES = 4
+_MOMENTS = 2  # AdamW's, of each trained weight
+_IN_STEP = (
+    3  # for each trained weight, after the backward pass: its gradient, before and after clipping, and its update
+)
+_SEQUENCE = 512  # tokens; texts are cut into parts of at most so many
+# Single-precision numbers that a layer keeps for the backward pass, for each token. Fitted to MLX's peaks.
+_PER_HIDDEN, _PER_FEED_FORWARD, _PER_HEAD_PAIR = 9, 5, 1.5
+_PER_LOGIT = 4
+_MARGIN = 1.1
+
+
+def estimate_training_bytes(path: Path, batch_tokens: int, *, rank: int | None = None) -> int:
+    """Bytes to train a draft model with AdamW on batches of so many tokens, in parts of 512 tokens at most.
+
+    rank  of LoRA; None to train all weights
+
+    Raises InvalidModelFile, CacheError.
+    """
+    sizes, shapes = _read_folder(path) if path.is_dir() else _read_gguf(path)
+    n_weights = sum(prod(shape) for shape in shapes.values())
+    n_trained = n_weights
+    if rank is not None:
+        blocks = [shape for name, shape in shapes.items() if len(shape) == 2 and (".layers." in name or "blk." in name)]
+        n_trained = sum(rank * sum(shape) for shape in blocks)
+        n_weights += n_trained
+    in_layer = (
+        _PER_HIDDEN * sizes["hidden_size"]
+        + _PER_FEED_FORWARD * sizes["intermediate_size"]
+        + _PER_HEAD_PAIR * sizes["num_attention_heads"] * min(batch_tokens, _SEQUENCE)
+    )
+    per_token = sizes["num_hidden_layers"] * in_layer + _PER_LOGIT * sizes["vocab_size"]
+    in_step = max(per_token * batch_tokens, _IN_STEP * n_trained)
+    return int(_MARGIN * _FLOAT_BYTES * (n_weights + _MOMENTS * n_trained + in_step))
+
+
+Sizes = dict[str, int]
+Shapes = dict[str, tuple[int, ...]]
+
+
+def _read_gguf(path: Path) -> tuple[Sizes, Shapes]:
+    header = read_file(path)
+    return read_gguf_config(header), {tensor.name: tensor.shape for tensor in header.tensors}
+
+
+def _read_folder(path: Path) -> tuple[Sizes, Shapes]:
+    folder = read_folder(path)
+    shapes = unpack_shapes(folder.config, read_folder_shapes(path))
+    scales = tuple(f".{kind}" for kind in ("scales", "biases"))
+    hidden = _size(folder, "hidden_size", 0)
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": _size(folder, "intermediate_size", 4 * hidden),
+        "num_attention_heads": _size(folder, "num_attention_heads", 1),
+        "num_hidden_layers": _size(folder, "num_hidden_layers", 1),
+        "vocab_size": _size(folder, "vocab_size", 0),
+    }
+    return sizes, {name: shape for name, shape in shapes.items() if not name.endswith(scales)}
+
+
+def _size(folder: Folder, key: str, default: int) -> int:
+    return folder.integer(key) or default
+
 
 _MAX_HELD_OUT = 50_000  # tokens: enough for intervals of a few percent, and no long wait
 _LORA_ABOVE = 2**30  # bytes that training all weights takes

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import errno
+import json
+import shutil
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+import gguf
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import numpy.typing as npt
+from mlx.utils import tree_flatten
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+from mlx_lm.utils import dequantize_model, load_model
+
+from edgespec.backends.llamacpp.shape import quantize_rows
 from edgespec.backends.mlx.library import load_mlx, map_errors
+from edgespec.backends.mlx.model import load_error
 from edgespec.errors import BackendError, BackendUnavailable, CacheError, DraftRefused, InvalidModelFile, reason_of
+from edgespec.files import new_folder, replace_file
+from edgespec.formats.gguf import GGML_IDS, GGML_TYPES, GgmlType
+from edgespec.formats.gguf_validate import ROPE_FACTORS, read_file, read_gguf_config
 from edgespec.formats.head_file import read_head
+from edgespec.formats.head_tensors import to_folder_name
+from edgespec.formats.mlx_folder import read_folder, read_json
 
 LORA_SCALE = 20.0  # by which the product of the two small matrices is multiplied; mlx-lm's default
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -50,8 +69,6 @@ class Student:
                 f"{path.name} is a head ({head.kind}), not a draft model.", hint="Name the draft model of the target."
             )
         _require_mlx()
-        from edgespec.adapt.folder_draft import FolderDraft
-        from edgespec.adapt.gguf_draft import GgufDraft
 
         with map_errors():
             draft = FolderDraft(path) if path.is_dir() else GgufDraft(path)
@@ -132,3 +149,226 @@ def _check_finite(weights: Mapping[str, Any]) -> None:
         raise BackendError(
             "the trained weights are not finite numbers, so nothing was saved.", hint="Train with a lower rate."
         )
+
+
+# A draft model in a folder with config.json and safetensors as a network, and its folder once it is trained.
+
+
+_COPIED = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
+_INDEX = "model.safetensors.index.json"  # of several files; one is written
+
+
+class FolderDraft:
+    """`network` has the weights of the folder in single precision, quantized ones too."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises InvalidModelFile for a folder that mlx-lm cannot open, DraftRefused, CacheError."""
+        read_folder(path)
+        self._path = path
+        self._arrays: dict[str, Any] = {}  # by the names of the files; read when they are used
+        try:
+            self.network = load_model(path, lazy=True, strict=True, trust_remote_code=False)[0]
+            for file in sorted(path.glob("model*.safetensors")):
+                arrays, self._metadata = mx.load(str(file), return_metadata=True)
+                self._arrays |= arrays
+        except (Exception, SystemExit) as error:  # a class of mlx-lm exits where a package is missing
+            raise load_error(path, error) from error
+        self._check()
+        self._quantized = {
+            name: (module.group_size, module.bits, module.mode)
+            for name, module in self.network.named_modules()
+            if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding)
+        }
+        self.network.set_dtype(mx.float32)  # scales, before they multiply
+        dequantize_model(self.network)
+        self.network.set_dtype(mx.float32)
+        for name, array in tree_flatten(self.network.parameters()):
+            if array.dtype != mx.float32:
+                raise self._refuse(f"the weights of {name} are packed")
+        mx.eval(self.network.parameters())
+
+    def save(self, weights: Mapping[str, Any], path: Path, mask_token: int | None) -> None:
+        """Write a folder with these weights, by name, and the config and tokenizer of the base.
+
+        Tensors have the types of the base; matrices that were quantized are quantized again, unless they did not
+        change. Raises OSError, also where `path` is a folder with files.
+        """
+        arrays: dict[str, Any] = {}
+        for name, array in self._arrays.items():
+            part, _, kind = name.rpartition(".")
+            if part in self._quantized and kind == "weight":
+                arrays |= self._quantize(part, weights[name])
+            elif name in weights:
+                arrays[name] = weights[name].astype(array.dtype)
+        with new_folder(path) as partial:
+            for file in {each for pattern in _COPIED for each in self._path.glob(pattern)}:
+                if file.name != _INDEX:
+                    shutil.copyfile(file, partial / file.name)
+            if mask_token is not None:
+                config = {**read_json(self._path / "config.json"), "pard_token": mask_token}
+                (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            _write(partial / "model.safetensors", arrays, self._metadata)
+            for file in partial.iterdir():
+                file.chmod(0o600)
+
+    def _check(self) -> None:
+        """Raise DraftRefused for a mixture, and for a network that mlx-lm composes of other tensors than the files'."""
+        if any(isinstance(each, SwitchLinear | QuantizedSwitchLinear) for each in self.network.modules()):
+            raise self._refuse("it is a mixture of experts")
+        for name, array in tree_flatten(self.network.parameters()):
+            if name not in self._arrays or self._arrays[name].shape != array.shape:
+                raise self._refuse(f"mlx-lm changes its tensor {name} when it loads it")
+
+    def _refuse(self, why: str) -> DraftRefused:
+        hint = "Use a draft of the llama, qwen2 or qwen3 architecture."
+        return DraftRefused(f"{self._path.name} cannot be trained: {why}.", hint=hint)
+
+    def _quantize(self, part: str, weight: Any) -> dict[str, Any]:
+        """The tensors of a quantized matrix: those of the base where it did not change."""
+        names = [f"{part}.{kind}" for kind in ("weight", "scales", "biases")]
+        base = [self._arrays[name] for name in names if name in self._arrays]
+        group, bits, mode = self._quantized[part]
+        wide = [each.astype(mx.float32) if mx.issubdtype(each.dtype, mx.floating) else each for each in base]
+        before = mx.dequantize(*wide, group_size=group, bits=bits, mode=mode).astype(mx.float32)
+        if not mx.array_equal(before, weight):
+            dtype = base[1].dtype if mx.issubdtype(base[1].dtype, mx.floating) else weight.dtype
+            base = mx.quantize(weight.astype(dtype), group_size=group, bits=bits, mode=mode)
+        return dict(zip(names, base, strict=False))
+
+
+def _write(file: Path, arrays: dict[str, Any], metadata: dict[str, str]) -> None:
+    """Raises OSError, BackendError."""
+    with map_errors():
+        mx.eval(arrays)
+    try:
+        mx.save_safetensors(str(file), arrays, metadata)
+    except RuntimeError as error:  # all that is left to fail is the disk; MLX does not tell why
+        raise OSError(errno.ENOSPC, reason_of(error)) from error
+
+
+# A draft model in a GGUF file as an mlx-lm network, and the file of the network once it is trained.
+
+
+_MASK_TOKEN = gguf.Keys.Tokenizer.MASK_ID
+_ALIGNMENT = 32  # bytes; GGUF's default
+_COARSE = ("IQ1", "IQ2", "TQ")  # types that ruin a matrix without an importance matrix, or need training of their own
+_Q8_0 = GGML_TYPES[GGML_IDS["Q8_0"]]
+
+
+class GgufDraft:
+    """`network` has the weights of the file in single precision. A llama's queries and keys stay in GGUF's order."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises InvalidModelFile for a file that is damaged or of another architecture, CacheError."""
+        self._header = read_file(path)
+        if self._header.metadata.get("split.count", 1) != 1:
+            raise InvalidModelFile(
+                f"{path.name} is one part of a split model.", hint="Join the parts: llama-gguf-split --merge."
+            )
+        config = read_gguf_config(self._header)
+        self._reader = gguf.GGUFReader(path)
+        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        try:
+            self.network = _make_network(config, {name: self._read(name) for name in self._tensors})
+        except (KeyError, ValueError, NotImplementedError) as error:  # of tensors, shapes and types
+            raise load_error(path, error) from error
+
+    def save(self, weights: Mapping[str, Any], path: Path, mask_token: int | None) -> None:
+        """Write the network with these weights, by name, to a GGUF file with the metadata of the base.
+
+        Tensors whose weights did not change are copied. The others keep their type, and are Q8_0 where it is too coarse
+        to be quantized without an importance matrix. Raises OSError.
+        """
+        changed = {name: found for name in self._tensors if (found := self._find_change(name, weights)) is not None}
+        with replace_file(path) as partial:
+            partial.chmod(0o600)  # it has learned from the user's texts
+            self._write_header(partial, {name: _choose_type(self._type(name)) for name in changed}, mask_token)
+            with partial.open("ab") as file:
+                for name, tensor in self._tensors.items():
+                    file.write(b"\0" * (-file.tell() % _ALIGNMENT))
+                    data = tensor.data
+                    if name in changed:
+                        rows = np.array(changed[name])
+                        data = quantize_rows(rows.reshape(-1, rows.shape[-1]), _choose_type(self._type(name)))
+                    file.write(np.ascontiguousarray(data).data)
+                file.write(b"\0" * (-file.tell() % _ALIGNMENT))
+
+    def _type(self, name: str) -> GgmlType:
+        return GGML_TYPES[self._tensors[name].tensor_type]
+
+    def _read(self, name: str) -> npt.NDArray[np.float32]:
+        tensor = self._tensors[name]
+        return gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+
+    def _find_change(self, name: str, weights: Mapping[str, Any]) -> Any:
+        """The new weights of a tensor; None where they are those of the file."""
+        if name == ROPE_FACTORS:
+            return None
+        found = weights[to_folder_name(name)]
+        return None if np.array_equal(self._read(name), np.array(found)) else found
+
+    def _write_header(self, path: Path, changed: Mapping[str, GgmlType], mask_token: int | None) -> None:
+        """Write all that precedes the data; `changed` are types by name, of tensors whose data changed."""
+        writer = gguf.GGUFWriter(path, self._header.architecture)
+        left_out = {"general.architecture", "general.alignment"}
+        if mask_token is not None:
+            writer.add_mask_token_id(mask_token)
+            left_out.add(_MASK_TOKEN)
+        for key in self._header.metadata:
+            if key not in left_out:
+                _copy_field(writer, self._reader.fields[key])
+        for info in self._header.tensors:
+            kind = changed.get(info.name, info.type)
+            shape = (*reversed(info.shape[1:]), kind.nbytes(info.shape[0]))
+            size = int(np.prod(shape))
+            number = gguf.GGMLQuantizationType(GGML_IDS[kind.name])
+            writer.add_tensor_info(info.name, shape, np.dtype(np.uint8), size, raw_dtype=number)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        writer.close()
+
+
+class _FactoredRope(nn.Module):  # type: ignore[misc]
+    """Rotary positions whose wavelengths are multiplied by factors [dims / 2]."""
+
+    def __init__(self, dims: int, base: float, *, traditional: bool, factors: npt.NDArray[np.float32]) -> None:
+        super().__init__()
+        self._dims, self._traditional = dims, traditional
+        self._wavelengths = base ** (mx.arange(0, dims, 2, dtype=mx.float32) / dims) * mx.array(factors)
+
+    def __call__(self, x: Any, offset: Any = 0) -> Any:
+        return mx.fast.rope(
+            x, self._dims, traditional=self._traditional, base=None, scale=1.0, offset=offset, freqs=self._wavelengths
+        )
+
+
+def _make_network(config: dict[str, Any], tensors: dict[str, npt.NDArray[np.float32]]) -> Any:
+    """Raises KeyError for a tensor that the architecture does not have, ValueError for one missing or misshapen."""
+    factors = tensors.pop(ROPE_FACTORS, None)
+    module = import_module(f"mlx_lm.models.{config['model_type']}")
+    network = module.Model(module.ModelArgs.from_dict(config))
+    network.load_weights([(to_folder_name(name), mx.array(each)) for name, each in tensors.items()], strict=True)
+    if factors is not None:
+        rope = _FactoredRope(
+            config["head_dim"], config["rope_theta"], traditional=config["rope_traditional"], factors=factors
+        )
+        for layer in network.layers:
+            layer.self_attn.rope = rope
+    return network
+
+
+def _choose_type(kind: GgmlType) -> GgmlType:
+    return _Q8_0 if kind.name.startswith(_COARSE) else kind
+
+
+def _copy_field(writer: Any, field: Any) -> None:
+    """Add a metadata value with its type. An empty array is left out: the writer knows none."""
+    kind, inner = field.types[0], field.types[-1]
+    if kind != gguf.GGUFValueType.ARRAY:
+        is_text = kind == gguf.GGUFValueType.STRING
+        writer.add_key_value(field.name, field.parts[-1].tobytes() if is_text else field.contents(), kind)
+    elif field.data:
+        is_text = inner == gguf.GGUFValueType.STRING
+        items = [field.parts[i].tobytes() for i in field.data] if is_text else field.contents()
+        writer.add_key_value(field.name, items, kind, inner)

@@ -2,28 +2,127 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
 
-from edgespec.adapt.batches import Batches
-from edgespec.adapt.checkpoint import Checkpoint, Checkpoints
-from edgespec.adapt.options import TrainOptions
-from edgespec.adapt.pace import Pace
-from edgespec.adapt.progress import Progress, TrainResult
+from edgespec.adapt.options import LossName, Pace, Progress, TrainOptions, TrainResult
+from edgespec.adapt.teacher import Batch, Batches
 from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import BackendError, Cancelled
+from edgespec.errors import BackendError, CacheError, Cancelled, InvalidRequest, reason_of
+from edgespec.files import replace_file
+
+# Checkpoints of a training run: the last two, each with a checksum, which a killed process or a full disk leaves.
+
+
+_KEPT = 2
+_SUFFIX = ".checkpoint"
+_DIGEST_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Arrays by name, and the rest of the state as JSON has it."""
+
+    arrays: dict[str, mx.array]
+    state: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints in a folder, which is created if missing. One process uses it at a time.
+
+    A file is in the format of safetensors, followed by its SHA-256.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises CacheError."""
+        self._folder = folder
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._refuse("read", error, "Check its permissions, or free some space.") from error
+
+    def save(self, step: int, checkpoint: Checkpoint) -> None:
+        """Add the checkpoint after `step` steps, and remove all but the last two.
+
+        Raises InvalidRequest where the folder was removed, which ends the run that is in it; CacheError.
+        """
+        try:
+            with replace_file(self._folder / f"{step:010d}{_SUFFIX}") as partial:
+                partial.chmod(0o600)
+                with partial.open("r+b") as file:
+                    mx.save_safetensors(file, checkpoint.arrays, {"state": json.dumps(checkpoint.state)})
+                    file.write(_digest(file, file.tell()))
+                    file.flush()
+                    os.fsync(file.fileno())
+            for path in self._list()[_KEPT:]:
+                path.unlink(missing_ok=True)
+        except FileNotFoundError as error:
+            raise InvalidRequest(
+                "the state of the training was removed while it ran.", hint="Start again: it begins anew."
+            ) from error
+        except OSError as error:
+            hint = "Free some space and start again: it goes on from the last checkpoint."
+            raise self._refuse("saved", error, hint) from error
+
+    def load(self, key: str) -> Checkpoint | None:
+        """The latest one that is whole and whose state has this "key"; None without one. Removes those that are not.
+
+        Raises CacheError.
+        """
+        try:
+            for leftover in self._folder.glob(f".*{_SUFFIX}.*"):
+                leftover.unlink(missing_ok=True)
+            for path in self._list():
+                checkpoint = _read(path)
+                if checkpoint is not None and checkpoint.state.get("key") == key:
+                    return checkpoint
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            hint = "Check the permissions of the folder, or remove it to start anew."
+            raise self._refuse("read", error, hint) from error
+        return None
+
+    def _refuse(self, verb: str, error: OSError, hint: str) -> CacheError:
+        return CacheError(f"the training in {self._folder} cannot be {verb}: {reason_of(error)}.", hint=hint)
+
+    def _list(self) -> list[Path]:
+        """The latest first."""
+        return sorted(self._folder.glob(f"[0-9]*{_SUFFIX}"), reverse=True)
+
+
+def _read(path: Path) -> Checkpoint | None:
+    """None for a file that is not whole. Raises OSError."""
+    with path.open("rb") as file:
+        size = path.stat().st_size - _DIGEST_BYTES
+        if size <= 0 or _digest(file, size) != file.read():
+            return None
+    arrays, metadata = mx.load(str(path), format="safetensors", return_metadata=True)
+    mx.eval(arrays)  # the file may be removed
+    return Checkpoint(arrays, json.loads(metadata["state"]))
+
+
+def _digest(file: BinaryIO, size: int) -> bytes:
+    """The SHA-256 of the first `size` bytes, after which the file then is."""
+    file.seek(0)
+    digest = hashlib.sha256()
+    while chunk := file.read(min(size - file.tell(), 2**20)):
+        digest.update(chunk)
+    return digest.digest()
+
 
 B = TypeVar("B")
 Objective = Callable[[Any, B], mx.array]
@@ -186,3 +285,80 @@ def schedule(step: int, n_steps: int, warm_up: float) -> float:
     if step < n_up:
         return (step + 1) / n_up
     return 0.5 * (1 + math.cos(math.pi * (step - n_up) / max(n_steps - n_up, 1)))
+
+
+# Distances of a draft's distribution q from its target's p, of which only the most probable tokens are known.
+#
+# Both are reduced to K + 1 events first: the target's K most probable tokens, and all others together. A loss is 0
+# where
+# these probabilities are equal. Shapes: B texts, T tokens, V scores in a row.
+
+
+Loss = Callable[[mx.array, mx.array, mx.array, mx.array], mx.array]
+"""(logits [B, T, V], ids [B, T, K], log_probs [B, T, K], mask [B, T]) -> the mean over the mask, in single precision.
+
+`logits` are the draft's, `ids` and `log_probs` the target's most probable tokens and their log probabilities.
+"""
+
+_LEAST_REST = 1e-6  # probability of all other tokens: sums of single precision and half-precision rows are less precise
+
+
+def forward_kl(logits: mx.array, ids: mx.array, log_probs: mx.array, mask: mx.array) -> mx.array:
+    """KL(p || q): the draft covers what the target may say."""
+    p, q = _events(logits, ids, log_probs)
+    return _mean(_kl(p, q), mask)
+
+
+def reverse_kl(logits: mx.array, ids: mx.array, log_probs: mx.array, mask: mx.array) -> mx.array:
+    """KL(q || p): the draft says only what the target may say."""
+    p, q = _events(logits, ids, log_probs)
+    return _mean(_kl(q, p), mask)
+
+
+def jsd(logits: mx.array, ids: mx.array, log_probs: mx.array, mask: mx.array) -> mx.array:
+    """Jensen-Shannon divergence: the mean of both distances from the mixture (p + q) / 2."""
+    p, q = _events(logits, ids, log_probs)
+    mixture = mx.logaddexp(p, q) - mx.log(mx.array(2.0))
+    return _mean((_kl(p, mixture) + _kl(q, mixture)) / 2, mask)
+
+
+def tv(logits: mx.array, ids: mx.array, log_probs: mx.array, mask: mx.array) -> mx.array:
+    """Total variation: 1 minus the probability that rejection sampling accepts a token drawn from q."""
+    p, q = _events(logits, ids, log_probs)
+    return _mean(mx.abs(mx.exp(p) - mx.exp(q)).sum(-1) / 2, mask)
+
+
+LOSSES: dict[LossName, Loss] = {"forward-kl": forward_kl, "reverse-kl": reverse_kl, "jsd": jsd, "tv": tv}
+
+
+def distillation(name: LossName) -> Callable[[Any, Batch], mx.array]:
+    """The objective of a sequential draft: its scores after each token are compared with the target's."""
+    loss = LOSSES[name]
+
+    def objective(network: Any, batch: Batch) -> mx.array:
+        logits = network(mx.array(batch.tokens))
+        return loss(logits, mx.array(batch.ids), mx.array(batch.log_probs), mx.array(batch.mask))
+
+    return objective
+
+
+def _events(logits: mx.array, ids: mx.array, log_probs: mx.array) -> tuple[mx.array, mx.array]:
+    """(log p, log q), each [B, T, K + 1]."""
+    logits = logits.astype(mx.float32)
+    own = mx.take_along_axis(logits, ids, axis=-1) - mx.logsumexp(logits, axis=-1, keepdims=True)
+    return _add_rest(log_probs.astype(mx.float32)), _add_rest(own)
+
+
+def _add_rest(log_probs: mx.array) -> mx.array:
+    """[..., K + 1] with the log probability of all other tokens."""
+    rest = mx.maximum(1 - mx.exp(log_probs).sum(-1, keepdims=True), _LEAST_REST)
+    return mx.concatenate([log_probs, mx.log(rest)], axis=-1)
+
+
+def _kl(p: mx.array, q: mx.array) -> mx.array:
+    """[B, T] of log probabilities."""
+    return (mx.exp(p) * (p - q)).sum(-1)
+
+
+def _mean(losses: mx.array, mask: mx.array) -> mx.array:
+    return (losses * mask).sum() / mx.maximum(mask.sum(), 1)

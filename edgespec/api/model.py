@@ -8,8 +8,7 @@ import weakref
 from typing import TYPE_CHECKING, Self
 
 from edgespec.api.options import GenerationArguments, LoadArguments, build_load_config
-from edgespec.api.reply import AsyncReplyStream, Reply, ReplyBuilder, ReplyStream
-from edgespec.api.request import Messages, Prompt, prepare
+from edgespec.api.reply import AsyncReplyStream, Messages, Prompt, Reply, ReplyBuilder, ReplyStream, prepare
 from edgespec.core.metrics import Metrics
 from edgespec.errors import BackendError, InvalidRequest
 from edgespec.planner.plan import LoadConfig, Reporter
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from edgespec.engine.events import Event
-    from edgespec.service.stream import Stream
+    from edgespec.service.client import Stream
 
 _LOG = logging.getLogger("edgespec")
 _PROGRESS_STEP = 0.1

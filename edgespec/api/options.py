@@ -9,8 +9,7 @@ from typing import Any, Literal, TypedDict, cast, get_args
 from edgespec.backends import BackendName
 from edgespec.backends.options import KvType, LoadOptions
 from edgespec.backends.workers import split_addresses
-from edgespec.conversations.adapted import adapted_folder
-from edgespec.conversations.memory import memory_folder
+from edgespec.conversations.database import adapted_folder, memory_folder
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Rule
 from edgespec.errors import InvalidRequest

@@ -13,9 +13,8 @@ from typing import Literal, Protocol
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec
 from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.options import LoadOptions
-from edgespec.core.arrays import Logits
-from edgespec.core.batching import Yield
-from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.core.protocols import CheckCancelled, Session, Yield
+from edgespec.core.sampling import Logits
 from edgespec.formats.heads import HeadSpec
 from edgespec.text.tokenizer import Tokenizer
 
@@ -122,7 +121,7 @@ def open_model(
 
         return load(path, options, progress=progress, check=check)
     if backend == "toy":
-        from edgespec.backends.toy.model import load as load_toy
+        from edgespec.backends.toy import load as load_toy
 
         return load_toy(path.name, options)
     require("mlx")

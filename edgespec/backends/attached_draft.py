@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from edgespec.core.drafter import BlockSession, DraftSession
 from edgespec.core.protocols import CheckCancelled, Session
@@ -159,3 +161,59 @@ def _parse_skip(part: str, numbers: tuple[int, ...]) -> Skip:
     if len(numbers) > 1 and sorted(set(numbers)) == list(numbers):
         return Skip(kept=numbers)
     raise InvalidRequest(f"'{part}' keeps no layers.", hint="Use a number of layers, or ascending layers: 0,1,5.")
+
+
+# Hidden states of a session's tokens, kept for a trained head until it has read them.
+
+
+_MOST_KEPT = 2048  # rows; of a long prompt a head that is not asked would keep hundreds of MB
+A = TypeVar("A")  # an array with rows: numpy's or MLX's
+
+
+class Features(Generic[A]):
+    """Rows [width] of the tokens in a session's cache, from position `start` on.
+
+    The session appends them as it commits tokens and drops them as it is rewound; the head takes and releases them.
+    Those more than 2,048 positions back are released too: a head that has not read them begins behind them.
+    """
+
+    def __init__(self, join: Callable[[Sequence[A]], A]) -> None:
+        """`join` concatenates arrays along their rows."""
+        self._join = join
+        self._chunks = deque[tuple[int, A]]()  # (position of the first row, [n, width])
+        self.start = self.end = 0
+
+    def append(self, rows: A, n: int) -> None:
+        """Of the next `n` positions; `rows` [n, width] must stay valid."""
+        if n:
+            self._chunks.append((self.end, rows))
+            self.end += n
+            self.release(self.end - _MOST_KEPT)
+
+    def truncate(self, position: int) -> None:
+        """Drop the rows from `position` on."""
+        while self._chunks and self._chunks[-1][0] >= position:
+            self._chunks.pop()
+        if self._chunks and position < self.end:
+            first, rows = self._chunks[-1]
+            self._chunks[-1] = first, rows[: position - first]  # type: ignore[index]
+        self.end = min(self.end, position)
+        self.start = min(self.start, self.end)
+
+    def take(self, first: int, last: int) -> A:
+        """[last - first, width]. Raises ValueError for positions that are not kept."""
+        if not self.start <= first < last <= self.end:
+            raise ValueError(f"rows {first} to {last} are not among those kept, {self.start} to {self.end}")
+        found = []
+        for at, rows in self._chunks:
+            low, high = max(first - at, 0), last - at
+            if high > 0 and low < len(rows):  # type: ignore[arg-type]
+                found.append(rows[low:high])  # type: ignore[index]
+        return found[0] if len(found) == 1 else self._join(found)
+
+    def release(self, position: int) -> None:
+        """Free the rows before `position`."""
+        position = min(position, self.end)
+        while self._chunks and self._chunks[0][0] + len(self._chunks[0][1]) <= position:  # type: ignore[arg-type]
+            self._chunks.popleft()
+        self.start = max(self.start, position)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 # Left to the operating system and other programs, in RAM and on each device.
 RESERVE_BYTES = 512 * 2**20
@@ -48,3 +57,105 @@ def host_memory(devices: tuple[DeviceMemory, ...] = ()) -> Memory:
     import psutil
 
     return Memory(int(psutil.virtual_memory().available), devices)
+
+
+# Transparent huge pages on Linux for the large buffers that a runtime has allocated and not filled yet.
+#
+# In pages of 4 KiB, weights that are read once a forward need far more address translations than a processor keeps. The
+# kernel gives anonymous memory huge pages always, where a program asks with madvise(2), or never. Mapped files are left
+# alone. docs/benchmarks.md has the gain; `python -m benchmarks.environment` measures it.
+
+
+_KERNEL_FOLDER = Path("/sys/kernel/mm/transparent_hugepage")
+_MAPS = Path("/proc/self/maps")
+_MADV_HUGEPAGE = 14
+_MIN_BYTES = 16 * 2**20  # more than a thread's stack, usually 8 MiB
+_MAPPED = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ", re.MULTILINE)
+_ANONYMOUS = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ \S+ *$", re.MULTILINE)  # no file's path, no [heap]
+
+
+class Range(NamedTuple):
+    """Addresses from `start` to before `end`."""
+
+    start: int
+    end: int
+
+
+def read_mode(folder: Path = _KERNEL_FOLDER) -> str | None:
+    """The kernel's mode, 'always', 'madvise' or 'never'; None where it has no transparent huge pages."""
+    with suppress(OSError):
+        if chosen := re.search(r"\[(\w+)\]", (folder / "enabled").read_text(encoding="ascii")):
+            return chosen[1]
+    return None
+
+
+def read_page_bytes(folder: Path = _KERNEL_FOLDER) -> int:
+    """Bytes of a huge page: 2 MiB where the kernel does not tell."""
+    with suppress(OSError, ValueError):
+        return int((folder / "hpage_pmd_size").read_text(encoding="ascii"))
+    return 2**21
+
+
+def is_set_by_user() -> bool:
+    """Whether GLIBC_TUNABLES decides about huge pages; that setting is left as it is."""
+    return "glibc.malloc.hugetlb=" in os.environ.get("GLIBC_TUNABLES", "")
+
+
+def are_granted() -> bool:
+    """Whether memory that asks for huge pages gets one now. They may be off for a process, or memory fragmented."""
+    size = read_page_bytes()
+    with suppress(OSError), mmap.mmap(-1, 2 * size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        memory.madvise(_MADV_HUGEPAGE)
+        before = _read_huge_kib()
+        for offset in range(0, len(memory), 4096):
+            memory[offset] = 1
+        return _read_huge_kib() > before
+    return False
+
+
+class NewMemory:
+    """The anonymous memory that this process maps after this object was made."""
+
+    def __init__(self) -> None:
+        is_asked_for = sys.platform == "linux" and read_mode() == "madvise" and not is_set_by_user()
+        self._before = _read_ranges(is_anonymous=False) if is_asked_for else None
+
+    def advise(self) -> None:
+        """Ask for huge pages in its parts of 16 MiB and more, where the kernel waits to be asked. Never fails."""
+        if self._before is None:
+            return
+        libc = ctypes.CDLL(None)
+        libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+        page = read_page_bytes()
+        large = [found for found in _read_ranges(is_anonymous=True) if found.end - found.start >= _MIN_BYTES]
+        for found in subtract(large, self._before):
+            start, end = -(-found.start // page) * page, found.end // page * page
+            if end - start >= _MIN_BYTES:
+                libc.madvise(start, end - start, _MADV_HUGEPAGE)
+
+
+def subtract(ranges: Iterable[Range], taken: Iterable[Range]) -> Iterator[Range]:
+    """The parts of `ranges` outside of `taken`; both ascending. The kernel joins neighbouring mappings."""
+    taken = tuple(taken)
+    for start, end in ranges:
+        for low, high in taken:
+            if low < end and high > start:
+                if low > start:
+                    yield Range(start, low)
+                start = high
+        if start < end:
+            yield Range(start, end)
+
+
+def _read_ranges(is_anonymous: bool) -> list[Range]:
+    """Mappings of this process, ascending: all of them, or those of private anonymous memory that can be written."""
+    with suppress(OSError):
+        mapped = (_ANONYMOUS if is_anonymous else _MAPPED).findall(_MAPS.read_bytes())
+        return [Range(int(low, 16), int(high, 16)) for low, high in mapped]
+    return []
+
+
+def _read_huge_kib() -> int:
+    text = Path("/proc/self/smaps_rollup").read_text(encoding="ascii")
+    found = re.search(r"AnonHugePages:\s+(\d+)", text)
+    return int(found[1]) if found else 0

@@ -11,19 +11,38 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from edgespec.backends import Embedder, Model
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec, Unsupported
-from edgespec.backends.extend import extend_cache
+from edgespec.backends.llamacpp import model
 from edgespec.backends.options import EXACT_WIDTHS
 from edgespec.backends.sequence import check_prompt, shared_prefix
-from edgespec.core.arrays import Ints, Logits
-from edgespec.core.batching import BatchPeers, Yield
-from edgespec.core.greedy import greedy_rollout, read_prompt
-from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Session
-from edgespec.core.sampling import SamplingParams
+from edgespec.core.protocols import BatchPeers, Capabilities, CheckCancelled, Draft, PrefillProgress, Session, Yield
+from edgespec.core.sampling import Ints, Logits, SamplingParams
 from edgespec.core.scores import Scores
+from edgespec.core.verify import greedy_rollout, read_prompt
 from edgespec.formats.heads import HeadSpec
+
+# Long contexts for measurements, on any runtime: filled by copies, not computed.
+
+
+@runtime_checkable
+class Extendable(Protocol):
+    """A session that fills its own cache."""
+
+    def extend(self, n: int) -> int: ...
+
+
+def extend_cache(session: Session, n: int) -> int:
+    """Make the cache hold `n` tokens by copies of what it holds; returns how many it holds then.
+
+    Forwards then take the time that they take after a text of that length; their scores mean nothing. `rewind(0)` drops
+    the copies. The cache has to hold a token. Fewer than `n` are held where the context ends, and where the runtime
+    cannot copy; see `llamacpp.filler`. Raises BackendError.
+    """
+    return session.extend(n) if isinstance(session, Extendable) else model.extend_cache(session, n)
+
 
 _CHUNK = 512  # tokens of a prompt that the runtimes read in one forward
 _CELLS = 256  # kernels may change where the cells that they read pass a multiple of it
@@ -100,7 +119,7 @@ class FixedWidthSession:
         return left
 
     def extend(self, n: int) -> int:
-        """See edgespec.backends.extend."""
+        """See edgespec.backends.fixed_width."""
         return extend_cache(self.inner, min(n, self._capabilities.context_size))
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from edgespec.core.protocols import Capabilities, Draft, Session
@@ -48,3 +49,35 @@ def shared_prefix(cached: Sequence[int], tokens: Sequence[int], limit: int) -> i
         if cached[i] != tokens[i]:
             return i
     return n
+
+
+# The part of a tokenizer that all runtimes share: a range of ids, and the bytes of each, rendered once.
+
+
+class IdRange(ABC):
+    """Ids 0..vocab_size - 1 with the bytes of each."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self._pieces: dict[int, bytes] = {}
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token adds to the text. Raises ValueError for an id outside the range."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            self.check(token)
+            piece = self._pieces[token] = self.render(token)
+        return piece
+
+    @abstractmethod
+    def render(self, token: int) -> bytes:
+        """The bytes of an id of the range."""
+
+    def check(self, token: int) -> None:
+        """Raises ValueError for an id outside the range."""
+        if not 0 <= token < self.vocab_size:
+            raise ValueError(f"token {token} is not in 0..{self.vocab_size - 1}")
+
+    def id_or_none(self, token: int | None) -> int | None:
+        """`token` if it is an id of the range, else None."""
+        return token if token is not None and 0 <= token < self.vocab_size else None

@@ -10,7 +10,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 import numpy as np
 
-from edgespec.bench.records import AUTOPILOT, PLAIN, Cost
+from edgespec.bench.runner import AUTOPILOT, PLAIN, Cost
 from edgespec.bench.summary import Group, Point, Section, make_printable
 
 _WIDTH, _HEIGHT, _FONT = 320.0, 210.0, 10.5  # user units of the SVG

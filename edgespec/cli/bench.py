@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from edgespec.bench.runner import Bench, Skipped
     from edgespec.bench.summary import Summary
     from edgespec.core.protocols import CheckCancelled
-    from edgespec.service.load import LoadedModel
+    from edgespec.service.client import Stream
+    from edgespec.service.loaded_model import LoadedModel
     from edgespec.service.local import LocalEngine
-    from edgespec.service.stream import Stream
 
 _PROFILE_S = 10.0
 
@@ -96,12 +96,10 @@ def bench_command(
     Writes every generation as a line of JSONL and a report as HTML; stdout ends with one line of JSON. Ctrl-C stops the
     benchmark and keeps the results so far.
     """
-    from edgespec.bench.records import read_records
-    from edgespec.bench.report import write_report
-    from edgespec.bench.runner import Bench, list_arms
-    from edgespec.bench.stats import summarize
+    from edgespec.bench.runner import Bench, list_arms, read_records
+    from edgespec.bench.summary import summarize, write_report
     from edgespec.cli.engine import open_engine
-    from edgespec.cli.interrupts import INTERRUPTED
+    from edgespec.cli.terminal import INTERRUPTED
     from edgespec.core.sampling import SamplingParams
     from edgespec.errors import InvalidRequest
 
@@ -161,8 +159,7 @@ def _header(loaded: LoadedModel, bench: Bench, label: str) -> dict[str, Any]:
 def _record(local: LocalEngine, bench: Bench, header: dict[str, Any], raw: Path) -> bool:
     """Run the benchmark and write its records to `raw`, each at once; returns whether Ctrl-C ended it early."""
     from edgespec.bench.runner import Skipped
-    from edgespec.cli.interrupts import interruptible
-    from edgespec.cli.terminal import Progress
+    from edgespec.cli.terminal import Progress, interruptible
     from edgespec.errors import Cancelled
 
     progress = Progress("benchmark")

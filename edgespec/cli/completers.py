@@ -61,9 +61,9 @@ def complete_source(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 def complete_memory_key(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The names of the keys whose texts are kept."""
-    from edgespec.conversations.memory import memory_folder
+    from edgespec.conversations.database import memory_folder
     from edgespec.memory.store import TextStore
-    from edgespec.server.keys import read_namespace
+    from edgespec.server.record import read_namespace
 
     with suppress(EdgespecError):
         if (folder := memory_folder()).is_dir():

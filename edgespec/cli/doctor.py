@@ -11,11 +11,60 @@ import shutil
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.huge_pages import HUGE_PAGES, describe_huge_pages, find_huge_page_problems, say_huge_pages
+from edgespec.cli.completers import complete_model
+from edgespec.cli.options import draft_option, load_config, load_options, worker_options
+
+if TYPE_CHECKING:
+    from edgespec.controller.cost_model import Profile
+    from edgespec.core.protocols import CheckCancelled
+
+
+# What `edgespec doctor` says about huge pages.
+
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
+
+
+def describe_huge_pages(folder: Path) -> dict[str, Any] | None:
+    """How the kernel gives huge pages, by the files of `folder`; None where it has none."""
+    from edgespec.backends.devices import are_granted, is_set_by_user, read_mode, read_page_bytes
+
+    mode = read_mode(folder)
+    if mode is None:
+        return None
+    return {
+        "mode": mode,
+        "page_bytes": read_page_bytes(folder),
+        "granted": mode != "never" and are_granted(),
+        "set_by_user": is_set_by_user(),
+    }
+
+
+def find_huge_page_problems(huge_pages: dict[str, Any] | None) -> list[dict[str, str]]:
+    """What keeps weights out of huge pages, unless the user has decided about them."""
+    if huge_pages is None or huge_pages["granted"] or huge_pages["set_by_user"]:
+        return []
+    if huge_pages["mode"] == "never":
+        problem = "huge pages are off, so models whose weights are repacked or read, not mapped, decode more slowly"
+        return [{"problem": problem, "fix": f"echo madvise | sudo tee {HUGE_PAGES / 'enabled'}"}]
+    problem = "the kernel gives this process no huge pages: its memory is fragmented, or they are off for the process"
+    return [{"problem": problem, "fix": "echo 1 | sudo tee /proc/sys/vm/compact_memory"}]
+
+
+def say_huge_pages(huge_pages: dict[str, Any]) -> str:
+    from edgespec.units import gib
+
+    if huge_pages["set_by_user"]:
+        return f"{huge_pages['mode']}, left to GLIBC_TUNABLES"
+    if not huge_pages["granted"]:
+        return f"{huge_pages['mode']}, not used"
+    return f"{huge_pages['mode']}, {gib(huge_pages['page_bytes'])} each"
+
 
 _PROBE_S = 60
 _TITLES = {"llamacpp": "llama.cpp", "mlx": "MLX"}
@@ -66,7 +115,7 @@ def doctor_command(as_json: bool) -> int:
 def _examine(report: dict[str, Any]) -> Iterator[str]:
     """Fill in `report`, and return each of its lines as soon as it is known."""
     from edgespec.cli.terminal import report_activity
-    from edgespec.controller.settings_store import list_settings
+    from edgespec.controller.store import list_settings
 
     report_activity("measuring the load of the processor …")
     report["machine"] = _describe_machine()
@@ -156,8 +205,7 @@ def _probe(program: str, fix: str) -> dict[str, Any]:
 
 
 def _describe_cache() -> dict[str, Any]:
-    from edgespec.conversations.database import data_folder
-    from edgespec.conversations.memory import describe_memory
+    from edgespec.conversations.database import data_folder, describe_memory
     from edgespec.hub.hub import Hub
     from edgespec.registry.schema import config_dir
 
@@ -182,7 +230,7 @@ def _describe_drafters() -> list[dict[str, Any]]:
     from importlib.metadata import entry_points
 
     from edgespec.drafters import GROUP, drafter_specs, refused_plugins
-    from edgespec.planner.draft_request import format_word, list_words
+    from edgespec.planner.draft_finder import format_word, list_words
 
     specs, refused = drafter_specs(), refused_plugins()
     packages: dict[str, str] = {}
@@ -304,3 +352,75 @@ def _say_workers(are_possible: bool) -> str:
     if are_possible:
         return "possible: `edgespec worker` lends this machine, --workers uses others"
     return f"not in this build of llama.cpp; to add them: {rebuild_command(BUILD_SETTING)}"
+
+
+# `edgespec tune`: measure a model's costs and draft acceptance in advance, for later runs.
+
+
+@click.command("tune")
+@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
+@draft_option("As for run.")
+@click.option("--seconds", type=click.FloatRange(1), default=20, show_default=True, help="Time for measuring costs.")
+@click.option("--max-tokens", type=click.IntRange(2), default=64, show_default=True, help="Tokens per practice answer.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@load_options
+@worker_options
+def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bool, **options: Any) -> int:
+    """Measure the cost of REF's forwards, train the autopilot on prompts of each category, and save both.
+
+    Every run does this as it goes; tune does it in advance. Ctrl-C keeps the results so far.
+    """
+    from edgespec.bench.prompt_sets import CATEGORIES, read_shipped_prompts
+    from edgespec.cli.engine import open_engine
+    from edgespec.cli.terminal import INTERRUPTED, Progress, interruptible
+    from edgespec.controller.profiler import CONTEXTS
+    from edgespec.controller.stats import DraftStats
+    from edgespec.core.sampling import SamplingParams
+    from edgespec.engine.events import Finished, Request
+    from edgespec.errors import ContextOverflow, InvalidRequest
+    from edgespec.planner.report import format_costs
+    from edgespec.text.chat_template import Message
+
+    if options["draft"] == "none":
+        raise InvalidRequest("there is nothing to tune without a draft.", hint="Use --draft auto or ngram.")
+    share = seconds / 3  # of the time, for the runtime's settings
+    local = open_engine(load_config(model, options), verbose=options["verbose"], settings_s=share)
+    loaded, progress = local.require_loaded(), Progress("tuning")
+    engine = loaded.engine
+
+    def measure(check: CheckCancelled) -> Iterator[Profile]:
+        yield engine.measure(seconds - share, check, CONTEXTS)
+
+    (profile,) = interruptible(local.submit(measure))
+    engine.draft_stats = DraftStats(profile)
+    interrupted = False
+    temperatures = (0.0, 0.7)
+    progress.expect(len(CATEGORIES) * len(temperatures))
+    with progress:
+        for category in CATEGORIES:
+            message = Message("user", read_shipped_prompts([category])[0].turns[0])
+            for temperature in temperatures if not interrupted else ():
+                request = Request((message,), SamplingParams(temperature=temperature), max_tokens)
+                try:
+                    for event in interruptible(local.stream(request)):
+                        interrupted |= isinstance(event, Finished) and event.reason == "cancelled"
+                except ContextOverflow:
+                    pass  # the prompt is longer than the context
+                progress.step(category)
+    state = engine.draft_stats.to_dict()
+    local.close()  # saves the statistics
+    if as_json:
+        chosen = loaded.settings.to_dict() if loaded.settings is not None else None
+        facts = {"model": loaded.info.name, "interrupted": interrupted, "settings": chosen}
+        click.echo(json.dumps(facts | state))
+    else:
+        click.echo(f"{loaded.info.name}: {1 / profile.rows[1]:.1f} tokens/s plain")
+        for line in loaded.settings.describe() if loaded.settings is not None else ():
+            click.echo(f"  {line}")
+        steps = "  ".join(f"{n}: {s / profile.rows[1]:.2f}" for n, s in profile.rows.items())
+        click.echo(f"  cost of a forward of n rows, in plain steps: {steps}")
+        for name, cost in profile.drafts.items():
+            units = "  ".join(f"{n}: {s / profile.rows[1]:.3f}" for n, s in cost.units.items())
+            click.echo(f"  cost of {name} by drafted tokens, in plain steps: {units}")
+        click.echo("\n".join(f"  {line}" for line in format_costs(profile)))
+    return INTERRUPTED if interrupted else 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -11,16 +13,80 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.completers import complete_model, complete_self_drafts
-from edgespec.cli.draft_serve import serve_command
-from edgespec.cli.options import draft_option, load_config, load_options
+from edgespec.cli.options import PARALLEL, draft_option, load_config, load_options
+from edgespec.cli.serve import access_rules, draft_listening_options, listen
+from edgespec.errors import DraftRefused, InvalidRequest
 
 if TYPE_CHECKING:
     from edgespec.core.protocols import CheckCancelled
     from edgespec.formats.heads import HeadSpec
-    from edgespec.planner.head_probe import ProbeResult, Trial
+    from edgespec.planner.heads import ProbeResult, Trial
+    from edgespec.planner.plan import LoadConfig
     from edgespec.planner.selfdraft_search import Choice
-    from edgespec.service.draft_compare import Compared, Comparison
+    from edgespec.server.draft import ServedDraft
+    from edgespec.service.drafts import Compared, Comparison
     from edgespec.text.chat_template import Message
+
+
+# `edgespec draft serve`: a draft for targets on other machines.
+
+
+@click.command("serve", short_help="Draft for targets on other machines.")
+@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
+@click.option("--for", "target", metavar="NAME", help="Serve the draft that the registry pairs with this model.")
+@draft_listening_options
+@PARALLEL
+@load_options
+def serve_command(model: str | None, target: str | None, **options: Any) -> int:
+    """Serve the draft model REF to targets on other machines, which use it by `--draft http://HOST:PORT`.
+
+    Without REF it is the draft of the model that commands open without a name, if it has one. Each session of a client
+    has one of the --parallel caches. A client that finds none goes on without this draft until one is free. Clients
+    have the key in EDGESPEC_DRAFT_KEY.
+    """
+    from edgespec.cli.serve import run_app
+    from edgespec.server.draft import DraftModel, draft_application
+    from edgespec.sockets import keep_alive
+
+    if model is not None and target is not None:
+        raise InvalidRequest("REF and --for both name a draft.", hint="Give one of them.")
+    options |= {"unix": None, "allow_origin": (), "memory": False, "draft": "none"}
+    rules = access_rules(options)
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # as `edgespec serve`
+    with listen(options) as listening:
+        for each in listening.sockets:
+            keep_alive(each, idle_s=30, interval_s=10, probes=3)  # a client that is gone gives its cache back
+        config = load_config(model or target, options)
+        draft = DraftModel(lambda: _load(config, is_paired=model is None), options["parallel"])
+        urls = ", ".join(url.removesuffix("/v1") for url in listening.urls)
+        click.echo(f"Serving the draft {draft.name} at {urls}; press Ctrl-C to stop.")
+        return run_app(draft_application(draft, rules), listening, "info")
+
+
+def _load(config: LoadConfig, *, is_paired: bool) -> ServedDraft:
+    """On the thread that computes. `is_paired`: the draft of the model that `config` names. Raises EdgespecError."""
+    from dataclasses import replace
+
+    from edgespec.cli.serve import public_name
+    from edgespec.cli.terminal import TerminalReporter
+    from edgespec.planner.plan import choose_backend
+    from edgespec.registry.resolve import find_pard_token, resolve_pair
+    from edgespec.server.draft import ServedDraft
+    from edgespec.service.load import Loader
+
+    loader = Loader(TerminalReporter(), lambda: None)
+    name = public_name(config.model or loader.registry.default)
+    if is_paired:
+        backend = choose_backend(config, loader.registry, loader.hub)
+        pair = resolve_pair(config.model, backend, loader.registry, loader.hub)
+        if pair.draft is None:
+            raise DraftRefused(f"no draft model is paired with {pair.name}.", hint="Name the draft itself.")
+        config = replace(config, model=str(pair.draft), backend=backend)
+        name = f"{name}-draft"
+    loaded = loader.load(replace(config, draft="none", adapted=None))
+    token = find_pard_token(loaded.planned.metadata) if loaded.planned is not None else None
+    return ServedDraft(name, loaded.engine.target, loaded.engine.close, token)
+
 
 RIVAL = "draft model"
 _COMPARED = ("chat", "qa", "maths", "summary", "code_completion")  # categories of prompts
@@ -51,7 +117,7 @@ def compare_command(target: str, drafts: tuple[str, ...], max_tokens: int, as_js
     from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import TerminalReporter, report_activity
     from edgespec.errors import DraftRefused
-    from edgespec.service.draft_compare import Compared, Comparison
+    from edgespec.service.drafts import Compared, Comparison
 
     config = load_config(target, {**options, "draft": "none"})
     reporter = TerminalReporter()
@@ -151,7 +217,7 @@ def build_command(model: str | None, methods: tuple[str, ...], seconds: float, a
     from edgespec.cli.terminal import TerminalReporter
     from edgespec.errors import InvalidRequest
     from edgespec.planner.selfdraft_search import SelfDraftSearch
-    from edgespec.service.draft_compare import Compared
+    from edgespec.service.drafts import Compared
     from edgespec.service.load import Loader
 
     specs = []
@@ -240,7 +306,7 @@ def probe_command(model: str | None, tokens: int, as_json: bool, **options: Any)
     """
     from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import TerminalReporter
-    from edgespec.service.head_probe import describe_useless, probe_head
+    from edgespec.service.drafts import describe_useless, probe_head
 
     request = load_config(model, options)
     reporter = TerminalReporter()
@@ -259,10 +325,10 @@ def probe_command(model: str | None, tokens: int, as_json: bool, **options: Any)
 
 
 def _describe_probe(result: ProbeResult) -> dict[str, Any]:
-    from edgespec.planner.head_readings import describe
+    from edgespec.planner.heads import describe_reading
 
     def row(trial: Trial) -> dict[str, Any]:
-        return {"reading": describe(trial.spec), "agreement": trial.agreement, "positions": trial.positions}
+        return {"reading": describe_reading(trial.spec), "agreement": trial.agreement, "positions": trial.positions}
 
     return {
         "readings": [row(each) for each in result.trials],
@@ -277,16 +343,16 @@ def _describe_probe(result: ProbeResult) -> dict[str, Any]:
 
 def _format_probe(stated: HeadSpec, result: ProbeResult) -> Iterator[str]:
     """A table: agreement at depths 1 and 2 of each reading, then what was chosen."""
-    from edgespec.planner.head_readings import describe, describe_change
+    from edgespec.planner.heads import describe_change, describe_reading
 
     whole = result.chosen.positions
-    width = max(len(describe(each.spec)) for each in result.trials)
+    width = max(len(describe_reading(each.spec)) for each in result.trials)
     yield f"{'reading':{width}}  depth 1  depth 2"
     for each in result.trials:
         if each.positions < whole:
-            yield f"{describe(each.spec):{width}}  worse, given up after {each.positions} positions"
+            yield f"{describe_reading(each.spec):{width}}  worse, given up after {each.positions} positions"
         else:
-            yield f"{describe(each.spec):{width}}  {each.agreement[0]:7.0%}  {each.agreement[1]:7.0%}"
+            yield f"{describe_reading(each.spec):{width}}  {each.agreement[0]:7.0%}  {each.agreement[1]:7.0%}"
     yield f"{'lookups':{width}}  {result.lookups:7.0%}"
     change = describe_change(stated, result.chosen.spec)
     yield f"the head's {change}" if result.is_corrected else "the head is read as its file says"

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypeVar
 
-from edgespec.cli.interrupts import interruptible
-from edgespec.cli.terminal import TerminalReporter, echo_native_log
+from edgespec.cli.terminal import TerminalReporter, echo_native_log, interruptible
 from edgespec.core.protocols import CheckCancelled
 from edgespec.planner.plan import LoadConfig
-from edgespec.service.local import LocalEngine
-from edgespec.service.worker import Work
+from edgespec.service.local import LocalEngine, Work
 
 T = TypeVar("T")
 
@@ -47,7 +45,7 @@ def run_work(work: Work[T]) -> Iterator[T]:
 
 def run_training(work: Work[T]) -> Iterator[T]:
     """As `run_work`, for work that itself waits for engines."""
-    from edgespec.service.worker import Worker
+    from edgespec.service.local import Worker
 
     worker = Worker()
     try:

@@ -44,11 +44,9 @@ def export_command(
     Nothing is downloaded.
     """
     from edgespec.cli.terminal import TerminalReporter
-    from edgespec.conversations.adapted import adapted_folder
-    from edgespec.conversations.memory import memory_folder
+    from edgespec.conversations.database import adapted_folder, memory_folder
     from edgespec.export.engines import ENGINES, export
-    from edgespec.export.gather import GivenIds, gather
-    from edgespec.export.remarks import list_remarks
+    from edgespec.export.gather import GivenIds, gather, list_remarks
     from edgespec.export.script import format_compose, format_script
     from edgespec.hub.hub import Hub
     from edgespec.planner.plan import LoadConfig, MemoryOptions

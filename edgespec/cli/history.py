@@ -18,7 +18,7 @@ def history_command(words: tuple[str, ...], limit: int, as_json: bool) -> None:
     """
     from datetime import datetime
 
-    from edgespec.cli.table import format_table, shorten
+    from edgespec.cli.terminal import format_table, shorten
     from edgespec.conversations import Store
 
     text = " ".join(words)

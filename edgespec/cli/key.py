@@ -48,7 +48,7 @@ def add_command(name: str, manage: bool, memory: bool, path: Path | None) -> Non
 
     A running server reads the file again when it changes.
     """
-    from edgespec.server.key_file import add_key
+    from edgespec.server.auth import add_key
 
     path = _get_path(path)
     key = add_key(path, name, may_manage=manage, remembers=memory)
@@ -62,8 +62,8 @@ def add_command(name: str, manage: bool, memory: bool, path: Path | None) -> Non
 @_file_option
 def list_command(path: Path | None) -> None:
     """List the names of the keys, and what they may do."""
-    from edgespec.cli.table import format_table
-    from edgespec.server.key_file import read_keys
+    from edgespec.cli.terminal import format_table
+    from edgespec.server.auth import read_keys
 
     file = _get_path(path)
     callers = [each.caller for each in read_keys(file)] if file.exists() else []
@@ -88,7 +88,7 @@ def list_command(path: Path | None) -> None:
 @_file_option
 def rm_command(name: str, path: Path | None) -> None:
     """Remove the key called NAME, and its texts. A running server refuses it from then on."""
-    from edgespec.server.key_file import remove_key
+    from edgespec.server.auth import remove_key
 
     path = _get_path(path)
     remove_key(path, name)
@@ -99,9 +99,9 @@ def rm_command(name: str, path: Path | None) -> None:
 
 def _forget(name: str) -> int:
     """Remove what the memory has of a key; returns the number of tokens. Raises CacheError."""
-    from edgespec.conversations.memory import memory_folder
+    from edgespec.conversations.database import memory_folder
     from edgespec.memory.store import TextStore
-    from edgespec.server.keys import name_namespace
+    from edgespec.server.record import name_namespace
 
     if not (folder := memory_folder()).is_dir():
         return 0

@@ -12,7 +12,7 @@ from contextlib import suppress
 import click
 
 from edgespec import __version__
-from edgespec.cli.interrupts import INTERRUPTED
+from edgespec.cli.terminal import INTERRUPTED
 from edgespec.errors import Cancelled, EdgespecError
 
 OUTPUT_LOST = 74  # EX_IOERR of sysexits.h
@@ -27,11 +27,11 @@ _GROUPS = {
         "doctor": ("Check this machine and its runtimes", "doctor"),
     },
     "Models": {
-        "recommend": ("Which models suit this machine, and how fast", "recommend"),
+        "recommend": ("Which models suit this machine, and how fast", "models"),
         "list": ("List aliases and downloaded models", "models"),
         "pull": ("Download a model with its draft", "models"),
-        "show": ("Describe a model before its download", "show"),
-        "plan": ("Foretell memory and speed of a model", "plan"),
+        "show": ("Describe a model before its download", "models"),
+        "plan": ("Foretell memory and speed of a model", "models"),
         "rm": ("Remove a downloaded model", "models"),
     },
     "Serving": {
@@ -46,7 +46,7 @@ _GROUPS = {
     },
     "Measuring and tuning": {
         "bench": ("Compare drafts with plain decoding", "bench"),
-        "tune": ("Measure a model in advance", "tune"),
+        "tune": ("Measure a model in advance", "doctor"),
         "draft": ("Compare drafts, prepare self-drafts", "draft"),
         "adapt": ("Train the draft of a model on its answers here", "adapt"),
     },
@@ -139,13 +139,12 @@ def _run_ranked(argv: Sequence[str] | None) -> int:
     """Run the command. Under mlx.launch rank 0 runs it, and the other ranks follow."""
     if "MLX_RANK" not in os.environ:
         return _run_command(argv)
-    from edgespec.backends.rank_link import dismiss
-    from edgespec.backends.ranks import open_door, take_ranks
+    from edgespec.backends.ranks import dismiss, open_door, take_ranks
 
     if (ranks := take_ranks()) is None:
         return _run_command(argv)
     if ranks.rank:
-        from edgespec.service.follow import follow
+        from edgespec.service.ranks import follow
 
         return follow(ranks)
     door = open_door(ranks)

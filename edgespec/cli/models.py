@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgespec.cli.completers import complete_download, complete_model
-from edgespec.cli.options import backend_option, draft_option, parse_backend
+from edgespec.cli.options import backend_option, draft_option, load_config, load_options, parse_backend, worker_options
 from edgespec.units import gib
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from edgespec.backends import FileBackend
     from edgespec.backends.devices import Memory
+    from edgespec.core.protocols import CheckCancelled
+    from edgespec.formats.gguf import Header
+    from edgespec.formats.mlx_folder import Folder
     from edgespec.hub.cache import CachedModel
-    from edgespec.planner.catalogue import Entry as CatalogueEntry
+    from edgespec.hub.hub import Hub
+    from edgespec.planner.catalogue import CatalogueEntry
+    from edgespec.planner.plan import LoadConfig, Plan
+    from edgespec.planner.recommend import Recommendation, Recommendations
     from edgespec.registry.schema import Registry
 
 
@@ -70,7 +77,7 @@ def list_command(as_json: bool) -> None:
     from edgespec.backends.devices import host_memory
     from edgespec.hub.hub import Hub
     from edgespec.planner.catalogue import build_catalogue
-    from edgespec.registry.heads import is_head
+    from edgespec.registry.resolve import is_head
     from edgespec.registry.schema import load_registry
 
     registry, hub = load_registry(), Hub.from_environment()
@@ -105,9 +112,9 @@ def list_command(as_json: bool) -> None:
 
 def _describe_entry(entry: CatalogueEntry, registry: Registry, memory: Memory) -> dict[str, Any]:
     """Size and fit of what is not downloaded are estimates."""
-    from edgespec.hub.reference import PackagedFile
+    from edgespec.hub.cache import PackagedFile
     from edgespec.planner.catalogue import rate_fit
-    from edgespec.planner.model_facts import guess_facts
+    from edgespec.planner.memory import guess_facts
 
     size, fit = entry.target.size, entry.fit
     if size is None and entry.name in registry.entries:
@@ -128,7 +135,7 @@ def _describe_entry(entry: CatalogueEntry, registry: Registry, memory: Memory) -
 
 
 def _format_list(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    from edgespec.cli.table import format_table
+    from edgespec.cli.terminal import format_table
 
     table = [("NAME", "SIZE", "FIT", "HERE", "DESCRIPTION")]
     for row in rows:
@@ -156,8 +163,7 @@ def _format_list(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
 def rm_command(model: str, backend: str, yes: bool) -> None:
     """Remove a downloaded model; an alias removes its target alone."""
     from edgespec.hub.hub import Hub
-    from edgespec.planner.plan import LoadConfig
-    from edgespec.planner.removal import resolve_download
+    from edgespec.planner.plan import LoadConfig, resolve_download
     from edgespec.registry.schema import load_registry
 
     hub = Hub.from_environment()
@@ -181,3 +187,285 @@ def _describe_cached(model: CachedModel) -> dict[str, object]:
     """A downloaded model or head."""
     place = {"commit": model.commit, "path": str(model.path)}
     return {"model": str(model.reference), "kind": model.kind, "bytes": model.size, **place}
+
+
+# `edgespec show`: describe a model before it is downloaded.
+
+
+@click.command("show")
+@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
+@click.option(
+    "--ctx", type=click.IntRange(8), help="Context size for the memory estimate. [default: the model's, at most 8192]"
+)
+@backend_option("Runtime whose model an alias stands for.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool) -> None:
+    """Show a model's architecture, size, memory and draft. Reads only the header if it is not downloaded."""
+    from edgespec.backends.options import LoadOptions
+    from edgespec.conversations.database import adapted_folder
+    from edgespec.formats.mlx_folder import Folder
+    from edgespec.hub.hub import Hub
+    from edgespec.planner.adapted import find_version
+    from edgespec.planner.heads import find_head
+    from edgespec.planner.memory import estimate_memory
+    from edgespec.planner.plan import LoadConfig, choose_backend
+    from edgespec.registry.resolve import read_metadata, resolve_pair
+    from edgespec.registry.schema import load_registry
+    from edgespec.units import gib
+
+    hub, registry = Hub.from_environment(), load_registry()
+    chosen = choose_backend(LoadConfig(model, parse_backend(backend)), registry, hub)
+    resolved = resolve_pair(model, chosen, registry, hub)
+    found = read_metadata(resolved.target, hub)
+    own = find_head(found)
+    version = find_version(resolved, chosen, adapted_folder(), registry, hub)
+    context = LoadOptions(ctx).context_for(found.trained_context)
+    cost = estimate_memory(found, context)
+    facts: dict[str, Any] = {
+        "name": resolved.name,
+        "backend": chosen,
+        **(_describe_folder(found) if isinstance(found, Folder) else _describe_gguf(found)),
+        "draft": None if resolved.draft is None else str(resolved.draft),
+        **({"adapted_draft": version} if version is not None else {}),
+        **({"pard": str(resolved.pard)} if resolved.pard is not None else {}),
+        **({"head": str(resolved.head)} if resolved.head is not None else {}),
+        **({"own_head": own.kind} if own is not None and own.in_target else {}),
+        "context": context,
+        "weights_bytes": cost.weights,
+        "kv_bytes": cost.kv,
+        "memory_bytes": cost.total,
+    }
+    if as_json:
+        click.echo(json.dumps(facts, ensure_ascii=False))
+        return
+    for key, value in facts.items():
+        if key.endswith("_bytes"):
+            shown = gib(value)
+        elif isinstance(value, bool):
+            shown = "yes" if value else "no"
+        elif isinstance(value, int):
+            shown = f"{value:,}"
+        elif value is None:
+            shown = "n-grams" if key == "draft" else "not stated"
+        else:
+            shown = str(value)
+        click.echo(f"{key.removesuffix('_bytes').replace('_', ' '):16} {shown}")
+
+
+def _describe_gguf(header: Header) -> dict[str, Any]:
+    return {
+        "file": header.name,
+        "architecture": header.architecture,
+        "parameters": sum(math.prod(tensor.shape) for tensor in header.tensors),
+        "layers": header.own("block_count"),
+        "embedding": header.own("embedding_length"),
+        "trained_context": header.trained_context,
+        "vocabulary": _count_items(header, "tokenizer.ggml.tokens"),
+        "tensor_types": _format_tensor_types(header),
+        "chat_template": "tokenizer.chat_template" in header.metadata,
+    }
+
+
+def _describe_folder(folder: Folder) -> dict[str, Any]:
+    from edgespec.text.chat_template import read_template
+
+    return {
+        "file": folder.name,
+        "architecture": folder.config.get("model_type", "none"),
+        "layers": folder.integer("num_hidden_layers"),
+        "embedding": folder.integer("hidden_size"),
+        "trained_context": folder.trained_context,
+        "vocabulary": folder.integer("vocab_size"),
+        "quantization": folder.quantization,
+        "chat_template": read_template(folder.path) is not None,
+    }
+
+
+def _count_items(header: Header, key: str) -> int:
+    value = header.metadata.get(key)
+    return len(value) if isinstance(value, list) else 0
+
+
+def _format_tensor_types(header: Header) -> str:
+    """Tensor types by share of the weights' bytes, such as 'Q4_K 85%, Q6_K 14%'."""
+    sizes: dict[str, int] = {}
+    for tensor in header.tensors:
+        sizes[tensor.type.name] = sizes.get(tensor.type.name, 0) + tensor.nbytes
+    ranked = sorted(sizes.items(), key=lambda item: -item[1])
+    return ", ".join(
+        f"{name} {size / header.weight_bytes:.0%}" for name, size in ranked if size * 100 > header.weight_bytes
+    )
+
+
+# `edgespec plan`: memory, runtime, draft and expected speed of a model, before it is downloaded.
+
+
+@click.command("plan")
+@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
+@draft_option("As for run.")
+@click.option("--no-speed", is_flag=True, help="Skip the measurement, which takes a few seconds.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@load_options
+@worker_options
+def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: Any) -> None:
+    """Show whether REF fits in memory, its runtime and draft, and its expected speed. Reads only its header.
+
+    The speed is extrapolated from a few blocks of the same shape and quantization, measured on this machine. Where the
+    header of an alias cannot be read, offline, it is estimated from what the registry says.
+    """
+    from edgespec.cli.terminal import TerminalReporter
+    from edgespec.hub.errors import HubUnreachable
+    from edgespec.hub.hub import Hub
+    from edgespec.planner.plan import plan
+    from edgespec.planner.report import describe_plan, describe_settings, format_plan
+    from edgespec.registry.schema import load_registry
+
+    request = replace(load_config(model, {**options, "force": True}), fetch_heads=True)
+    registry, hub, reporter = load_registry(), Hub.from_environment(), TerminalReporter()
+    try:
+        planned = plan(request, registry, hub, reporter)
+    except HubUnreachable:
+        facts = _estimate(request, registry, hub, measure=not no_speed)
+        if facts is None:
+            raise
+    else:
+        for told in planned.findings:
+            reporter.notice(told)
+        facts = describe_plan(planned) | describe_settings(planned, hub)
+        if not no_speed:
+            facts |= _measure(planned)
+    click.echo(json.dumps(facts, ensure_ascii=False) if as_json else "\n".join(format_plan(facts)))
+
+
+def _measure(planned: Plan) -> dict[str, Any]:
+    from edgespec.cli.engine import run_work
+    from edgespec.cli.terminal import report_activity
+    from edgespec.planner.report import describe_speed
+
+    def work(check: CheckCancelled) -> Iterator[dict[str, Any]]:
+        yield describe_speed(planned, check, report_activity)
+
+    (speeds,) = run_work(work)
+    report_activity("")
+    return speeds
+
+
+def _estimate(request: LoadConfig, registry: Registry, hub: Hub, *, measure: bool) -> dict[str, Any] | None:
+    """By the registry alone; None where that says nothing."""
+    from edgespec.cli.engine import run_work
+    from edgespec.cli.terminal import report_activity
+    from edgespec.planner.report import estimate_alias
+
+    def work(check: CheckCancelled) -> Iterator[dict[str, Any] | None]:
+        yield estimate_alias(request, registry, hub, check, report_activity, measure=measure)
+
+    (facts,) = run_work(work)
+    report_activity("")
+    return facts
+
+
+# `edgespec recommend`: the models that suit this machine.
+
+
+_GIB = 2**30
+
+
+@click.command("recommend")
+@click.argument("words", nargs=-1, metavar="[TEXT]...")
+@click.option(
+    "--for",
+    "use",
+    type=click.Choice(["chat", "code", "agents", "documents", "reasoning"]),
+    help="What the model is for; says which drafter suits it.",
+)
+@click.option(
+    "--max-size", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Maximum size of the download."
+)
+@backend_option("Runtime that is to run the models.")
+@click.option("--again", is_flag=True, help="Measure this machine again, such as when it was busy the first time.")
+@click.option("--no-speed", is_flag=True, help="Skip the measurement, which takes some seconds once.")
+@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+def recommend_command(
+    words: tuple[str, ...],
+    use: str | None,
+    max_size: float | None,
+    backend: str,
+    again: bool,
+    no_speed: bool,
+    as_json: bool,
+) -> None:
+    """List models for this machine: those of the registry, and with TEXT or --for those of a search of the hub.
+
+    Only headers are read. The order: models that fit in the free memory at 20 tokens/s or more (50 ms a token), the
+    largest first; slower ones, the fastest first; those whose speed is not known; those that do not fit.
+
+    Speeds are extrapolated from a measurement of this machine with weights of each type; DRAFTED is the range with
+    the draft model, at low and high acceptance. QUALITY follows from the number of parameters alone: toy, simple (from
+    1 billion), fair (3), good (7), strong (20), best (60).
+    """
+    from edgespec.backends import prefers_mlx
+    from edgespec.cli.engine import run_work
+    from edgespec.cli.terminal import report_activity
+    from edgespec.hub.hub import Hub
+    from edgespec.planner.catalogue import Query
+    from edgespec.planner.memory import read_memory
+    from edgespec.planner.recommend import DRAFTERS, TASKS, Recommender
+    from edgespec.registry.schema import load_registry
+
+    chosen = parse_backend(backend) or ("mlx" if prefers_mlx() else "llamacpp")
+    assert chosen != "toy"
+    task = TASKS[use] if use else None  # type: ignore[index]
+    query = Query(" ".join(words), task, None if max_size is None else int(max_size * _GIB))
+    registry, hub = load_registry(), Hub.from_environment()
+
+    def work(check: CheckCancelled) -> Iterator[Recommendations]:
+        recommender = Recommender(registry, hub, chosen, read_memory(chosen), report_activity, check, again)
+        yield recommender.recommend(query, measure=not no_speed)
+
+    (found,) = run_work(work)
+    report_activity("")
+    if as_json:
+        models = [each.to_dict() for each in found.models]
+        types = {name: round(cost, 2) for name, cost in found.speed.compare_types().items()}
+        result = {"models": models, "notices": list(found.notices), "advice": found.advice, "weight_cost": types}
+        click.echo(json.dumps(result, ensure_ascii=False))
+        return
+    for notice in found.notices:
+        click.echo(f"note: {notice}", err=True)
+    if not found.models:
+        click.echo("No model matches.")
+        return
+    click.echo("\n".join(_format(found.models)))
+    if costs := found.speed.compare_types():
+        told = ", ".join(f"{name} {cost:.1f}" for name, cost in costs.items())
+        click.echo(f"Time of a weight on this machine, by type: {told}.", err=True)
+    for advice in found.advice:
+        click.echo(advice, err=True)
+    if use is not None:
+        click.echo(f"Drafts for {use}: {DRAFTERS[use]}.", err=True)  # type: ignore[index]
+    click.echo("`edgespec plan NAME` measures one of them, `edgespec chat NAME` downloads and opens it.", err=True)
+
+
+def _format(models: Sequence[Recommendation]) -> Iterator[str]:
+    from edgespec.cli.terminal import format_table
+    from edgespec.planner.recommend import GROUPS
+
+    header = ("NAME", "QUALITY", "DOWNLOAD", "TOK/S", "DRAFTED", "LICENSE")
+    lines = list(format_table([header, *(_to_row(each) for each in models)], frozenset({2, 3, 4})))
+    yield lines[0]
+    shown = ""
+    for line, model in zip(lines[1:], models, strict=True):
+        if model.group != shown:
+            shown = model.group
+            yield f"\n{GROUPS[model.group]}:"
+        yield line
+    yield ""
+
+
+def _to_row(model: Recommendation) -> tuple[str, ...]:
+    from edgespec.cli.terminal import shorten
+    from edgespec.planner.recommend import format_download, format_drafted, format_plain
+
+    licensed = shorten(model.candidate.about.license or "?", 12) + (" (tight)" if model.fit == "tight" else "")
+    speeds = format_plain(model), format_drafted(model)
+    return model.candidate.name, model.quality, format_download(model), *speeds, licensed

@@ -123,7 +123,7 @@ class DraftOption(click.Option):
         """Names after the last '+' that do not stand before it, else files."""
         from click.shell_completion import CompletionItem
 
-        from edgespec.planner.draft_request import AUTO, NONE, list_words
+        from edgespec.planner.draft_finder import AUTO, NONE, list_words
 
         *before, start = incomplete.split("+")
         taken = {part.partition(":")[0] for part in before}
@@ -244,8 +244,7 @@ def load_config(model: str | None, options: dict[str, Any]) -> LoadConfig:
     """What to load, from the parsed options. Commands without --memory keep no texts. Raises InvalidRequest."""
     from edgespec.backends.options import LoadOptions
     from edgespec.backends.workers import split_addresses
-    from edgespec.conversations.adapted import adapted_folder
-    from edgespec.conversations.memory import memory_folder
+    from edgespec.conversations.database import adapted_folder, memory_folder
     from edgespec.planner.plan import LearnOptions, LoadConfig, MemoryOptions
 
     return LoadConfig(

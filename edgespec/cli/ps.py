@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from edgespec.cli.listening import PORT
+from edgespec.cli.serve import PORT
 from edgespec.cli.terminal import format_speed
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -44,8 +44,7 @@ def run_command(
     Without --model, the model of EDGESPEC_MODEL answers, else the demo model.
     """
     from edgespec.cli.engine import open_engine
-    from edgespec.cli.interrupts import INTERRUPTED, interruptible
-    from edgespec.cli.terminal import explain_rounds, format_summary
+    from edgespec.cli.terminal import INTERRUPTED, explain_rounds, format_summary, interruptible
     from edgespec.core.protocols import Step
     from edgespec.engine.events import Finished, Notice
     from edgespec.registry.schema import SamplingDefaults

@@ -4,22 +4,186 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Collection
-from dataclasses import replace
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
 from edgespec.cli.completers import complete_served
-from edgespec.cli.listening import access_rules, listen, listening_options
-from edgespec.cli.options import DURATION, PARALLEL, load_config, rare_option, serving_options
+from edgespec.cli.options import DURATION, PARALLEL, OptionWithSynonym, load_config, rare_option, serving_options
+from edgespec.errors import InvalidRequest, reason_of
 
 if TYPE_CHECKING:
-    from edgespec.cli.listening import Listening
+    import socket
+    import ssl
+
     from edgespec.planner.plan import LoadConfig
-    from edgespec.server.policy import Policy
-    from edgespec.server.remote_model import RemoteModel
+    from edgespec.server.auth import Rules
+    from edgespec.server.http import Policy
+    from edgespec.server.record import Keys
+    from edgespec.server.remote_client import RemoteModel
+
+
+# The options of `edgespec serve` that say where it listens and who may call, and what is made of them.
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+HOST = "127.0.0.1"
+PORT = 7437
+DRAFT_PORT = 7438
+_FILE = click.Path(path_type=Path)
+_OPTIONS = (
+    click.option(
+        "--host", "hosts", multiple=True, metavar="HOST",
+        help=f"Address to listen on; repeatable.  [default: {HOST}]",
+    ),
+    click.option(
+        "--port", "ports", multiple=True, type=click.IntRange(0, 65535), metavar="PORT",
+        help=f"Port to listen on; repeatable. 0 takes a free one, 11434 is Ollama's.  [default: {PORT}]",
+    ),
+    rare_option(
+        "--unix", type=_FILE, metavar="PATH",
+        help="Unix socket to listen at, for this user only; the only address unless --host or --port is given.",
+    ),
+    rare_option("--tls-cert", type=_FILE, metavar="FILE", help="Certificate in PEM format, for https on all ports."),
+    rare_option("--tls-key", type=_FILE, metavar="FILE", help="Private key of the certificate, in PEM format."),
+    click.option(
+        "--api-key", envvar="EDGESPEC_API_KEY", help="API key that clients must send. [env: EDGESPEC_API_KEY]"
+    ),
+    click.option(
+        "--keys", "key_file", type=_FILE, metavar="FILE",
+        help="File of API keys, of which clients must send one; see `edgespec key`.",
+    ),
+    rare_option("--no-key", is_flag=True, help="Allow requests without a key from other machines."),
+    rare_option(
+        "--allow-host", multiple=True, metavar="NAME", help="Host name to accept besides localhost; repeatable."
+    ),
+    rare_option(
+        "--allow-origin", multiple=True, metavar="URL", help="Origin of web pages that may send requests; repeatable."
+    ),
+)  # fmt: skip
+
+
+_DRAFT_PORT = click.option(
+    "--port", "ports", multiple=True, type=click.IntRange(0, 65535), metavar="PORT", default=[DRAFT_PORT],
+    show_default=True, help="Port to listen on; repeatable. 0 takes a free one.",
+)  # fmt: skip
+
+
+def listening_options(command: F) -> F:
+    """Add the options, in this order."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def draft_listening_options(command: F) -> F:
+    """Add those of a draft server, which no browser calls, and another default port."""
+    host, _, _, *rest, _ = _OPTIONS
+    for option in reversed((host, _DRAFT_PORT, *rest)):
+        command = option(command)
+    return command
+
+
+class Listening(NamedTuple):
+    """Where a server listens: its sockets, TLS for those that are not Unix sockets, and its URLs."""
+
+    sockets: Sequence[socket.socket]
+    tls: ssl.SSLContext | None
+    urls: Sequence[str]
+
+
+@contextmanager
+def listen(options: dict[str, Any]) -> Iterator[Listening]:
+    """Listen as the options say. Raises InvalidRequest."""
+    from edgespec.errors import InvalidRequest
+    from edgespec.server.connections import listen_tcp, listen_unix, load_certificate
+
+    certificate, key, unix = options["tls_cert"], options["tls_key"], options["unix"]
+    if (certificate is None) != (key is None):
+        raise InvalidRequest("TLS needs a certificate and its private key.", hint="Give --tls-cert and --tls-key.")
+    tls = load_certificate(certificate, key) if certificate is not None else None
+    scheme = "https" if tls is not None else "http"
+    with ExitStack() as stack:
+        sockets, urls = [], []
+        hosts = _get_hosts(options)
+        for host in hosts:
+            for port in options["ports"] or (PORT,):
+                sockets.append(stack.enter_context(listen_tcp(host, port, is_only=len(hosts) == 1)))
+                name = f"[{host}]" if ":" in host else host
+                urls.append(f"{scheme}://{name}:{sockets[-1].getsockname()[1]}/v1")
+        if unix is not None:
+            sockets.append(stack.enter_context(listen_unix(unix)))
+            urls.append(f"unix:{unix}")
+        yield Listening(sockets, tls, urls)
+
+
+def _get_hosts(options: dict[str, Any]) -> tuple[str, ...]:
+    if options["hosts"]:
+        return tuple(dict.fromkeys(options["hosts"]))
+    return () if options["unix"] is not None and not options["ports"] else (HOST,)
+
+
+def access_rules(options: dict[str, Any]) -> Rules:
+    """The hosts, origins and keys that the server accepts. Raises InvalidRequest."""
+    from edgespec.errors import InvalidRequest
+    from edgespec.server.auth import LOOPBACK, Rules
+
+    keys = _read_keys(options)
+    origins = frozenset(map(_parse_origin, options["allow_origin"]))
+    if "*" in origins and keys is None:
+        raise InvalidRequest("any web page could use a server without a key.", hint="Set --api-key, or name origins.")
+    names = LOOPBACK | {name.lower() for name in options["allow_host"]}
+    public = [host for host in _get_hosts(options) if host not in LOOPBACK]
+    if not public:
+        return Rules(keys, names, origins)
+    if keys is None and not options["no_key"]:
+        raise InvalidRequest(
+            f"other machines could use a server at {public[0]} without a key.",
+            hint="Set --keys or --api-key, or pass --no-key.",
+        )
+    own = {name for host in public for name in (host.lower(), f"[{host.lower()}]")}
+    return Rules(keys, None if keys is not None else names | own, origins)
+
+
+def _read_keys(options: dict[str, Any]) -> Keys | None:
+    """The keys of --api-key and of the file; None without both."""
+    from edgespec.server.auth import KeyFile
+    from edgespec.server.record import ONLY_KEY, Caller, Key, Keys, hash_key
+
+    path, text = options["key_file"], options["api_key"]
+    fixed = [Key(Caller(ONLY_KEY, may_manage=True, remembers=bool(options["memory"])), hash_key(text))] if text else []
+    if path is None:
+        return Keys(lambda: fixed) if fixed else None
+    file = KeyFile(path)
+    return Keys(lambda: (*fixed, *file.read()))
+
+
+def _parse_origin(text: str) -> str:
+    """An origin as browsers write it, or "*". Raises InvalidRequest."""
+    from urllib.parse import urlsplit
+
+    from edgespec.errors import InvalidRequest
+
+    if text == "*":
+        return text
+    try:
+        url = urlsplit(text.rstrip("/"))
+        port = "" if url.port in (None, {"http": 80, "https": 443}.get(url.scheme)) else f":{url.port}"
+    except ValueError:
+        url, port = urlsplit(""), ""
+    if not url.scheme or not url.hostname or "@" in url.netloc or url.path or url.query or url.fragment:
+        raise InvalidRequest(
+            f"'{text}' is not the origin of a web page.", hint="Write it like http://localhost:3000, or * for any."
+        )
+    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+    return f"{url.scheme}://{host}{port}"
+
 
 _EMBEDDED = "embedded"
 
@@ -102,9 +266,9 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
     """
     from edgespec.registry.schema import EMBEDDED_ALIAS
     from edgespec.server.app import application
+    from edgespec.server.http import Policy
     from edgespec.server.metrics import ServerMetrics
     from edgespec.server.models import Models
-    from edgespec.server.policy import Policy
 
     if options["memory"] is None and options["api_key"] and not options["key_file"]:
         options["memory"] = False
@@ -130,7 +294,7 @@ def run_app(app: Callable[..., Any], listening: Listening, log_level: str) -> in
     import asyncio
     import logging
 
-    from edgespec.cli.interrupts import INTERRUPTED
+    from edgespec.cli.terminal import INTERRUPTED
     from edgespec.server.connections import serve
 
     logging.basicConfig(
@@ -151,7 +315,6 @@ def _read_configs(
 
     Raises InvalidRequest.
     """
-    from edgespec.cli.serving_config import ModelTable, read_config
     from edgespec.errors import InvalidRequest
     from edgespec.registry.schema import load_registry
 
@@ -199,3 +362,105 @@ def public_name(reference: str) -> str:
     if path.suffix == ".gguf":
         return path.stem
     return path.name if path.is_absolute() or reference.startswith((".", "~")) else reference
+
+
+# The configuration file of `edgespec serve`: which models a server has, and how each is loaded.
+
+
+_EXAMPLE = 'Write a table for each model, such as [coder] with model = "./coder.gguf", draft = "ngram", ctx = 8192.'
+_REMOTE = "openai"
+_REMOTE_KEYS = {"backend": str, "url": str, "model": str, "key_env": str, "parallel": int}
+_MAX_PARALLEL = 4096
+_REMOTE_EXAMPLE = 'A model of another server has backend = "openai", url, model, key_env and parallel.'
+
+
+@serving_options
+@PARALLEL
+@click.option("--keep-alive", type=DURATION)
+@click.command("model")
+def _table(**_options: Any) -> None:
+    """The keys of a table, which click checks like command-line options."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTable:
+    """A model of the file that is loaded here; `keep_alive_s` is None where the command line's counts."""
+
+    config: LoadConfig
+    keep_alive_s: float | None
+
+
+def read_config(path: Path) -> dict[str, ModelTable | RemoteModel]:
+    """The models, by the names that clients use: those loaded here, and those of other servers. Raises
+    InvalidRequest.
+    """
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"cannot read {path}: {reason_of(error)}.", hint=_EXAMPLE) from error
+    if not tables:
+        raise InvalidRequest(f"{path} names no model.", hint=_EXAMPLE)
+    return {name: _parse_table(name, table) for name, table in tables.items()}
+
+
+def _parse_table(name: str, table: Any) -> ModelTable | RemoteModel:
+    if not isinstance(table, dict):
+        raise InvalidRequest(f"'{name}' is not a table.", hint=_EXAMPLE)
+    if table.get("backend") == _REMOTE:
+        return _parse_remote(name, {key.replace("-", "_"): value for key, value in table.items()})
+    if "url" in table:
+        raise InvalidRequest(f'[{name}]: url needs backend = "{_REMOTE}".', hint=_REMOTE_EXAMPLE)
+    arguments = [
+        argument for key, value in table.items() if key != "model" for argument in _to_arguments(name, key, value)
+    ]
+    try:
+        options = _table.make_context(name, arguments).params
+    except click.UsageError as error:
+        hint = _REMOTE_EXAMPLE if "--backend" in error.format_message() else _EXAMPLE
+        raise InvalidRequest(f"[{name}]: {error.format_message().rstrip('.')}.", hint=hint) from error
+    reference = table.get("model")
+    if reference is not None and not isinstance(reference, str):
+        raise InvalidRequest(f"[{name}]: model must be a string.", hint=_EXAMPLE)
+    return ModelTable(load_config(reference, options), options["keep_alive"])
+
+
+def _parse_remote(name: str, table: dict[str, Any]) -> RemoteModel:
+    """A model of another server, which is asked for as its table's name unless it says otherwise."""
+    from edgespec.server.remote_client import MAX_CONCURRENCY, RemoteModel
+
+    if any(word in table for word in ("key", "api_key")):
+        message = "a key does not belong into this file."
+        raise InvalidRequest(f"[{name}]: {message}", hint="Put it into a variable and name that in key_env.")
+    for key, value in table.items():
+        if (kind := _REMOTE_KEYS.get(key)) is None:
+            message = f"[{name}]: {key} has no meaning for a model of another server."
+            raise InvalidRequest(message, hint=f"Remove it. {_REMOTE_EXAMPLE}")
+        if not isinstance(value, kind) or isinstance(value, bool):
+            what = "a string" if kind is str else "a number"
+            raise InvalidRequest(f"[{name}]: {key} must be {what}.", hint=_REMOTE_EXAMPLE)
+    if "url" not in table:
+        raise InvalidRequest(f"[{name}]: there is no url.", hint=_REMOTE_EXAMPLE)
+    if not 1 <= (parallel := table.get("parallel", MAX_CONCURRENCY)) <= _MAX_PARALLEL:
+        raise InvalidRequest(f"[{name}]: parallel is not between 1 and {_MAX_PARALLEL}.", hint=_REMOTE_EXAMPLE)
+    try:
+        return RemoteModel(table["url"], table.get("model", name), table.get("key_env"), parallel)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"[{name}]: {error.message}", hint=error.hint) from error
+
+
+def _to_arguments(name: str, key: str, value: Any) -> list[str]:
+    """A key and its value as command-line arguments."""
+    options = {option.name: option for option in _table.params if isinstance(option, click.Option)}
+    renamed = [option for option in options.values() if isinstance(option, OptionWithSynonym)]
+    by_key = {option.synonym.removeprefix("--"): option for option in renamed} | options
+    option = by_key.get(key.replace("-", "_"))
+    if option is None:
+        known = ", ".join(sorted(str(each) for each in options))
+        raise InvalidRequest(f"[{name}]: there is no key '{key}'.", hint=f"Keys are model, {known}.")
+    if not isinstance(value, str | int | float):
+        raise InvalidRequest(f"[{name}]: {key} must be a string, a number, true or false.", hint=_EXAMPLE)
+    if not option.is_flag:
+        return [option.opts[0], str(value)]
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"[{name}]: {key} must be true or false.", hint=_EXAMPLE)
+    return [option.opts[0]] if value else option.secondary_opts[:1]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -12,6 +16,7 @@ if TYPE_CHECKING:
 
     from edgespec.core.metrics import Metrics
     from edgespec.core.protocols import Step
+    from edgespec.service.client import Stream
 
 
 _BAR, _TIMES, _DETAIL = 36, 20, 36  # columns of a bar, of what follows it, and of the longest detail
@@ -133,7 +138,7 @@ def format_speed(tpot_s: float, step_p99_s: float) -> str:
 
 def _list_sources(steps: Iterable[Step], drafters: Mapping[str, str]) -> list[str]:
     """The drafters of `steps` in order of first use, as the user calls them."""
-    from edgespec.hub.reference import shorten_names
+    from edgespec.hub.cache import shorten_names
 
     drafted = (step.decision.source.split("+") for step in steps if step.decision and step.n_drafted)
     return list(dict.fromkeys(shorten_names(drafters.get(name, name)) for names in drafted for name in names))
@@ -167,3 +172,56 @@ def report_bug(error: Exception) -> None:
 
     click.echo(f"error: Internal error: {type(error).__name__}: {error}.", err=True)
     click.echo(f"hint: Please report it, with {save_traceback(error)}.", err=True)
+
+
+# Tables on a terminal.
+
+
+def format_table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> Iterator[str]:
+    """The rows in aligned columns, those of `right` to the right; on a terminal the last column ends at its width."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    room = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
+    for row in rows:
+        cells = [
+            each.rjust(width) if i in right else each.ljust(width)
+            for i, (each, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        line = "  ".join(cells).rstrip()
+        yield line if room is None else shorten(line, room)
+
+
+def shorten(text: str, width: int) -> str:
+    """`text` in at most `width` characters."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+# Ctrl-C while a job runs: the first press cancels the job, the second ends the program.
+
+
+T = TypeVar("T")
+
+INTERRUPTED = 130  # the shells' exit code for Ctrl-C
+
+
+def interruptible(stream: Stream[T]) -> Iterator[T]:
+    """Events of `stream`. Until it ends, SIGINT cancels it; it is cancelled too when its reader leaves.
+
+    The handler only sets a flag, so it is safe during native calls.
+    """
+    presses = 0
+
+    def on_interrupt(_signal: int, _frame: object) -> None:
+        nonlocal presses
+        presses += 1
+        if presses == 1:
+            stream.cancel()
+            return
+        sys.stdout.flush()
+        os._exit(INTERRUPTED)  # a native forward cannot be interrupted in another way
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield from stream
+    finally:
+        signal.signal(signal.SIGINT, before)
+        stream.cancel()

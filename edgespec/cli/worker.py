@@ -15,7 +15,7 @@ import click
 
 if TYPE_CHECKING:
     from edgespec.backends.llamacpp.library import Device
-    from edgespec.backends.llamacpp.weights_cache import WeightsCache
+    from edgespec.backends.llamacpp.rpc import WeightsCache
 
 HOST, PORT = "127.0.0.1", 50052
 _PORTS_TO_TRY = 20
@@ -108,7 +108,7 @@ def _choose_devices(names: tuple[str, ...]) -> list[Device]:
 
 def _open_cache() -> WeightsCache:
     """Raises CacheError."""
-    from edgespec.backends.llamacpp.weights_cache import WeightsCache
+    from edgespec.backends.llamacpp.rpc import WeightsCache
     from edgespec.controller.store import calibration_folder
     from edgespec.errors import CacheError, reason_of
 
@@ -175,7 +175,7 @@ class _Server:
 
     def run(self) -> int:
         """Serve until a signal; returns the exit code. Raises BackendError where ggml could not begin."""
-        from edgespec.cli.interrupts import INTERRUPTED
+        from edgespec.cli.terminal import INTERRUPTED
         from edgespec.errors import BackendError
 
         ours, theirs = os.pipe()

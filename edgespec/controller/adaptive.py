@@ -1,16 +1,16 @@
 """The adaptive controller: chooses in each round who drafts and how many tokens, from measured costs and acceptance.
 
-A round is worth its expected tokens less the price of its seconds (`controller/value.py`); plain decoding is one of the
+A round is worth its expected tokens less the price of its seconds (`controller/round.py`); plain decoding is one of the
 choices. A round takes five steps:
 
 1. Ask the drafters that take no time, such as lookups. They report what they would have said about every emitted token,
    so that their acceptance is known whether or not they drafted.
 2. Choose a drafter that takes time (`controller/gate.py`); again after it, given what is in the tree.
-3. Have it draft while a further unit is expected to pay (`controller/tree_builder.py`).
-4. Verify as many of the most probable nodes as are worth most (`controller/value.py`).
+3. Have it draft while a further unit is expected to pay (`controller/gate.py`).
+4. Verify as many of the most probable nodes as are worth most (`controller/round.py`).
 5. Record the cost and the gain of the round (`controller/review.py`).
 
-A regret budget (`controller/regret.py`) limits what drafting may lose against plain decoding. docs/autopilot.md gives
+A regret budget (`controller/gate.py`) limits what drafting may lose against plain decoding. docs/autopilot.md gives
 the reasons and a worked round.
 """
 
@@ -18,21 +18,180 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
+from operator import attrgetter
+from time import perf_counter
+from typing import NamedTuple
 
-from edgespec.controller.batch_cost import MarginalCost
+from edgespec.controller.cost_model import MarginalCost
 from edgespec.controller.drafter_set import DrafterSet
-from edgespec.controller.gate import DraftGate, DraftRequest
-from edgespec.controller.quick_lookups import Chain
+from edgespec.controller.gate import DraftGate, DraftRequest, TreeBuilder
+from edgespec.controller.own_time import Pace
 from edgespec.controller.review import Review
-from edgespec.controller.round import Asked, RoundPlan
-from edgespec.controller.scored_tree import ScoredTree
-from edgespec.controller.short_rounds import ShortRounds
+from edgespec.controller.round import MAX_NODES, Asked, DraftSize, RoundPlan, ScoredTree, list_counts
 from edgespec.controller.stats import DraftStats, TextStats
-from edgespec.controller.tree_builder import TreeBuilder
-from edgespec.controller.value import DraftSize
-from edgespec.core.batching import SOLO, BatchPeers
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
-from edgespec.core.protocols import NO_DRAFT, Budget, Decision, Draft, Round, Step
+from edgespec.core.protocols import NO_DRAFT, SOLO, BatchPeers, Budget, Decision, Draft, Round, Step
+from edgespec.core.tree import DraftTree
+
+# Chains of lookups for rounds so short that weighing a draft tree would take a large part of one.
+
+
+_CHEAP = (1, 3)  # drafted tokens of the cheapest rounds: four rows may take less time than two
+
+
+class Chain(NamedTuple):
+    """A chain of `drafter`, and what a round with it is expected to emit and to take."""
+
+    drafter: Drafter
+    size: DraftSize
+
+
+class QuickLookups:
+    """Asks drafters that take no time what they promise, and the one that promises most for a chain.
+
+    Its length is that of most tokens per second by the learned rates. It is computed once for each promise, until
+    `forget`.
+    """
+
+    def __init__(self, cost: MarginalCost, stats: TextStats, drafters: DrafterSet) -> None:
+        self._cost = cost
+        self._stats = stats
+        self._drafters = drafters
+        self._seconds: dict[int, float] = {}  # by drafted tokens
+        self._sizes: dict[tuple[str, float], DraftSize] = {}  # by drafter and promise
+        self.is_unsure = False  # whether one of them could not say what it promises
+
+    def choose(self, tokens: Sequence[int]) -> Chain | None:
+        """The chain that is worth most after `tokens`; None where plain decoding is."""
+        best: Chain | None = None
+        self.is_unsure = False
+        for drafter in self._drafters.free:
+            confidence = self._drafters.foresee(drafter, tokens)
+            if confidence is None:
+                self.is_unsure = True
+            elif confidence > 0:
+                size = self._choose_size(drafter, confidence)
+                if size.nodes and (best is None or size.speed > best.size.speed):
+                    best = Chain(drafter, size)
+        return best
+
+    def draft(self, chain: Chain, tokens: Sequence[int], limit: int) -> list[int]:
+        """[n] what the chain's drafter proposes after `tokens`; at most `limit` and as many as the chain has."""
+        n = min(chain.size.nodes, limit)
+        tree = DraftTree()
+        for _ in self._drafters.expand(chain.drafter, tree, tokens, Budget(n, n)):
+            break
+        return tree.path_tokens(tree.deepest(chain.drafter.name))
+
+    def forget(self) -> None:
+        """Costs and rates have changed."""
+        self._seconds, self._sizes = {}, {}
+
+    def _choose_size(self, drafter: Drafter, confidence: float) -> DraftSize:
+        """The fastest size of a chain whose first token has `confidence`."""
+        acceptance = self._stats.drafter(drafter).acceptance
+        key = drafter.name, acceptance.simplify(confidence)
+        if (found := self._sizes.get(key)) is None:
+            expected = list(accumulate(acceptance.survival(key[1], MAX_NODES), initial=1.0))
+            found = DraftSize(0, 1.0, self._measure(0))
+            if expected[-1] / min(map(self._measure, _CHEAP)) > found.speed:  # else no size can be faster
+                sizes = [DraftSize(n, expected[n], self._measure(n)) for n in list_counts(len(expected) - 1)]
+                found = max(sizes, key=attrgetter("speed"))
+            self._sizes[key] = found
+        return found
+
+    def _measure(self, n: int) -> float:
+        """Seconds of a round with a chain of `n` tokens."""
+        if (found := self._seconds.get(n)) is None:
+            own_s = self._stats.own_time.quick_s(n) if n else 0.0
+            found = self._seconds[n] = self._cost.seconds(n + 1) + own_s
+        return found
+
+
+# Rounds so short that weighing a draft tree would take a large part of one: chains of lookups, few records.
+
+
+_PASSING_REASON = "steps are short: drafts are sought rarely"
+
+
+class ShortRounds:
+    """Of one text.
+
+    is_active   whether a decision takes a part of a plain step that matters, as of the last recorded round
+    is_passing  whether the present round goes by: plain, recorded with others later
+    passing     the decision of such rounds
+    """
+
+    def __init__(self, cost: MarginalCost, stats: TextStats, review: Review, drafters: DrafterSet) -> None:
+        self._cost = cost
+        self._own_time = stats.own_time
+        self._review = review
+        self._lookups = QuickLookups(cost, stats, drafters)
+        self._pace = Pace(stats.own_time)
+        self._asking_s = 0.0  # that lookups took in a round that goes by
+        self.is_active = False
+        self.is_passing = False
+        self.passing = Decision("none", _PASSING_REASON)
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether the next round goes by unless a lookup promises something."""
+        return self._pace.is_resting
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether a lookup could not say what it promises."""
+        return self._lookups.is_unsure
+
+    def begin_text(self) -> None:
+        self._own_time.begin_text()
+        self.update()
+        if self.is_active:
+            self.rest()
+
+    def choose(self, tokens: Sequence[int]) -> Chain | None:
+        """The chain to draft after `tokens`, if any; sets `is_passing`."""
+        started_s = perf_counter()
+        chain = None if self._pace.is_blind else self._lookups.choose(tokens)
+        self.is_passing = chain is None and self._pace.is_resting
+        if self.is_passing:
+            self._pace.pass_round()
+            self._asking_s = perf_counter() - started_s
+        return chain
+
+    def update(self) -> None:
+        """A round begins that will be recorded."""
+        plain_s = self._cost.seconds(1)
+        self.is_active, self.is_passing = not self._own_time.is_negligible(plain_s), False
+        self.passing = Decision("none", _PASSING_REASON, 1.0, plain_s)
+        self._lookups.forget()
+
+    def draft(self, chain: Chain, tokens: Sequence[int], limit: int) -> list[int]:
+        """[n] of the chain's tokens; at most `limit`, and what the regret budget allows. The next rounds go by."""
+        drafted = self._lookups.draft(chain, tokens, limit)
+        allowed = self._review.find_max_nodes(len(drafted))
+        if allowed < len(drafted):
+            self._review.remember_blocked(tokens, drafted)
+        self.rest()
+        return drafted[:allowed]
+
+    def rest(self) -> None:
+        """The next rounds go by unless a lookup promises something."""
+        self._pace.rest(self._cost.seconds(1))
+
+    def rest_blind(self) -> None:
+        """Nothing was drafted though something was promised: nobody is asked in the next rounds."""
+        self._pace.rest_blind(self._cost.seconds(1))
+
+    def gain(self) -> None:
+        """A draft has gained tokens, or the regret budget lends for one that would have."""
+        self._pace.gain()
+
+    def record(self, step: Step) -> None:
+        """Record a round that goes by."""
+        self._review.pass_round(step, self._asking_s)
+
 
 _NO_DRAFT_REASON = "no draft is expected to pay"
 _LOOKUP_REASON = "a lookup is expected to pay"

@@ -3,13 +3,84 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean, median
 
 import numpy as np
 
-from edgespec.controller.band_medians import BandMedians
+from edgespec.core.protocols import SOLO, BatchPeers
+
+# Medians of recent measurements, apart for each band of positions.
+
+
+_WINDOW = 15  # latest measurements of one kind; with fewer, the expected value is one of them
+_MAX_AGE = 256  # rounds; the machine may have changed since an older measurement
+_MAX_OUTLIER = 2.0  # limit of a single measurement, as a multiple of the expected value: the machine may be busy
+_FIRST_BAND = 1024  # tokens of context in the first band of positions; each further band ends at twice the last one's
+
+Measured = deque[tuple[int, float]]  # (round, value)
+Average = Callable[[Sequence[float]], float]
+
+
+class BandMedians:
+    """Of several kinds of measurements, each named by a key."""
+
+    def __init__(self) -> None:
+        self._round = 0
+        self._bands: dict[int, dict[Hashable, Measured]] = {0: {}}
+        self._index = 0  # of the present band
+        self._nearest = [self._bands[0]]  # all bands, the nearest first
+
+    def move_to(self, position: int) -> bool:
+        """The next measurements are at `position`; returns whether that is in another band."""
+        index = (position // _FIRST_BAND).bit_length()
+        if index == self._index:
+            return False
+        self._index = index
+        self._bands.setdefault(index, {})
+        self._nearest = [self._bands[each] for each in sorted(self._bands, key=lambda each: abs(each - index))]
+        return True
+
+    def count_round(self) -> None:
+        """Measurements grow older by one round."""
+        self._round += 1
+
+    def add(self, key: Hashable, value: float) -> None:
+        self._nearest[0].setdefault(key, deque(maxlen=_WINDOW)).append((self._round, value))
+
+    @property
+    def keys(self) -> list[Hashable]:
+        """What was ever measured."""
+        return list(dict.fromkeys(key for band in self._nearest for key in band))
+
+    def count(self, key: Hashable) -> int:
+        """The number of recent measurements in the present band and the two beside it."""
+        beside = (self._bands.get(self._index + step, {}) for step in (-1, 0, 1))
+        return sum(len(self._recent(band.get(key))) for band in beside)
+
+    def estimate(self, key: Hashable, expected: float, average: Average = median) -> float | None:
+        """The median of the present band, given that of the nearest other band with recent measurements.
+
+        `expected` is the value where nothing is measured. None if nothing is. `average` may be another one.
+        """
+        recent = [values for band in self._nearest if (values := self._recent(band.get(key)))][:2]
+        for values in reversed(recent):
+            expected = _estimate(values, expected, average)
+        return expected if recent else None
+
+    def _recent(self, measured: Measured | None) -> list[float]:
+        oldest = self._round - _MAX_AGE
+        return [value for at, value in measured or () if at > oldest]
+
+
+def _estimate(recent: list[float], expected: float, average: Average) -> float:
+    """Of few measurements `expected` is one, so that one slow round decides nothing."""
+    if len(recent) == 1:
+        recent = [min(recent[0], _MAX_OUTLIER * expected)]
+    return average(recent if len(recent) == _WINDOW else [expected, *recent])
+
 
 _REFRESH_ROUNDS = 16  # between two checks of age
 _REFRESH_TOKENS = 64  # of context, within which the profile's seconds are taken as equal
@@ -247,3 +318,64 @@ class CostModel:
 
     def _measure_drift(self) -> float:
         return median([1.0, *self._multiples.values()])
+
+
+# The cost of a draft's rows to one of several generations that share their forwards.
+
+
+_CHEAP_ROW = 0.15  # of a plain step, that a further row takes where drafters may fill rows
+_FILLED_ROWS = range(4, 9)  # of a forward with such a draft
+_LONG_STEP_S = 0.05  # of a plain step, of which the time of such drafters is next to nothing
+_MIN_SHARE = 0.25  # of the equal part: rows that fill a tile can make a forward faster, but no generation's are free
+
+
+class MarginalCost:
+    """The part of a forward's seconds that is charged to one generation.
+
+    If all generations decoded plainly, each would be charged an equal part. Rows that a draft adds are charged to it in
+    full. A draft that pays by this measure therefore makes all generations together faster. Without peers the charge is
+    the whole forward.
+    """
+
+    def __init__(self, model: CostModel, query_peers: Callable[[], BatchPeers] = lambda: SOLO) -> None:
+        """`query_peers` returns the peers of the next forward."""
+        self.model = model
+        self._query_peers = query_peers
+        self._peers = SOLO
+
+    def begin_round(self, position: int) -> None:
+        """The next forward's root is at `position`; queries its peers."""
+        self.model.move_to(position)
+        self._peers = self._query_peers()
+
+    @property
+    def has_prefill(self) -> bool:
+        """Whether the next forward also reads prompts of peers."""
+        return self._peers.prefilling
+
+    @property
+    def n_peers(self) -> int:
+        """Other generations that decode in the next forward."""
+        return self._peers.sessions
+
+    @property
+    def plain_measured(self) -> int:
+        """Recent measurements of a forward in which all generations decode plainly."""
+        return self.model.count_recent(self.n_peers + 1)
+
+    @property
+    def has_cheap_rows(self) -> bool:
+        """Whether a forward of some rows takes little longer than a plain step, which is not short."""
+        plain_s = self.model.seconds(1)
+        row_s = min((self.model.seconds(rows) - plain_s) / (rows - 1) for rows in _FILLED_ROWS)
+        return plain_s >= _LONG_STEP_S and row_s <= _CHEAP_ROW * plain_s
+
+    def seconds(self, rows: int) -> float:
+        """Seconds charged for `rows` rows, the root included."""
+        if not self._peers.sessions:
+            return self.model.seconds(rows)
+        n_generations = self.n_peers + 1
+        equal_part = self.model.seconds(n_generations) / n_generations
+        peer_rows = self._peers.rows
+        added = self.model.seconds(peer_rows + rows) - self.model.seconds(peer_rows + 1)
+        return max(equal_part + added, equal_part * _MIN_SHARE)

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from edgespec.controller.batch_cost import MarginalCost
-from edgespec.controller.estimator import RecentRate
+from edgespec.controller.acceptance import RecentRate
+from edgespec.controller.cost_model import MarginalCost
+from edgespec.controller.gate import RegretBudget, ShadowDraft, choose_allowed_loss
 from edgespec.controller.own_time import Kind, PassedRounds
-from edgespec.controller.regret import RegretBudget, choose_allowed_loss
-from edgespec.controller.round import RoundPlan
-from edgespec.controller.scored_tree import ScoredTree
-from edgespec.controller.shadow import ShadowDraft
+from edgespec.controller.round import DraftSize, RoundPlan, ScoredTree, list_counts
 from edgespec.controller.stats import TextStats
-from edgespec.controller.value import DraftSize, list_counts
-from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Round, Step
+from edgespec.core.tree import DraftTree
 
 _FEW_NODES = 15  # draft nodes, up to which more of them may take less time; beyond, more take more
 _MIN_DRAFTED_SHARE = 0.15  # share of rounds with drafts below which the next round is expected to be plain

@@ -11,11 +11,11 @@ from typing import Any
 from edgespec.controller.acceptance import (
     AcceptanceModel,
     AcceptanceRecord,
+    DecayedMean,
     make_acceptance_model,
     make_agreement_model,
 )
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile
-from edgespec.controller.estimator import DecayedMean
 from edgespec.controller.own_time import OwnTime
 from edgespec.core.drafter import Confidence, Drafter
 

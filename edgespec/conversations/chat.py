@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields, replace
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
+from edgespec.conversations.database import Conversation, Turn
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import AnswerStart, MemoryUse, Request
-from edgespec.errors import CacheError, InvalidRequest
+from edgespec.errors import CacheError, ContextOverflow, InvalidRequest
 from edgespec.files import write_atomically
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.text.chat_template import Message
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
+
 
 _NUMBERS = {
     f.name: float if isinstance(f.default, float) else int for f in fields(SamplingParams) if f.name != "logit_bias"
@@ -205,3 +209,100 @@ def _check(value: Any, *kinds: type) -> Any:
 
 def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
+
+
+# How much of a chat the context holds: what is left out of the next request, and what to say before it is full.
+
+
+NEARLY_FULL = 0.9
+_MIN_ANSWER = 16  # tokens that must be free for an answer, or an eighth of a small context
+_LARGER = "open the model with a larger --ctx"
+
+Count = Callable[[tuple[Message, ...]], int]
+"""Counts the tokens of a prompt. Raises ContextOverflow for a text far longer than the context."""
+
+
+def make_room(chat: Chat, messages: Sequence[Message], context_size: int, count: Count) -> str | None:
+    """Choose what is left out of the request for `messages`, which the chat is about to hold.
+
+    A rolling chat leaves out whole turns, the oldest first, until a quarter of the context is free, or `max_tokens` if
+    that is less; the system message and the last question stay. Returns a sentence about what else is left out from
+    here on. Raises ContextOverflow, which names the choices; then nothing changes.
+    """
+    free = min(_MIN_ANSWER, context_size // 8)
+    problem = _find_overflow(chat, messages[chat.left_out :], context_size, free, count)
+    if problem is None:
+        return None
+    starts = [i for i, message in enumerate(messages) if message.role == "user" and i > chat.left_out]
+    if not starts:
+        raise ContextOverflow(problem, hint=f"Shorten the message, or {_LARGER}.")
+    if not chat.rolling:
+        hint = f"Shorten the message; /set rolling on leaves out the oldest turns; /clear starts again; or {_LARGER}."
+        raise ContextOverflow(problem, hint=hint)
+
+    def fits(start: int) -> bool:
+        room = free if start == starts[-1] else min(chat.max_tokens or context_size, context_size // 4)
+        return _find_overflow(chat, messages[start:], context_size, room, count) is None
+
+    at = bisect_left(starts, True, key=fits)
+    if at == len(starts):
+        raise ContextOverflow(problem, hint=f"It does not fit even alone. Shorten the message, or {_LARGER}.")
+    first = sum(message.role == "user" for message in messages[: chat.left_out]) + 1
+    last = sum(message.role == "user" for message in messages[: starts[at]])
+    chat.left_out = starts[at]
+    which = f"questions {first} to {last} and their answers" if last > first else f"question {first} and its answer"
+    return f"The context is full: {which} are left out from here on."
+
+
+def describe_end(chat: Chat, used: int, context_size: int) -> str:
+    """What to say where `used` of `context_size` tokens are in use: how full the context is, and what to do."""
+    fill = f"The context is {used / context_size:.0%} full ({used:,} of {context_size:,} tokens)."
+    if chat.rolling:
+        return f"{fill} The oldest turns are left out when a message does not fit."
+    return f"{fill} /set rolling on leaves out the oldest turns where it is full; /clear starts again; --ctx sets it."
+
+
+def _find_overflow(chat: Chat, messages: Sequence[Message], size: int, free: int, count: Count) -> str | None:
+    """A sentence about a request that does not leave `free` of `size` tokens; None for one that does."""
+    try:
+        n = count((*chat.system_messages, *messages))
+    except ContextOverflow as overflow:
+        return overflow.message
+    if n > size:
+        return f"the prompt has {n:,} tokens, the context holds {size:,}."
+    if n > size - free:
+        return f"the prompt has {n:,} tokens, which leaves no room for an answer in the context."
+    return None
+
+
+# The model that a conversation was held with, as it is stored with each answer, so that it can be opened again.
+
+
+_KEY = "opened"  # in the settings of an answer
+
+
+@dataclass(frozen=True, slots=True)
+class OwnModel:
+    """What was asked for when the model was opened.
+
+    reference  None: the registry's default
+    draft      as `--draft` takes it
+    backend    None: the best for the machine
+    """
+
+    reference: str | None
+    draft: str = "auto"
+    backend: str | None = None
+
+    def to_settings(self) -> dict[str, Any]:
+        """The part of an answer's settings that `find` reads."""
+        return {_KEY: asdict(self)}
+
+    @classmethod
+    def find(cls, conversation: Conversation, turns: Sequence[Turn]) -> Self:
+        """The model of the last answer among `turns`; by its name in a conversation that says no more."""
+        for turn in reversed(turns):
+            match turn.settings.get(_KEY) if isinstance(turn.settings, Mapping) else None:
+                case {"reference": str() | None as reference, "draft": str(draft), "backend": str() | None as backend}:
+                    return cls(reference, draft, backend)
+        return cls(conversation.model)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from edgespec.conversations.model import Conversation, Turn
+from edgespec.conversations.database import Conversation, Turn
 from edgespec.conversations.store import Store
 from edgespec.errors import InvalidRequest, reason_of
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,22 +11,93 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from edgespec.conversations.database import data_folder, open_database, prepare
-from edgespec.conversations.memory import forget_conversation
-from edgespec.conversations.model import Conversation, Role, Spans, Turn, drop_surrogates, make_title
-from edgespec.conversations.rows import (
-    INSERT_TURN,
-    SELECT_CONVERSATION,
-    SELECT_TURN,
-    read_conversation,
-    read_turn,
-    to_column,
-    to_row,
+from edgespec.conversations.database import (
+    CONVERSATION_COLUMNS,
+    TURN_COLUMNS,
+    Conversation,
+    Role,
+    SearchHit,
+    Spans,
+    Turn,
+    data_folder,
+    drop_surrogates,
+    find_turns,
+    forget_conversation,
+    index_turn,
+    make_title,
+    matches,
+    open_database,
+    prepare,
+    snippet,
+    split_words,
 )
-from edgespec.conversations.search import SearchHit, find_turns, index_turn, matches, snippet, split_words
-from edgespec.conversations.tree import SELECT_NEWEST_LEAF, list_branches
 from edgespec.databases import to_cache_error
 from edgespec.errors import CacheError, InvalidRequest
+
+# Conversion between database rows and conversations and turns.
+
+
+SELECT_TURN = f"SELECT {TURN_COLUMNS} FROM turns"
+SELECT_CONVERSATION = (
+    f"SELECT {CONVERSATION_COLUMNS}, (SELECT text FROM turns"
+    " WHERE conversation = conversations.id AND role = 'user' ORDER BY id LIMIT 1) FROM conversations"
+)
+INSERT_TURN = f"INSERT INTO turns ({TURN_COLUMNS}) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+
+def read_conversation(row: tuple[Any, ...]) -> Conversation:
+    """A row of SELECT_CONVERSATION."""
+    id, name, model, system, leaf, created, changed, first = row
+    title = make_title((first or "")[:500]) if name is None else name
+    return Conversation(id, title, name is not None, model, system, leaf, created, changed)
+
+
+def read_turn(row: tuple[Any, ...]) -> Turn:
+    """A row of SELECT_TURN."""
+    id, conversation, parent, role, text, reasoning, spans, settings, metrics, finished, created = row
+    values = _parse(spans, []), _parse(settings, {}), _parse(metrics, {})
+    return Turn(id, conversation, parent, role, text, reasoning, *values, bool(finished), created)
+
+
+def to_row(turn: Turn) -> tuple[Any, ...]:
+    """The values for INSERT_TURN. Raises ValueError or TypeError for values that are not JSON."""
+    texts = (turn.role, drop_surrogates(turn.text), drop_surrogates(turn.reasoning))
+    values = (to_column(turn.spans), to_column(turn.settings), to_column(turn.metrics))
+    return turn.conversation, turn.parent, *texts, *values, turn.finished, turn.created
+
+
+def to_column(value: Any) -> str:
+    """`value` as JSON text. Raises ValueError or TypeError for values that are not JSON."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _parse(text: str, default: Any) -> Any:
+    """A JSON value, or `default` for damaged text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return default
+
+
+# The tree of a conversation's turns: what follows each turn, and where a branch ends. Empty answers do not count.
+
+
+_NOT_EMPTY = "(role = 'user' OR text <> '' OR reasoning <> '')"
+# The newest descendant of a turn that is not an empty answer.
+SELECT_NEWEST_LEAF = (
+    "WITH RECURSIVE below (id) AS (SELECT ? UNION SELECT turns.id FROM turns JOIN below ON parent = below.id)"
+    f" {SELECT_TURN} WHERE id = (SELECT max(id) FROM turns WHERE id IN (SELECT id FROM below) AND {_NOT_EMPTY})"
+)
+
+
+def list_branches(db: sqlite3.Connection, conversation: int) -> dict[int | None, list[int]]:
+    """The ids of the turns after each parent, oldest first; those at the start are after None."""
+    found: dict[int | None, list[int]] = {}
+    query = f"SELECT parent, id FROM turns WHERE conversation = ? AND {_NOT_EMPTY} ORDER BY id"
+    for parent, id in db.execute(query, (conversation,)).fetchall():
+        found.setdefault(parent, []).append(id)
+    return found
+
 
 _LISTED = (
     "WHERE EXISTS (SELECT 1 FROM turns WHERE conversation = conversations.id) ORDER BY changed DESC, id DESC LIMIT ?"

@@ -7,15 +7,262 @@ Of equal logits the lower token id comes first, so that equal logits give equal 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from edgespec.core.arrays import Indices, Ints, Logits, Probs
-from edgespec.core.truncation import highest, min_p, nucleus, top_k, typical
-from edgespec.errors import InvalidRequest
+from edgespec.errors import BackendError, InvalidRequest
+
+# Array types. Shapes are in the docstrings of the functions that use them.
+
+
+Ints = npt.NDArray[np.int32]
+Indices = npt.NDArray[np.intp]
+Logits = npt.NDArray[np.float32]
+# float64; exact fractions (dtype object) in the proofs of tests/core
+Probs = npt.NDArray[Any]
+Rng = np.random.Generator
+
+
+# Random numbers of verification: drawn from a seed in production, enumerated by the proofs in tests/core.
+
+
+_BLOCK = 512
+_EXACT = 16_384  # weights that are summed in float64 throughout
+_MASK = (1 << 64) - 1
+
+
+class RandomSource(Protocol):
+    """The two random decisions of an acceptance rule."""
+
+    def accept(self, p: float, q: float) -> bool:
+        """True with probability min(1, p / q); q > 0."""
+
+    def choose(self, weights: Probs, position: int) -> int:
+        """Index i with probability weights[i] / sum(weights), for the token at `position` of the sequence."""
+
+    def uniform(self, position: int) -> float:
+        """The number in [0, 1) that `choose` uses at `position`, for backends that sample on their device."""
+
+
+class CounterRng:
+    """A counter-based random number generator.
+
+    `choose` depends on the seed and the position alone: a position draws the same number by plain decoding, through a
+    draft, and on every backend. `accept` has its own stream.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed & _MASK
+
+    @cached_property
+    def _stream(self) -> np.random.Generator:
+        """For the rules that reject; making it takes 0.1 ms."""
+        return np.random.Generator(np.random.PCG64([self._seed, 1]))
+
+    def accept(self, p: float, q: float) -> bool:
+        return self._stream.random() * q < p
+
+    def choose(self, weights: Probs, position: int) -> int:
+        return index_at(weights, self.uniform(position))
+
+    def uniform(self, position: int) -> float:
+        return uniform(self._seed, position)
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) with 53 random bits: SplitMix64's mixer (Steele et al. 2014) over seed and position."""
+    z = _mix(_mix((seed + 0x9E3779B97F4A7C15) & _MASK) ^ ((position * 0x9E3779B97F4A7C15) & _MASK))
+    return (z >> 11) * 2.0**-53
+
+
+def _mix(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
+
+
+def index_at(weights: Probs, u: float) -> int:
+    """Inverse of the cumulative distribution: the first i whose running sum exceeds u times the total.
+
+    Never returns an index of weight zero. See `sum_blocks` for the precision of the running sums.
+    """
+    n = len(weights)
+    start, before = 0, 0.0
+    if n <= _BLOCK:
+        inside = np.cumsum(weights, dtype=np.float64)
+        level = u * inside[-1]
+    else:
+        blocks = np.cumsum(sum_blocks(weights))
+        level = u * blocks[-1]
+        b = min(int(blocks.searchsorted(level, side="right")), len(blocks) - 1)
+        start, before = b * _BLOCK, blocks[b - 1] if b else 0.0
+        inside = np.cumsum(weights[start : start + _BLOCK], dtype=np.float64)
+    i = start + int(inside.searchsorted(level - before, side="right"))
+    if i < n and weights[i] > 0:
+        return i
+    below = np.flatnonzero(weights[:i])  # rounding at a border: the nearest index below with a weight
+    return int(below[-1]) if len(below) else int(np.flatnonzero(weights)[0])
+
+
+def sum_blocks(weights: Probs) -> npt.NDArray[np.float64]:
+    """The sums of 512 weights each, the last of those that are left.
+
+    In float64, but within the blocks of more than 16,384 weights in their own type: 512 float32 weights are off by less
+    than 1e-6 of their sum.
+    """
+    whole = len(weights) // _BLOCK * _BLOCK
+    rows, rest = weights[:whole].reshape(-1, _BLOCK), weights[whole:]
+    sums = np.einsum("ij->i", rows, dtype=np.float64 if len(weights) <= _EXACT else weights.dtype).astype(np.float64)
+    return np.append(sums, rest.sum(dtype=np.float64)) if len(rest) else sums
+
+
+# The truncations of the sampler chain: which ids stay. Of equal values the lower id stays.
+#
+# They run on every visited row, so none sorts a vocabulary: a bound that a pass or two over the row can give leaves few
+# candidates, and only the candidates at the border are sorted.
+
+
+_ROWS = 64  # that a vocabulary is folded into, for the maxima of its columns
+_LOWEST = np.finfo(np.float32).min
+_SLACK = 1e-6  # of the total mass: more than float32 sums and weights are off by
+_LEAST_TOTAL = 1e-13  # of weights that are not scaled: they are precise, and so are those that matter beside them
+_SAMPLE = 512
+_SAFE_SHARE = 0.75  # of the mass that may be left out, by an estimate from the sample
+_MANY = 50  # a mask with more than one hit in so many is slow to read
+_FEW = 1024  # entries, which are sorted directly
+_BUCKET_BITS = 18  # low bits of a float32 that are ignored; the rest gives 32 buckets for every power of two
+
+
+class NonFiniteLogits(BackendError):
+    """A row of logits whose maximum is NaN or infinite."""
+
+
+def non_finite_error() -> NonFiniteLogits:
+    """The error for such a row."""
+    return NonFiniteLogits("the model returned NaN or infinite logits.", hint="Check the file: edgespec pull --verify.")
+
+
+def highest(z: Logits) -> np.float32:
+    """The maximum. Raises BackendError if it is NaN or infinite, as do all functions here."""
+    best: np.float32 = z.max()
+    if not math.isfinite(best):
+        raise non_finite_error()
+    return best
+
+
+def top_k(z: Logits, k: int) -> Indices:
+    """The ids of the k largest values, ascending; fewer than k where the others are -inf."""
+    width = len(z) // _ROWS
+    if k <= width:  # the k largest column maxima are k values of z, so the k largest values reach the least of them
+        columns = z[: _ROWS * width].reshape(_ROWS, width).max(axis=0)
+        highest(np.append(z[_ROWS * width :], columns.max()))
+        columns.partition(width - k)
+        border = max(columns[width - k], _LOWEST)
+    else:
+        highest(z)
+        border = _LOWEST
+    likely: Indices = (z >= border).nonzero()[0]
+    if len(likely) <= k:
+        return likely
+    values = z[likely]
+    if len(values) <= _FEW:
+        return likely[np.sort(np.argsort(-values, kind="stable")[:k])]
+    border = np.partition(values, len(values) - k)[len(values) - k]
+    above = np.flatnonzero(values > border)
+    equal = np.flatnonzero(values == border)[: k - len(above)]
+    return likely[np.sort(np.concatenate((above, equal)))]
+
+
+def nucleus(z: Logits, top_p: float) -> Indices:
+    """Nucleus sampling (Holtzman et al. 2020): the fewest most probable ids with `top_p` mass, ascending."""
+    if len(z) <= _FEW:
+        weights = np.exp(z - highest(z))
+        order = np.argsort(-z, kind="stable")
+        sums = np.cumsum(weights[order], dtype=np.float64)
+        return np.sort(order[: int(sums.searchsorted(top_p * sums[-1])) + 1])
+    with np.errstate(over="ignore"):
+        weights = np.exp(z)
+    total = float(sum_blocks(weights).sum())
+    if not _LEAST_TOTAL < total < math.inf:  # out of range, or NaN
+        weights = np.exp(z - highest(z))
+        total = float(sum_blocks(weights).sum())
+    likely, weights = _find_nucleus(weights, total, top_p * total)
+    rank = weights.max().view(np.int32) - weights.view(np.int32)  # bits of positive floats have the order of the floats
+    return likely[_shortest(rank, weights, top_p * total)]
+
+
+def typical(z: Logits, typical_p: float) -> Indices:
+    """Locally typical sampling (Meister et al. 2022): the ids nearest to the entropy, `typical_p` mass in all."""
+    x = np.maximum(z - highest(z), _LOWEST)  # 0 * -inf is NaN
+    weights = np.exp(x)
+    total = float(sum_blocks(weights).sum())
+    # The entropy is log(total) - mean, and the surprise of an id log(total) - x.
+    mean = np.float32(np.multiply(weights, x).sum(dtype=np.float64) / total)
+    distance = np.abs(np.subtract(mean, x, out=x), out=x)
+    return _shortest(distance.view(np.int32), weights, typical_p * total)
+
+
+def min_p(z: Logits, least: float) -> Indices:
+    """The ids at least `least` times as probable as the best one, ascending."""
+    kept: Indices = (z >= highest(z) + np.float32(math.log(least))).nonzero()[0]
+    return kept
+
+
+def _shortest(rank: npt.NDArray[np.int32], weights: Probs, mass: float) -> Indices:
+    """The shortest start of the order by `rank`, then by index, whose weights reach `mass`: ascending; at least one."""
+    if len(rank) <= _FEW:
+        return np.sort(_start(np.argsort(rank, kind="stable"), weights, mass))
+    bucket = rank >> _BUCKET_BITS
+    sums = np.cumsum(np.bincount(bucket, weights))
+    border = int(sums.searchsorted(max(mass, math.ulp(0.0))))
+    is_kept = bucket < border
+    inside = np.flatnonzero(bucket == border)
+    inside = inside[np.argsort(rank[inside], kind="stable")]
+    is_kept[_start(inside, weights, mass - (float(sums[border - 1]) if border else 0.0))] = True
+    return _find(is_kept)
+
+
+def _start(order: Indices, weights: Probs, mass: float) -> Indices:
+    """The shortest start of `order` whose weights reach `mass`; at least one."""
+    sums = np.cumsum(weights[order], dtype=np.float64)
+    return order[: int(sums.searchsorted(mass)) + 1]
+
+
+def _find_nucleus(weights: Probs, total: float, mass: float) -> tuple[Indices, Probs]:
+    """The ids, ascending, and weights of all above some border, which have `mass` of `total` or more together."""
+    spare = max(total - mass - _SLACK * total, 0.0)
+    # Fewer than n weights, each below an n-th of what may be left out, are less than that together.
+    is_likely = weights >= np.float32(spare / len(weights))
+    if np.count_nonzero(is_likely) <= len(weights) // _MANY:
+        likely = np.flatnonzero(is_likely)
+        return likely, weights[likely]
+    step = len(weights) // _SAMPLE
+    sample = np.sort(weights[::step])
+    at = int(np.cumsum(sample, dtype=np.float64).searchsorted(_SAFE_SHARE * spare / step))
+    likely = _find(weights >= sample[min(at, len(sample) - 1)])
+    chosen = weights[likely]
+    if chosen.sum(dtype=np.float64) < mass:
+        likely = _find(is_likely)
+        chosen = weights[likely]
+    return likely, chosen
+
+
+def _find(mask: npt.NDArray[np.bool_]) -> Indices:
+    """The indices where `mask` is true, as np.flatnonzero.
+
+    NumPy has a loop for masks with few hits, which takes 15 ns for each, and one of half a nanosecond for each entry,
+    which it uses from one hit in ten. Appended hits choose the second loop where that one is faster.
+    """
+    n, count = len(mask), np.count_nonzero(mask)
+    if n // _MANY < count <= n // 10:
+        return np.flatnonzero(np.concatenate((mask, np.ones(n // 8, np.bool_))))[:count]
+    return np.flatnonzero(mask)
 
 
 @dataclass(frozen=True, slots=True)

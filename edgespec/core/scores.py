@@ -7,8 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from edgespec.core.arrays import Ints, Logits
-from edgespec.core.sampling import SamplingParams
+from edgespec.core.sampling import Ints, Logits, SamplingParams
 
 
 class Scores(Protocol):

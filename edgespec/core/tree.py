@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from math import isfinite
+
 import numpy as np
 
-from edgespec.core.arrays import Ints
-from edgespec.core.protocols import Draft
+from edgespec.core.protocols import NO_DRAFT, Draft
+from edgespec.core.sampling import Ints, Probs
 
 
 def depths(draft: Draft) -> Ints:
@@ -68,3 +71,127 @@ def check_draft(draft: Draft, vocab_size: int) -> None:
         raise ValueError(f"q must be [{n}, {vocab_size}], not {draft.q.shape}")
     elif (draft.q[np.arange(n), draft.tokens] <= 0).any():
         raise ValueError("q is zero for a token that was sampled from it")
+
+
+# The tokens that all drafters of a round have proposed together.
+
+
+class DraftTree:
+    """A trie of drafted tokens below the root (-1), in topological order.
+
+    A token that several drafters propose at one place is one node with a vote of each of them.
+
+    tokens   [n] ids
+    parents  [n] nodes; -1 is the root
+    depths   [n] 1 for children of the root
+    votes    [n] the confidence of each drafter that proposed the node, by the drafter's name
+    q        [n] the distribution [V] that the token was drawn from; None for a deterministic proposal
+    """
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.depths: list[int] = []
+        self.votes: list[dict[str, float]] = []
+        self.q: list[Probs | None] = []
+        self.voter: str | None = None  # the drafter whose turn it is; None for anybody's
+        self._child: dict[tuple[int, int], int] = {}
+        self._children: dict[int, list[int]] = {}  # by parent
+        self._first_changed = 0
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def add(self, parent: int, token: int, source: str, confidence: float, q: Probs | None = None) -> int:
+        """The node of `token` below `parent`, new or found, with the vote of `source`.
+
+        A drafter keeps the higher of two confidences in one node. Raises ValueError for a parent that does not exist, a
+        confidence that is no finite number, and another source than `voter`.
+        """
+        if not -1 <= parent < len(self.tokens):
+            raise ValueError(f"it proposed token {token} below node {parent}, which does not exist")
+        if not isfinite(confidence) or (self.voter is not None and self.voter != source):
+            raise ValueError(f"it votes as '{source}' with confidence {confidence}")
+        node = self._child.get((parent, token))
+        if node is None:
+            node = self._child[parent, token] = len(self.tokens)
+            self._children.setdefault(parent, []).append(node)
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.depths.append(1 if parent < 0 else self.depths[parent] + 1)
+            self.votes.append({source: confidence})
+            self.q.append(q)
+        else:
+            self.votes[node][source] = max(confidence, self.votes[node].get(source, confidence))
+        if (first := self._children[parent][0]) < self._first_changed:
+            self._first_changed = first
+        return node
+
+    def add_chain(self, tokens: Sequence[int], source: str, confidences: Sequence[float], parent: int = -1) -> int:
+        """Add each token below the one before; returns the last node. Raises ValueError as `add` does."""
+        for token, confidence in zip(tokens, confidences, strict=True):
+            parent = self.add(parent, token, source, confidence)
+        return parent
+
+    def take_changed(self) -> int:
+        """The first node with a vote or a sibling that changed since the last call; the number of nodes without one."""
+        first, self._first_changed = self._first_changed, len(self.tokens)
+        return first
+
+    def truncate(self, n: int) -> None:
+        """Keep the first `n` nodes."""
+        for node in range(len(self) - 1, n - 1, -1):
+            parent = self.parents[node]
+            del self._child[parent, self.tokens[node]]
+            siblings = self._children[parent]
+            siblings.pop()
+            self._first_changed = min(self._first_changed, *siblings[:1], node)
+        for values in (self.tokens, self.parents, self.depths, self.votes, self.q):
+            del values[n:]
+
+    def children(self, parent: int) -> Sequence[int]:
+        """In the order in which they were added."""
+        return self._children.get(parent, ())
+
+    def find_child(self, parent: int, token: int) -> int | None:
+        return self._child.get((parent, token))
+
+    def proposals(self, parent: int, source: str) -> list[int]:
+        """The children of `parent` that `source` has proposed, the most confident first."""
+        found = [node for node in self.children(parent) if source in self.votes[node]]
+        return sorted(found, key=lambda node: -self.votes[node][source])
+
+    def path_tokens(self, node: int) -> list[int]:
+        """[depth] the tokens from the root's child down to `node`."""
+        found: list[int] = []
+        while node >= 0:
+            found.append(self.tokens[node])
+            node = self.parents[node]
+        return found[::-1]
+
+    def deepest(self, source: str) -> int:
+        """The deepest node that `source` has proposed, of several the most confident; -1 without one."""
+        nodes = [node for node, votes in enumerate(self.votes) if source in votes]
+        return max(nodes, key=lambda node: (self.depths[node], self.votes[node][source], -node), default=-1)
+
+    def select(self, nodes: Collection[int]) -> Draft:
+        """A deterministic draft of `nodes`; the parent of each must be among them."""
+        if not nodes:
+            return NO_DRAFT
+        kept = sorted(nodes)
+        place = {node: i for i, node in enumerate(kept)} | {-1: -1}
+        return Draft(
+            np.array([self.tokens[node] for node in kept], np.int32),
+            np.array([place[self.parents[node]] for node in kept], np.int32),
+            sources=tuple("+".join(self.votes[node]) for node in kept),
+        )
+
+    def drawn_chain(self) -> Draft:
+        """The whole tree as a drawn chain with q [n, V]. Raises ValueError unless it is one."""
+        q = [each for each in self.q if each is not None]
+        if len(q) != len(self) or self.parents != list(range(-1, len(self) - 1)):
+            raise ValueError("only a chain of drawn tokens can be verified as drawn")
+        if not q:
+            return NO_DRAFT
+        draft = Draft.chain(self.tokens, np.stack(q))
+        return Draft(draft.tokens, draft.parents, draft.q, tuple("+".join(votes) for votes in self.votes))

@@ -11,11 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edgespec.core.arrays import Logits, Probs
-from edgespec.core.protocols import Draft, Verdict, Verifier
-from edgespec.core.rng import RandomSource
-from edgespec.core.sampling import Distribution, SamplingParams
-from edgespec.core.scores import Scores
+from edgespec.core.protocols import NO_DRAFT, Draft, Session, Verdict, Verifier
+from edgespec.core.sampling import Distribution, Logits, Probs, RandomSource, SamplingParams
+from edgespec.core.scores import HostScores, Scores
 from edgespec.core.tree import depths
 
 
@@ -187,3 +185,49 @@ def _q(draft: Draft, node: int) -> Probs:
 def _context(prefix: Sequence[int], window: int) -> list[int]:
     """The part of the prefix that the sampler uses, as a list that grows along the accepted path."""
     return list(prefix[-window:]) if window else []
+
+
+# Decoding steps of a draft model's session: read tokens, decode one, decode several greedily.
+
+
+def read_prompt(session: Session, tokens: Sequence[int]) -> Scores:
+    """Run `Session.prefill` to its end; returns the scores of the last token. Raises what prefill raises."""
+    progress = session.prefill(tokens)
+    while True:
+        try:
+            next(progress)
+        except StopIteration as end:
+            scores: Scores = end.value
+            return scores
+
+
+def score_tokens(session: Session, tokens: Sequence[int]) -> Logits:
+    """Run `tokens`, keep them and set a checkpoint after them; returns a copy of the last token's logits [V]."""
+    last = len(tokens) - 1
+    logits = session.forward(tokens[0], Draft.chain(tokens[1:])).logits(last).copy()
+    session.commit(range(last))
+    session.checkpoint()
+    return logits
+
+
+def decode_one(session: Session, token: int) -> Logits:
+    """Run `token` and keep it; returns a copy of its logits [V]."""
+    logits = session.forward(token, NO_DRAFT).logits(0).copy()
+    session.commit(())
+    return logits
+
+
+def resize_logits(logits: Logits, vocab_size: int) -> Logits:
+    """[vocab_size] a draft model's logits, cut or padded with -inf to the target's ids."""
+    missing = vocab_size - len(logits)
+    return logits[:vocab_size] if missing <= 0 else np.pad(logits, (0, missing), constant_values=-np.inf)
+
+
+def greedy_rollout(session: Session, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
+    """`Session.rollout` with one forward per token, for backends that have nothing faster."""
+    rows = [score_tokens(session, tokens)]
+    best = [int(rows[0][:vocab_size].argmax())]
+    while len(best) < n:
+        rows.append(decode_one(session, best[-1]))
+        best.append(int(rows[-1][:vocab_size].argmax()))
+    return Draft.chain(best), HostScores(rows)

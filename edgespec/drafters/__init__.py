@@ -18,7 +18,7 @@ from edgespec.core.protocols import Session
 from edgespec.errors import reason_of
 
 if TYPE_CHECKING:
-    from edgespec.drafters.bigram import Bigram
+    from edgespec.drafters.recycling import Bigram
     from edgespec.drafters.remote.link import Link
     from edgespec.memory.memory import MemorySpace
 
@@ -242,7 +242,7 @@ def _open_head(name: str, resources: SlotResources) -> Drafter:
 
 def _open_pard(resources: SlotResources) -> Drafter:
     from edgespec.drafters.block import BlockDrafter
-    from edgespec.drafters.pard import PardSession
+    from edgespec.drafters.sequential import PardSession
 
     if resources.mask_token is None:
         raise ValueError("this model names no mask token, so it is not a PARD model")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
-from edgespec.core.arrays import Logits
-from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import BlockSession, Drafter, TokenDraw
 from edgespec.core.protocols import Budget
-from edgespec.drafters.bigram import Bigram
-from edgespec.drafters.sampling import best_tokens
+from edgespec.core.sampling import Logits
+from edgespec.core.tree import DraftTree
+from edgespec.drafters.recycling import Bigram
+from edgespec.drafters.sequential import best_tokens
 
 
 class BlockDrafter(Drafter):

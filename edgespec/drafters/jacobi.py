@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import Budget, Round
 from edgespec.core.scores import Scores
+from edgespec.core.tree import DraftTree
 
 _WINDOW = 15  # guessed tokens
 _MAX_POOL = 2**16  # pairs of tokens

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import MATCH_GROWTH, Confidence, Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import Budget, Round
+from edgespec.core.tree import DraftTree
 
 MAX_NGRAM = 5  # n-gram sizes in the index
 WATCHED = 3  # tokens of the n-grams that are always watched

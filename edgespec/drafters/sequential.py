@@ -2,16 +2,90 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 
-from edgespec.core.arrays import Logits
-from edgespec.core.draft_tree import DraftTree
+import numpy as np
+
 from edgespec.core.drafter import Drafter, DraftSession, TokenDraw
-from edgespec.core.greedy import decode_one, resize_logits, score_tokens
 from edgespec.core.protocols import Budget, Draft, Session
+from edgespec.core.sampling import Logits, Probs, Rng, Sampler, highest, index_at, sum_blocks
 from edgespec.core.scores import Scores
-from edgespec.drafters.sampling import best_tokens
+from edgespec.core.tree import DraftTree
+from edgespec.core.verify import decode_one, resize_logits, score_tokens
 from edgespec.drafters.text_reader import TextReader
+
+# How a draft token is chosen from a draft's logits.
+
+
+MAX_SIBLINGS = 3  # candidates besides the best token
+_TAIL = 64  # tokens in which the texts of a round may differ
+_MAX_GAP = 4.0  # nats below the best token; less probable tokens are not candidates
+
+
+def best_tokens(logits: Logits) -> tuple[list[int], list[float]]:
+    """(the most probable tokens, their probabilities), the best first. Raises BackendError for NaN logits."""
+    best = float(highest(logits))
+    near = np.flatnonzero(logits >= best - _MAX_GAP)
+    order = near[np.argsort(-logits[near], kind="stable")][: 1 + MAX_SIBLINGS]
+    weights = logits - best
+    total = float(sum_blocks(np.exp(weights, out=weights)).sum())
+    return order.tolist(), (np.exp(logits[order] - best, dtype=np.float64) / total).tolist()
+
+
+class RequestDraw:
+    """A TokenDraw by the sampler chain of a request."""
+
+    def __init__(self, sampler: Sampler, rng: Rng) -> None:
+        self.sampling = sampler.params
+        self._sampler = sampler
+        self._rng = rng
+
+    def spawn_seed(self) -> int:
+        """See TokenDraw."""
+        return int(self._rng.integers(2**63))
+
+    def draw(self, logits: Logits, prefix: Sequence[int]) -> tuple[int, Probs]:
+        """See TokenDraw."""
+        distribution = self._sampler.distribution(logits, prefix)
+        return distribution.token(index_at(distribution.weights, self._rng.random())), distribution.dense(len(logits))
+
+
+class TruncatedDraw:
+    """A TokenDraw from the most probable tokens of a sampler chain alone, so that its distributions are short.
+
+    They are float32 and hold the very weights that decide the draw. The number that decides depends on the seed, on
+    `start`, the length of the text that is drafted for, and on the text before the token. So a draft is the same
+    whenever it is made, and drafts for different texts are independent.
+    """
+
+    def __init__(self, sampler: Sampler, seed: int, most: int) -> None:
+        """`most` is the number of tokens that a distribution has at most."""
+        self.sampling = sampler.params
+        self.start = 0
+        self._sampler = sampler
+        self._seed = seed
+        self._most = most
+
+    def spawn_seed(self) -> int:
+        """See TokenDraw."""
+        return self._seed
+
+    def draw(self, logits: Logits, prefix: Sequence[int]) -> tuple[int, Probs]:
+        """See TokenDraw."""
+        found = self._sampler.distribution(logits, prefix)
+        weights = found.weights
+        ids = np.arange(len(weights), dtype=np.int32) if found.ids is None else found.ids
+        kept = np.argpartition(weights, -self._most)[-self._most :] if len(weights) > self._most else slice(None)
+        weights, ids = weights[kept], ids[kept]
+        order = np.argsort(ids)  # not that of the weights, which rounding may change from one draft to another
+        weights, ids = (weights[order] / weights.sum()).astype(np.float32), ids[order]
+        tail = np.asarray(prefix[-_TAIL:], np.int32).tobytes()
+        key = [self._seed, self.start, len(prefix), zlib.crc32(tail)]
+        token = int(ids[index_at(weights, np.random.Generator(np.random.PCG64(key)).random())])
+        q = np.zeros(len(logits), np.float32)
+        q[ids] = weights
+        return token, q
 
 
 class ModelDraftSession:
@@ -110,3 +184,49 @@ class SequentialDrafter(Drafter):
         for token, probability in zip(tokens[1:], probabilities[1:], strict=True):
             tree.add(parent, token, self.name, probability)
         return first
+
+
+# PARD: a draft model that predicts several positions in one forward (An et al. 2025, arXiv:2504.18583).
+#
+# It is an ordinary model that was trained to see a mask token in place of each unknown token. The rows of a forward are
+# the unread tokens, then n - 1 mask tokens; the last n rows predict the next n tokens.
+
+
+_MAX_BLOCK = 16  # positions
+
+
+class PardSession:
+    """A BlockSession over a session of a PARD model."""
+
+    block_size = _MAX_BLOCK
+
+    def __init__(self, session: Session, vocab_size: int, mask_token: int) -> None:
+        """`vocab_size` is the target's. Raises ValueError for a mask token that the model does not have."""
+        if not 0 <= mask_token < session.capabilities.vocab_size:
+            raise ValueError(f"the model has no token {mask_token}")
+        self._session = session
+        self._reader = TextReader(session)
+        self._vocab_size = vocab_size
+        self._mask_token = mask_token
+
+    def begin(self, text: Sequence[int]) -> None:
+        self._reader.begin(text)
+
+    def unread(self, text: Sequence[int]) -> int:
+        return self._reader.unread(text)
+
+    def block(self, text: Sequence[int], window: int, n: int) -> list[Logits] | None:
+        unread = self._reader.prepare(text, window, n - 1)
+        if unread is None:
+            return None
+        n = min(n, self._session.draft_limit + 2 - len(unread))
+        masks = [self._mask_token] * (n - 1)
+        scores = self._session.forward(unread[0], Draft.chain([*unread[1:], *masks]))
+        first = len(unread) - 1
+        rows = [resize_logits(scores.logits(first + i), self._vocab_size).copy() for i in range(n)]
+        self._session.commit(range(first))
+        self._session.checkpoint()
+        return rows
+
+    def close(self) -> None:
+        self._session.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Draft, Session
+from edgespec.core.verify import read_prompt
 
 
 class TextReader:

@@ -15,16 +15,15 @@ from edgespec.controller.fixed import FixedLength
 from edgespec.controller.stats import DraftStats
 from edgespec.core.drafter import BlockSession, Drafter, DraftSession, TokenDraw
 from edgespec.core.protocols import Budget, CheckCancelled, Session, Verifier
-from edgespec.core.rng import CounterRng
-from edgespec.core.sampling import Sampler
+from edgespec.core.sampling import CounterRng, Sampler
 from edgespec.core.verify import AutoVerifier, BlockVerification, SampleMatching, TargetDistribution, TokenRejection
 from edgespec.drafters import DrafterSpec, SlotMemory, SlotResources, drafter_specs
-from edgespec.drafters.bigram import Bigram
-from edgespec.drafters.sampling import RequestDraw
+from edgespec.drafters.recycling import Bigram
+from edgespec.drafters.sequential import RequestDraw
 from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from edgespec.drafters.remote.draft import RemoteDraft
+    from edgespec.drafters.remote.drafter import RemoteDraft
     from edgespec.drafters.remote.link import Link
 
 Rule = Literal["auto", "sample", "rejection", "block"]

@@ -11,6 +11,7 @@ from typing import Any
 
 from edgespec.backends import Model
 from edgespec.controller.cost_model import DraftCost, Profile
+from edgespec.controller.fixed import JumpForward, Switchable
 from edgespec.controller.profiler import (
     LOAD_CONTEXTS,
     choose_contexts,
@@ -19,12 +20,8 @@ from edgespec.controller.profiler import (
     measure_rows,
 )
 from edgespec.controller.stats import DraftStats
-from edgespec.controller.wrappers import JumpForward, Switchable
-from edgespec.core.batching import YIELD, Yield
-from edgespec.core.protocols import CheckCancelled, Controller, Verifier
+from edgespec.core.protocols import YIELD, CheckCancelled, Controller, Verifier, Yield
 from edgespec.core.sampling import Sampler
-from edgespec.engine.constraints import Constraint, compile_grammar
-from edgespec.engine.drafter_pool import DrafterPool
 from edgespec.engine.drafting import (
     LoadedDrafter,
     Speculation,
@@ -35,12 +32,11 @@ from edgespec.engine.drafting import (
 )
 from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request
 from edgespec.engine.generation import ForwardCost, Generation
-from edgespec.engine.grammar_compiler import GrammarCompiler
+from edgespec.engine.grammar import Constraint, GrammarCompiler, compile_constraint
 from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
-from edgespec.engine.session_pool import Slot, SlotPool
-from edgespec.engine.slot_memory import begin_text, keep_text, take_notices
+from edgespec.engine.slots import DrafterPool, Slot, SlotPool, begin_text, keep_text, take_notices
 from edgespec.errors import BackendError, Cancelled
-from edgespec.hub.reference import shorten_names
+from edgespec.hub.cache import shorten_names
 from edgespec.memory.memory import Memory
 from edgespec.text.stream import TextStream
 
@@ -108,7 +104,7 @@ class Engine:
         slot: Slot | None = None
         try:
             sampler = Sampler(request.sampling, tokenizer.vocab_size)
-            matcher = yield from compile_grammar(request, self._grammars, check)
+            matcher = yield from compile_constraint(request, self._grammars, check)
             constraint = Constraint(request, encoded, matcher, reasoning, tokenizer)
             spec = speculation or self.speculation
             self._drafters.require(() if spec.is_plain else spec.drafters)

@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from time import perf_counter
+from typing import TYPE_CHECKING
 
-from edgespec.controller.batch_cost import MarginalCost
-from edgespec.controller.cost_model import CostModel
-from edgespec.core.batching import Yield
-from edgespec.core.logprobs import LogprobRecorder, TokenScore, score_text
-from edgespec.core.loop import speculate
+from edgespec.controller.cost_model import CostModel, MarginalCost
+from edgespec.core.loop import LogprobRecorder, TokenScore, score_text, speculate
 from edgespec.core.metrics import Meter
-from edgespec.core.protocols import CheckCancelled, Controller, FinishReason, PrefillProgress, Session, Step, Verifier
+from edgespec.core.protocols import (
+    CheckCancelled,
+    Controller,
+    Draft,
+    FinishReason,
+    PrefillProgress,
+    Session,
+    Step,
+    Verdict,
+    Verifier,
+    Yield,
+)
+from edgespec.core.sampling import Sampler
+from edgespec.core.scores import Scores
+from edgespec.core.verify import TargetDistribution
 from edgespec.engine.events import Event, Finished, PromptScores, Request, Scored, TokenPrompt
+from edgespec.engine.prompts import EncodedPrompt
+from edgespec.engine.structured_output import GrammarMask
 from edgespec.errors import InvalidRequest
-from edgespec.text.reasoning import Channel
+from edgespec.text.reasoning import Channel, ReasoningFormat
 from edgespec.text.stream import Piece, TextStream
 from edgespec.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 
 class Generation:
@@ -140,3 +158,151 @@ class ForwardCost:
             return cost.seconds(rows)
 
         return seconds
+
+
+# Blocks of an answer, such as tool calls, that follow a grammar; the text around them is free.
+
+
+MakeVerifier = Callable[[TargetDistribution], Verifier]
+
+
+class BlockVerifier:
+    """A Verifier that leaves the text free up to the end of an opening, masks it up to the end of the block, and so on.
+
+    A verdict is cut behind the token that begins or ends a block. Where that is depends only on tokens that are
+    emitted, so the text up to there is distributed as the target's, and each token of a block as the target's within
+    the grammar. Outside of blocks no mask is computed. Openings in the reasoning do not count.
+    """
+
+    def __init__(
+        self,
+        opening: str,
+        matcher: LLMatcher,
+        make_verifier: MakeVerifier,
+        free: Verifier,
+        sampler: Sampler,
+        text: TextStream,
+        tokenizer: Tokenizer,
+    ) -> None:
+        """`matcher` is at the beginning of a block, `free` verifies the text outside, `text` is at the beginning of the
+        answer; this object pushes the tokens to it.
+        """
+        self._opening = opening
+        self._matcher = matcher
+        self._make_verifier = make_verifier
+        self._free = self._verifier = free
+        self._sampler = sampler
+        self._text = text
+        self._tokenizer = tokenizer
+        self._mask: GrammarMask | None = None  # of the present block
+        self._block: list[int] = []  # its tokens behind the opening's
+        self._tail = ""  # the end of the free text, in which an opening may have begun
+
+    def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
+        verdict = self._verifier.verify(draft, scores, prefix)
+        for n, node in enumerate(verdict.path):
+            token = int(draft.tokens[node])
+            if self._take(token, len(prefix) + n + 1):
+                return Verdict(verdict.path[:n], token)
+        self._take(verdict.next_token, len(prefix) + len(verdict.path) + 1)
+        return verdict
+
+    def forced(self, prefix: Sequence[int]) -> list[int] | None:
+        """The tokens that the grammar forces after `prefix`; None outside of blocks."""
+        return None if self._mask is None else self._mask.forced(prefix)
+
+    def _take(self, token: int, position: int) -> bool:
+        """Add a token, with which there are `position` tokens; returns whether a block begins or ends behind it."""
+        pieces = self._text.push(token, "")
+        if self._mask is None:
+            self._tail += "".join(piece.text for piece in pieces if piece.channel == "answer")
+            return self._find_opening(position)
+        self._block.append(token)
+        if not self._mask.ends(self._block):
+            return False
+        self._verifier, self._mask, self._block = self._free, None, []
+        return True
+
+    def _find_opening(self, position: int) -> bool:
+        """Enter a block if the tail has an opening. What its last token holds beyond it belongs to the block; if the
+        grammar does not take that, the text stays free.
+        """
+        _, opening, rest = self._tail.partition(self._opening)
+        if not opening:
+            self._tail = self._tail[-len(self._opening) :]
+            return False
+        self._tail = ""
+        matcher, begun = self._matcher.deep_copy(), self._tokenizer.encode(rest, parse_special=False)
+        if begun and matcher.try_consume_tokens(begun) < len(begun):
+            return False
+        self._mask = GrammarMask(matcher, self._sampler, self._tokenizer, position, b"")
+        self._verifier = self._make_verifier(self._mask)
+        return True
+
+
+# A limit of the reasoning: once it is reached, the text continues with the marker that ends it.
+
+
+_MAX_LATE = 8  # tokens beyond the limit in which a character or a marker may be completed
+
+
+class ReasoningLimit:
+    """A Verifier that wraps another until `budget` tokens of reasoning are emitted; then it emits the tokens `closing`.
+
+    A verdict is cut where the limit is reached. Where that is depends only on tokens that are emitted, and these are
+    distributed as the target's; so are the tokens after the marker, given the text before them. Reasoning that begins
+    again is ended at once. A character and a marker that the model has begun are completed first.
+    """
+
+    def __init__(self, verifier: Verifier, text: TextStream, budget: int, closing: Sequence[int]) -> None:
+        """`text` is at the beginning of the answer; this object pushes the tokens to it."""
+        self._verifier = verifier
+        self._text = text
+        self._left = budget
+        self._closing = closing
+        self._forced: deque[int] = deque()
+        self._check()
+
+    def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
+        if self._forced:
+            return Verdict((), self._force())
+        verdict = self._verifier.verify(draft, scores, prefix)
+        for n, node in enumerate(verdict.path):
+            self._take(int(draft.tokens[node]))
+            if self._forced:
+                return Verdict(verdict.path[: n + 1], self._force())
+        self._take(verdict.next_token)
+        return verdict
+
+    def _take(self, token: int) -> None:
+        was_reasoning = self._text.channel == "reasoning"
+        self._text.push(token, "")
+        if was_reasoning and self._text.channel == "reasoning":
+            self._left -= 1
+        self._check()
+
+    def _check(self) -> None:
+        is_due = self._text.channel == "reasoning" and self._left <= 0
+        if is_due and (not self._text.holds_text or self._left <= -_MAX_LATE):
+            self._forced.extend(self._closing)
+
+    def _force(self) -> int:
+        token = self._forced.popleft()
+        self._text.push(token, "")
+        return token
+
+
+def limit_reasoning(
+    verifier: Verifier, request: Request, prompt: EncodedPrompt, reasoning: ReasoningFormat | None, tokenizer: Tokenizer
+) -> Verifier:
+    """`verifier` within the request's limit, if it has one and its answer may have reasoning.
+
+    A structure that begins with the answer leaves no place for reasoning.
+    """
+    if request.max_reasoning is None or reasoning is None or not isinstance(request.prompt, tuple):
+        return verifier
+    if request.structure is not None and not reasoning.starts_inside(prompt.tail):
+        return verifier
+    text = TextStream(tokenizer, (), reasoning, prompt.tail, start=prompt.start)
+    closing = tokenizer.encode(reasoning.after, parse_special=True)
+    return ReasoningLimit(verifier, text, request.max_reasoning, closing)

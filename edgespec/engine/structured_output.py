@@ -16,11 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.backends.sequence import shared_prefix
-from edgespec.core.arrays import Indices, Logits
-from edgespec.core.sampling import Distribution, Sampler, SamplingParams
+from edgespec.core.sampling import Distribution, Indices, Logits, Sampler, SamplingParams
 from edgespec.engine.grammar_check_main import describe_fault
-from edgespec.engine.json_schema import adapt_schema
-from edgespec.engine.schema_bounds import MAX_CHARACTERS, MAX_DEPTH, check_bounds
+from edgespec.engine.json_schema import MAX_CHARACTERS, MAX_DEPTH, adapt_schema, check_bounds
 from edgespec.errors import InvalidRequest, reason_of
 from edgespec.text.tokenizer import Tokenizer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgespec.errors import InvalidRequest
 from edgespec.export.plan import Draft, Exported, ExportPlan, Weights
-from edgespec.hub.reference import HubRepo, LocalPath, is_gguf_name
+from edgespec.hub.cache import HubRepo, LocalPath, is_gguf_name
 
 METHODS = {"model": "draft model"}
 

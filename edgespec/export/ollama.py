@@ -9,10 +9,8 @@ from __future__ import annotations
 import re
 
 from edgespec.errors import InvalidRequest
-from edgespec.export.local_files import mount_files
-from edgespec.export.plan import Container, Draft, Exported, ExportPlan, Weights
-from edgespec.hub.file_selection import parse_quant
-from edgespec.hub.reference import HubFile, HubQuant, HubRepo, LocalPath
+from edgespec.export.plan import Container, Draft, Exported, ExportPlan, Weights, mount_files
+from edgespec.hub.cache import HubFile, HubQuant, HubRepo, LocalPath, parse_quant
 
 METHODS = {"mtp": "mtp", "gemma4-assistant": "mtp", "dflash": "dflash"}
 FILE = "edgespec.Modelfile"

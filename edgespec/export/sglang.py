@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgespec.export.originals import hint_quantization, name_original, own_or_original, run_on_gpu
 from edgespec.export.plan import Draft, Exported, ExportPlan
+from edgespec.export.weights import hint_quantization, name_original, own_or_original, run_on_gpu
 
 METHODS = {
     "model": "STANDALONE", "eagle3": "EAGLE3", "eagle": "EAGLE", "mtp": "NEXTN", "gemma4-assistant": "NEXTN",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from edgespec.export.originals import hint_quantization, name_original, own_or_original, run_on_gpu
 from edgespec.export.plan import Draft, Exported, ExportPlan
+from edgespec.export.weights import hint_quantization, name_original, own_or_original, run_on_gpu
 
 METHODS = {
     "model": "Draft_Target", "pard": "PARD", "eagle3": "Eagle3", "mtp": "MTP", "gemma4-assistant": "MTP",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgespec.export.originals import hint_quantization, name_original, own_or_original
 from edgespec.export.plan import Container, Draft, Exported, ExportPlan
+from edgespec.export.weights import hint_quantization, name_original, own_or_original
 
 METHODS = {"medusa": "medusa", "ngram": "n-gram", "suffix": "n-gram"}
 _IMAGE = "${TGI_IMAGE:?the image of text-generation-inference, which its README names}"

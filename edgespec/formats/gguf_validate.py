@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from edgespec.formats.gguf import MAX_BLOCKS, Header, read_header
-from edgespec.formats.gguf_reader import FileSource
+from edgespec.errors import InvalidModelFile
+from edgespec.formats.gguf import MAX_BLOCKS, FileSource, Header, read_header
 
 _MAX_EXPERTS = 1024  # compiled into llama.cpp
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
@@ -122,3 +123,78 @@ def _check_vocabulary(header: Header, tokens: list[str]) -> str | None:
     if kind == "llama" and (lacking := [b for b in range(256) if f"<0x{b:02X}>" not in seen and chr(b) not in seen]):
         return f"there is no token for byte {lacking[0]}"
     return None
+
+
+# The config of a GGUF model of the llama kind, as a model folder of the same model states it.
+
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ROPE_FACTORS = "rope_freqs.weight"  # of Llama 3: [head size / 2], by which the wavelengths are multiplied
+
+
+def read_gguf_config(header: Header) -> dict[str, Any]:
+    """The config.json of a llama, qwen2 or qwen3, in mlx-lm's keys.
+
+    Raises InvalidModelFile for another architecture, a mixture of experts, rotary positions of another kind, and a
+    header that states no usable sizes.
+    """
+    arch = header.architecture
+    if arch not in ARCHITECTURES:
+        raise _refuse(header, f"only {', '.join(ARCHITECTURES)} files are read, and this one is {arch}")
+    if header.own("expert_count"):
+        raise _refuse(header, "it is a mixture of experts")
+    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+    if "token_embd.weight" not in shapes:
+        raise header.invalid("it has no token embedding (token_embd.weight)")
+    hidden, heads = _size(header, "embedding_length"), _size(header, "attention.head_count")
+    head_size = header.own("attention.key_length") or hidden // heads
+    rotated = header.own("rope.dimension_count")
+    if rotated not in (None, head_size):
+        raise _refuse(header, f"{rotated} numbers of a head of {head_size} are rotated")
+    return {
+        "model_type": arch,
+        "hidden_size": hidden,
+        "num_hidden_layers": _size(header, "block_count"),
+        "intermediate_size": _size(header, "feed_forward_length"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": header.own("attention.head_count_kv") or heads,
+        "head_dim": head_size,
+        "rms_norm_eps": _number(header, "attention.layer_norm_rms_epsilon", 1e-5),
+        "vocab_size": shapes["token_embd.weight"][-1],
+        "max_position_embeddings": header.trained_context or 2048,
+        "rope_theta": _number(header, "rope.freq_base", 10_000.0),
+        "rope_traditional": arch == "llama",  # whose queries and keys are stored in the order of interleaved pairs
+        "rope_scaling": _read_scaling(header),
+        "attention_bias": "blk.0.attn_q.bias" in shapes,
+        "mlp_bias": "blk.0.ffn_gate.bias" in shapes,
+        "tie_word_embeddings": "output.weight" not in shapes,
+    }
+
+
+def _size(header: Header, key: str) -> int:
+    found = header.own(key)
+    if found is None or found < 1:
+        raise header.invalid(f"{header.architecture}.{key} is {'missing' if found is None else found}")
+    return found
+
+
+def _number(header: Header, key: str, default: float) -> float:
+    found = header.metadata.get(f"{header.architecture}.{key}", default)
+    if not isinstance(found, float):
+        raise header.invalid(f"{header.architecture}.{key} is not a number")
+    return found
+
+
+def _read_scaling(header: Header) -> dict[str, Any] | None:
+    kind = header.metadata.get(f"{header.architecture}.rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind != "linear":
+        raise _refuse(header, f"its rotary positions are scaled by {kind}")
+    return {"type": "linear", "factor": _number(header, "rope.scaling.factor", 1.0)}
+
+
+def _refuse(header: Header, why: str) -> InvalidModelFile:
+    return InvalidModelFile(
+        f"{header.name} cannot be opened on MLX: {why}.", hint="Use a folder with MLX weights of this model."
+    )

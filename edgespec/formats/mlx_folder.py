@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import CacheError, InvalidModelFile
-from edgespec.formats.head_config import read_config_head
+from edgespec.formats.heads import read_config_head
 
 _STATES = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "short_conv")  # layers without keys and values
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "*.tiktoken")
@@ -162,3 +163,29 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InvalidModelFile(f"{file} holds no JSON object.", hint=_PULL)
     return content
+
+
+# Weights are identified by their content, wherever they lie.
+
+
+_END_BYTES = 2**20  # of each end of a file
+
+
+def fingerprint_weights(model: Path) -> str:
+    """[16] hexadecimal digits of the sizes and both ends of a weights file, or of a folder's. Raises CacheError.
+
+    To read 40 GB in full would take longer than the measurement that the store saves.
+    """
+    files = sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
+    digest = hashlib.sha256()
+    try:
+        for file in files:
+            size = file.stat().st_size
+            digest.update(f"{file.name if model.is_dir() else ''}:{size};".encode())
+            with file.open("rb") as opened:
+                digest.update(opened.read(_END_BYTES))
+                opened.seek(max(0, size - _END_BYTES))
+                digest.update(opened.read(_END_BYTES))
+    except OSError as error:
+        raise CacheError(f"{model} cannot be read: {error.strerror}.", hint="Check its permissions.") from error
+    return digest.hexdigest()[:16]

@@ -6,18 +6,316 @@ requested model are changed.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import os
 import re
 import shutil
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
+from typing import Literal
 
-from edgespec.errors import HubError
+from edgespec.errors import HubError, UnknownModel
 from edgespec.files import write_atomically
-from edgespec.hub.errors import HubContext
-from edgespec.hub.file_selection import Kind, RemoteFile, is_model_file, list_parts, select_files
-from edgespec.hub.reference import HubFile, HubQuant, HubReference, HubRepo
+from edgespec.hub.errors import HubContext, missing_file_error
+
+# Model references: each form that a user can type is a type.
+
+
+FORMS = (
+    "Name a model as an alias (edgespec list), user/repo:QUANT, hf:user/repo/file.gguf, or a path such as ./model.gguf."
+)
+
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?"
+_ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+_HUB = re.compile(
+    rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._-]*))?(?P<rest>[:/].*)?", re.DOTALL
+)
+_QUANTIZATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A name from models.toml."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class HubRepo:
+    """A repository: an MLX folder, or a GGUF repository of which the preferred quantisation is chosen."""
+
+    repo: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return _add_revision(self.repo, self.revision)
+
+
+@dataclass(frozen=True, slots=True)
+class HubQuant:
+    """The GGUF file of a repository with this quantisation in its name."""
+
+    repo: str
+    quant: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return f"{_add_revision(self.repo, self.revision)}:{self.quant}"
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """One file of a repository; `path` is relative, with forward slashes."""
+
+    repo: str
+    path: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return f"hf:{_add_revision(self.repo, self.revision)}/{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class PackagedFile:
+    """A file in edgespec's assets, `folder/file`, or in another Python package, `package/file`."""
+
+    path: str
+
+    def __str__(self) -> str:
+        return f"package:{self.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPath:
+    """A file or folder on this machine, which may not exist."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+HubReference = HubRepo | HubQuant | HubFile
+Reference = Alias | HubReference | PackagedFile | LocalPath
+
+
+def parse_reference(text: str) -> Reference:
+    """Parse one reference. The disk is read only to prefer an existing path `user/repo` over a repository.
+
+    A single word is an alias; a folder of that name is written `./name`. Raises UnknownModel.
+    """
+    if not text.strip():
+        raise UnknownModel("The model reference is empty.", hint=FORMS)
+    if text != text.strip() or _UNPRINTABLE.search(text):
+        raise _reference_error(text, "it has surrounding spaces or unprintable characters")
+    if text.startswith("hf:"):
+        return _parse_hub(text, text.removeprefix("hf:"))
+    if text.startswith("package:"):
+        return PackagedFile(_check_inner_path(text, text.removeprefix("package:")))
+    if text.startswith(("http://", "https://")):
+        raise _reference_error(text, "web addresses are not accepted", hint="Write hf:user/repo/file.gguf.")
+    if _looks_local(text):
+        return LocalPath(_expand(text))
+    if _ALIAS.fullmatch(text):
+        return Alias(text)
+    return _parse_hub(text, text)
+
+
+def shorten_names(text: str) -> str:
+    """A reference, or several joined by '+', for people: local paths as file names, packaged files without prefix."""
+    return "+".join(_shorten_name(part) for part in text.split("+"))
+
+
+def _shorten_name(text: str) -> str:
+    if text.startswith("package:"):
+        return text.removeprefix("package:").removesuffix(".gguf")
+    is_path = text.startswith(("./", "../", "/", "~", ".\\", "..\\")) or Path(text).is_absolute()
+    return Path(text).name or text if is_path else text
+
+
+def is_gguf_name(name: str) -> bool:
+    """True for names of GGUF files, in either case."""
+    return name.lower().endswith(".gguf")
+
+
+def _looks_local(text: str) -> bool:
+    if text in (".", "..", "~") or text.startswith(("./", "../", "/", "~", ".\\", "..\\")):
+        return True
+    if is_gguf_name(text):
+        return True
+    separated = "/" in text or os.sep in text
+    return separated and len(text) < 4096 and os.path.exists(text)
+
+
+def _expand(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise _reference_error(text, "its home folder is unknown") from None
+
+
+def _parse_hub(text: str, body: str) -> HubReference:
+    match = _HUB.fullmatch(body)
+    if match is None or ".." in match["repo"] or "--" in match["repo"]:
+        raise _reference_error(text, "it is not an alias, a repository or an existing path")
+    repo, revision, rest = match["repo"], match["revision"], match["rest"] or ""
+    if rest.startswith(":"):
+        if not _QUANTIZATION.fullmatch(rest[1:]):
+            raise _reference_error(text, "the part after the colon is not a quantisation such as Q4_K_M")
+        return HubQuant(repo, rest[1:], revision)
+    if not rest:
+        return HubRepo(repo, revision)
+    path = _check_inner_path(text, rest[1:])
+    if not text.startswith("hf:"):
+        raise _reference_error(text, "a file inside a repository needs the prefix hf:", hint=f"Write 'hf:{text}'.")
+    if not is_gguf_name(path):
+        raise _reference_error(
+            text, "the file does not end in .gguf", hint=f"Name a .gguf file, or the repository: {repo}."
+        )
+    return HubFile(repo, path, revision)
+
+
+def _check_inner_path(text: str, path: str) -> str:
+    parts = path.split("/")
+    if any(part in ("", ".", "..") or ":" in part or "\\" in part for part in parts):
+        raise _reference_error(text, "the file name leaves its folder or has an empty part")
+    return path
+
+
+def _add_revision(repo: str, revision: str | None) -> str:
+    return repo if revision is None else f"{repo}@{revision}"
+
+
+def _reference_error(text: str, reason: str, *, hint: str = FORMS) -> UnknownModel:
+    shown = text if len(text) <= 120 else text[:117] + "..."
+    return UnknownModel(f"{shown!a} is not a model reference: {reason}.", hint=hint)
+
+
+# The files of a repository that a reference names: a quantisation, all parts of a split file, or an MLX folder.
+
+
+Kind = Literal["gguf", "mlx"]
+
+# The choice for a reference without a quantisation: Q4_K_M, then the nearest in size.
+PREFERRED = [
+    "Q4_K_M", "UD-Q4_K_XL", "Q4_K_XL", "Q4_K_S", "Q4_K_L", "Q4_0", "Q4_1", "IQ4_NL", "IQ4_XS", "MXFP4", "Q5_K_S",
+    "Q5_K_M", "Q5_0", "Q3_K_L", "Q3_K_M", "Q6_K", "Q8_0", "BF16", "F16", "F32",
+]  # fmt: skip
+MLX_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
+
+_QUANT = re.compile(r"(?:UD-)?(?:I?Q\d|TQ\d|MXFP\d|NVFP\d|BF16|F16|F32)[A-Z0-9_]*", re.IGNORECASE)
+_SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf", re.IGNORECASE)
+_COMPANION = re.compile(r"(?:^|/)(?:mmproj|imatrix|ggml-vocab)[^/]*$", re.IGNORECASE)
+_HEAD = re.compile(r"(?:^|/)mtp-[^/]*$", re.IGNORECASE)  # MTP layers in a file beside their model's
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """A file of a repository: `size` in bytes, `sha256` where the hub states one."""
+
+    path: str
+    size: int
+    sha256: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The files of one model; the first is the one to open."""
+
+    kind: Kind
+    files: tuple[RemoteFile, ...]
+
+
+def select_files(reference: HubReference, listing: tuple[RemoteFile, ...], context: HubContext) -> Selection:
+    """The files of `listing` that `reference` names. Raises HubError, whose hint names the alternatives."""
+    files = {file.path: file for file in listing if _is_safe(file.path)}
+    if isinstance(reference, HubFile):
+        if reference.path not in files:
+            raise missing_file_error(context)
+        return _select_parts(files[reference.path], files, context)
+    models = [file for file in files.values() if is_model_file(file.path)]
+    models = [file for file in models if not _HEAD.search(file.path)] or models
+    if isinstance(reference, HubQuant):
+        found = _find_quant(reference.quant, models)
+        if found is None:
+            raise HubError(f"{context.repo} has no {reference.quant}.", hint=_suggest_quants(context, models))
+        return _select_parts(found, files, context)
+    if models:
+        ranked = (_find_quant(quant, models) for quant in PREFERRED)
+        smallest = min(models, key=lambda file: file.size)
+        return _select_parts(next((file for file in ranked if file), smallest), files, context)
+    return _select_mlx(files, context)
+
+
+def list_parts(path: str) -> tuple[str, ...]:
+    """The names of all parts of a split GGUF file, in order; only `path` for a single file."""
+    match = _SPLIT.fullmatch(path)
+    if match is None:
+        return (path,)
+    parts = int(match["parts"])
+    return tuple(f"{match['stem']}-{part:05}-of-{parts:05}.gguf" for part in range(1, parts + 1))
+
+
+def parse_quant(path: str) -> str | None:
+    """The quantisation in a file name, in upper case; None if there is none."""
+    found = _QUANT.findall(path.rsplit("/", 1)[-1])
+    return found[-1].upper() if found else None
+
+
+def _is_safe(path: str) -> bool:
+    return "\\" not in path and ":" not in path and all(part not in ("", ".", "..") for part in path.split("/"))
+
+
+def is_model_file(path: str) -> bool:
+    """True for GGUF files of a language model; False for projectors, calibration data and later parts."""
+    if not is_gguf_name(path) or _COMPANION.search(path):
+        return False
+    split = _SPLIT.fullmatch(path)
+    return split is None or int(split["part"]) == 1
+
+
+def _find_quant(quant: str, models: list[RemoteFile]) -> RemoteFile | None:
+    """The file with `quant` as a whole word in its name; of several, the least nested and shortest one."""
+    word = re.compile(rf"(?<![A-Za-z0-9_]){re.escape(quant)}(?![A-Za-z0-9_])", re.IGNORECASE)
+    found = [file for file in models if word.search(file.path)]
+    return min(found, key=lambda file: (file.path.count("/"), len(file.path), file.path), default=None)
+
+
+def _select_parts(file: RemoteFile, files: dict[str, RemoteFile], context: HubContext) -> Selection:
+    names = list_parts(file.path)
+    missing = [name for name in names if name not in files]
+    if missing:
+        raise HubError(
+            f"{context.repo} has {file.path} without its part {missing[0]}.", hint="Choose another quantisation."
+        )
+    return Selection("gguf", tuple(files[name] for name in names))
+
+
+def _select_mlx(files: dict[str, RemoteFile], context: HubContext) -> Selection:
+    wanted = [file for file in files.values() if any(fnmatch.fnmatch(file.path, each) for each in MLX_PATTERNS)]
+    wanted = [file for file in wanted if "/" not in file.path]
+    weights = [file for file in wanted if file.path.endswith(".safetensors")]
+    if not weights or "config.json" not in files:
+        raise HubError(
+            f"{context.repo} holds neither GGUF files nor an MLX model.",
+            hint="Choose a repository with .gguf files, or with config.json and .safetensors.",
+        )
+    small = [file for file in wanted if file not in weights]
+    return Selection("mlx", tuple(sorted(small, key=attrgetter("path")) + sorted(weights, key=attrgetter("path"))))
+
+
+def _suggest_quants(context: HubContext, models: list[RemoteFile]) -> str:
+    quants = sorted({quant for file in models if (quant := parse_quant(file.path))})
+    if not quants:
+        return f"See its files at {context.endpoint}/{context.repo}/tree/main"
+    return f"Choose one of {', '.join(quants[:20])}."
+
 
 DEFAULT_REVISION = "main"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -56,10 +354,10 @@ def locate_cache_dir() -> Path:
     """The client's cache folder, by the client's rules: HF_HUB_CACHE, then HF_HOME, then XDG_CACHE_HOME."""
     for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if stated := os.environ.get(name):
-            return _expand(stated)
+            return _expand_path(stated)
     if home := os.environ.get("HF_HOME"):
-        return _expand(home) / "hub"
-    return _expand(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
+        return _expand_path(home) / "hub"
+    return _expand_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
 
 
 def is_commit(text: str) -> bool:
@@ -151,7 +449,7 @@ def discard(link: Path) -> None:
     blob.unlink(missing_ok=True)
 
 
-def _expand(text: str) -> Path:
+def _expand_path(text: str) -> Path:
     return Path(os.path.expandvars(os.path.expanduser(text)))
 
 

@@ -13,16 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.errors import HubError, InvalidModelFile
-from edgespec.formats.gguf import Header, join_parts, read_header
-from edgespec.formats.gguf_reader import FileSource
+from edgespec.formats.gguf import FileSource, Header, join_parts, read_header
 from edgespec.formats.gguf_validate import check_model, read_file
 from edgespec.formats.head_file import read_shapes
 from edgespec.hub import cache
-from edgespec.hub.cache import CachedModel, RemoteModel
+from edgespec.hub.cache import CachedModel, HubFile, HubReference, Kind, RemoteFile, RemoteModel, select_files
 from edgespec.hub.download import Progress, RangeReader, check_disk_space, checksum_error, download_blob, request_blob
 from edgespec.hub.errors import HubContext, HubUnreachable, map_errors, not_a_hub_error, offline_error
-from edgespec.hub.file_selection import RemoteFile, select_files
-from edgespec.hub.reference import HubFile, HubReference
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 _TRUE = ("1", "ON", "YES", "TRUE")
@@ -210,3 +207,41 @@ class Hub:
 
     def _make_model_context(self, model: RemoteModel, path: str | None = None) -> HubContext:
         return HubContext(self.endpoint, str(self.cache_dir), model.repo, model.revision, path)
+
+
+# Search of the hub for models: what its list of repositories says, without a request for each.
+
+
+_LICENSE = "license:"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRepo:
+    """A repository of a search: `downloads` of the last 30 days, `license` as the hub calls it, or None."""
+
+    repo: str
+    downloads: int
+    license: str | None
+
+
+def search_repos(hub: Hub, text: str, kind: Kind, *, tags: tuple[str, ...] = (), limit: int) -> list[FoundRepo]:
+    """Repositories with all words of `text` in their names, with models of `kind`, the most downloaded first.
+
+    `tags` are the hub's. Raises HubError; HubUnreachable offline.
+    """
+    from huggingface_hub import HfApi
+
+    context = HubContext(hub.endpoint, str(hub.cache_dir), "models")
+    if hub.offline:
+        raise HubUnreachable("Offline mode is on.", hint="Unset HF_HUB_OFFLINE to search the hub.")
+    api = HfApi(endpoint=hub.endpoint, library_name="edgespec")
+    with map_errors(context):
+        try:
+            listed = api.list_models(search=text or None, filter=[kind, *tags], sort="downloads", limit=limit)
+            return [FoundRepo(each.id, each.downloads or 0, _find_license(each.tags or [])) for each in listed]
+        except (KeyError, TypeError, AttributeError):
+            raise not_a_hub_error(context) from None
+
+
+def _find_license(tags: list[str]) -> str | None:
+    return next((tag.removeprefix(_LICENSE) for tag in tags if tag.startswith(_LICENSE)), None)

@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import mmap
 import struct
+import threading
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -23,8 +25,18 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.memory.suffixes import SEPARATOR, WIDTH, SuffixIndex, join_texts, reverse, sort_positions
-from edgespec.memory.texts import Kind, SpaceKey, StoredText
+from edgespec.memory.database import BuildPlan, SegmentRow
+from edgespec.memory.texts import (
+    SEPARATOR,
+    WIDTH,
+    Kind,
+    SpaceKey,
+    StoredText,
+    SuffixIndex,
+    join_texts,
+    reverse,
+    sort_positions,
+)
 
 _HEADER = struct.Struct("=8sI16s16s4xIII4x")
 _MAGIC = b"edgemem1"
@@ -193,3 +205,167 @@ def _digests(key: SpaceKey) -> tuple[bytes, bytes]:
     """Hashes of tokenizer and namespace."""
     first, second = (blake2b(each.encode(), digest_size=16).digest() for each in (key.tokenizer, key.namespace))
     return first, second
+
+
+# The cold tier: segment files, and which of them to build or merge next.
+
+
+MIN_BUILD = 2**14
+"""Tokens of new texts that make a segment; fewer stay in the live tier."""
+MAX_SEGMENT = 2**22
+"""Tokens: sorting so many takes 250 MB for some seconds."""
+QUICK_SEGMENT = 2**19
+"""Tokens: sorting so many takes a fraction of a second."""
+_RATIO = 4  # a segment has more than so many times the tokens of the next one, so that there are few
+
+
+class ColdTexts:
+    """The open segments of a space. Any thread may read; one at a time synchronizes."""
+
+    def __init__(self, key: SpaceKey) -> None:
+        self._key = key
+        self._open: dict[SegmentRow, Segment] = {}  # replaced as a whole, so that readers need no lock
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The oldest first."""
+        return list(self._open.values())
+
+    def sync(self, rows: Sequence[SegmentRow], folder: Path) -> list[SegmentRow]:
+        """Open those of `rows` that are not open and forget the others; returns those that are damaged or missing."""
+        opened = {row: self._open[row] for row in rows if row in self._open}
+        damaged = []
+        for row in rows:
+            if row not in opened:
+                try:
+                    opened[row] = open_segment(folder / row.name, self._key)
+                except (DamagedSegment, FileNotFoundError):
+                    damaged.append(row)
+                except OSError:
+                    continue  # such as too many open files: it may be whole, and another file would not open either
+        self._open = {row: opened[row] for row in rows if row in opened}
+        return damaged
+
+    def covers(self, id: int) -> bool:
+        """Whether a segment has the text `id`."""
+        return any(row.first <= id <= row.last for row in self._open)
+
+
+def plan_build(
+    unindexed: Sequence[tuple[int, int]], rows: Sequence[SegmentRow], limit: int = MAX_SEGMENT
+) -> BuildPlan | None:
+    """The next segment to build, of `limit` tokens at most if no text is longer; None where nothing is to do.
+
+    `unindexed` are the (id, tokens) of the texts in no segment and `rows` the segments, both by id. The texts between
+    two segments, and those after the last one if they have MIN_BUILD tokens, make a segment together with those
+    neighbours that are not much larger.
+    """
+    starts = [row.first for row in rows]
+    gaps: dict[int, list[tuple[int, int]]] = {}  # number of segments before -> texts
+    for id, n in unindexed:
+        gaps.setdefault(bisect_right(starts, id), []).append((id, n))
+    for n_before, texts in gaps.items():
+        if n_before < len(rows) or sum(n for _, n in texts) >= MIN_BUILD:
+            n_after = next((n for n in gaps if n > n_before), len(rows))  # rows up to the next gap
+            return _extend(texts, rows[:n_before], rows[n_before:n_after], limit)
+    return None
+
+
+def _extend(
+    texts: Sequence[tuple[int, int]], before: Sequence[SegmentRow], after: Sequence[SegmentRow], limit: int
+) -> BuildPlan:
+    """A segment of `texts`, or of the first of them, and of neighbours."""
+    first = last = texts[0][0]
+    total = 0
+    for id, n in texts:
+        if total and total + n > limit:
+            after = ()
+            break
+        last, total = id, total + n
+    replaced: list[SegmentRow] = []
+    for neighbours in (before[::-1], after):
+        for row in neighbours:
+            if row.n_tokens > min(_RATIO * total, limit - total):
+                break
+            replaced.append(row)
+            total += row.n_tokens
+    first, last = min([first, *(row.first for row in replaced)]), max([last, *(row.last for row in replaced)])
+    return BuildPlan(first, last, total, tuple(replaced))
+
+
+# The live tier: texts that are in no segment file yet, with indexes in memory.
+
+
+_SMALL = 2**11  # tokens of a run that further texts join, so that many short answers are a few runs
+MAX_TOKENS = 2**21
+"""Of the live tier; its oldest texts are not found where there are more."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Run:
+    """Texts with one index."""
+
+    texts: list[StoredText]
+    segment: Segment
+
+
+class LiveTexts:
+    """Found as soon as they are added. Any thread may add; one at a time merges and drops."""
+
+    def __init__(self, key: SpaceKey) -> None:
+        self._key = key
+        self._runs: tuple[_Run, ...] = ()  # replaced as a whole, so that readers need no lock
+        self._lock = threading.Lock()
+
+    @property
+    def segments(self) -> list[Segment]:
+        """The oldest first."""
+        return [run.segment for run in self._runs]
+
+    def texts(self) -> list[StoredText]:
+        """The oldest first."""
+        return [text for run in self._runs for text in run.texts]
+
+    def add(self, texts: Sequence[StoredText]) -> None:
+        with self._lock:
+            runs, joined = [*self._runs], list(texts)
+            if runs and runs[-1].segment.n_tokens < _SMALL:
+                joined = runs.pop().texts + joined
+            runs += self._index(joined)
+            while len(runs) > 1 and sum(run.segment.n_tokens for run in runs) > MAX_TOKENS:
+                del runs[0]
+            self._runs = tuple(runs)
+
+    def drop_stored(self) -> None:
+        """Keep only texts that are not in the database yet."""
+        with self._lock:
+            self._runs = tuple(self._index([text for text in self.texts() if not text.id]))
+
+    def merge(self) -> None:
+        """Bring the indexes down to a few: each has more than twice as many tokens as the one after it."""
+        i = len(self._runs) - 2
+        while i >= 0:
+            older, newer = self._runs[i : i + 2]
+            if older.segment.n_tokens <= 2 * newer.segment.n_tokens:
+                self._replace([older, newer], older.texts + newer.texts)
+                i = len(self._runs) - 1
+            i -= 1
+
+    def keep(self, is_kept: Callable[[StoredText], bool]) -> None:
+        """Drop the other texts."""
+        for run in self._runs:
+            kept = [text for text in run.texts if is_kept(text)]
+            if len(kept) < len(run.texts):
+                self._replace([run], kept)
+
+    def _replace(self, runs: list[_Run], texts: list[StoredText]) -> None:
+        """One index of `texts` in place of adjacent `runs`, if these are still there."""
+        new = self._index(texts)
+        with self._lock:
+            for i in range(len(self._runs) - len(runs) + 1):
+                if list(self._runs[i : i + len(runs)]) == runs:
+                    self._runs = (*self._runs[:i], *new, *self._runs[i + len(runs) :])
+                    return
+
+    def _index(self, texts: list[StoredText]) -> list[_Run]:
+        return [_Run(texts, Segment(build_segment(self._key, texts), is_live=True))] if texts else []

@@ -12,13 +12,10 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from edgespec.errors import CacheError
-from edgespec.memory import rows
-from edgespec.memory.cold import ColdTexts
+from edgespec.memory import database as rows
 from edgespec.memory.database import Database
-from edgespec.memory.live import LiveTexts
-from edgespec.memory.segments import Matches, Place, find_longest
-from edgespec.memory.suffixes import encode_end
-from edgespec.memory.texts import KnownBlocks, Origin, SpaceKey, split_new
+from edgespec.memory.segments import ColdTexts, LiveTexts, Matches, Place, find_longest
+from edgespec.memory.texts import KnownBlocks, Origin, SpaceKey, encode_end, split_new
 
 _USEFUL = 8  # tokens of a match that makes its text count as used
 _MAX_LOADED = 2**17  # tokens of texts without a segment that are indexed when a space is opened

@@ -2,17 +2,141 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Self
 
-from edgespec.memory import rows
-from edgespec.memory.corpus import Corpus
+import numpy as np
+
+from edgespec.memory import database as rows
 from edgespec.memory.database import Database
-from edgespec.memory.removal import remove_texts
-from edgespec.memory.texts import Kind, SpaceKey, StoredText
+from edgespec.memory.texts import BLOCK, Keys, Kind, KnownBlocks, Origin, SpaceKey, StoredText, block_keys, split_new
+
+# Texts are removed: those that are forgotten, and those that were of no use for longest.
+
+
+_WORDS = 3  # for a token: one in the database, two in a segment
+BYTES = 4 * _WORDS
+"""For a token."""
+_ROW_BYTES = 100  # of a text's other columns
+_REMAINING = 0.9  # of the limit, after texts were removed
+
+
+def remove_texts(db: sqlite3.Connection, condition: str, parameters: Sequence[object]) -> int:
+    """Delete the texts that meet an SQL condition, and the rows of their segments; returns their number of tokens."""
+    met = f"t.space = segments.space AND t.id BETWEEN first AND last AND {condition}"
+    db.execute(f"DELETE FROM segments WHERE EXISTS (SELECT 1 FROM texts t WHERE {met})", parameters)
+    total = f"SELECT coalesce(sum(length(tokens) / 4 - n_lead), 0) FROM texts t WHERE {condition}"
+    n = int(db.execute(total, parameters).fetchone()[0])
+    db.execute(f"DELETE FROM texts AS t WHERE {condition}", parameters)
+    db.execute("DELETE FROM uses WHERE text NOT IN (SELECT id FROM texts)")
+    return n
+
+
+def age_out(database: Database, limit_bytes: int) -> None:
+    """Remove texts, those used longest ago first, where all of them and their segments need more than `limit_bytes`.
+
+    Raises CacheError.
+    """
+    with database.read() as db:
+        pages, free, size = (
+            db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+        )
+        if _WORDS * (pages - free) * size <= limit_bytes:
+            return
+        needed = db.execute("SELECT coalesce(sum(length(data)), 0) FROM learned").fetchone()[0]
+        by_use = db.execute(
+            f"SELECT coalesce(used, id), {_WORDS} * length(tokens) + length(keys) + {_ROW_BYTES}"
+            " FROM texts LEFT JOIN uses ON text = id ORDER BY 1"
+        ).fetchall()
+    excess = needed + sum(n for _, n in by_use) - limit_bytes
+    if excess <= 0:
+        return
+    excess += int((1 - _REMAINING) * limit_bytes)
+    n_removed = bisect_left(list(accumulate(n for _, n in by_use)), excess)
+    last = by_use[: n_removed + 1][-1][0] if by_use else 0
+    with database.write() as db:
+        remove_texts(db, "coalesce((SELECT used FROM uses WHERE text = t.id), t.id) <= ?", (last,))
+        db.execute("DELETE FROM learned WHERE space NOT IN (SELECT space FROM texts)")
+        # No text has these hashes, but engines read again which blocks are stored.
+        db.execute("INSERT INTO forgotten (namespace, source) VALUES ('', '')")
+    database.remove_leftovers()
+
+
+# Documents are added to the stored texts; a document that has changed replaces its earlier version.
+
+
+SHARE = 0.5
+"""Of the memory, for documents."""
+
+
+class NoRoom(Exception):
+    """Documents have their share of the memory."""
+
+
+class Corpus:
+    """The documents of one tokenizer and namespace. Every method raises CacheError."""
+
+    def __init__(self, database: Database, key: SpaceKey, limit_bytes: int) -> None:
+        self._database = database
+        self._key = key
+        self._limit_bytes = limit_bytes
+        self._known = KnownBlocks(rows.read_keys(database, key))
+        self._has_removed = False
+        self._n_free = int(SHARE * limit_bytes) // BYTES - rows.count_corpus_tokens(database)
+
+    def add(self, path: Path, document: Sequence[int]) -> int:
+        """Store the tokens of the document at an absolute path, in place of what it had before.
+
+        Returns the number of tokens that are new. Raises NoRoom.
+        """
+        source, tokens = rows.name_document(path), np.array(document, np.uint32)
+        keys = block_keys(tokens)
+        self._remove_outdated(source, keys)
+        if min(BLOCK * sum(self._known.find_new(keys)), len(tokens)) > self._n_free:
+            raise NoRoom
+        origin = Origin(source, time.time(), rows.read_epoch(self._database), is_corpus=True)
+        new = split_new(tokens, len(tokens), self._known, origin)
+        rows.add_texts(self._database, self._key, new)
+        n_new = sum(len(text.tokens) - text.n_lead for text in new)
+        self._n_free -= n_new
+        return n_new
+
+    def remove_missing(self, path: Path) -> int:
+        """Remove the documents at an absolute path or below it whose files are gone; returns how many these are."""
+        gone = [each for each in rows.list_documents(self._database, self._key, path) if not Path(each).exists()]
+        for source in gone:
+            self._remove_outdated(source, ())
+        return len(gone)
+
+    def finish(self) -> None:
+        """Remove what is beyond the limit of the memory, the texts used longest ago first, and what was replaced.
+
+        No byte of earlier versions is left in the folder.
+        """
+        age_out(self._database, self._limit_bytes)
+        if self._has_removed:
+            self._database.scrub()
+
+    def _remove_outdated(self, source: str, keys: Sequence[int]) -> None:
+        """Remove the texts of `source` that have a block which is not among `keys`."""
+        stored = rows.read_source_keys(self._database, self._key, source)
+        wanted = np.array(keys, np.uint64)
+        outdated: dict[int, Keys] = {id: old for id, old in stored if not np.isin(old, wanted).all()}
+        if not outdated:
+            return
+        with self._database.write() as db:
+            db.execute("INSERT INTO forgotten (source) VALUES (?)", (rows.hash_name(source),))
+            self._n_free += remove_texts(db, f"t.id IN ({', '.join(map(str, outdated))})", ())
+        self._known.remove(np.concatenate(list(outdated.values())))
+        self._has_removed = True
+
 
 DEFAULT_LIMIT_BYTES = 512 * 2**20
 _PAGE = 256  # texts that are read at once

@@ -2,15 +2,146 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import os
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Literal
+from mmap import mmap
+from pathlib import Path, PurePosixPath
+from sys import byteorder
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pathspec import GitIgnoreSpec
 
-from edgespec.memory.suffixes import MAX_MATCH, Tokens
+from edgespec.errors import InvalidRequest
+
+# Positions of a text in the order of what precedes them, so that one binary search finds the longest match.
+#
+# Tokens are uint32, and SEPARATOR stands before each text and after the last one. A match never reaches beyond it.
+
+
+Tokens = npt.NDArray[np.uint32]
+
+SEPARATOR = 0xFFFF_FFFF
+MAX_MATCH = 32
+"""Tokens: positions are ordered by so many of the tokens before them, and longer matches count as this long."""
+WIDTH = 4  # bytes of a token and of a position
+_HALF = np.uint64(32)  # bits
+
+
+def join_texts(texts: Sequence[Tokens]) -> Tokens:
+    """[n] texts with SEPARATOR around each."""
+    joined = np.full(sum(map(len, texts)) + len(texts) + 1, SEPARATOR, np.uint32)
+    start = 1
+    for text in texts:
+        joined[start : start + len(text)] = text
+        start += len(text) + 1
+    return joined
+
+
+def sort_positions(tokens: Tokens, check: Callable[[], None] = lambda: None) -> Tokens:
+    """[n] the positions of `tokens`, ordered by the MAX_MATCH tokens before each, the nearest first.
+
+    Positions with equal tokens before them are in rising order. Prefix doubling over the reversed text (Manber and
+    Myers 1990), in which only the positions that are still tied are sorted again (Larsson and Sadakane 1999). `check`
+    is called between the steps and may raise.
+    """
+    n = len(tokens)
+    padded = np.zeros(n + 2, np.uint64)
+    padded[2:] = tokens
+    keys = padded[1:-1] << _HALF | padded[:-2]  # of the two tokens before each position
+    length = 2
+    # ranks[MAX_MATCH + i] of position i: the place of the first one that is tied with it. Below every position: -1.
+    ranks = np.full(n + MAX_MATCH, -1, np.int32)
+    ranks[MAX_MATCH:] = 0
+    tied = np.arange(MAX_MATCH, n + MAX_MATCH, dtype=np.int32)
+    while True:
+        check()
+        order = np.argsort(keys, kind="stable")
+        tied, keys = tied[order], keys[order]
+        firsts, before = _find_firsts(keys), ranks[tied]
+        ranks[tied] = before + firsts - _find_firsts(before)
+        is_alone = firsts == np.arange(len(tied))
+        is_alone[:-1] &= is_alone[1:]
+        tied = tied[~is_alone]
+        if length == MAX_MATCH or not len(tied):
+            return np.argsort(ranks[MAX_MATCH:], kind="stable").astype(np.uint32)
+        keys = ranks[tied].astype(np.uint64) << _HALF | (ranks[tied - length] + 1).astype(np.uint64)
+        length *= 2
+
+
+def _find_firsts(ordered: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    """[n] the place of the first value that equals each."""
+    is_first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
+    return np.maximum.accumulate(np.where(is_first, np.arange(len(ordered), dtype=np.int32), 0))
+
+
+def reverse(tokens: Tokens) -> bytes:
+    """`tokens` as SuffixIndex reads them: the last one first, big-endian, so that their bytes compare as they do."""
+    return tokens[::-1].astype(">u4").tobytes()
+
+
+def encode_end(text: Sequence[int]) -> bytes:
+    """The last MAX_MATCH tokens of `text` as `SuffixIndex.longest` takes them: the nearest first, big-endian."""
+    end = array("I", text[-MAX_MATCH:][::-1])
+    if byteorder == "little":
+        end.byteswap()
+    return end.tobytes()
+
+
+class SuffixIndex:
+    """Finds where the end of a text occurs in other texts, in O(log n) comparisons of MAX_MATCH tokens."""
+
+    def __init__(self, data: bytes | mmap, start: int, n_tokens: int, order: memoryview) -> None:
+        """`data` holds the result of `reverse`, of `n_tokens`, from byte `start` on, maybe mapped from a file.
+
+        `order` is a memoryview of uint32: the positions of `sort_positions` that may be found.
+        """
+        self._data = data
+        self._start = start
+        self._n_tokens = n_tokens
+        self._order = order
+
+    def longest(self, end: bytes) -> int:
+        """The number of tokens of the longest match of `end`, which is of `encode_end`."""
+        place = self._bisect(end)
+        return max((self._count_common(i, end) for i in (place - 1, place) if 0 <= i < len(self._order)), default=0)
+
+    def find(self, end: bytes) -> range:
+        """The places in the order whose positions follow all of `end`."""
+        above = (int.from_bytes(end) + 1).to_bytes(len(end))  # tokens are below SEPARATOR: this cannot overflow
+        low = self._bisect(end)
+        return range(low, self._bisect(above, low))
+
+    def read(self, position: int, n: int) -> list[int]:
+        """Up to `n` tokens from `position`; they end with their text."""
+        stop = self._start + (self._n_tokens - position) * WIDTH
+        data = self._data[max(self._start, stop - n * WIDTH) : stop]
+        read: list[int] = np.frombuffer(data, ">u4")[::-1].tolist()
+        return read[: read.index(SEPARATOR)] if SEPARATOR in read else read
+
+    def _bisect(self, end: bytes, low: int = 0) -> int:
+        """How many places come before those that `end` precedes; `low` at least."""
+        data, base, n_bytes = self._data, self._start + self._n_tokens * WIDTH, len(end)
+
+        def before(position: int) -> bytes:
+            start = base - position * WIDTH
+            return data[start : start + n_bytes]
+
+        return bisect_left(self._order, end, low, key=before)
+
+    def _count_common(self, i: int, end: bytes) -> int:
+        """The number of tokens at the end of `end` that precede the position at place `i`."""
+        start = self._start + (self._n_tokens - self._order[i]) * WIDTH
+        known = self._data[start : start + len(end)]
+        n = min(len(known), len(end))
+        differing = int.from_bytes(known[:n]) ^ int.from_bytes(end[:n])
+        return (n - (differing.bit_length() + 7) // 8) // WIDTH
+
 
 Keys = npt.NDArray[np.uint64]
 Kind = Literal["answer", "prompt", "corpus"]
@@ -125,3 +256,141 @@ def split_new(tokens: Tokens, n_prompt: int, known: KnownBlocks, origin: Origin)
             texts.append(StoredText(run, lead, answer, origin, np.array(keys[first:i], np.uint64)))
             first = None
     return texts
+
+
+# Which files of a folder are documents for the memory: text files that .gitignore does not exclude.
+
+
+MAX_BYTES = 2**20
+"""Of a document; larger files are rarely written by hand."""
+_PROBE = 8192  # bytes in which a zero byte shows that a file is not text, as git decides it
+_IGNORE = ".gitignore"
+_FOLDERS_OF_TOOLS = frozenset({".git", ".hg", ".svn"})
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A text file: its absolute path, which is its source in the memory, and its size in bytes."""
+
+    path: Path
+    size: int
+
+
+@dataclass(slots=True)
+class Skipped:
+    """How many files were left out, by reason."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def add(self, reason: str) -> None:
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+
+    def __str__(self) -> str:
+        return ", ".join(f"{n:,} {reason}" for reason, n in self.counts.items())
+
+
+def find_documents(paths: Iterable[Path], skipped: Skipped) -> Iterator[Document]:
+    """The documents among `paths` and in the folders of them, each once, in an order that is always the same.
+
+    Links in folders are not followed. A path that is named itself is taken even if .gitignore excludes it. Raises
+    InvalidRequest for one that does not exist.
+    """
+    seen: set[Path] = set()
+    for path in paths:
+        if not path.exists():
+            raise InvalidRequest(f"there is no file or folder {path}.", hint="Check the spelling.")
+        start = path.resolve()
+        rules = _read_rules_above(start)
+        if rules.exclude(start, is_folder=start.is_dir()):
+            rules = _Rules()
+        for file in _walk(start, rules, skipped) if start.is_dir() else [start]:
+            if file not in seen:
+                seen.add(file)
+                if (document := _examine(file, skipped)) is not None:
+                    yield document
+
+
+def read_document(path: Path) -> str:
+    """The text of a file; bytes that are not UTF-8 are replaced. Raises OSError."""
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+class _Rules:
+    """The patterns of the .gitignore files from the top of a work tree down to a folder."""
+
+    def __init__(self, levels: tuple[tuple[Path, GitIgnoreSpec], ...] = ()) -> None:
+        self._levels = levels
+
+    def enter(self, folder: Path) -> _Rules:
+        """The rules inside `folder`."""
+        try:
+            lines = (folder / _IGNORE).read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return self
+        return _Rules((*self._levels, (folder, GitIgnoreSpec.from_lines(lines))))
+
+    def exclude(self, path: Path, *, is_folder: bool) -> bool:
+        """Whether `path` is ignored: the lowest .gitignore that has a pattern for it decides."""
+        for folder, spec in reversed(self._levels):
+            relative = PurePosixPath(path.relative_to(folder))
+            found = spec.check_file(f"{relative}/" if is_folder else str(relative)).include
+            if found is not None:
+                return found
+        return False
+
+
+def _read_rules_above(start: Path) -> _Rules:
+    """The rules of the folders above `start`, up to that of its work tree; none where it is in no work tree."""
+    above = [start, *start.parents]
+    top = next((i for i, folder in enumerate(above) if (folder / ".git").exists()), 0)
+    rules = _Rules()
+    for folder in reversed(above[1 : top + 1]):
+        rules = rules.enter(folder)
+    return rules
+
+
+def _walk(top: Path, above: _Rules, skipped: Skipped) -> Iterator[Path]:
+    """The files below a folder that no rule excludes; those of a folder before those of the folders in it."""
+    waiting = [(top, above)]
+    while waiting:
+        folder, rules = waiting.pop()
+        rules = rules.enter(folder)
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError:
+            skipped.add("unreadable")
+            continue
+        inner = []
+        for entry in entries:
+            path = Path(entry.path)
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if entry.name in _FOLDERS_OF_TOOLS:
+                continue
+            if rules.exclude(path, is_folder=is_folder):
+                skipped.add("ignored")
+            elif is_folder:
+                inner.append((path, rules))
+            elif entry.is_symlink():
+                skipped.add("links")
+            elif entry.is_file():
+                yield path
+        waiting += reversed(inner)
+
+
+def _examine(path: Path, skipped: Skipped) -> Document | None:
+    """The document at `path`; None for what is no text of a usual size."""
+    try:
+        size = path.stat().st_size
+        if not size:
+            reason = "empty"
+        elif size > MAX_BYTES:
+            reason = f"larger than {MAX_BYTES // 2**20} MiB"
+        else:
+            with path.open("rb") as file:
+                if b"\0" not in file.read(_PROBE):
+                    return Document(path, size)
+            reason = "not text"
+    except OSError:
+        reason = "unreadable"
+    skipped.add(reason)
+    return None

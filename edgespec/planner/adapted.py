@@ -9,10 +9,9 @@ from pathlib import Path
 from edgespec.backends import FileBackend
 from edgespec.errors import DraftRefused, EdgespecError, InvalidModelFile
 from edgespec.formats.gguf import Header
-from edgespec.formats.metadata import ModelMetadata
-from edgespec.hub.cache import snapshot_path
+from edgespec.formats.head_file import ModelMetadata
+from edgespec.hub.cache import Alias, HubFile, HubQuant, HubRepo, snapshot_path
 from edgespec.hub.hub import Hub
-from edgespec.hub.reference import Alias, HubFile, HubQuant, HubRepo
 from edgespec.planner.draft_finder import Adaptation, PlannedDrafter, PlannedModel
 from edgespec.planner.heads import read_draft
 from edgespec.registry.adapted import BASE, AdaptedDrafts, Card

@@ -6,7 +6,7 @@ Sends no request: sizes and memory estimates are of local files.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -17,24 +17,23 @@ from edgespec.backends.options import DEFAULT_CONTEXT
 from edgespec.errors import EdgespecError
 from edgespec.formats.gguf import join_parts
 from edgespec.formats.gguf_validate import read_file
-from edgespec.formats.metadata import ModelMetadata
+from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.mlx_folder import read_config
-from edgespec.hub.cache import CachedModel, snapshot_path
-from edgespec.hub.file_selection import Kind, list_parts
-from edgespec.hub.hub import Hub
-from edgespec.hub.reference import LocalPath, Reference
+from edgespec.hub.cache import CachedModel, HubRepo, Kind, LocalPath, Reference, list_parts, snapshot_path
+from edgespec.hub.hub import FoundRepo, Hub, search_repos
 from edgespec.planner.memory import MemoryEstimate, estimate_memory
 from edgespec.registry.external_models import find_external_models, read_gguf_size
-from edgespec.registry.heads import is_head
+from edgespec.registry.originals import About, Task
 from edgespec.registry.resolve import (
     HubGguf,
     HubMlx,
     LocalMlx,
     detect_local_backend,
+    is_head,
     resolve_pair,
     resolve_source,
 )
-from edgespec.registry.schema import Registry
+from edgespec.registry.schema import Acceptance, Entry, Pair, Registry
 
 FitLevel = Literal["fits", "tight", "does not fit"]
 Origin = Literal["alias", "cache", "opened", "elsewhere"]
@@ -75,7 +74,7 @@ class Component:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogueEntry:
     """One model to choose.
 
     name         the name to show
@@ -111,7 +110,7 @@ def build_catalogue(
     *,
     context: int = DEFAULT_CONTEXT,
     opened: Iterable[Path] = (),
-) -> list[Entry]:
+) -> list[CatalogueEntry]:
     """Aliases in file order, then other downloads (last used first), then those of the files and folders `opened` that
     are in no other group, by their names, then models of other programs; no trained heads.
 
@@ -119,7 +118,7 @@ def build_catalogue(
     context if that is shorter. The first call reads the header of every local model. Raises CacheError.
     """
     local = replace(hub, offline=True)
-    found: list[Entry] = []
+    found: list[CatalogueEntry] = []
 
     def add(
         name: str,
@@ -133,7 +132,7 @@ def build_catalogue(
         verified: bool = False,
     ) -> None:
         fit = _check_fit(target, draft, memory, context)
-        found.append(Entry(name, origin, opens or name, runtime, description, target, draft, verified, fit))
+        found.append(CatalogueEntry(name, origin, opens or name, runtime, description, target, draft, verified, fit))
 
     for alias in registry.entries.values():
         chosen = backend if alias.pair(backend) else _OTHER[backend]
@@ -240,3 +239,85 @@ def _read_metadata(files: Files) -> ModelMetadata:
 
 def _weight_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+# Models that may be recommended: aliases of the registry, and repositories that a search of the hub finds.
+
+
+_HUB_RESULTS = 12
+_TAGS: dict[Task, tuple[str, ...]] = {"chat": ("conversational",), "code": ("code",), "reasoning": ("reasoning",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What to recommend: `text` is searched in names, `max_bytes` limits the download."""
+
+    text: str = ""
+    task: Task | None = None
+    max_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A model whose size is not known yet.
+
+    name        an alias or a repository, as `--model` takes it
+    draft       a draft model of the registry
+    draft_about  what the registry says of that draft's weights, where another entry has them
+    draft_by    what drafts besides n-grams: 'model', or the kind of a trained head; else empty
+    acceptance  of the draft model; None where nothing was measured
+    downloads   of the last month, of a repository that a search has found; None of an alias
+    """
+
+    name: str
+    backend: FileBackend
+    target: Reference
+    draft: Reference | None
+    draft_by: str
+    about: About
+    description: str
+    acceptance: Acceptance | None = None
+    downloads: int | None = None
+    draft_about: About = field(default_factory=About)
+
+
+def list_candidates(registry: Registry, backend: FileBackend, query: Query) -> Iterable[Candidate]:
+    """The aliases that match the words and the task of `query`; for `backend`, or for the other runtime."""
+    words = query.text.casefold().split()
+    for entry in registry.entries.values():
+        named = f"{entry.alias} {entry.description}".casefold()
+        if not all(word in named for word in words) or (query.task and query.task not in entry.about.tasks):
+            continue
+        chosen = backend if entry.pair(backend) else _OTHER[backend]
+        if pair := entry.pair(chosen):
+            yield _from_registry(entry, pair, chosen, registry)
+
+
+def search_candidates(hub: Hub, backend: FileBackend, query: Query) -> list[Candidate]:
+    """The most downloaded repositories that match `query`. Raises HubError."""
+    tags = _TAGS[query.task] if query.task else ()
+    found = search_repos(hub, query.text, "gguf" if backend == "llamacpp" else "mlx", tags=tags, limit=_HUB_RESULTS)
+    return [_from_hub(each, backend) for each in found]
+
+
+def _from_registry(entry: Entry, pair: Pair, backend: FileBackend, registry: Registry) -> Candidate:
+    by = "model" if pair.draft else pair.head_kind or ("mtp" if pair.with_head else "")
+    weights = entry.originals.draft if pair.draft else None
+    others = (each.about for each in registry.entries.values() if weights and each.originals.target == weights)
+    return Candidate(
+        entry.alias,
+        backend,
+        pair.target,
+        pair.draft,
+        by,
+        entry.about,
+        entry.description,
+        pair.acceptance,
+        draft_about=next(others, About()),
+    )
+
+
+def _from_hub(found: FoundRepo, backend: FileBackend) -> Candidate:
+    described = f"{found.downloads:,} downloads in the last month"
+    about = About(license=found.license)
+    return Candidate(found.repo, backend, HubRepo(found.repo), None, "", about, described, downloads=found.downloads)

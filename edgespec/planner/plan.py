@@ -2,33 +2,132 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from edgespec.backends import BackendName, FileBackend, prefers_mlx
+from edgespec.backends import BackendName, FileBackend, open_tokenizer, prefers_mlx
 from edgespec.backends.attached_draft import SelfDraftSpec
-from edgespec.backends.devices import Memory
+from edgespec.backends.devices import DeviceMemory, Memory
+from edgespec.backends.llamacpp.rpc import Split, split_layers
 from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
 from edgespec.backends.ranks import count_ranks
+from edgespec.backends.workers import Worker, find_workers
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.drafting import Rule
-from edgespec.errors import DoesNotFit
-from edgespec.formats.metadata import ModelMetadata
+from edgespec.errors import DoesNotFit, DraftRefused, HubError, InvalidRequest, UnknownModel
+from edgespec.formats.gguf import Header
+from edgespec.formats.head_file import ModelMetadata
+from edgespec.hub.cache import Alias, HubFile, HubQuant, HubReference, HubRepo, parse_reference
+from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub
-from edgespec.hub.reference import parse_reference
 from edgespec.memory.store import DEFAULT_LIMIT_BYTES
 from edgespec.planner.adapted import describe_version, use_adapted
-from edgespec.planner.draft_finder import DraftFinder
-from edgespec.planner.draft_finder import PlannedDrafter as PlannedDrafter
-from edgespec.planner.draft_finder import PlannedModel as PlannedModel
-from edgespec.planner.draft_request import AUTO, parse_draft
+from edgespec.planner.draft_finder import AUTO, NONE, DraftFinder, PlannedDrafter, PlannedModel, parse_draft
 from edgespec.planner.heads import find_head, refuse_target, refusing_heads
 from edgespec.planner.memory import Fit, check_fit, read_memory, shares_context
-from edgespec.planner.workers import Network, check_drafts, find_network, keep_local
-from edgespec.registry.resolve import Source, detect_backend, fetch_source, read_metadata, resolve_pair
+from edgespec.registry.resolve import HubGguf, HubMlx, Source, detect_backend, fetch_source, read_metadata, resolve_pair
 from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
+from edgespec.text.tokenizer import Tokenizer
+from edgespec.units import gib
+
+# What a model's workers add: memory, the split of its layers, and the network's part of a forward.
+
+
+_FLOAT = 4  # bytes of a number between layers
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Workers that have answered, and what they compute.
+
+    Every device with layers adds a round trip to a forward, whatever the number of its rows: llama.cpp sends the rows
+    and the graph without a wait, and asks for the result.
+    """
+
+    workers: tuple[Worker, ...]
+    split: Split
+    row_bytes: int
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds that the round trips add to a forward."""
+        used = zip(self.workers, self.split.workers, strict=True)
+        return sum(worker.round_trip_s * sum(n > 0 for n in counts) for worker, counts in used)
+
+    def describe(self) -> str:
+        """One sentence for a load."""
+        return f"{self.split.describe(self.workers)}; the network adds {self.wait_s * 1e3:.2g} ms to a forward."
+
+    def to_dict(self) -> dict[str, Any]:
+        """For `edgespec plan --json`."""
+        return {
+            "layers_here": self.split.here,
+            "workers": [
+                {
+                    "address": worker.address,
+                    "layers": layers,
+                    "free_bytes": worker.free,
+                    "is_this_machine": worker.is_here,
+                    "round_trip_ms": round(worker.round_trip_s * 1e3, 3),
+                }
+                for worker, layers in zip(self.workers, self.split.remote, strict=True)
+            ],
+            "network_ms": round(self.wait_s * 1e3, 3),
+            "network_bytes_per_row": self.row_bytes,
+        }
+
+
+def find_network(
+    options: LoadOptions, backend: FileBackend, target: ModelMetadata, memory: Memory, known: Network | None = None
+) -> tuple[Network | None, Memory]:
+    """The workers of `options`, and `memory` with theirs; those of `known` are not asked again.
+
+    Raises InvalidRequest, BackendError.
+    """
+    if not options.workers:
+        return None, memory
+    if backend != "llamacpp" or not isinstance(target, Header):
+        raise InvalidRequest(
+            "workers compute with llama.cpp, not MLX.", hint="Drop --workers, or add --backend llamacpp."
+        )
+    workers = known.workers if known is not None else find_workers(options.workers)
+    split = split_layers(target.own("block_count") or 0, workers, memory, options.gpu_layers)
+    row_bytes = split.hops * 2 * _FLOAT * (target.own("embedding_length") or 0)
+    lent = (
+        DeviceMemory(worker.address, free, total, shares_ram=worker.is_here)
+        for worker in workers
+        for free, total in worker.devices
+    )
+    return known or Network(workers, split, row_bytes), replace(memory, devices=(*memory.devices, *lent))
+
+
+def check_drafts(fit: Fit, own: Memory) -> None:
+    """Raises DoesNotFit where the drafts are larger than `own`, the memory of this machine, which computes them."""
+    if fit.draft is not None and fit.draft.total > own.usable:
+        raise DoesNotFit(
+            f"the drafts need {gib(fit.draft.total)} on this machine, and {gib(own.usable)} are free.",
+            hint="Use --draft ngram.",
+        )
+
+
+def keep_local(
+    drafters: Sequence[PlannedDrafter], network: Network | None, *, leave_out: bool
+) -> tuple[list[PlannedDrafter], Iterable[str]]:
+    """The drafters that can work beside workers, and a sentence for each that is left out; else raises DraftRefused."""
+    told: list[str] = []
+    kept = list(drafters)
+    for each in drafters if network is not None else ():
+        if each.head is not None and each.head.kind == "gemma4-assistant":
+            reason = f"{each.label} reads the target's cache, a part of which is on workers"
+            if not leave_out:
+                raise DraftRefused(f"{reason}.", hint="Use --draft auto or ngram.")
+            told.append(f"Drafting without {each.label}: {reason}.")
+            kept.remove(each)
+    return kept, told
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,3 +377,75 @@ def _check_memory(
                 raise
             reporter.notice(f"Drafting without {models[-1].label}: it does not fit in memory with the target.")
             drafters = [each for each in drafters if each is not models[-1]]
+
+
+# Which files of the cache a name stands for, to remove them, and which files a load uses.
+
+
+File = tuple[str, str]
+"""A repository and the path of a file in it."""
+
+
+def resolve_download(request: LoadConfig, registry: Registry, hub: Hub) -> HubReference:
+    """The model of the hub that `request` names; an alias names its target alone. Raises UnknownModel, HubError."""
+    reference = parse_reference(request.model or "")
+    if isinstance(reference, Alias):
+        pair = registry.get(reference.name).pair(choose_backend(request, registry, hub))
+        reference = pair.target if pair else reference
+    if not isinstance(reference, HubRepo | HubQuant | HubFile):
+        raise UnknownModel(
+            f"{request.model} is not a downloaded model.", hint="`edgespec list` shows the downloaded models."
+        )
+    return reference
+
+
+def list_cached_files(reference: HubReference, hub: Hub) -> set[File]:
+    """The files of a model that the cache holds as a whole; none otherwise."""
+    model = hub.find_cached(reference)
+    return set() if model is None else {(model.repo, file.path) for file in model.files}
+
+
+def list_used_files(request: LoadConfig, registry: Registry, hub: Hub) -> set[File]:
+    """The files of the cache that a load of `request` opens, with those of its drafters. Sends no request.
+
+    Raises what `plan` raises.
+    """
+    offline = replace(hub, offline=True)
+    try:
+        planned = plan(replace(request, force=True), registry, offline, _Quiet())
+    except HubError:  # its draft was removed since
+        planned = plan(replace(request, force=True, draft=NONE), registry, offline, _Quiet())
+    models = [source.model for source in planned.sources if isinstance(source, HubGguf | HubMlx)]
+    return {(model.repo, file.path) for model in models for file in model.files}
+
+
+class _Quiet:
+    """A Reporter that says nothing."""
+
+    def notice(self, text: str) -> None: ...
+
+    def download(self, name: str, done: int, total: int) -> None: ...
+
+    def loading(self, name: str, fraction: float) -> None: ...
+
+
+# The tokenizer of a model that is on this machine, without its weights.
+
+
+@contextmanager
+def open_vocabulary(request: LoadConfig, registry: Registry, hub: Hub) -> Iterator[Tokenizer]:
+    """The tokenizer of the target that `request` names, valid inside of the block. Sends no request.
+
+    Raises UnknownModel, also for a model that is not downloaded, InvalidModelFile, BackendUnavailable, CacheError.
+    """
+    offline = replace(hub, offline=True)
+    try:
+        backend = choose_backend(request, registry, offline)
+        target = resolve_pair(request.model, backend, registry, offline).target
+        read_metadata(target, offline)
+        path = fetch_source(target, offline)
+    except HubUnreachable as error:
+        command = f"edgespec pull {request.model}"
+        raise UnknownModel(f"{request.model} is not downloaded.", hint=f"Run `{command}` first.") from error
+    with open_tokenizer(backend, path) as tokenizer:
+        yield tokenizer

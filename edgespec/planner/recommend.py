@@ -16,15 +16,13 @@ from edgespec.backends import FileBackend
 from edgespec.backends.devices import Memory
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import EdgespecError
+from edgespec.hub.cache import HubFile, HubQuant, HubRepo, Reference
 from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub
-from edgespec.hub.reference import HubFile, HubQuant, HubRepo, Reference
-from edgespec.planner.candidates import Candidate, Query, list_candidates, search_candidates
-from edgespec.planner.catalogue import FitLevel, rate_fit
-from edgespec.planner.machine_speed import COMMON, FasterType, MachineSpeed, load_speed, measure_speed
-from edgespec.planner.model_facts import ModelFacts, guess_facts, read_facts
-from edgespec.planner.speed import ASSUMED, SpeedEstimate
-from edgespec.registry.about import About, Task
+from edgespec.planner.catalogue import Candidate, FitLevel, Query, list_candidates, rate_fit, search_candidates
+from edgespec.planner.memory import ModelFacts, guess_facts, read_facts
+from edgespec.planner.speed import ASSUMED, COMMON, FasterType, MachineSpeed, SpeedEstimate, load_speed, measure_speed
+from edgespec.registry.originals import About, Task
 from edgespec.registry.resolve import HubGguf, HubMlx, resolve_source
 from edgespec.registry.schema import Registry
 from edgespec.units import gib

@@ -8,25 +8,32 @@ from typing import Any
 
 from edgespec.backends import prefers_mlx
 from edgespec.backends.llamacpp.shape import count_blocks
-from edgespec.backends.settings import RuntimeSettings
+from edgespec.backends.options import RuntimeSettings
 from edgespec.controller.cost_model import Profile
 from edgespec.controller.profiler import CONTEXTS, choose_contexts
-from edgespec.controller.settings_store import SettingsStore
+from edgespec.controller.store import SettingsStore
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import CacheError
 from edgespec.formats.gguf import Header
-from edgespec.formats.metadata import ModelMetadata
-from edgespec.hub.cache import snapshot_path
+from edgespec.formats.head_file import ModelMetadata
+from edgespec.hub.cache import shorten_names, snapshot_path
 from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub
-from edgespec.hub.reference import shorten_names
-from edgespec.planner.draft_finder import PlannedDrafter
-from edgespec.planner.draft_request import AUTO
-from edgespec.planner.machine_speed import count_weights, find_main_type, find_similar, load_speed, measure_speed
+from edgespec.planner.draft_finder import AUTO, PlannedDrafter
 from edgespec.planner.memory import estimate_head, read_memory
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, plan
 from edgespec.planner.recommend import Recommender
-from edgespec.planner.speed import ASSUMED, SpeedEstimate, estimate_speed, read_by_type
+from edgespec.planner.speed import (
+    ASSUMED,
+    SpeedEstimate,
+    count_weights,
+    estimate_speed,
+    find_main_type,
+    find_similar,
+    load_speed,
+    measure_speed,
+    read_by_type,
+)
 from edgespec.registry.adapted import Card
 from edgespec.registry.resolve import HubGguf, LocalGguf, PackagedGguf
 from edgespec.registry.schema import Acceptance, Registry

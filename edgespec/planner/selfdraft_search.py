@@ -7,21 +7,131 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from edgespec.backends import BackendName, Model
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Skip, Unsupported, parse
-from edgespec.controller.store import ProfileKey, calibration_folder
-from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.controller.cost_model import Profile, choose_chain_length
+from edgespec.controller.profiler import measure_drafter, measure_rows
+from edgespec.controller.store import ProfileKey, calibration_folder, read_entries, save_entry
+from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Draft, Session
+from edgespec.core.sampling import Ints
+from edgespec.core.verify import read_prompt
+from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.errors import BackendError, CacheError, DoesNotFit, EdgespecError
 from edgespec.files import write_atomically
-from edgespec.formats.fingerprint import fingerprint_weights
-from edgespec.planner.draft_eval import DraftEval, Evaluator, Passage
+from edgespec.formats.heads import HeadSpec
+from edgespec.formats.mlx_folder import fingerprint_weights
+from edgespec.planner.heads import ProbeResult, Trial
 from edgespec.text.chat_template import encode_prompt
+
+# Measure the agreement and cost of a draft session on given texts.
+
+
+_ROWS = 64  # compared positions
+_PROFILE_S = 1.0
+_PLAIN_STEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DraftEval:
+    """The measurement of one draft.
+
+    agreement  share of positions at which the draft's most probable token is the target's
+    cost       time of a draft token, in plain steps
+    length     the fastest chain length if each draft token is accepted with `agreement`; 0 if none pays
+    speedup    of that chain over plain decoding
+    """
+
+    agreement: float
+    cost: float
+    length: int
+    speedup: float
+
+    def __str__(self) -> str:
+        return f"{self.agreement:.0%} agreement, a draft token costs {self.cost:.2f} plain steps"
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A text of which the choices after each token from position `start` on are compared."""
+
+    text: Sequence[int]
+    start: int
+
+    @staticmethod
+    def end_of(tokens: Sequence[int], context_size: int) -> Passage:
+        """The last positions of a text. Raises ValueError for one of fewer than 8 tokens."""
+        size = min(len(tokens), context_size)
+        rows = min(_ROWS, size // 2)
+        if rows < 4:
+            raise ValueError("the text is too short")
+        return Passage(tokens[:size], size - rows)
+
+
+class Evaluator:
+    """Compares drafts with a target on given texts. Agreement on texts by the target itself is mostly higher."""
+
+    def __init__(self, target: Session, passages: Sequence[Passage], check: CheckCancelled) -> None:
+        """Raises Cancelled, BackendError."""
+        self._target = target
+        self._passages = passages
+        self._check = check
+        self.profile = Profile(measure_rows(target, _PROFILE_S, check))
+        self._choices = np.concatenate([self._argmax(target, each) for each in passages])
+
+    def evaluate(self, draft: Session) -> DraftEval:
+        """Compare `draft`, which may share the target's KV cache. Raises Cancelled, BackendError."""
+        choices = []
+        for each in self._passages:
+            read_prompt(self._target, each.text[: each.start])
+            choices.append(self._argmax(draft, each))
+        agreed = float((np.concatenate(choices) == self._choices).mean())
+        drafter = SequentialDrafter("draft", ModelDraftSession(draft, self._target.capabilities.vocab_size))
+        last = self._passages[-1]
+        times = self._time_plain(last)  # before the draft and after it: the machine may have become slower
+        cost = measure_drafter(drafter, last.text[: last.start + 1], self._check)
+        plain_s = median([*times, *self._time_plain(last)])
+        draft_s = cost.seconds(1) if cost is not None else float("inf")
+        rows = {n: seconds * plain_s / self.profile.rows[1] for n, seconds in self.profile.rows.items()}
+        length, speedup = choose_chain_length(rows, draft_s, agreed)
+        return DraftEval(agreed, draft_s / plain_s, length, speedup)
+
+    def _time_plain(self, passage: Passage) -> list[float]:
+        """Seconds of plain steps of the target, which has read what is before the compared positions."""
+        times = []
+        for _ in range(_PLAIN_STEPS):
+            self._check()
+            started = perf_counter()
+            self._target.forward(passage.text[passage.start], NO_DRAFT).argmax()
+            self._target.commit(())
+            times.append(perf_counter() - started)
+            self._target.rewind(passage.start)
+        return times
+
+    def _argmax(self, session: Session, passage: Passage) -> Ints:
+        """[rows] the most probable tokens after the compared ones."""
+        text = passage.text
+        read_prompt(session, text[: passage.start])
+        best: list[Ints] = []
+        at = passage.start
+        while at < len(text):
+            self._check()
+            n = min(len(text) - at, session.draft_limit + 1)
+            chain = Draft.chain(text[at + 1 : at + n])
+            best.append(session.forward(text[at], chain).argmax())
+            session.commit(range(n - 1))
+            at += n
+        session.rewind(passage.start)
+        return np.concatenate(best)
+
 
 EVALUATION_S = 10.0  # of a search that nobody has set a time for
 _MIN_SPEEDUP = 1.05  # a smaller speedup is not worth the memory
@@ -245,3 +355,79 @@ def _read_notes(folder: Path) -> dict[str, Any]:
         return {}
     notes = found.get("choices") if isinstance(found, dict) else None
     return found if isinstance(notes, list) and all(isinstance(note, dict) for note in notes) else {}
+
+
+# Probes on disk: how a head is read beside a target, by the digests of both.
+
+
+_VERSION = 1  # of the file format and of the probe
+
+
+class ProbeStore:
+    """The file of a pair. What the head's file says is part of the key."""
+
+    def __init__(self, target: Path, head: Path) -> None:
+        """Raises CacheError if the weights cannot be read."""
+        self.path = calibration_folder() / f"head-{fingerprint_weights(target)}-{fingerprint_weights(head)}.json"
+
+    def load(self, backend: BackendName, spec: HeadSpec) -> ProbeResult | None:
+        """What was found for `spec`, without the trials; None if nothing was. A damaged entry reads as None."""
+        for entry in read_entries(self.path, "probe"):
+            if entry["setting"] == _setting(backend, spec):
+                try:
+                    return _from_dict(spec, entry["probe"])
+                except (KeyError, TypeError, ValueError):
+                    return None
+        return None
+
+    def save(self, backend: BackendName, spec: HeadSpec, result: ProbeResult) -> None:
+        """Store `result`. If the folder cannot be written, the next load probes again."""
+        save_entry(self.path, {"setting": _setting(backend, spec), "probe": _to_dict(spec, result)}, "probe")
+
+
+def _to_dict(spec: HeadSpec, result: ProbeResult) -> dict[str, Any]:
+    """`result` as JSON has it, without the trials; readings are what differs from `spec`, what the head's file says."""
+
+    def trial(tried: Trial) -> dict[str, Any]:
+        stated = asdict(spec)
+        reading = {name: value for name, value in asdict(tried.spec).items() if value != stated[name]}
+        return {"reading": reading, "agreement": list(tried.agreement), "positions": tried.positions}
+
+    return {
+        "chosen": trial(result.chosen),
+        "stated": trial(result.stated) if result.stated else None,
+        "lookups": result.lookups,
+        "own": list(result.own),
+        "seconds": result.seconds,
+    }
+
+
+def _from_dict(spec: HeadSpec, found: dict[str, Any]) -> ProbeResult:
+    """Raises KeyError, TypeError, ValueError for values of other types."""
+
+    def trial(tried: dict[str, Any]) -> Trial:
+        reading = {name: _check(spec, name, value) for name, value in dict(tried["reading"]).items()}
+        return Trial(replace(spec, **reading), _pair(tried["agreement"]), int(tried["positions"]))
+
+    stated = None if found["stated"] is None else trial(found["stated"])
+    lookups, own, seconds = float(found["lookups"]), _pair(found["own"]), float(found["seconds"])
+    return ProbeResult(stated, trial(found["chosen"]), lookups, own, seconds)
+
+
+def _check(spec: HeadSpec, name: str, value: object) -> Any:
+    if name == "layers" and isinstance(value, list) and all(type(each) is int for each in value):
+        return tuple(value)
+    if name in {each.name for each in fields(spec)} and isinstance(value, bool):
+        return value
+    raise ValueError(f"{name} is {value!r}")
+
+
+def _pair(values: list[float]) -> tuple[float, float]:
+    first, second = values
+    return float(first), float(second)
+
+
+def _setting(backend: BackendName, spec: HeadSpec) -> dict[str, Any]:
+    """As JSON reads it back."""
+    setting: dict[str, Any] = json.loads(json.dumps({"version": _VERSION, "backend": backend, "stated": asdict(spec)}))
+    return setting

@@ -18,7 +18,7 @@ from typing import Any
 
 from edgespec.errors import CacheError, InvalidModelFile, InvalidRequest, reason_of
 from edgespec.files import lock_file, write_private
-from edgespec.formats.fingerprint import fingerprint_weights
+from edgespec.formats.mlx_folder import fingerprint_weights
 
 BASE = 0
 """The number that stands for the base draft."""

@@ -12,11 +12,20 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from edgespec.errors import CacheError, RegistryError, UnknownModel
 from edgespec.formats.heads import HeadKind
-from edgespec.hub.reference import Alias, PackagedFile, Reference, parse_reference
-from edgespec.registry.about import ABOUT_KEYS, About, find_about_error, read_about
-from edgespec.registry.merge import Table, merge_tables
-from edgespec.registry.originals import Originals, find_originals_error
-from edgespec.registry.shipped import FILE_NAME, find_packaged, read_shipped
+from edgespec.hub.cache import Alias, PackagedFile, Reference, parse_reference
+from edgespec.registry.originals import (
+    ABOUT_KEYS,
+    FILE_NAME,
+    About,
+    Originals,
+    Table,
+    find_about_error,
+    find_originals_error,
+    find_packaged,
+    merge_tables,
+    read_about,
+    read_shipped,
+)
 
 if TYPE_CHECKING:
     from edgespec.backends import FileBackend

@@ -22,7 +22,7 @@ from hashlib import sha256
 import numpy as np
 
 from edgespec.formats.gguf import Header
-from edgespec.formats.metadata import ModelMetadata
+from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.mlx_folder import Folder
 from edgespec.text.tokenizer import Tokenizer
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from edgespec.engine.events import Request
-from edgespec.server.bodies import compute
-from edgespec.server.model_slot import ModelSlot
+from edgespec.server.fields import compute
 from edgespec.server.models import AnySlot, Models
-from edgespec.server.slot import Answer, Turn
+from edgespec.server.slots import Answer, ModelSlot, Turn
 from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.response import Part, ResponseStream, Started, merge_deltas
 

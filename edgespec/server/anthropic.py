@@ -10,14 +10,30 @@ from pydantic import Field
 
 from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
-from edgespec.server.arguments import read_arguments
-from edgespec.server.control_fields import AnthropicThinkingBody, DraftingBody, EffortConfig
-from edgespec.server.fields import FEW, MANY, AnyModelName, Body, Stops, Tokens, join_text, refuse_fields
+from edgespec.server.controls import AnthropicThinkingBody, DraftingBody, EffortConfig, ResidencyBody
+from edgespec.server.fields import (
+    FEW,
+    MANY,
+    AnyModelName,
+    Body,
+    Stops,
+    Tokens,
+    join_text,
+    read_arguments,
+    refuse_fields,
+)
 from edgespec.server.http import format_event
-from edgespec.server.residency import ResidencyBody
-from edgespec.service.generation_spec import GenerationSpec, Settings, ToolChoiceMode, make_message, split_start
+from edgespec.service.generation_spec import (
+    GenerationSpec,
+    Settings,
+    Tool,
+    ToolChoiceMode,
+    format_call,
+    make_message,
+    make_tool,
+    split_start,
+)
 from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, new_id
-from edgespec.service.tools import Tool, format_call, make_tool
 from edgespec.text.chat_template import Message
 from edgespec.text.tool_formats import CallDelta, CallEnd, CallStart
 

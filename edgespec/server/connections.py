@@ -5,22 +5,144 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import resource
 import socket
 import ssl
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import get_remote_addr
 
-from edgespec.server.census import Census
+from edgespec.errors import InvalidRequest, reason_of
 from edgespec.server.http import HttpError, error_response
-from edgespec.server.tls import Handshake
+
+# Census: how many connections there are, and from where.
+
+
+class Census:
+    """Counts connections. There may be `limit` of them, half as many from one address."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._counts: Counter[str] = Counter()
+
+    def enter(self, address: str) -> bool:
+        """Count a connection; whether it may stay. `leave` follows in both cases."""
+        self._counts[address] += 1
+        return self._counts[address] <= self._limit // 2 and self._counts.total() <= self._limit
+
+    def leave(self, address: str) -> None:
+        self._counts[address] -= 1
+        if not self._counts[address]:
+            del self._counts[address]
+
+
+# TLS: the certificate of a server, and the handshake of a connection.
+
+
+_HANDSHAKE_S = 10.0
+
+
+class Handshake(asyncio.Protocol):
+    """A connection until TLS is spoken on it; then another protocol has it.
+
+    asyncio's own servers do not tell of a connection before its handshake, so those without an end would not count.
+    """
+
+    def __init__(self, make: Callable[[], asyncio.Protocol], census: Census, context: ssl.SSLContext) -> None:
+        """`make` makes the protocol that follows."""
+        self._make = make
+        self._census = census
+        self._context = context
+        self._early = b""  # what came with the end of the handshake
+        self._next: asyncio.Protocol | None = None
+        self._is_lost = False
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as asyncio calls it
+        transport.pause_reading()  # what arrives is for TLS
+        self._task = asyncio.get_running_loop().create_task(self._shake_hands(transport))
+
+    def data_received(self, data: bytes) -> None:
+        self._early += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
+        if self._next is not None:
+            self._next.connection_lost(exc)
+
+    async def _shake_hands(self, transport: asyncio.Transport) -> None:
+        address = (get_remote_addr(transport) or ("", 0))[0]
+        secure = None
+        if self._census.enter(address):
+            with suppress(OSError):  # also of ssl: the client left, was too slow, or does not speak TLS
+                secure = await asyncio.get_running_loop().start_tls(
+                    transport, self, self._context, server_side=True, ssl_handshake_timeout=_HANDSHAKE_S
+                )
+        self._census.leave(address)
+        if secure is None:
+            transport.abort()
+        elif not self._is_lost:
+            self._next = self._make()
+            secure.set_protocol(self._next)
+            self._next.connection_made(secure)
+            if self._early:
+                self._next.data_received(self._early)
+
+
+def load_certificate(certificate: Path, key: Path) -> ssl.SSLContext:
+    """TLS with a certificate and its private key, both in PEM format; intermediate certificates follow the first one.
+
+    Raises InvalidRequest for files that cannot be read, do not belong together, or whose certificate is not valid
+    today, which clients would tell as an obscure failure.
+    """
+    for path in (certificate, key):
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise InvalidRequest(
+                f"cannot read {path}: {reason_of(error)}.", hint="Check its name and permissions."
+            ) from error
+        if b"ENCRYPTED" in data:
+            raise InvalidRequest(f"{path} has a passphrase.", hint="Write one without: openssl pkey -in FILE -out NEW")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(certificate, key)
+        _shake_hands(context, certificate)
+    except ssl.SSLCertVerificationError as error:
+        raise InvalidRequest(
+            f"clients would refuse {certificate}: {error.verify_message}.", hint="Get a new certificate."
+        ) from error
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            message = f"{key} is not the private key of {certificate}."
+        else:
+            message = f"{certificate} and {key} are not a certificate and its private key in PEM format."
+        raise InvalidRequest(message, hint="Name the files that belong together.") from error
+    return context
+
+
+def _shake_hands(server: ssl.SSLContext, certificate: Path) -> None:
+    """A handshake in memory with a client that trusts this very certificate. Raises ssl.SSLError."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(certificate)
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = (client.wrap_bio(to_client, to_server), server.wrap_bio(to_server, to_client, server_side=True))
+    for end in (*ends, *ends):
+        with suppress(ssl.SSLWantReadError):
+            end.do_handshake()
+
 
 _HEAD_TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 4096
@@ -158,3 +280,75 @@ class HttpServer(uvicorn.Server):
         for task in self.server_state.tasks:
             task.cancel()
         await super().shutdown(sockets)
+
+
+# The sockets that a server listens on.
+
+
+_PROBE_S = 1.0
+
+
+def listen_tcp(host: str, port: int, *, is_only: bool = True) -> socket.socket:
+    """A listening socket; clients can connect to it before the server runs. Raises InvalidRequest.
+
+    `is_only`: whether it is the only host, so that `::` may take IPv4 too.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # asyncio disables Nagle's algorithm only for sockets that name TCP; with it a reply waits 40 ms for an ACK.
+        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6 and not is_only:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listener.bind(address)
+        listener.listen()
+    except OSError as error:
+        raise InvalidRequest(
+            f"cannot listen on {host}, port {port}: {error.strerror}.", hint="Choose another --port or --host."
+        ) from error
+    return listener
+
+
+@contextmanager
+def listen_unix(path: Path) -> Iterator[socket.socket]:
+    """A listening Unix socket that only this user can connect to; its file is removed at the end.
+
+    A file that a killed server has left is replaced. Raises InvalidRequest where another program listens, or the file
+    is none of a socket.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            _remove_stale(path)
+            mask = os.umask(0o177)
+            try:
+                listener.bind(str(path))
+            finally:
+                os.umask(mask)
+            listener.listen()
+            inode = path.stat().st_ino
+        except OSError as error:
+            raise InvalidRequest(
+                f"cannot listen at {path}: {reason_of(error)}.", hint="Choose another --unix."
+            ) from error
+        try:
+            yield listener
+        finally:
+            with suppress(OSError):
+                if path.stat().st_ino == inode:
+                    path.unlink()
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove the file of a socket at which nothing listens. Raises OSError where there is anything else."""
+    if not path.is_socket():
+        if path.exists():
+            raise OSError(errno.EEXIST, "there is a file that is not a socket")
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+        else:
+            raise OSError(errno.EADDRINUSE, "another program listens there")

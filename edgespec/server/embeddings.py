@@ -12,15 +12,14 @@ from pydantic import Field, PrivateAttr
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgespec.engine.embeddings import Embedding
+from edgespec.engine.prompts import Embedding
 from edgespec.errors import InvalidRequest
+from edgespec.server.controls import ResidencyBody
 from edgespec.server.fields import AnyModelName
-from edgespec.server.http import read_body, respond_unless_disconnected
+from edgespec.server.http import Handler, read_body, respond_unless_disconnected
 from edgespec.server.models import Models
 from edgespec.server.remote_slot import RemoteSlot
-from edgespec.server.residency import ResidencyBody
-from edgespec.server.routes import Handler
-from edgespec.server.slot import Slot
+from edgespec.server.slots import Slot
 
 Id = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _ITEMS = Field(max_length=2**20, fail_fast=True)

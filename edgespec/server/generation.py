@@ -12,12 +12,12 @@ from starlette.responses import Response
 
 from edgespec.engine.events import MemoryUse
 from edgespec.server.answers import generate_parts, local_answers
-from edgespec.server.bodies import compute
+from edgespec.server.fields import compute
 from edgespec.server.http import EventStream, respond_unless_disconnected
 from edgespec.server.models import Models
 from edgespec.server.record import current_record
 from edgespec.server.remote_slot import RemoteSlot
-from edgespec.server.slot import Slot
+from edgespec.server.slots import Slot
 from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.response import Part
 

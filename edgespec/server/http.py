@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine
+import re
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import wraps
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from edgespec.errors import (
@@ -20,15 +25,107 @@ from edgespec.errors import (
     EdgespecError,
     HubError,
     InvalidRequest,
+    PromptTooLong,
     TemplateError,
     UnknownModel,
     reason_of,
 )
-from edgespec.server.access_log import CLIENT_CLOSED
-from edgespec.server.bodies import compute, parse_body
-from edgespec.server.error_bodies import format_error
-from edgespec.server.policy import Busy, TimedOut
-from edgespec.server.record import current_record
+from edgespec.server.fields import compute, parse_body
+from edgespec.server.record import CLIENT_CLOSED, current_record
+from edgespec.service.process import MAX_SILENCE_S
+
+# The bodies of errors, in the format of each interface.
+
+
+_OPENAI_ERRORS = {  # status -> type, code; other statuses are a server_error
+    400: ("invalid_request_error", None),
+    401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", None),
+    404: ("invalid_request_error", None),
+    405: ("invalid_request_error", None),
+    408: ("invalid_request_error", None),
+    413: ("invalid_request_error", None),
+    415: ("invalid_request_error", None),
+    429: ("rate_limit_error", "rate_limit_exceeded"),
+}
+_ANTHROPIC_ERRORS = {  # status -> type; other statuses are an api_error
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def format_error(path: str, status: int, error: EdgespecError) -> dict[str, Any]:
+    """The body of an error in the format of the interface at `path`."""
+    if isinstance(error, PromptTooLong):
+        return _format_overflow(path, error)
+    message = f"{error.message} {error.hint}"
+    if path.startswith("/api/"):
+        return {"error": message}
+    if path.startswith("/v1/messages"):
+        return {"type": "error", "error": {"type": _ANTHROPIC_ERRORS.get(status, "api_error"), "message": message}}
+    kind, code = _OPENAI_ERRORS.get(status, ("server_error", None))
+    code = "model_not_found" if isinstance(error, UnknownModel) else code
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def _format_overflow(path: str, error: PromptTooLong) -> dict[str, Any]:
+    """The words and codes by which clients know that they may shorten a conversation and try again."""
+    if path.startswith("/v1/messages"):
+        message = f"prompt is too long: {error.n_prompt} tokens > {error.n_context} maximum"
+        return {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
+    message = (
+        f"This model's maximum context length is {error.n_context} tokens. However, your prompt has {error.n_prompt} "
+        "tokens. Shorten it, or restart the server with a larger --ctx."
+    )
+    if path.startswith("/api/"):
+        return {"error": message}
+    kinds = {"type": "invalid_request_error", "param": None, "code": "context_length_exceeded"}
+    return {"error": {"message": message, **kinds, "n_prompt_tokens": error.n_prompt, "n_ctx": error.n_context}}
+
+
+# The limits of a server, and the errors of requests that meet them.
+
+
+class Busy(EdgespecError):
+    """The queue is full; `retry_after_s` is the estimated time until a place is free."""
+
+    def __init__(self, message: str, *, hint: str, retry_after_s: int) -> None:
+        super().__init__(message, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class TimedOut(EdgespecError):
+    """A call took longer than the server allows, and there is no answer that could end early."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Limits of a server.
+
+    max_open       models in memory
+    max_queue      requests that may wait for one model
+    keep_alive_s   how long an idle model stays loaded; `inf`: until another one needs its memory
+    timeout_s      how long a call may take from its turn on, the loading of its model included
+    max_silence_s  how long the process of a model may give no sign of life
+    strict_names   whether calls must name their model, even if there is one only
+    """
+
+    max_open: int = 1
+    max_queue: int = 64
+    keep_alive_s: float = 300.0
+    timeout_s: float = 600.0
+    max_silence_s: float = MAX_SILENCE_S
+    strict_names: bool = False
+
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -235,3 +332,52 @@ def format_event(data: dict[str, Any]) -> bytes:
     """One server-sent event. It is named after the `type` of `data`, if there is one."""
     head = f"event: {data['type']}\n" if "type" in data else ""
     return f"{head}data: ".encode() + dump_json(data) + b"\n\n"
+
+
+# Routes whose errors are responses in the format of their interface.
+
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def post(path: str, handler: Handler) -> Route:
+    return Route(path, catch_errors(handler), methods=["POST"])
+
+
+def catch_errors(handler: Handler) -> Handler:
+    """`handler`, with its errors as responses in the format of the interface."""
+
+    @wraps(handler)
+    async def catch(request: Request) -> Response:
+        try:
+            return await handler(request)
+        except Exception as error:  # noqa: BLE001 - a bug is logged and must not stop the server
+            return error_response(request.url.path, hide_internal_error(error))
+
+    return catch
+
+
+# The header Via, by which a server knows a request that it has sent itself to another server.
+#
+# Of the Via of a caller only servers of edgespec are passed on.
+
+
+_HERE = f"edgespec-{secrets.token_hex(8)}"  # this process
+_SERVER = re.compile(r"edgespec-[0-9a-f]{16}")
+
+
+def check_hops(headers: Mapping[str, str]) -> None:
+    """Keep for `format_via` who has passed a request on. Raises HttpError (508) where it was here before."""
+    servers = _SERVER.findall(headers.get("via", ""))
+    if _HERE in servers:
+        raise HttpError(
+            508,
+            "the request came back to the server that had sent it.",
+            hint="Correct the url of this model in the file of --config.",
+        )
+    current_record().hops = tuple(servers)
+
+
+def format_via() -> str:
+    """The Via header of a request that is sent on behalf of the current one."""
+    return ", ".join(f"1.1 {server}" for server in (*current_record().hops, _HERE))

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.engine.events import Finished
-from edgespec.service.engine_log import Death
+from edgespec.service.link import Death
 from edgespec.units import gib
 
 _MAX_RECENT = 50

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from time import monotonic
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import AliasChoices, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from edgespec.engine.events import Gap, Prompt
 from edgespec.engine.structured_output import Structure, json_structure
 from edgespec.errors import InvalidRequest
-from edgespec.server.control_fields import DraftingBody, ThinkingBody
+from edgespec.hub.cache import Alias, HubFile, HubQuant, HubRepo, parse_reference
+from edgespec.planner.plan import LoadConfig
+from edgespec.server.auth import require_manager
+from edgespec.server.controls import DraftingBody, ResidencyBody, ThinkingBody
+from edgespec.server.embeddings import OllamaEmbeddingsRequest, OllamaEmbedRequest, embedding_handler
 from edgespec.server.fields import (
     FEW,
     MANY,
@@ -20,13 +32,145 @@ from edgespec.server.fields import (
     SamplingBody,
     Stop,
     Stops,
+    read_arguments,
     refuse_fields,
 )
-from edgespec.server.ollama_lines import LineWriter, format_message, format_raw, format_response
-from edgespec.server.residency import ResidencyBody
-from edgespec.service.generation_spec import GenerationSpec, Settings, make_message, split_start
-from edgespec.service.tools import format_call
+from edgespec.server.generation import generate
+from edgespec.server.http import (
+    EventStream,
+    Handler,
+    JsonResponse,
+    catch_errors,
+    dump_json,
+    post,
+    read_body,
+    respond_unless_disconnected,
+)
+from edgespec.server.models import TAG, AnySlot, Downloads, Models, Progress, remove_model, require_local
+from edgespec.server.slots import ModelSlot
+from edgespec.service.generation_spec import GenerationSpec, Settings, format_call, make_message, split_start
+from edgespec.service.response import Done, Part, ReasoningDelta, TextDelta, new_id
 from edgespec.text.chat_template import Message
+from edgespec.text.reasoning import detect_format
+from edgespec.text.tool_formats import CallEnd
+
+# The answers of Ollama's interface: JSON objects, one a line, with times in nanoseconds.
+
+
+Answer = Callable[[str, str, list[dict[str, Any]]], dict[str, Any]]
+"""Formats text, reasoning and tool calls as the fields of a line."""
+
+
+class LineWriter:
+    """One answer, as a body or as lines. Calls are whole; one that was cut is left out, since no field would say so."""
+
+    def __init__(self, model: str, answer: Answer) -> None:
+        self._model = model
+        self._answer = answer
+        self._began_s = monotonic()
+        self._text = ""
+        self._reasoning = ""
+        self._calls: list[dict[str, Any]] = []
+        self._end: Done
+
+    def add(self, index: int, part: Part) -> None:
+        if isinstance(part, TextDelta):
+            self._text += part.text
+        elif isinstance(part, ReasoningDelta):
+            self._reasoning += part.text
+        elif isinstance(part, CallEnd) and not part.is_cut:
+            self._calls.append(_format_call(part))
+        elif isinstance(part, Done):
+            self._end = part
+
+    def response_body(self) -> dict[str, Any]:
+        return self._line(self._text, self._reasoning, self._calls, **self._finish(self._end))
+
+    def load_body(self, reason: Literal["load", "unload"]) -> dict[str, Any]:
+        """The answer to a request without a prompt, which has loaded or unloaded the model."""
+        return self._line(done=True, done_reason=reason)
+
+    def chunks(self, index: int, part: Part) -> Iterator[bytes]:
+        if isinstance(part, TextDelta):
+            yield format_line(self._line(part.text))
+        elif isinstance(part, ReasoningDelta):
+            yield format_line(self._line(reasoning=part.text))
+        elif isinstance(part, CallEnd) and not part.is_cut:
+            yield format_line(self._line(calls=[_format_call(part)]))
+        elif isinstance(part, Done):
+            yield format_line(self._line(**self._finish(part)))
+
+    def finish(self) -> Iterator[bytes]:
+        yield from ()
+
+    def fail(self, error: dict[str, Any]) -> bytes:
+        return format_line(error)
+
+    def _line(
+        self,
+        text: str = "",
+        reasoning: str = "",
+        calls: list[dict[str, Any]] | None = None,
+        *,
+        done: bool = False,
+        **more: Any,
+    ) -> dict[str, Any]:
+        head = {"model": self._model, "created_at": format_time(datetime.now(UTC))}
+        return {**head, **self._answer(text, reasoning, calls or []), "done": done, **more}
+
+    def _finish(self, end: Done) -> dict[str, Any]:
+        """The last line's fields. What is neither reading nor writing counts as loading, such as waiting."""
+        total_s, metrics = monotonic() - self._began_s, end.metrics
+        written_s = (metrics.ttft_s or metrics.prefill_s) - metrics.prefill_s
+        written_s += (metrics.tpot_s or 0.0) * max(0, metrics.emitted_tokens - 1)
+        return {
+            "done": True,
+            "done_reason": "length" if end.reason == "length" else "stop",
+            "total_duration": round(total_s * 1e9),
+            "load_duration": round(max(0.0, total_s - metrics.prefill_s - written_s) * 1e9),
+            "prompt_eval_count": metrics.prompt_tokens,
+            "prompt_eval_duration": round(metrics.prefill_s * 1e9),
+            "eval_count": metrics.emitted_tokens,
+            "eval_duration": round(written_s * 1e9),
+            **end.extensions(),
+        }
+
+
+class LineStream(EventStream):
+    """JSON objects, one a line. Nothing is sent in silences: every line must be an object."""
+
+    content_type = b"application/x-ndjson"
+    keep_alive = b""
+
+
+def format_message(text: str, reasoning: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+    thinking = {"thinking": reasoning} if reasoning else {}
+    return {"message": {"role": "assistant", "content": text, **thinking, **({"tool_calls": calls} if calls else {})}}
+
+
+def format_response(text: str, reasoning: str, _calls: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"response": text, **({"thinking": reasoning} if reasoning else {})}
+
+
+def format_raw(text: str, reasoning: str, _calls: list[dict[str, Any]]) -> dict[str, Any]:
+    """Raw text is not split."""
+    return {"response": reasoning + text}
+
+
+def _format_call(part: CallEnd) -> dict[str, Any]:
+    function = {"index": part.index, "name": part.call.name, "arguments": read_arguments(part.call.arguments)}
+    return {"id": new_id("call_"), "function": function}
+
+
+def format_line(data: dict[str, Any]) -> bytes:
+    """One line of a stream."""
+    return dump_json(data) + b"\n"
+
+
+def format_time(moment: datetime) -> str:
+    """RFC 3339, in UTC."""
+    return moment.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
 
 _NOT_FOLLOWED = frozenset({
     "main_gpu", "mirostat", "mirostat_eta", "mirostat_tau", "num_batch", "num_ctx", "num_gpu", "num_keep", "num_thread",
@@ -190,3 +334,208 @@ class OllamaGenerateRequest(OllamaBody):
             return text
         system = (make_message("system", self.system),) if self.system else ()
         return (*system, make_message("user", text))
+
+
+# /api/tags, /api/ps, /api/show, /api/pull and /api/delete: the models, as Ollama describes them.
+
+
+API_VERSION = "0.12.0"
+"""The version of Ollama whose interface this is: clients compare it."""
+_OLLAMAS_HUB = "hf.co/"  # before the name of a repository
+_LONG_S = 3e9  # about a century, for models that are not unloaded by themselves; clients need a date
+_FORMATS = {"llamacpp": "gguf", "mlx": "safetensors"}
+
+
+class ShowRequest(Body):
+    """The body of /api/show. `name` is an older name of `model`."""
+
+    model: str = ""
+    name: str = ""
+
+
+class DeleteRequest(Body):
+    """The body of /api/delete. `name` is an older name of `model`."""
+
+    model: str = Field(default="", validation_alias=AliasChoices("model", "name"), max_length=512)
+
+    def config(self, models: Models) -> LoadConfig:
+        """What is meant: a model of the server with its drafts, or what a reference names; no file of this machine.
+
+        Raises InvalidRequest, UnknownModel.
+        """
+        if (slot := models.look_up(self.model)) is not None:
+            return require_local(slot).config
+        if not self.model:
+            raise InvalidRequest("the request names no model.", hint="Send a model.")
+        name = self.model.removeprefix(_OLLAMAS_HUB).removesuffix(TAG)
+        if not isinstance(parse_reference(name), Alias | HubRepo | HubQuant | HubFile):
+            raise InvalidRequest(f"{self.model} is not a model of the hub.", hint="Name an alias or user/repo:QUANT.")
+        return LoadConfig(name)
+
+
+class PullRequest(DeleteRequest):
+    """The body of /api/pull."""
+
+    stream: bool = True
+
+
+async def format_progress(
+    models: Models, name: str, progress: AsyncGenerator[Progress, None]
+) -> AsyncGenerator[bytes, None]:
+    """The lines of a download."""
+    async with aclosing(progress):
+        async for each in progress:
+            digest = sha256(each.file.encode()).hexdigest()
+            sizes = {"total": each.total, "completed": each.done}
+            yield format_line({"status": f"pulling {each.file}", "digest": f"sha256:{digest}", **sizes})
+    yield format_line(describe_success(models, name))
+
+
+def describe_success(models: Models, name: str) -> dict[str, Any]:
+    """The last line of a download."""
+    done: dict[str, Any] = {"status": "success"}
+    if models.look_up(name) is None:
+        done["warnings"] = [f"'{name}' is downloaded, but this server was not started with it."]
+    return done
+
+
+def list_tags(models: Models) -> dict[str, Any]:
+    """Every model. Sizes of files are not known: they are 0."""
+    modified = _format_created(models)
+    return {"models": [{**_describe(slot), "modified_at": modified, "size": 0} for slot in models.all]}
+
+
+def list_running(models: Models) -> dict[str, Any]:
+    """The loaded models, with their bytes in memory."""
+    running = []
+    for slot in models.slots.values():
+        if (model_info := slot.model_info) is None:
+            continue
+        fit = model_info.fit
+        size = fit.needed if fit is not None else slot.resident
+        expires = datetime.now(UTC) + timedelta(seconds=min(slot.unloads_in_s, _LONG_S))
+        running.append({
+            **_describe(slot),
+            "size": size,
+            "size_vram": size if fit is not None and fit.fits_on_devices else 0,
+            "expires_at": format_time(expires),
+            "context_length": model_info.context_size,
+        })  # fmt: skip
+    return {"models": running}
+
+
+def show(models: Models, slot: AnySlot) -> dict[str, Any]:
+    """One model. Its chat template is known while it is loaded."""
+    model_info = slot.model_info if isinstance(slot, ModelSlot) else None
+    template = (model_info.chat_template if model_info is not None else None) or ""
+    capabilities = ["completion", "tools", *(["thinking"] if detect_format(template) is not None else [])]
+    # Clients read the context under the name of the architecture.
+    described = {"general.architecture": "edgespec", "general.basename": slot.name}
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": template,
+        "details": _describe(slot)["details"],
+        "model_info": {**described, "edgespec.context_length": slot.context_size},
+        "capabilities": capabilities,
+        "modified_at": _format_created(models),
+    }
+
+
+def _describe(slot: AnySlot) -> dict[str, Any]:
+    """The fields that every list has. The digest is one of the name."""
+    name = slot.name if ":" in slot.name else f"{slot.name}:latest"
+    model_info = slot.model_info if isinstance(slot, ModelSlot) else None
+    backend = model_info.backend if model_info is not None else ""
+    details = {
+        "parent_model": "",
+        "format": _FORMATS.get(backend, ""),
+        "family": "",
+        "families": None,
+        "parameter_size": "",
+        "quantization_level": "",
+    }
+    return {"name": name, "model": name, "digest": sha256(name.encode()).hexdigest(), "details": details}
+
+
+def _format_created(models: Models) -> str:
+    return format_time(datetime.fromtimestamp(models.created_s, UTC))
+
+
+# The routes of Ollama's interface.
+
+
+def ollama_routes(models: Models) -> list[Route]:
+    """Ollama's interface."""
+
+    def handler(kind: type[OllamaChatRequest] | type[OllamaGenerateRequest]) -> Handler:
+        async def handle(request: Request) -> Response:
+            body: OllamaChatRequest | OllamaGenerateRequest = await read_body(request, kind)
+            if not body.is_empty:
+                return await generate(request, models, body, LineStream)
+            slot = models.choose(body.model)
+            body.model = body.model or slot.name
+            body.keep(slot)
+            if body.keep_alive == 0:
+                require_manager()
+                await require_local(slot).unload()
+            else:
+                async with models.turn(slot):
+                    pass
+            return JsonResponse(body.writer().load_body("unload" if body.keep_alive == 0 else "load"))
+
+        return handle
+
+    async def show_model(request: Request) -> Response:
+        body = await read_body(request, ShowRequest)
+        return JsonResponse(show(models, models.choose(body.model or body.name)))
+
+    async def delete_model(request: Request) -> Response:
+        require_manager()
+        body = await read_body(request, DeleteRequest)
+        await remove_model(models, body.config(models))
+        return Response()
+
+    async def get_tags(_request: Request) -> Response:
+        return JsonResponse(list_tags(models))
+
+    async def get_running(_request: Request) -> Response:
+        return JsonResponse(list_running(models))
+
+    async def get_version(_request: Request) -> Response:
+        return JsonResponse({"version": API_VERSION})
+
+    return [
+        post("/api/chat", handler(OllamaChatRequest)),
+        post("/api/generate", handler(OllamaGenerateRequest)),
+        post("/api/embed", embedding_handler(models, OllamaEmbedRequest)),
+        post("/api/embeddings", embedding_handler(models, OllamaEmbeddingsRequest)),
+        post("/api/pull", pull_handler(models)),
+        post("/api/show", show_model),
+        Route("/api/delete", catch_errors(delete_model), methods=["DELETE"]),
+        Route("/api/tags", get_tags),
+        Route("/api/ps", get_running),
+        Route("/api/version", get_version),
+    ]
+
+
+def pull_handler(models: Models) -> Handler:
+    """Downloads models for callers who may manage them."""
+    downloads = Downloads()
+
+    async def pull_model(request: Request) -> Response:
+        require_manager()
+        body = await read_body(request, PullRequest)
+        progress = downloads.pull(body.config(models))
+        if body.stream:
+            return LineStream(request.url.path, format_progress(models, body.model, progress), format_line)
+
+        async def wait() -> dict[str, Any]:
+            async with aclosing(progress):
+                async for _ in progress:
+                    pass
+            return describe_success(models, body.model)
+
+        return await respond_unless_disconnected(request, wait())
+
+    return pull_model

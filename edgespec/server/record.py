@@ -2,14 +2,97 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
-from collections.abc import Callable, Iterator
+import logging
+import re
+import secrets
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import monotonic
 
-from edgespec.engine.events import Finished
-from edgespec.server.keys import Caller
+from prometheus_client import CollectorRegistry, Counter
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgespec.engine.events import Finished, MemoryUse
+from edgespec.errors import EdgespecError
+
+# API keys: who calls a server, and what a caller may do.
+
+
+ONLY_KEY = "api-key"
+"""The name of the key of `--api-key`."""
+_NAMESPACE = "key:"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sends a request.
+
+    name        that of the caller's key; "" without a key
+    may_manage  whether the caller may load, unload and download models, or may generate only
+    remembers   whether the memory keeps the caller's texts and drafts from them
+    """
+
+    name: str = ""
+    may_manage: bool = False
+    remembers: bool = False
+
+    @property
+    def memory(self) -> MemoryUse | None:
+        """What the caller's generations use of the memory: texts of its own key alone. None: nothing."""
+        return MemoryUse(name_namespace(self.name)) if self.remembers else None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What a server knows of a key: its caller and its hash."""
+
+    caller: Caller
+    digest: bytes
+
+
+def name_namespace(name: str) -> str:
+    """The namespace of a key in the memory, by the key's name; without a key it is the user's own."""
+    return f"{_NAMESPACE}{name}" if name else ""
+
+
+def read_namespace(namespace: str) -> str:
+    """The name of the key with this namespace; "" for the user's own."""
+    return namespace.removeprefix(_NAMESPACE)
+
+
+def make_key() -> str:
+    """A random key of 256 bits. Its beginning is the one that clients and scanners for secrets expect."""
+    return f"sk-edgespec-{secrets.token_urlsafe(32)}"
+
+
+def hash_key(key: str) -> bytes:
+    """SHA-256 of a key.
+
+    Slow hashes with salt protect passwords, which can be guessed. A random key of 256 bits cannot be, so a slow hash
+    would add no safety, and its time to every request.
+    """
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+class Keys:
+    """The keys of a server."""
+
+    def __init__(self, read: Callable[[], Sequence[Key]]) -> None:
+        """`read` returns the keys that are valid at the time."""
+        self._read = read
+
+    def identify(self, key: str) -> Caller | None:
+        """The caller with this key, found in constant time; None if there is none."""
+        digest, found = hash_key(key), None
+        for each in self._read():
+            if hmac.compare_digest(digest, each.digest):
+                found = each.caller
+        return found
+
 
 _MAX_PATH = 200  # characters
 _MAX_REASON = 300
@@ -91,3 +174,94 @@ RECORD: ContextVar[RequestRecord] = ContextVar("record")
 def current_record() -> RequestRecord:
     """The record of the request in whose context this runs; a new one outside of requests."""
     return RECORD.get(None) or RequestRecord()
+
+
+# What an engine or the hub says of this machine's folders is for the log, not for callers.
+
+
+_FOLDERS = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?(?:[/\\][^/\\\s'\"`]+)*[/\\](?=[^/\\\s'\"`])")  # of a file
+
+
+def hide_folders(error: BaseException | None) -> None:
+    """Leave the folders out of the names of files in an error's text."""
+    if isinstance(error, EdgespecError):
+        error.message, error.hint = (_FOLDERS.sub("", text) for text in (error.message, error.hint))
+
+
+# AccessLog: ASGI middleware that writes a line for each request and counts requests and tokens by key.
+
+
+CLIENT_CLOSED = 499  # nginx's status; no client reads it
+_KINDS = {  # of failures, by status; others are of kind 'invalid' below 500 and 'error' from there
+    401: "no_key",
+    403: "forbidden",
+    404: "not_found",
+    429: "busy",
+    CLIENT_CLOSED: "client_left",
+    502: "other_server",
+    503: "unavailable",
+    504: "timeout",
+}
+_POLLED = frozenset({"/health", "/metrics", "/props"})
+_LOG = logging.getLogger("edgespec.server")
+
+
+class AccessLog:
+    """Writes a line when the response and all answers of a request have ended. Keys are known by their names."""
+
+    def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
+        self._app = app
+        self._requests = Counter(
+            "requests", "Responses by key and status.", ["key", "status"], namespace="edgespec", registry=registry
+        )
+        self._tokens = Counter(
+            "key_tokens", "Tokens by key, read and written.", ["key", "kind"], namespace="edgespec", registry=registry
+        )
+        self._failures = Counter(
+            "failures",
+            "Requests that failed, also amid a stream.",
+            ["model", "kind"],
+            namespace="edgespec",
+            registry=registry,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path = scope["raw_path"].decode("ascii", "backslashreplace")
+        record = RequestRecord(scope["method"], path, on_end=self._write)
+
+        async def note_status(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+            await send(message)
+
+        RECORD.set(record)
+        record.begin()
+        try:
+            await self._app(scope, receive, note_status)
+        finally:
+            record.end()
+
+    def _write(self, record: RequestRecord) -> None:
+        key = record.caller.name
+        self._requests.labels(key, str(record.status)).inc()
+        self._tokens.labels(key, "prompt").inc(record.prompt_tokens)
+        self._tokens.labels(key, "generated").inc(record.tokens)
+        if record.failure is not None:
+            status, _ = record.failure
+            kind = _KINDS.get(status, "invalid" if status < 500 else "error")
+            self._failures.labels(record.model, kind).inc()
+        _LOG.log(_get_level(record), "%s", record.format())
+
+
+def _get_level(record: RequestRecord) -> int:
+    status = record.failure[0] if record.failure is not None else record.status
+    if record.path in _POLLED and status in (200, 503):  # 503 says that a model loads, or that one has stalled
+        return logging.DEBUG
+    if status >= 500:
+        return logging.ERROR
+    if status >= 400 and status != CLIENT_CLOSED:
+        return logging.WARNING
+    return logging.INFO

@@ -11,21 +11,23 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from edgespec.engine.embeddings import Embedding
+from edgespec.engine.prompts import Embedding
 from edgespec.errors import EdgespecError, InvalidRequest
-from edgespec.server.bodies import compute
-from edgespec.server.chat import ChatRequest
-from edgespec.server.completions import CompletionRequest
-from edgespec.server.http import HttpError
+from edgespec.server.fields import compute
+from edgespec.server.http import HttpError, Policy, TimedOut
 from edgespec.server.metrics import ServerMetrics
-from edgespec.server.policy import Policy, TimedOut
+from edgespec.server.openai import ChatRequest, CompletionRequest
 from edgespec.server.record import current_record
-from edgespec.server.remote_answer import RemoteAnswer
-from edgespec.server.remote_client import RemoteClient
-from edgespec.server.remote_errors import CHECK_URL, RemoteFailure, RemoteRefusal, Unreachable
-from edgespec.server.remote_model import RemoteModel
-from edgespec.server.remote_requests import RemoteCall, pass_chat, pass_completions, translate
-from edgespec.server.slot import Answer, Slot, Turn
+from edgespec.server.remote_client import (
+    CHECK_URL,
+    RemoteClient,
+    RemoteFailure,
+    RemoteModel,
+    RemoteRefusal,
+    Unreachable,
+)
+from edgespec.server.remote_requests import RemoteAnswer, RemoteCall, pass_chat, pass_completions, translate
+from edgespec.server.slots import Answer, Slot, Turn
 from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.response import Part, merge_deltas
 

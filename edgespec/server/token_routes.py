@@ -17,16 +17,13 @@ from starlette.routing import Route
 from edgespec.engine.events import Request as EngineRequest
 from edgespec.engine.prompts import RawText
 from edgespec.server.anthropic import CountRequest
-from edgespec.server.bodies import compute
-from edgespec.server.chat import ChatRequest
-from edgespec.server.fields import AnyModelName, Body
-from edgespec.server.http import JsonResponse, read_body
+from edgespec.server.fields import AnyModelName, Body, compute
+from edgespec.server.http import Handler, JsonResponse, post, read_body
 from edgespec.server.models import Models, require_local
+from edgespec.server.openai import ChatRequest
 from edgespec.server.remote_slot import RemoteSlot
 from edgespec.server.responses import ResponsesRequest
-from edgespec.server.routes import Handler, post
-from edgespec.service.client import EngineClient
-from edgespec.service.stream import Stream
+from edgespec.service.client import EngineClient, Stream
 
 T = TypeVar("T")
 

@@ -3,23 +3,185 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from edgespec.core.sampling import SamplingParams
+from edgespec.engine.drafting import MAX_DRAFT, Speculation
 from edgespec.engine.events import AnswerStart, MemoryUse, Prompt, Request
-from edgespec.engine.schema_bounds import MAX_DEPTH, check_bounds
+from edgespec.engine.json_schema import MAX_DEPTH, check_bounds
 from edgespec.engine.structured_output import Block, Part, Structure, either, is_shallow, json_part, texts
 from edgespec.errors import InvalidRequest
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import ModelInfo
-from edgespec.service.draft_length import DraftLength
 from edgespec.service.response import ResponseStream
-from edgespec.service.thinking import Thinking
-from edgespec.service.tools import Tool
 from edgespec.text.chat_template import Message
-from edgespec.text.tool_formats import ToolFormat, detect_tool_format, make_reader, tool_instructions
+from edgespec.text.reasoning import detect_format
+from edgespec.text.tool_formats import NAME_CHARACTER, ToolFormat, detect_tool_format, make_reader, tool_instructions
+
+# What a request asks of the model's reasoning, and what becomes of it with the model's chat template.
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+_SWITCHES = {  # variables of chat templates that turn the reasoning on and off, and how a template reads them
+    "enable_thinking": re.compile(r"\benable_thinking\b"),
+    "thinking": re.compile(r"\b(?:if|and|or|not)\s+thinking\b"),
+}
+_LEVELS = "reasoning_effort"
+_LEVEL_OFF = re.compile(r"""['"]none['"]""")
+_NEAREST = {"minimal": "low", "xhigh": "high", "max": "high"}  # of the levels that chat templates know
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingPlan:
+    """How a request for reasoning is followed.
+
+    variables      of the chat template
+    max_reasoning  tokens after which the reasoning is ended; None: no limit
+    warnings       what is not followed, in sentences
+    """
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    max_reasoning: int | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """What a request asks of the reasoning; None leaves it to the chat template.
+
+    is_on   whether the model reasons; takes precedence over the others
+    effort  how much; 'none' turns it off
+    budget  tokens after which the reasoning is ended; 0 turns it off
+    """
+
+    is_on: bool | None = None
+    effort: Effort | None = None
+    budget: int | None = None
+
+    @property
+    def _wants(self) -> bool | None:
+        """Whether the request turns the reasoning on or off."""
+        if self.is_on is not None:
+            return self.is_on
+        if self.effort is not None:
+            return self.effort != "none"
+        return False if self.budget == 0 else None
+
+    def plan(self, template: str | None) -> ThinkingPlan:
+        """What becomes of it with a chat template. A template without a switch is followed by an answer whose reasoning
+        is ended at once where it shall be off.
+        """
+        wants, source = self._wants, template or ""
+        if detect_format(source) is None:
+            is_ignored = wants or bool(self.budget)
+            return ThinkingPlan(warnings=("the model's chat template has no reasoning.",) if is_ignored else ())
+        variables, warnings = dict[str, Any](), list[str]()
+        switches = [name for name, reads in _SWITCHES.items() if reads.search(source)]
+        if wants is not None:
+            variables |= dict.fromkeys(switches, wants)
+        if wants is False:
+            if _LEVELS in source and _LEVEL_OFF.search(source):
+                variables[_LEVELS] = "none"
+        elif self.effort is not None and self.effort != "none":
+            if _LEVELS in source:
+                variables[_LEVELS] = _NEAREST.get(self.effort, self.effort)
+            else:
+                warnings.append("the model's chat template has no levels of reasoning effort.")
+        limit = self.budget if variables or wants is not False else 0
+        return ThinkingPlan(variables, limit, tuple(warnings))
+
+
+# The tools that a request offers to the model, and the form of their calls.
+
+
+_NAME = re.compile(rf"{NAME_CHARACTER}{{1,256}}")
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call; `parameters` is a JSON schema. `is_strict`: a call follows all of it, or the
+    request is refused; not where the model may call in a format that does not mark calls.
+    """
+
+    name: str
+    description: str
+    parameters: Mapping[str, Any]
+    is_strict: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """The form that chat templates expect."""
+        function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+def make_tool(
+    name: str, description: str | None, parameters: Mapping[str, Any] | None, *, is_strict: bool = False
+) -> Tool:
+    """A tool of a request. Without a schema it takes any object. Raises InvalidRequest for a name that the formats of
+    tool calls cannot hold.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"the tool name '{name[:100]}' cannot be called.",
+            hint="Use 1 to 256 ASCII letters, digits or _ . : / - in it.",
+        )
+    return Tool(name, description or "", parameters or {"type": "object"}, is_strict)
+
+
+def format_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+    """A call as chat templates and OpenAI's chat interface write it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+# How many tokens a request lets be drafted at once.
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLength:
+    """Bounds of a draft, in tokens.
+
+    longest   0 decodes plainly; None leaves it to the server
+    shortest  shorter drafts are not used, unless they are drawn
+
+    Raises InvalidRequest.
+    """
+
+    longest: int | None = None
+    shortest: int = 0
+
+    def __post_init__(self) -> None:
+        if self.longest and self.shortest > self.longest:
+            raise InvalidRequest("draft_min is larger than draft_max.", hint="Send a smaller draft_min.")
+
+    def apply(self, speculation: Speculation) -> Speculation | None:
+        """What replaces the server's `speculation` for the request; None where nothing does."""
+        if self.longest == 0:
+            return replace(speculation, draft_max=0, draft_tree=None)
+        if not speculation.drafters or (self.longest is None and not self._bounds_fixed(speculation)):
+            return None
+        shortest = min(self.shortest, MAX_DRAFT)
+        if self.longest is None:
+            return replace(speculation, draft_min=shortest)
+        return replace(speculation, draft_max=min(self.longest, MAX_DRAFT), draft_tree=None, draft_min=shortest)
+
+    def warnings(self, speculation: Speculation) -> tuple[str, ...]:
+        """What the server's `speculation` does not allow, in sentences."""
+        if self.longest and not speculation.drafters:
+            return ("draft_max is ignored: the model has no drafter.",)
+        if self.longest and self.longest > MAX_DRAFT:
+            return (f"draft_max is {MAX_DRAFT}, the most that is possible.",)
+        if self.shortest and self.longest is None and not self._bounds_fixed(speculation):
+            return ("draft_min is ignored: it needs draft_max.",)
+        return ()
+
+    def _bounds_fixed(self, speculation: Speculation) -> bool:
+        """Whether `shortest` bounds the server's fixed length."""
+        return self.shortest > 0 and bool(speculation.draft_max)
+
 
 _MAX_ARGUMENTS_DEPTH = 64
 ToolChoiceMode = Literal["auto", "none", "required"]

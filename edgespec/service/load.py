@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,38 +12,68 @@ from typing import TYPE_CHECKING, Any
 from edgespec.backends import BackendName, Model, open_model, require
 from edgespec.backends.attached_draft import AttachedHead, SelfDraftSpec
 from edgespec.backends.fixed_width import FixedWidthModel
+from edgespec.backends.options import RuntimeSettings
 from edgespec.backends.ranks import count_ranks
-from edgespec.backends.settings import RuntimeSettings
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileKey, ProfileStore
 from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters import SELF, drafter_specs
-from edgespec.drafters.bigram import find_bigram
+from edgespec.drafters.recycling import find_bigram
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.hub.hub import Hub
 from edgespec.memory.memory import Memory
 from edgespec.planner.adapted import choose_version, describe_version, use_base, watch
-from edgespec.planner.draft_finder import open_server
-from edgespec.planner.draft_request import AUTO, naming_drafters, parse_draft
+from edgespec.planner.draft_finder import AUTO, PlannedDrafter, naming_drafters, open_server, parse_draft
 from edgespec.planner.memory import Fit
-from edgespec.planner.plan import LoadConfig, Plan, PlannedDrafter, Reporter, fetch, plan
+from edgespec.planner.plan import LoadConfig, Plan, Reporter, fetch, plan
 from edgespec.planner.selfdraft_search import Choice, SelfDraftCache, SelfDraftSearch, all_methods, make_self_draft
 from edgespec.registry.resolve import Source
 from edgespec.registry.schema import Registry, SamplingDefaults, load_registry
 from edgespec.service.client import ModelInfo
-from edgespec.service.exactness import keep_exact
-from edgespec.service.head_probe import attach_head
-from edgespec.service.ignored_options import find_ignored_options
-from edgespec.service.lead import check_ranks, load_leading
-from edgespec.service.loaded_model import LoadedModel as LoadedModel
-from edgespec.service.remember import open_memory
-from edgespec.service.self_draft import choose_self_draft
-from edgespec.service.settings import apply_settings, choose_settings
+from edgespec.service.drafts import attach_head, choose_self_draft
+from edgespec.service.loaded_model import LoadedModel, apply_settings, choose_settings, keep_exact, open_memory
+from edgespec.service.ranks import check_ranks, load_leading
 
 if TYPE_CHECKING:
-    from edgespec.drafters.remote.draft import RemoteDraft
+    from edgespec.drafters.remote.drafter import RemoteDraft
+
+
+# Options that a loaded model, its runtime or a load without drafts ignores.
+
+
+def find_ignored_options(target: Model, speculation: Speculation, planned: Plan, config: LoadConfig) -> Iterator[str]:
+    """A sentence for the options that this target or runtime ignores, or that need a draft where there is none."""
+    if speculation.is_plain and (names := list(_name_draft_options(config))):
+        reason = "--draft-max is 0" if speculation.drafters else "there is no draft"
+        yield f"{' and '.join(names)} {_have(names)} no effect, since {reason}."
+    if target.no_tree_reason is not None and speculation.is_tree:
+        yield f"This model takes chains, not trees, since {target.no_tree_reason}."
+    options = planned.options
+    values = {
+        "--threads": options.threads,
+        "--batch-threads": options.batch_threads,
+        "--gpu-layers": options.gpu_layers,
+        "--flash-attention": options.flash_attention,
+    }
+    if planned.backend == "mlx" and (names := [name for name, value in values.items() if value is not None]):
+        yield f"{' and '.join(names)} {_have(names)} no effect on MLX."
+
+
+def _name_draft_options(config: LoadConfig) -> Iterator[str]:
+    """The options that were given and say how to draft."""
+    if config.draft_max:
+        yield f"--draft-max {config.draft_max}"
+    if config.draft_tree:
+        yield f"--draft-tree {config.draft_tree}"
+    if config.acceptance != "auto":
+        yield f"--acceptance {config.acceptance}"
+
+
+def _have(names: Sequence[str]) -> str:
+    return "has" if len(names) == 1 else "have"
+
 
 _PROFILE_S = 0.4  # of measuring a new pair of models, or a known one under new settings
 

@@ -23,17 +23,13 @@ from edgespec.backends.isolated import block_sigint
 from edgespec.backends.ranks import get_door
 from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
-from edgespec.engine.embeddings import Embedding
 from edgespec.engine.events import AnswerStart, Event, Prompt, Request
-from edgespec.engine.prompts import RawText
+from edgespec.engine.prompts import Embedding, RawText
 from edgespec.errors import BackendError
 from edgespec.planner.plan import LoadConfig, Reporter
-from edgespec.service.client import ModelInfo
-from edgespec.service.engine_log import Death, EngineLog
-from edgespec.service.link import Link, Silence
-from edgespec.service.messages import Beat, Call, End, Events, Report
+from edgespec.service.client import ModelInfo, Stream
+from edgespec.service.link import Beat, Call, Death, End, EngineLog, Events, Link, Report, Silence
 from edgespec.service.process_main import serve
-from edgespec.service.stream import Stream
 
 _NAME = "edgespec-engine"
 _CLOSE_TIMEOUT_S = 20.0

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.ranks import Door, use_door
 from edgespec.errors import Cancelled, EdgespecError, reason_of
-from edgespec.service.client import EngineClient, ModelInfo
-from edgespec.service.engine_log import Output
-from edgespec.service.messages import Beat, Call, End, Events, Report
-from edgespec.service.stream import Stream
+from edgespec.service.client import EngineClient, ModelInfo, Stream
+from edgespec.service.link import Beat, Call, End, Events, Output, Report
 from edgespec.text.stream import Piece
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from edgespec.text.stops import find_unfinished
+from edgespec.text.tokenizer import find_unfinished
 
 Channel = Literal["answer", "reasoning"]
 

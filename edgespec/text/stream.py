@@ -6,10 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from edgespec.text.detokenize import StreamDecoder
 from edgespec.text.reasoning import Channel, ReasoningFormat, ReasoningSplitter, Segment
-from edgespec.text.stops import StopResult, StopStrings
-from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.tokenizer import StopResult, StopStrings, StreamDecoder, Tokenizer
 
 
 class Piece(NamedTuple):

@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
+from pygments.lexer import Lexer
+from pygments.lexers import get_lexer_by_name
+from pygments.token import Token
+from pygments.util import ClassNotFound
 from rich.cells import cell_len, split_graphemes
 
 MAX_COLUMNS = 100  # of text; lines of code and tables may be wider
@@ -113,7 +119,6 @@ class CodeBlock(Block):
         return rows + (self.gap is not None) + (self.title is not None)
 
     def _rows(self, width: int, paint: Paint) -> list[Row]:
-        from edgespec.tui.code import highlight  # Pygments is not needed before the first code
 
         margin = 1 if self.fill else 0
         columns = max(1, width - len(self.rest) - 2 * margin)
@@ -273,3 +278,131 @@ def _is_balanced(code: str) -> bool:
     """Whether no string or comment of several lines seems to be open at the end."""
     is_closed = code.count('"""') % 2 == 0 and code.count("'''") % 2 == 0
     return is_closed and code.count("/*") <= code.count("*/")
+
+
+# A text that grows, as blocks: only its end is parsed again.
+
+
+Parse = Callable[[str, int, int], tuple[list[Block], int]]
+"""Turns a text, its position and the number of its first code block into its blocks, and where the last begins."""
+
+
+class Document:
+    """The blocks of a text."""
+
+    def __init__(self, parse: Parse) -> None:
+        self.blocks: list[Block] = []
+        self._parse = parse
+        self._tail = 0  # where the text that may still change starts
+        self._n_final = 0  # blocks before it
+        self._number = 1  # of the next code block
+
+    def update(self, text: str) -> None:
+        """Show `text`, which begins with the text of the last update."""
+        blocks, last = self._parse(text[self._tail :], self._tail, self._number)
+        self.blocks[self._n_final :] = blocks
+        self._tail += last
+        final = [block for block in blocks if block.start < self._tail]
+        self._n_final += len(final)
+        self._number += sum(isinstance(block, CodeBlock) and block.title is not None for block in final)
+
+
+def parse_code(language: str) -> Parse:
+    """A parser of raw source code."""
+
+    def parse(text: str, offset: int, number: int) -> tuple[list[Block], int]:
+        parts = _place_parts(text, offset)
+        blocks = [
+            CodeBlock(start, end, gap=None if start else "", code=part.removesuffix("\n"), language=language, fill="")
+            for start, end, part in parts
+        ]
+        return list(blocks), parts[-1][0] - offset
+
+    return parse
+
+
+def parse_plain(indent: str = "", *styles: str, kind: type[TextBlock] = TextBlock) -> Parse:
+    """A parser of raw text, shown behind `indent` in blocks of that kind."""
+
+    def parse(text: str, offset: int, number: int) -> tuple[list[Block], int]:
+        parts = _place_parts(text, offset)
+        blocks: list[Block] = []
+        for start, end, part in parts:
+            runs: tuple[Run, ...] = ((part.removesuffix("\n"), styles),)
+            blocks.append(kind(start, end, indent, indent, None if start else "", runs=runs))
+        return blocks, parts[-1][0] - offset
+
+    return parse
+
+
+def _place_parts(text: str, offset: int) -> list[tuple[int, int, str]]:
+    """Start, end and text of each part of `text`."""
+    places: list[tuple[int, int, str]] = []
+    for part in split_parts(text):
+        places.append((offset, offset + len(part), part))
+        offset += len(part)
+    return places
+
+
+# Source code with the styles of its language.
+
+
+_STYLES = {
+    Token.Comment: "$foreground 60% italic",
+    Token.Generic.Deleted: "$text-error",
+    Token.Generic.Inserted: "$text-success",
+    Token.Generic.Heading: "bold",
+    Token.Keyword: "$text-accent",
+    Token.Keyword.Constant: "$text-warning",
+    Token.Literal.Number: "$text-warning",
+    Token.Literal.String: "$text-success",
+    Token.Name.Builtin: "$text-secondary",
+    Token.Name.Class: "$text-primary bold",
+    Token.Name.Decorator: "$text-secondary",
+    Token.Name.Function: "$text-primary",
+    Token.Name.Tag: "$text-primary",
+    Token.Name.Attribute: "$text-secondary",
+    Token.Operator.Word: "$text-accent",
+}
+_PYTHON_LINE = re.compile(
+    r"\s*(?:(?:def|class)\s+\w+.*:?|@\w[\w.]*.*|import\s+[\w., ]+|from\s+[\w.]+\s+import\s.+|return\b.*"
+    r"|(?:if|elif|for|while|with|try|except|else|finally)\b.*:|self\.\w+.*|\w+ = .+|>>> .+)"
+)
+
+
+def highlight(code: str, language: str) -> list[tuple[str, tuple[str, ...]]]:
+    """`code` in runs of one style; in one run where `language` is not known to Pygments."""
+    lexer = _find_lexer(language)
+    if lexer is None:
+        return [(code, ())]
+    runs = [(text, _select_styles(token)) for _, token, text in lexer.get_tokens_unprocessed(code)]
+    return runs if "".join(text for text, _ in runs) == code else [(code, ())]
+
+
+def is_python(text: str) -> bool:
+    """Whether a text, as a model that completes texts writes it, looks like Python: half of its lines do."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return 2 * sum(_PYTHON_LINE.fullmatch(line) is not None for line in lines) >= len(lines) > 0
+
+
+def may_be_code(text: str) -> bool:
+    """Whether a message may be the beginning of code: it looks like Python, or has characters that prose seldom has."""
+    return is_python(text) or any(each in "()[]{}<>=#@_" for each in text)
+
+
+@lru_cache(64)
+def _find_lexer(language: str) -> Lexer | None:
+    try:
+        return get_lexer_by_name(language) if language else None
+    except ClassNotFound:
+        return None
+
+
+@lru_cache(512)
+def _select_styles(token: Any) -> tuple[str, ...]:
+    """Of the token or the nearest kind that it belongs to."""
+    while token is not None:
+        if token in _STYLES:
+            return (_STYLES[token],)
+        token = token.parent
+    return ()

@@ -11,27 +11,22 @@ from textual import on, work
 from textual.message import Message as Event
 
 from edgespec.conversations import Store, Turn
-from edgespec.conversations.chat import Chat
-from edgespec.conversations.context import NEARLY_FULL, describe_end, make_room
-from edgespec.conversations.own_model import OwnModel
+from edgespec.conversations.chat import NEARLY_FULL, Chat, OwnModel, describe_end, make_room
 from edgespec.engine.events import AnswerStart, Request
 from edgespec.errors import EdgespecError
-from edgespec.hub.reference import LocalPath, parse_reference
+from edgespec.hub.cache import LocalPath, parse_reference
 from edgespec.planner.plan import LoadConfig
-from edgespec.service.client import EngineClient, require_model
-from edgespec.service.stream import Stream
+from edgespec.service.client import EngineClient, Stream, require_model
 from edgespec.text.chat_template import Message
-from edgespec.tui.activity import Activity
-from edgespec.tui.fork import Fork
 from edgespec.tui.live_stats import LiveStats
 from edgespec.tui.messages import Batch, BranchClicked, JobEnded, Toast
+from edgespec.tui.progress import Activity
 from edgespec.tui.prompt import Prompt
-from edgespec.tui.queued import Queued
 from edgespec.tui.race import Race
-from edgespec.tui.recorder import ConversationRecorder
+from edgespec.tui.recorder import ConversationRecorder, Fork
 from edgespec.tui.transcript import Transcript
 from edgespec.tui.turns import Answer, Notice, UserMessage
-from edgespec.tui.window import Window
+from edgespec.tui.window import Queued, Window
 
 CONTINUE_HINT = " · /continue goes on"  # below the last answer, if it was cut
 

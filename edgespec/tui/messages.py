@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from textual.app import App
 from textual.message import Message
 
 from edgespec.engine.events import Event
 from edgespec.errors import Cancelled, EdgespecError
 from edgespec.files import save_traceback
 from edgespec.planner.plan import LoadConfig
-from edgespec.service.client import ModelInfo
-from edgespec.service.stream import Stream
+from edgespec.service.client import ModelInfo, Stream
 from edgespec.tui.turns import Item
+from edgespec.units import gib
 
 FRAME_S = 1 / 30
 _REST_FACTOR = 9  # rest over the CPU time of a frame: drawing takes at most a tenth of a core
@@ -109,3 +111,28 @@ class JobEnded(Message):
     def __init__(self, job: Stream[Any]) -> None:
         super().__init__()
         self.job = job
+
+
+# Progress of a load as messages to the app.
+
+
+class TuiReporter:
+    """A planner.plan.Reporter that shows notices and progress on the screen; safe to call from any thread.
+
+    It keeps the notices.
+    """
+
+    def __init__(self, app: App[None]) -> None:
+        self.notices: list[str] = []
+        self._app = app
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+        self._app.post_message(Toast(text))
+
+    def download(self, name: str, done: int, total: int) -> None:
+        text = f"downloading {Path(name).name} {gib(done)} of {gib(total)}"
+        self._app.post_message(ProgressChanged(text, done / total if total else 0.0))
+
+    def loading(self, name: str, fraction: float) -> None:
+        self._app.post_message(ProgressChanged(f"loading {Path(name).name}", fraction))

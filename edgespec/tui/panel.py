@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import psutil
+from rich.text import Text
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
-from textual.widgets import Digits, Static
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Digits, Static, TabbedContent, TabPane
 
 from edgespec.backends.devices import DeviceMemory
-from edgespec.hub.reference import shorten_names
+from edgespec.controller.stats import DraftStats
+from edgespec.core.protocols import Step
+from edgespec.engine.events import Finished
+from edgespec.hub.cache import shorten_names
 from edgespec.service.client import ModelInfo
-from edgespec.tui.bars import draw_column
 from edgespec.tui.live_stats import LiveStats
+
+# Bars made of block characters.
+
+
+def draw_bar(share: float, width: int) -> str:
+    """A horizontal bar of `width` cells, filled in eighths of a cell; `share` is clipped to 0..1."""
+    eighths = round(max(0.0, min(1.0, share)) * width * 8)
+    full, part = divmod(eighths, 8)
+    return ("█" * full + (" ▏▎▍▌▋▊▉"[part] if part else "")).ljust(width)
+
+
+def draw_column(share: float) -> str:
+    """A vertical bar of one cell; `share` is clipped to 0..1."""
+    return "▁▂▃▄▅▆▇█"[round(max(0.0, min(1.0, share)) * 7)]
+
 
 _CELLS = 31  # of a line
 _DEPTH_CELLS = 16
@@ -213,3 +234,182 @@ def _draw_sparkline(values: Iterable[float], top: float) -> str:
 
 def _format_size(n_bytes: int) -> str:
     return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
+
+
+# F2: the latest steps, and what the controller has measured about costs and acceptance, while it changes.
+
+
+_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # of the forwards whose cost is shown
+_MATCH_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+_BAR_CELLS = 40
+_MAX_STEPS = 100
+_INTERVAL_S = 0.5
+
+
+class Details(ModalScreen[None]):
+    """Three tabs: steps, the newest first; cost by rows, and what was said while the model was loaded; acceptance by
+    depth and by length of the n-gram match.
+
+    The steps stand still while one other than the newest is selected.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f2,q", "dismiss", "Back")]
+
+    def __init__(
+        self,
+        read: Callable[[], LiveStats],
+        read_drafts: Callable[[], Awaitable[DraftStats | None]],
+        load_notices: Sequence[str],
+    ) -> None:
+        """`read_drafts` gives None before the controller has measured anything."""
+        super().__init__()
+        self._load_notices = load_notices
+        self._read = read
+        self._read_drafts = read_drafts
+        self._shown: list[Step] = []
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog") as dialog, TabbedContent():
+            dialog.border_title = "Details"
+            dialog.border_subtitle = "Tab, ←, → change the tab · Esc closes"
+            with TabPane("Steps"):
+                table: DataTable[str | Text] = DataTable(zebra_stripes=True, cursor_type="row")
+                table.add_columns(
+                    "step", "drafter", "drafted", "accepted", "tokens / expected", "ms / expected", "reason"
+                )
+                yield table
+            with TabPane("Costs"), VerticalScroll():
+                yield Static(id="costs", markup=False)
+            with TabPane("Acceptance"), VerticalScroll():
+                yield Static(id="acceptance", markup=False)
+
+    async def on_mount(self) -> None:
+        await self._refresh()
+        self.set_interval(_INTERVAL_S, self._refresh)
+
+    async def _refresh(self) -> None:
+        stats, drafts = self._read(), await self._read_drafts()
+        self.query_one("#costs", Static).update("\n\n".join([format_costs(drafts), *self._load_notices]))
+        self.query_one("#acceptance", Static).update(format_acceptance(stats, drafts))
+        table = self.query_one(DataTable)
+        steps = list(stats.steps)[-_MAX_STEPS:]
+        if table.cursor_row > 0 or steps == self._shown:
+            return
+        self._shown = steps
+        table.clear()
+        table.add_rows(format_step(step) for step in reversed(steps))
+
+
+def format_step(step: Step) -> tuple[str | Text, ...]:
+    """The cells of a step's row."""
+    decision = step.decision
+    step_s = step.draft_s + step.verify_s + step.sample_s + step.commit_s
+    return (
+        str(step.index),
+        decision.source if decision else "-",
+        str(step.n_drafted),
+        Text("●" * step.n_accepted + "○" * (step.n_drafted - step.n_accepted)),
+        f"{len(step.tokens)} / {_format(decision.expected_tokens if decision else None)}",
+        f"{step_s * 1000:.1f} / {_format(decision.expected_s if decision else None, 1000)}",
+        decision.reason if decision else "-",
+    )
+
+
+def format_costs(draft_stats: DraftStats | None) -> str:
+    """The measured cost of forwards of n rows and of a drafted token, in plain decode steps."""
+    if draft_stats is None:
+        return "Nothing measured yet: the controller has not drafted so far."
+    costs = draft_stats.costs
+    plain_s = costs.seconds(1)
+    lines = [f"A plain decode step takes {plain_s * 1000:.1f} ms. A forward of n rows, in plain steps:", ""]
+    highest = max(costs.seconds(n) for n in _ROWS) / plain_s
+    for n in _ROWS:
+        cost = costs.seconds(n) / plain_s
+        lines.append(f"{n:4}  {draw_bar(cost / highest, _BAR_CELLS)} {cost:.2f}")
+    for name, drafting in costs.profile.drafts.items():
+        steps = {n: f"{costs.unit_s(name, n) / plain_s:.3f}" for n in sorted(drafting.units)}
+        blocks = ", ".join(f"{cost} for {n}" for n, cost in steps.items())
+        one = f"A token drafted by {name} takes {steps.get(1)} plain steps."
+        lines += ["", one if steps.keys() == {1} else f"A block of tokens drafted by {name}, in plain steps: {blocks}."]
+    return "\n".join(lines)
+
+
+def format_acceptance(live_stats: LiveStats, draft_stats: DraftStats | None) -> str:
+    """Acceptance by depth in this answer, and by match length over all texts."""
+    by_depth = enumerate(live_stats.acceptance.by_depth, 1)
+    lines = ["Acceptance by draft depth, in this answer:", ""]
+    lines += [f"{depth:4}  {draw_bar(rate, _BAR_CELLS)} {rate:.0%}" for depth, rate in by_depth] or ["  none yet"]
+    for name, stats in sorted(draft_stats.drafters.items()) if draft_stats is not None else ():
+        if stats.confidence != "length":
+            continue
+        rates = ((n, stats.acceptance.rate(n)) for n in _MATCH_LENGTHS)
+        lines += ["", f"Acceptance by match length, over all texts ({name}):", ""]
+        lines += [f"{n:4}  {draw_bar(rate, _BAR_CELLS)} {rate:.0%}" for n, rate in rates]
+    return "\n".join(lines)
+
+
+def _format(value: float | None, factor: float = 1.0) -> str:
+    return "-" if value is None else f"{value * factor:.1f}"
+
+
+# The line below an answer, made from the metrics that are stored with it.
+
+
+def footer_metrics(finished: Finished | None) -> dict[str, Any]:
+    """The metrics to store with an answer."""
+    if finished is None:
+        return {"reason": "error"}
+    metrics = finished.metrics
+    return {
+        "reason": finished.reason,
+        "seed": finished.seed,
+        "emitted_tokens": metrics.emitted_tokens,
+        "drafted_tokens": metrics.drafted_tokens,
+        "accepted_tokens": metrics.accepted_tokens,
+        "tau": metrics.tau,
+        "tokens_per_second": metrics.tokens_per_second,
+        "times_plain": metrics.times_plain,
+        "ttft_s": metrics.ttft_s,
+    }
+
+
+def add_metrics(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of an answer that was generated in two parts. Times are those of the tokens of both."""
+    both = (first, second)
+    if not all("emitted_tokens" in part for part in both):
+        return dict(second)
+    seconds = [_seconds(part, part.get("tokens_per_second")) for part in both]
+    plain = [_seconds(part, _divide(part.get("tokens_per_second"), part.get("times_plain"))) for part in both]
+    counted = ("emitted_tokens", "drafted_tokens", "accepted_tokens")
+    counts = {name: first.get(name, 0) + second[name] for name in counted}
+    total_s = None if None in seconds else sum(each or 0.0 for each in seconds)
+    plain_s = None if None in plain else sum(each or 0.0 for each in plain)
+    return {
+        **second,
+        **counts,
+        "ttft_s": first.get("ttft_s"),
+        "tau": None,
+        "tokens_per_second": _divide(counts["emitted_tokens"], total_s),
+        "times_plain": _divide(plain_s, total_s),
+    }
+
+
+def _seconds(part: Mapping[str, Any], speed: float | None) -> float | None:
+    return _divide(part["emitted_tokens"], speed)
+
+
+def _divide(a: float | None, b: float | None) -> float | None:
+    return a / b if a is not None and b else None
+
+
+def format_footer(metrics: Mapping[str, Any]) -> str:
+    """Tokens, speed and acceptance in one line, without the parts that are missing; empty for an imported answer."""
+    if "emitted_tokens" not in metrics:
+        return "ended by an error; the text so far is kept" if metrics.get("reason") == "error" else ""
+    parts = [f"{metrics['emitted_tokens']} tokens ({metrics.get('reason', '?')})"]
+    speed, times = metrics.get("tokens_per_second"), metrics.get("times_plain")
+    if speed:
+        parts.append(f"{speed:.1f} tok/s" + (f", {times:.2f}x plain" if times else ""))
+    if metrics.get("drafted_tokens"):
+        parts.append(f"{metrics.get('accepted_tokens')} of {metrics['drafted_tokens']} drafted accepted")
+    return " · ".join(parts)

@@ -3,29 +3,213 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from datetime import datetime
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
 from textual.widgets import DataTable, Input, Static
 
-from edgespec.errors import Cancelled, UnknownModel
+from edgespec.backends import FileBackend, prefers_mlx
+from edgespec.backends.devices import host_memory
+from edgespec.conversations import Conversation, Store
+from edgespec.core.protocols import CheckCancelled
+from edgespec.errors import Cancelled, EdgespecError, UnknownModel
+from edgespec.hub.cache import HubFile, HubQuant, HubRepo, parse_reference
 from edgespec.hub.hub import Hub
-from edgespec.hub.reference import HubFile, HubQuant, HubRepo, parse_reference
+from edgespec.planner.catalogue import CatalogueEntry, Query, build_catalogue
 from edgespec.planner.plan import LoadConfig, Reporter
-from edgespec.service.client import EngineClient
-from edgespec.service.stream import Stream
-from edgespec.tui.confirm import Confirm
-from edgespec.tui.filter_list import FilterList
+from edgespec.planner.recommend import (
+    Recommendation,
+    Recommendations,
+    Recommender,
+    format_download,
+    format_drafted,
+    format_plain,
+)
+from edgespec.registry.schema import EMBEDDED_ALIAS, load_registry
+from edgespec.service.client import EngineClient, Stream
 from edgespec.tui.messages import Toast
-from edgespec.tui.model_rows import Row, filter_rows, list_rows, search_rows, select_small
+from edgespec.tui.settings import Settings
 from edgespec.units import gib
+
+# The rows of the list of models: recommendations in their order, then other downloads, models that were opened by
+# path, and other programs' models.
+
+
+_SMALL = 4.0  # billions of parameters, at most
+_FITS = {"does not fit": "no", None: ""}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`opens` is the value for `--model`; `missing` are bytes to download, None where nothing says how many.
+    `parameters` are in billions.
+    """
+
+    opens: str
+    name: str
+    size: str
+    fit: str
+    plain: str
+    drafted: str
+    quality: str
+    license: str
+    description: str
+    missing: int | None = 0
+    parameters: float | None = None
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """In the order of the columns."""
+        return self.size, self.fit, self.plain, self.drafted, self.quality, self.license, self.description
+
+
+def list_rows(client: EngineClient, *, is_idle: bool, check: CheckCancelled) -> Iterator[tuple[list[Row], str]]:
+    """Rows with what to say of them: first of the registry alone, then with the sizes and headers at the hub.
+
+    With an idle engine this machine is measured, unless that was done before. Raises EdgespecError, Cancelled.
+    """
+    backend: FileBackend = "mlx" if prefers_mlx() else "llamacpp"
+    memory = host_memory(client.devices().result())
+    registry, hub = load_registry(), Hub.from_environment()
+    opened = [Path(line) for line in Settings().read("paths").splitlines()]
+    entries = build_catalogue(registry, hub, backend, memory, opened=opened)
+    others = [_from_entry(each) for each in entries if each.origin != "alias"]
+    for each, measure in ((replace(hub, offline=True), False), (hub, is_idle)):
+        recommender = Recommender(registry, each, backend, memory, check=check)
+        found = recommender.recommend(Query(), measure=measure)
+        notice = found.notices[0] if hub.offline and found.notices else ""
+        yield [*(_from_recommendation(model) for model in found.models), *others], notice
+
+
+def search_rows(client: EngineClient, text: str, *, check: CheckCancelled) -> tuple[list[Row], str]:
+    """The repositories of the hub that match `text`. Raises EdgespecError, Cancelled."""
+    backend: FileBackend = "mlx" if prefers_mlx() else "llamacpp"
+    memory = host_memory(client.devices().result())
+    recommender = Recommender(load_registry(), Hub.from_environment(), backend, memory, check=check)
+    found: Recommendations = recommender.recommend(Query(text), measure=False)
+    rows = [_from_recommendation(each) for each in found.models if each.candidate.downloads is not None]
+    return rows, found.notices[0] if found.notices else f"Found at the hub: {len(rows)}."
+
+
+def filter_rows(rows: Iterable[Row], text: str) -> list[Row]:
+    """The rows whose name or description contains every word of `text`, ignoring case."""
+    words = text.casefold().split()
+    return [each for each in rows if all(word in f"{each.name} {each.description}".casefold() for word in words)]
+
+
+def select_small(rows: Iterable[Row]) -> list[Row]:
+    """The rows of small models, the smallest first, and last the embedded pair, which only completes code."""
+    small = [each for each in rows if each.parameters is not None and each.parameters <= _SMALL]
+    return sorted(small, key=lambda each: (each.opens == EMBEDDED_ALIAS, each.parameters))
+
+
+def _from_recommendation(model: Recommendation) -> Row:
+    candidate = model.candidate
+    return Row(
+        candidate.name,
+        candidate.name,
+        format_download(model),
+        _FITS.get(model.fit, model.fit or ""),
+        format_plain(model),
+        format_drafted(model),
+        model.quality,
+        candidate.about.license or "?",
+        candidate.description,
+        model.missing,
+        model.parameters,
+    )
+
+
+def _from_entry(entry: CatalogueEntry) -> Row:
+    described = {"cache": "downloaded", "opened": "opened before", "elsewhere": "from another program"}[entry.origin]
+    draft = "draft model" if entry.draft else "n-grams"
+    size = "" if entry.target.size is None else gib(entry.target.size)
+    return Row(entry.opens, entry.name, size, _FITS.get(entry.fit, entry.fit or ""), "", draft, "", "", described)
+
+
+# A list with a filter above it and a status line below it.
+
+
+T = TypeVar("T")
+
+
+class FilterList(ModalScreen[T | None]):
+    """Dismissed with the choice, or None. A subclass composes an Input, a DataTable and a Static of the id `status`."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "close", "Back"),
+        Binding("down", "focus_table", "List", show=False),
+    ]
+
+    def fill(self) -> None:
+        """Show the rows that match the filter; a row's key identifies what it stands for."""
+        raise NotImplementedError
+
+    def choose(self) -> None:
+        """Dismiss the screen with the selected row, if there is one."""
+        raise NotImplementedError
+
+    def selected_key(self) -> str | None:
+        """The key of the row under the cursor; None where the table is empty."""
+        table = self.query_one(DataTable)
+        return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value if table.row_count else None
+
+    def say(self, text: str) -> None:
+        """Show `text` in the status line."""
+        self.query_one("#status", Static).update(Text(text))
+
+    @on(Input.Changed)
+    def _filter(self) -> None:
+        self.fill()
+
+    @on(Input.Submitted)
+    @on(DataTable.RowSelected)
+    def _submit(self) -> None:
+        self.choose()
+
+    def action_focus_table(self) -> None:
+        self.query_one(DataTable).focus()
+
+    def action_close(self) -> None:
+        self.dismiss(None)
+
+
+# A question that Enter answers with yes, and Esc with no.
+
+
+class Confirm(ModalScreen[bool]):
+    """Dismissed with the answer."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("enter,y", "answer(True)", "Yes"),
+        Binding("escape,n", "answer(False)", "No"),
+    ]
+
+    def __init__(self, question: str, facts: str) -> None:
+        """`facts` are lines below the question."""
+        super().__init__()
+        self._question = question
+        self._facts = facts
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="confirm"):
+            yield Static(self._question, id="confirm-question", markup=False)
+            yield Static(self._facts, markup=False)
+            yield Static("Enter yes · Esc no", id="confirm-keys", markup=False)
+
+    def action_answer(self, answer: bool) -> None:
+        self.dismiss(answer)
+
 
 _KEYS = "Enter opens · type to filter · Ctrl+S searches the hub · Ctrl+F measures one · Esc closes"
 _FIRST_KEYS = "Enter downloads the model and opens it · type to see larger ones · Ctrl+S searches the hub · Esc closes"
@@ -231,3 +415,85 @@ def _describe_download(missing: int | None, row: Row | None) -> str:
     licensed = f", license {row.license}" if row is not None and row.license not in ("", "?") else ""
     free = gib(shutil.disk_usage(place).free)
     return f"{size}{licensed}\nto {hub.cache_dir}, {free} free\n\nThe chat can be used meanwhile; Esc stops."
+
+
+# The stored conversations: list, search, resume, delete.
+
+
+_HISTORY_KEYS = "Enter resumes · type to search · Ctrl+X deletes · Esc closes"
+
+
+class History(FilterList[int]):
+    """Dismissed with the id of the conversation to resume, or None."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+x", "delete", "Delete", priority=True),
+    ]
+
+    def __init__(self, store: Store, current_id: int | None, text: str = "") -> None:
+        """`current_id`: the conversation on the screen, which cannot be deleted. `text`: the first search."""
+        super().__init__()
+        self._store = store
+        self._current_id = current_id
+        self._text = text
+        self._confirm_id: int | None = None  # deleted if the key is pressed again
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Input(self._text, placeholder="Search all conversations", id="filter")
+            table: DataTable[str | Text] = DataTable(cursor_type="row", zebra_stripes=True)
+            table.add_column("changed", width=16)
+            table.add_column("model", width=18)
+            table.add_column("conversation")
+            yield table
+            yield Static(_HISTORY_KEYS, id="status", markup=False)
+
+    def on_mount(self) -> None:
+        self.fill()
+
+    def action_delete(self) -> None:
+        key = self.selected_key()
+        if key is None:
+            return
+        id = int(key)
+        if id == self._current_id:
+            self.say("The conversation on the screen cannot be deleted; /new starts another one.")
+        elif id != self._confirm_id:
+            self._confirm_id = id
+            self.say("Press Ctrl+X again to delete it for good.")
+        else:
+            try:
+                self._store.remove(self._store.resume(id))
+            except EdgespecError as error:
+                self.say(str(Toast.from_error(error)))
+                return
+            self.fill()
+            self.say("Deleted.")
+
+    def choose(self) -> None:
+        key = self.selected_key()
+        if key is not None:
+            self.dismiss(int(key))
+
+    def fill(self) -> None:
+        self._confirm_id = None
+        query = self.query_one(Input).value
+        rows: list[tuple[Conversation, str]]
+        try:
+            if query.strip():
+                rows = [(found.conversation, found.snippet) for found in self._store.search(query)]
+            else:
+                rows = [(conversation, "") for conversation in self._store.recent()]
+        except EdgespecError as error:
+            self.say(str(Toast.from_error(error)))
+            return
+        table = self.query_one(DataTable)
+        table.clear()
+        for conversation, snippet in rows:
+            changed = datetime.fromtimestamp(conversation.changed).strftime("%Y-%m-%d %H:%M")
+            title = Text(conversation.title)
+            if snippet and snippet != conversation.title:
+                title.append(f"  {snippet}", "dim")
+            model = Text(conversation.model, overflow="ellipsis", no_wrap=True)
+            table.add_row(changed, model, title, key=str(conversation.id))
+        self.say(_HISTORY_KEYS if rows else "Nothing found." if query.strip() else "No conversation is stored yet.")

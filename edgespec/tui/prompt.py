@@ -2,17 +2,110 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
+from rich.text import Text
 from textual import events, on
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.widget import Widget
-from textual.widgets import TextArea
+from textual.widgets import OptionList, TextArea
+from textual.widgets.option_list import Option
 
-from edgespec.tui.popup import Completion, Popup
-from edgespec.tui.sanitize import sanitize
+if TYPE_CHECKING:
+    from edgespec.tui.app import ChatApp
+
+
+# What the input can be completed to, listed above the prompt.
+
+
+MAX_COMPLETIONS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One way to go on.
+
+    line      what the prompt has then
+    shown     the part of it that is listed
+    summary   what it does
+    is_whole  it can be sent as it is
+    """
+
+    line: str
+    shown: str
+    summary: str = ""
+    is_whole: bool = True
+
+
+class Popup(OptionList):
+    """Hidden while there is nothing to complete. Nothing is selected until the user moves down or up."""
+
+    can_focus = False
+
+    def __init__(self) -> None:
+        super().__init__(id="popup", compact=True, markup=False)
+        self._completions: Sequence[Completion] = ()
+        self.display = False
+
+    @property
+    def is_open(self) -> bool:
+        return self.display
+
+    @property
+    def selected(self) -> Completion | None:
+        return None if self.highlighted is None else self._completions[self.highlighted]
+
+    @property
+    def best(self) -> Completion:
+        """The selected completion, else the first one."""
+        return self.selected or self._completions[0]
+
+    @property
+    def only(self) -> Completion | None:
+        """The completion, where there is one."""
+        return self._completions[0] if len(self._completions) == 1 else None
+
+    def completion(self, index: int) -> Completion:
+        """The one of this line, which may be clicked."""
+        return self._completions[index]
+
+    def show(self, completions: Sequence[Completion]) -> None:
+        """List these; none hides the list."""
+        self._completions = completions[:MAX_COMPLETIONS]
+        self.display = bool(completions)
+        self.clear_options()
+        width = max((len(each.shown) for each in self._completions), default=0)
+        for each in self._completions:
+            label = Text(f"{each.shown:{width}}", "bold", no_wrap=True, overflow="ellipsis")
+            self.add_option(Option(label.append(f"  {each.summary}", "not bold dim") if each.summary else label))
+
+    def close(self) -> None:
+        self.show(())
+
+    def move(self, by: int) -> None:
+        """Select the next line, or the one before."""
+        count = len(self._completions)
+        self.highlighted = (0 if by > 0 else count - 1) if self.highlighted is None else (self.highlighted + by) % count
+
+
+# Replaces control characters, so that no text can control the terminal or show its characters in another order.
+
+
+# C0 becomes the control pictures of Unicode; C1 has none and becomes the replacement character.
+_PICTURES = {code: 0x2400 + code for code in range(0x20)} | dict.fromkeys(range(128, 160), 65533)
+_BIDI = {code: f"‹U+{code:X}›" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}  # noqa: RUF001
+_TABLE: dict[int, int | str] = {**_PICTURES, **_BIDI, 0x09: 0x09, 0x0A: 0x0A, 0x0D: 0x20, 0x7F: 0x2421}
+
+
+def sanitize(text: str) -> str:
+    """Replace every control character but tab and newline by one visible character, a carriage return by a space, and
+    every control of the direction of writing by its number.
+    """
+    return text.translate(_TABLE)
+
 
 # Shift+Enter and Alt+Enter of terminals with xterm's modifyOtherKeys, as Textual reads them.
 _NEWLINES = ("shift+\r", "\r")
@@ -164,3 +257,21 @@ class Prompt(TextArea):
             self.put(self._draft)
         else:
             self.put(self._sent[self._at])
+
+
+# What the chat asks of the slash commands.
+
+
+class CommandSet(Protocol):
+    """The slash commands."""
+
+    help: str  # one line a command
+
+    async def run(self, app: ChatApp, line: str) -> None:
+        """Run `line`, given without its slash. Raises EdgespecError."""
+
+    def complete(self, line: str, themes: Iterable[str]) -> Sequence[Completion]:
+        """How a line that is being typed, with its slash, can go on."""
+
+    def without_arguments(self) -> Iterable[tuple[str, str]]:
+        """(name, summary) of each command that needs no argument."""

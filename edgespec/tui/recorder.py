@@ -4,18 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from time import monotonic
 from typing import Any, TypeVar
 
 from edgespec.conversations import Conversation, Spans, Store, Turn
 from edgespec.conversations.chat import Chat
-from edgespec.conversations.memory import name_source
+from edgespec.conversations.database import name_source
 from edgespec.engine.events import MemoryUse
 from edgespec.errors import CacheError, InvalidRequest
 from edgespec.text.chat_template import Message
-from edgespec.tui.fork import Fork
+
+# A place in a conversation with several branches.
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A place with several branches.
+
+    parent    id of the turn before; None at the start
+    branches  ids of the turns there, the oldest first
+    at        index of the one on the screen; -1 where the screen ends before them
+    """
+
+    parent: int | None
+    branches: Sequence[int]
+    at: int
+
+    @property
+    def label(self) -> str:
+        return f"‹ {self.at + 1}/{len(self.branches)} ›"  # noqa: RUF001
+
 
 T = TypeVar("T")
 SAVE_INTERVAL_S = 0.5  # while an answer is generated

@@ -7,12 +7,21 @@ from itertools import accumulate
 from typing import Any, Protocol
 
 from edgespec.text.stream import Piece
-from edgespec.tui.blocks import MUTED, Block, CodeBlock, Run, TextBlock
-from edgespec.tui.code import is_python
-from edgespec.tui.document import Document, Parse, parse_code, parse_plain
+from edgespec.tui.blocks import (
+    MUTED,
+    Block,
+    CodeBlock,
+    Document,
+    Parse,
+    Run,
+    TextBlock,
+    is_python,
+    parse_code,
+    parse_plain,
+)
 from edgespec.tui.markdown import parse_markdown
-from edgespec.tui.sanitize import sanitize
-from edgespec.tui.token_colors import Origins, Span, describe_origins, extend_spans
+from edgespec.tui.prompt import sanitize
+from edgespec.tui.settings import Origins, Span, describe_origins, extend_spans
 
 _JUDGED = 2_000  # characters of a raw text that tell whether it is code
 _USER_FILL = "on $boost"

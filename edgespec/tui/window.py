@@ -3,32 +3,112 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from rich.text import Text
 from textual import on
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal, Vertical
 from textual.events import Key, Paste, Resize
 from textual.notifications import SeverityLevel
-from textual.widgets import Footer, OptionList
+from textual.theme import Theme
+from textual.widgets import Footer, OptionList, Static
 
 from edgespec.errors import CacheError, EdgespecError
-from edgespec.tui.clipboard import copy_with, find_copier
-from edgespec.tui.downloads import Downloads
 from edgespec.tui.messages import Toast
 from edgespec.tui.opening import Opening
 from edgespec.tui.panel import Panel, StatusLine
-from edgespec.tui.popup import Completion, Popup
-from edgespec.tui.progress import Progress
-from edgespec.tui.prompt import Prompt
-from edgespec.tui.queued import Queued
-from edgespec.tui.sanitize import sanitize
+from edgespec.tui.progress import Downloads, Progress
+from edgespec.tui.prompt import Completion, Popup, Prompt, sanitize
 from edgespec.tui.settings import PromptHistory, Settings
-from edgespec.tui.themes import HIGH_CONTRAST
 from edgespec.tui.transcript import Transcript
 from edgespec.tui.turns import Notice
+
+# The messages and commands that wait until the running job has ended.
+
+
+_MAX_LINES = 4
+
+
+class Queued(Static):
+    """A line for each, the next one first; hidden while none waits."""
+
+    def __init__(self) -> None:
+        super().__init__("", id="queued", markup=False)
+        self.display = False
+
+    def show(self, texts: Sequence[str]) -> None:
+        self.display = bool(texts)
+        shown = [f"queued: {' '.join(sanitize(text).split())}" for text in texts[:_MAX_LINES]]
+        if len(texts) > _MAX_LINES:
+            shown[-1] = f"queued: {len(texts) - _MAX_LINES + 1} more"
+        text = Text("\n".join(shown), no_wrap=True, overflow="ellipsis")
+        self.update(text.append("\nUp takes the last one back", "dim") if texts else text)
+
+
+# The programs that copy a text where the terminal cannot.
+
+
+_TIMEOUT_S = 2.0
+
+
+def find_copier(environment: Mapping[str, str]) -> list[str] | None:
+    """The command that copies its standard input to the clipboard of this desktop.
+
+    None without a desktop, and over SSH, where the clipboard is on another machine: there the terminal copies (OSC 52).
+    """
+    if "SSH_CONNECTION" in environment or "SSH_TTY" in environment:
+        return None
+    candidates = [
+        ("pbcopy", sys.platform == "darwin", ()),
+        ("wl-copy", "WAYLAND_DISPLAY" in environment, ()),
+        ("xclip", "DISPLAY" in environment, ("-selection", "clipboard")),
+    ]
+    for name, is_usable, arguments in candidates:
+        if is_usable and (path := shutil.which(name, path=environment.get("PATH"))):
+            return [path, *arguments]
+    return None
+
+
+def copy_with(command: list[str], text: str) -> None:
+    """Run a command of `find_copier`. A failure has no effect: the terminal has been asked too."""
+    with suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(
+            command,
+            input=text.encode(errors="replace"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+
+
+# A theme in addition to those of Textual.
+
+
+HIGH_CONTRAST = Theme(
+    name="high-contrast",
+    primary="#ffff00",
+    secondary="#00ffff",
+    accent="#00ffff",
+    foreground="#ffffff",
+    background="#000000",
+    surface="#000000",
+    panel="#000000",
+    boost="#1a1a1a",
+    success="#00ff00",
+    warning="#ffff00",
+    error="#ff6060",
+    dark=True,
+    variables={"text-muted": "#ffffff", "footer-key-foreground": "#ffff00", "border": "#ffffff"},
+)
+
 
 _MIN_PANEL_COLUMNS = 100  # narrower screens show the status line instead of the panel
 _MIN_NOTICE_S = 4.0

@@ -12,15 +12,11 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from edgespec.adapt.batches import Batch, TextBatches
-from edgespec.adapt.losses import distillation
-from edgespec.adapt.options import TrainOptions
-from edgespec.adapt.pace import Pace
-from edgespec.adapt.progress import Progress
-from edgespec.adapt.teacher import RowStore, Teacher
+from edgespec.adapt.options import Pace, Progress, TrainOptions
+from edgespec.adapt.teacher import Batch, RowStore, Teacher, TextBatches
 from edgespec.adapt.texts import TrainingText
-from edgespec.adapt.trainer import Trainer
-from edgespec.backends.toy.session import ToyModel, ToySession
+from edgespec.adapt.trainer import Trainer, distillation
+from edgespec.backends.toy import ToyModel, ToySession
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled
 

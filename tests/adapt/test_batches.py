@@ -7,10 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from edgespec.adapt.batches import TextBatches, cut_windows
-from edgespec.adapt.teacher import RowStore, Teacher
+from edgespec.adapt.teacher import RowStore, Teacher, TextBatches, cut_windows
 from edgespec.adapt.texts import TrainingText
-from edgespec.backends.toy.session import ToyModel, ToySession
+from edgespec.backends.toy import ToyModel, ToySession
 
 RULE = ToyModel(seed=3, vocab_size=97)
 

@@ -21,11 +21,10 @@ from edgespec.adapt.evaluate import (
 from edgespec.adapt.texts import TrainingText
 from edgespec.backends import Model, open_model
 from edgespec.backends.options import LoadOptions
-from edgespec.core.arrays import Ints
-from edgespec.core.draft_tree import DraftTree
-from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import Budget, Draft
-from edgespec.core.sampling import SamplingParams
+from edgespec.core.sampling import Ints, SamplingParams
+from edgespec.core.tree import DraftTree
+from edgespec.core.verify import read_prompt
 from edgespec.drafters import drafter_specs
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.engine.drafting import LoadedDrafter, Speculation

@@ -9,7 +9,7 @@ import mlx.nn as nn
 import mlx.optimizers as optimizers
 import pytest
 
-from edgespec.adapt.footprint import estimate_training_bytes
+from edgespec.adapt.run import estimate_training_bytes
 from edgespec.adapt.student import Student
 from tests.adapt.drafts import make_draft
 

@@ -14,13 +14,11 @@ import numpy as np
 import pytest
 
 from edgespec.adapt.evaluate import expected_tokens
-from edgespec.adapt.head_student import HeadStudent
-from edgespec.adapt.head_texts import HeadTexts
-from edgespec.adapt.heads import measure_heads, recursion, run_passes
+from edgespec.adapt.heads import HeadStudent, HeadTexts, measure_heads, recursion, run_passes
 from edgespec.adapt.texts import TrainingText
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.model import MlxModel
-from edgespec.core.greedy import read_prompt
+from edgespec.core.verify import read_prompt
 from edgespec.errors import CacheError, DraftRefused
 from edgespec.formats.head_file import read_head
 from tests.mlx_models import DENSE, load_target, make_model

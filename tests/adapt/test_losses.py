@@ -9,8 +9,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from edgespec.adapt.losses import LOSSES
 from edgespec.adapt.options import LOSS_NAMES
+from edgespec.adapt.trainer import LOSSES
 
 B, T, V, K = 2, 3, 40, 6
 Reference = Callable[[np.ndarray, np.ndarray], np.ndarray]

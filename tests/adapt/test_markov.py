@@ -9,9 +9,9 @@ from edgespec.adapt.markov import CandidateRows, read_rows, train_bigram
 from edgespec.adapt.texts import TrainingText
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.options import LoadOptions
-from edgespec.core.truncation import top_k
-from edgespec.drafters.bigram import CANDIDATES
-from edgespec.drafters.pard import PardSession
+from edgespec.core.sampling import top_k
+from edgespec.drafters.recycling import CANDIDATES
+from edgespec.drafters.sequential import PardSession
 from edgespec.errors import Cancelled
 from tests.models import REPOSITORY
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.adapt.pace import Pace, is_on_battery
+from edgespec.adapt.options import Pace, is_on_battery
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Request
 from edgespec.errors import Cancelled, InvalidRequest
 from edgespec.planner.plan import LoadConfig
-from edgespec.service.activity import Activity, activity_path, is_any_engine_working
+from edgespec.service.learn import Activity, activity_path, is_any_engine_working
 from edgespec.service.local import LocalEngine
 from tests.adapt.runs import cancel_at
 from tests.models import REPOSITORY
@@ -64,7 +64,7 @@ def test_the_battery_of_this_machine() -> None:
 
 
 def test_a_low_priority() -> None:
-    code = "import os; from edgespec.adapt.pace import lower_priority; lower_priority(); print(os.nice(0))"
+    code = "import os; from edgespec.adapt.options import lower_priority; lower_priority(); print(os.nice(0))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)
     assert int(done.stdout) == min(os.nice(0) + 5, 19)
 
@@ -72,7 +72,7 @@ def test_a_low_priority() -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from edgespec.service.activity import Activity
+from edgespec.service.learn import Activity
 activity = Activity(Path(sys.argv[1]))
 activity.set(True)
 print("held", flush=True)

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.adapt.batches import Batch, TextBatches
-from edgespec.adapt.evaluate import expected_tokens
+from edgespec.adapt.evaluate import expected_tokens, measure_blocks
 from edgespec.adapt.pard import (
     KEPT,
     LEAST,
@@ -26,15 +25,14 @@ from edgespec.adapt.pard import (
     parallel,
     run_packed,
 )
-from edgespec.adapt.proposals import measure_blocks
 from edgespec.adapt.student import Student
-from edgespec.adapt.teacher import RowStore, Teacher
+from edgespec.adapt.teacher import Batch, RowStore, Teacher, TextBatches
 from edgespec.adapt.texts import TrainingText
 from edgespec.backends.llamacpp.model import load as load_llamacpp
 from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Session
-from edgespec.drafters.pard import PardSession
+from edgespec.drafters.sequential import PardSession
 from edgespec.errors import DraftRefused
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.mlx_folder import read_folder

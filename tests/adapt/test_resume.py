@@ -12,11 +12,9 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from edgespec.adapt.losses import distillation
-from edgespec.adapt.pace import Pace
-from edgespec.adapt.progress import Progress
+from edgespec.adapt.options import Pace, Progress
 from edgespec.adapt.student import Student
-from edgespec.adapt.trainer import Trainer
+from edgespec.adapt.trainer import Trainer, distillation
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled, InvalidRequest
 from tests.adapt.runs import FREE, OPTIONS, digest_weights, make_batches, make_trainer, train

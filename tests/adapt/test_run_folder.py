@@ -8,7 +8,7 @@ from time import time
 
 import pytest
 
-from edgespec.adapt.run_folder import open_run
+from edgespec.adapt.run import open_run
 from edgespec.errors import CacheError, Cancelled, InvalidRequest
 
 

@@ -243,7 +243,7 @@ def test_without_mlx_the_missing_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['mlx'] = None\n"
         "from pathlib import Path; from edgespec.adapt.student import Student\n"
-        "from edgespec.adapt.footprint import estimate_training_bytes; from edgespec.errors import EdgespecError\n"
+        "from edgespec.adapt.run import estimate_training_bytes; from edgespec.errors import EdgespecError\n"
         f"path = Path({str(DRAFT)!r})\n"
         "assert estimate_training_bytes(path, 1024) > 0\n"
         "try: Student.open(path)\n"

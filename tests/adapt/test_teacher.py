@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from edgespec.adapt.teacher import TOP, RowStore, Teacher, TeacherRows
-from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
-from edgespec.core.greedy import read_prompt
+from edgespec.backends.toy import RecurrentToySession, ToyModel, ToySession
 from edgespec.core.protocols import NO_DRAFT, Session
+from edgespec.core.verify import read_prompt
 from edgespec.errors import Cancelled
 from tests.adapt.runs import cancel_at
 from tests.contract.runtimes import LLAMA, MLX, llama_model, mlx_model

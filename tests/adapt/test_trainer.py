@@ -13,13 +13,11 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from edgespec.adapt.batches import Batch
-from edgespec.adapt.options import LOSS_NAMES, TrainOptions
-from edgespec.adapt.pace import Pace
-from edgespec.adapt.progress import Progress
+from edgespec.adapt.options import LOSS_NAMES, Pace, Progress, TrainOptions
+from edgespec.adapt.teacher import Batch
 from edgespec.adapt.trainer import Trainer, schedule
 from edgespec.errors import BackendError, InvalidRequest
-from edgespec.service.activity import Activity, is_any_engine_working
+from edgespec.service.learn import Activity, is_any_engine_working
 from tests.adapt.runs import FREE, OPTIONS, TinyDraft, make_batches, make_trainer
 
 SHORT = replace(OPTIONS, epochs=2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.backends.llamacpp.taps import Floats
+from edgespec.backends.llamacpp.context import Floats
 from edgespec.formats.heads import HeadKind, HeadSpec
 from tests.backends.numpy_layers import attend, feed_forward, normed, read_tensors, rotated
 from tests.models import TARGET, GgufBuilder

@@ -12,11 +12,9 @@ from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.llamacpp.pair_session import PairHead
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.controller.fixed import FixedLength
-from edgespec.core.arrays import Logits
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Step
-from edgespec.core.rng import CounterRng
-from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.sampling import CounterRng, Logits, Sampler, SamplingParams
 from edgespec.core.verify import SampleMatching
 from edgespec.drafters.sequential import SequentialDrafter
 from edgespec.errors import Cancelled

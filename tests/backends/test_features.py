@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.backends.features import Features
+from edgespec.backends.attached_draft import Features
 
 _calls = st.lists(
     st.tuples(st.sampled_from(["append", "truncate", "release"]), st.integers(0, 12), st.integers(0, 40)), max_size=30

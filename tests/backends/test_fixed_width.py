@@ -10,14 +10,13 @@ import pytest
 
 from edgespec.backends import Model, open_model
 from edgespec.backends.fixed_width import FixedWidthModel, FixedWidthSession, check_width, rank_widths
-from edgespec.backends.llamacpp.quantize import quantize
+from edgespec.backends.llamacpp.shape import quantize
 from edgespec.backends.options import EXACT_WIDTHS, LoadOptions
-from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
-from edgespec.core.arrays import Logits
-from edgespec.core.batching import YIELD
-from edgespec.core.greedy import read_prompt
-from edgespec.core.protocols import NO_DRAFT, Draft, PrefillProgress, Session
+from edgespec.backends.toy import RecurrentToySession, ToyModel, ToySession
+from edgespec.core.protocols import NO_DRAFT, YIELD, Draft, PrefillProgress, Session
+from edgespec.core.sampling import Logits
 from edgespec.core.scores import Scores
+from edgespec.core.verify import read_prompt
 from edgespec.errors import ContextOverflow
 from tests.mlx_models import CONFIGS, make_folder
 from tests.models import MAKERS, llama

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.backends.huge_pages import Range, are_granted, read_mode, read_page_bytes, subtract
-from edgespec.backends.llamacpp.quantize import quantize
+from edgespec.backends.devices import Range, are_granted, read_mode, read_page_bytes, subtract
+from edgespec.backends.llamacpp.shape import quantize
 from tests.models import REPOSITORY, TARGET, llama
 
 needs_madvise = pytest.mark.skipif(
@@ -63,7 +63,7 @@ def test_memory_that_was_there_before_is_left_out() -> None:
 
 MAP_AND_ADVISE = """
 import json, mmap
-from edgespec.backends.huge_pages import NewMemory
+from edgespec.backends.devices import NewMemory
 new = lambda size: mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 old = new(64 << 20)
 memory = NewMemory()

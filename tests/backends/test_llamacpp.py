@@ -9,11 +9,11 @@ import pytest
 
 from edgespec.backends.llamacpp.library import library
 from edgespec.backends.llamacpp.model import LlamaModel, load
-from edgespec.backends.llamacpp.quantize import quantize
-from edgespec.backends.llamacpp.rollback import SnapshotCache, SnapshotRing, TrimmableCache
+from edgespec.backends.llamacpp.session import SnapshotCache, SnapshotRing, TrimmableCache
+from edgespec.backends.llamacpp.shape import quantize
 from edgespec.backends.options import LoadOptions, idle_cores, physical_cores
-from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Draft
+from edgespec.core.verify import read_prompt
 from edgespec.errors import (
     BackendError,
     CacheError,

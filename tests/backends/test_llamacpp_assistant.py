@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.llamacpp.assistant import open_head
+from edgespec.backends.llamacpp.heads import open_assistant
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.pair_session import PairHead
 from edgespec.backends.options import LoadOptions
@@ -18,7 +18,7 @@ from edgespec.core.protocols import Draft
 from edgespec.errors import InvalidModelFile
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
-from edgespec.planner.head_probe import HeadProbe
+from edgespec.planner.heads import HeadProbe
 from tests.backends.assistant_heads import TARGET_WINDOWS, Reference, make_assistant, make_target
 from tests.backends.head_sessions import check_fresh
 from tests.backends.llamacpp_pairs import TEXT, Pair, check_answers, check_steps, is_close, run_rounds
@@ -55,7 +55,7 @@ def target(folder: Path) -> Iterator[LlamaModel]:
 
 @pytest.fixture(scope="module")
 def head(target: LlamaModel, folder: Path) -> Iterator[PairHead]:
-    opened = open_head(target, folder / "head.gguf", spec_of(folder / "head.gguf"))
+    opened = open_assistant(target, folder / "head.gguf", spec_of(folder / "head.gguf"))
     yield opened
     opened.close()
 
@@ -106,7 +106,7 @@ def test_answers_are_those_of_plain_decoding(target: LlamaModel, head: PairHead,
 def test_what_does_not_fit_is_refused(target: LlamaModel, folder: Path, tmp_path: Path) -> None:
     def refuse(path: Path, error: type[Exception], match: str, model: LlamaModel = target) -> None:
         with pytest.raises(error, match=match):
-            open_head(model, path, spec_of(path))
+            open_assistant(model, path, spec_of(path))
 
     llama = load(TARGET, OPTIONS)
     wide = make_assistant(tmp_path / "wide.gguf", hidden=256)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.llamacpp.dflash import LlamaBlockHead, open_head
+from edgespec.backends.llamacpp.dflash import LlamaBlockHead, open_dflash
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.errors import BackendError, Cancelled
@@ -53,14 +53,14 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def head(target: LlamaModel, made: Made) -> Iterator[LlamaBlockHead]:
-    found = open_head(target, made.path, made.dialect.spec)
+    found = open_dflash(target, made.path, made.dialect.spec)
     yield found
     found.close()
 
 
 @pytest.fixture
 def plain_head(target: LlamaModel, tmp_path: Path) -> Iterator[LlamaBlockHead]:
-    found = open_head(target, make_dflash(tmp_path / "head.gguf"), Dialect().spec)
+    found = open_dflash(target, make_dflash(tmp_path / "head.gguf"), Dialect().spec)
     yield found
     found.close()
 
@@ -129,7 +129,7 @@ def test_rounds_without_its_drafts_are_read_later(target: LlamaModel, plain_head
 def test_a_new_text_keeps_the_prefix_that_it_shares(
     target: LlamaModel, tmp_path: Path, dialect: str, kept: int
 ) -> None:
-    head = open_head(target, make_dflash(tmp_path / "head.gguf", DIALECTS[dialect]), DIALECTS[dialect].spec)
+    head = open_dflash(target, make_dflash(tmp_path / "head.gguf", DIALECTS[dialect]), DIALECTS[dialect].spec)
     pair = Pair(target, head, TEXT[:50])
     pair.block()
     pair.restart([*TEXT[:kept], *TEXT[100:130]])

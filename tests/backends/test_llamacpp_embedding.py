@@ -9,8 +9,8 @@ import pytest
 
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.options import LoadOptions
-from edgespec.core.batching import Yield
-from edgespec.engine.embeddings import Embedding, embed
+from edgespec.core.protocols import Yield
+from edgespec.engine.prompts import Embedding, embed
 from edgespec.errors import Cancelled
 from edgespec.text.chat_template import encode_prompt
 from tests.models import MAKERS, TARGET

@@ -7,11 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.llamacpp.filler import extend_cache
-from edgespec.backends.llamacpp.model import LlamaModel, load
+from edgespec.backends.llamacpp.model import LlamaModel, extend_cache, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy.model import load as load_toy
+from edgespec.backends.toy import load as load_toy
 from edgespec.core.protocols import NO_DRAFT, Draft
 from tests.contract.runtimes import llama_model, prefill
 from tests.models import TARGET

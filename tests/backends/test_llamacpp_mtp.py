@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgespec.backends.llamacpp.heads import open_mtp
 from edgespec.backends.llamacpp.model import LlamaModel, load
-from edgespec.backends.llamacpp.mtp import open_head
 from edgespec.backends.llamacpp.pair_session import PairHead
 from edgespec.backends.options import LoadOptions
-from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Draft
+from edgespec.core.sampling import Logits
 from tests.backends.head_sessions import WHOLE, check_fresh
 from tests.backends.llamacpp_pairs import (
     CONTEXT,
@@ -56,7 +56,7 @@ def open_subject(kind: str, folder: Path) -> Subject:
     target = load(file, OPTIONS)
     if kind == "alone":
         file = make_mixture(folder / "mtp-model.gguf", is_alone=True)
-    return Subject(target, open_head(target, file, spec_of(file)), file)
+    return Subject(target, open_mtp(target, file, spec_of(file)), file)
 
 
 @pytest.fixture(scope="module", params=["mixture", "alone", "dense", "chain", "hybrid"])
@@ -206,7 +206,7 @@ def test_a_cancelled_read_is_done_again(subject: Subject) -> None:
 
 def test_a_window_reads_the_end_of_the_text_alone(mixture: Path) -> None:
     target = load(mixture, OPTIONS)
-    head = open_head(target, mixture, spec_of(mixture))
+    head = open_mtp(target, mixture, spec_of(mixture))
     pair = Pair(target, head, TEXT[:200])
     logits = pair.draft.read(pair.text, 90)
     assert logits is not None
@@ -224,7 +224,7 @@ def test_answers_are_those_of_plain_decoding(nodes: int, temperature: float, tmp
     file = make_mixture(tmp_path / "model.gguf", is_quantized=True)
     target = load(file, replace(OPTIONS, exact=True))
     assert target.is_row_invariant, "the router of the MTP layer, in F32, only drafts"
-    compare_answers(Subject(target, open_head(target, file, spec_of(file)), file), nodes, temperature)
+    compare_answers(Subject(target, open_mtp(target, file, spec_of(file)), file), nodes, temperature)
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "chain"])
@@ -242,7 +242,7 @@ def compare_answers(subject: Subject, nodes: int, temperature: float) -> None:
 
 def test_a_closed_layer_ends_the_tap_and_leaves_the_target(mixture: Path) -> None:
     target = load(mixture, OPTIONS)
-    head = open_head(target, mixture, spec_of(mixture))
+    head = open_mtp(target, mixture, spec_of(mixture))
     assert head.extra_bytes == 0
     pair = Pair(target, head, TEXT[:30])
     pair.read()

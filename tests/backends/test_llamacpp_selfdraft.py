@@ -14,15 +14,14 @@ import pytest
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Skip, Unsupported, parse
 from edgespec.backends.devices import Memory
 from edgespec.backends.llamacpp.library import library
-from edgespec.backends.llamacpp.lowbit import copies, evict, low_bit_copy
 from edgespec.backends.llamacpp.model import LlamaModel, load
-from edgespec.backends.llamacpp.prune import prune
+from edgespec.backends.llamacpp.selfdraft import SLACK, copies, evict, low_bit_copy
 from edgespec.backends.llamacpp.session import LlamaSession
-from edgespec.backends.llamacpp.shared_kv import SLACK
+from edgespec.backends.llamacpp.shape import prune
 from edgespec.backends.llamacpp.weights import MAX_UNIFIED
 from edgespec.backends.options import LoadOptions
-from edgespec.core.arrays import Logits
 from edgespec.core.protocols import NO_DRAFT, Draft, Session
+from edgespec.core.sampling import Logits
 from edgespec.errors import Cancelled, DoesNotFit, InvalidModelFile, InvalidRequest
 from tests.contract.runtimes import prefill
 from tests.models import TARGET, hybrid, llama, mamba, sliding_window
@@ -240,7 +239,7 @@ def test_other_architectures(
 
 
 def test_layers_that_do_not_fit_are_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.backends.llamacpp.prune.host_memory", lambda: Memory(1000))
+    monkeypatch.setattr("edgespec.backends.llamacpp.shape.host_memory", lambda: Memory(1000))
     with pytest.raises(DoesNotFit, match="2 layers of target"), prune(TARGET, (0, 1), lambda: None):
         pass
 

@@ -9,11 +9,10 @@ import pytest
 
 from edgespec.backends import options as backend_options
 from edgespec.backends.attached_draft import SelfDraftSpec
-from edgespec.backends.llamacpp import tuning
+from edgespec.backends.llamacpp import model as tuning
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
-from edgespec.backends.options import LoadOptions
-from edgespec.backends.settings import RuntimeSettings, measured_lengths
+from edgespec.backends.options import LoadOptions, RuntimeSettings, measured_lengths
 from edgespec.core.protocols import CheckCancelled, Draft
 from edgespec.errors import Cancelled
 from tests.contract.runtimes import llama_model, prefill

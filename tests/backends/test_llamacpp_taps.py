@@ -8,12 +8,10 @@ import gguf
 import numpy as np
 import pytest
 
-from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.features import Features
-from edgespec.backends.llamacpp.filler import extend_cache
-from edgespec.backends.llamacpp.model import LlamaModel, load
+from edgespec.backends.attached_draft import Features, Unsupported
+from edgespec.backends.llamacpp.context import Floats
+from edgespec.backends.llamacpp.model import LlamaModel, extend_cache, load
 from edgespec.backends.llamacpp.session import LlamaSession
-from edgespec.backends.llamacpp.taps import Floats
 from edgespec.backends.llamacpp.weights import MAX_UNIFIED
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import NO_DRAFT, Draft

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.llamacpp.experimental import find_function
+from edgespec.backends.llamacpp.library import find_function
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import NO_DRAFT, Draft
@@ -88,8 +88,8 @@ def test_architectures_without_named_layers_are_refused(kind: str, tmp_path: Pat
 
 
 def test_a_library_without_a_function_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgespec.backends.llamacpp import experimental
+    from edgespec.backends.llamacpp import library
 
-    monkeypatch.setitem(experimental._FUNCTIONS, "llama_of_tomorrow", ([], None, "_Z17llama_of_tomorrowv", "?x"))
+    monkeypatch.setitem(library._FUNCTIONS, "llama_of_tomorrow", ([], None, "_Z17llama_of_tomorrowv", "?x"))
     with pytest.raises(Unsupported, match="has no llama_of_tomorrow"):
         find_function("llama_of_tomorrow")

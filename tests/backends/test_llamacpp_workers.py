@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from edgespec.backends.llamacpp.model import load
-from edgespec.backends.llamacpp.weights_cache import WeightsCache
+from edgespec.backends.llamacpp.rpc import WeightsCache
 from edgespec.backends.options import LoadOptions
-from edgespec.core.greedy import decode_one, read_prompt
 from edgespec.core.sampling import SamplingParams
+from edgespec.core.verify import decode_one, read_prompt
 from edgespec.engine.events import Finished, Request
 from edgespec.errors import BackendError, DoesNotFit
 from edgespec.planner.plan import LoadConfig

@@ -13,16 +13,14 @@ import pytest
 
 from edgespec.backends import prefers_mlx
 from edgespec.backends.llamacpp.model import load as load_llama
-from edgespec.backends.mlx import library, tree_layouts
-from edgespec.backends.mlx.forward_context import ForwardContext
-from edgespec.backends.mlx.keyvalues import SLACK
+from edgespec.backends.mlx import cached_tokens, library
+from edgespec.backends.mlx.cached_tokens import ModelRunner
+from edgespec.backends.mlx.caches import SLACK, ForwardContext
+from edgespec.backends.mlx.heads import probe
 from edgespec.backends.mlx.model import MlxModel, load
-from edgespec.backends.mlx.probe import probe
-from edgespec.backends.mlx.tree_layouts import ModelRunner
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import NO_DRAFT, Draft
-from edgespec.core.rng import uniform
-from edgespec.core.sampling import SamplingParams
+from edgespec.core.sampling import SamplingParams, uniform
 from edgespec.errors import BackendError, BackendUnavailable
 from tests.contract.runtimes import prefill
 from tests.mlx_models import CONFIGS, DENSE, make_folder, make_model
@@ -170,7 +168,7 @@ def test_the_probe_finds_trees_at_wrong_positions(monkeypatch: pytest.MonkeyPatc
 
     model = make_model({**DENSE, "vocab_size": 64})
     assert probe(lambda: ModelRunner(model), 64).tree_layout == "row"
-    monkeypatch.setattr(tree_layouts, "tree_positions", lambda depth: contextlib.nullcontext())
+    monkeypatch.setattr(cached_tokens, "tree_positions", lambda depth: contextlib.nullcontext())
     assert probe(lambda: ModelRunner(model), 64).tree_layout == "nodes"
 
 

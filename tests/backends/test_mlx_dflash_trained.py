@@ -14,10 +14,9 @@ from edgespec.backends.mlx.session import MlxSession
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, CheckCancelled, Step
-from edgespec.core.rng import CounterRng
-from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
 from edgespec.core.verify import AutoVerifier, SampleMatching, TokenRejection
-from edgespec.drafters.sampling import RequestDraw
+from edgespec.drafters.sequential import RequestDraw
 from tests.backends.mlx_pairs import PROMPTS, Answers, LateFeatures, answer, attach, measure, open_drafter
 from tests.mlx_models import load_target
 from tests.models import REPOSITORY

@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 
 from edgespec.backends.mlx.scores import MlxScores
-from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Draft
-from edgespec.core.rng import CounterRng, index_at, uniform
-from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.sampling import CounterRng, Logits, Sampler, SamplingParams, index_at, uniform
 from edgespec.core.scores import HostScores
 from edgespec.core.verify import SampleMatching
 from edgespec.errors import BackendError

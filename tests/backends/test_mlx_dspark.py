@@ -12,8 +12,8 @@ import pytest
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel
-from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Budget
+from edgespec.core.sampling import Logits
 from edgespec.errors import BackendError, EdgespecError, InvalidModelFile
 from tests.backends.mlx_dflash_heads import NumpyHead, make_folder
 from tests.backends.mlx_pairs import (

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.llamacpp.taps import Floats
+from edgespec.backends.llamacpp.context import Floats
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.errors import EdgespecError, InvalidModelFile

@@ -14,8 +14,8 @@ import pytest
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel
-from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Budget
+from edgespec.core.sampling import Logits
 from edgespec.errors import InvalidModelFile
 from edgespec.formats.heads import HeadSpec
 from tests.backends.mlx_pairs import Answers, answer, check_forward, measure, open_late, read_spec

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.mlx import pair_session
+from edgespec.backends.mlx import pair_heads
 from edgespec.backends.mlx.heads import MlxHead
-from edgespec.backends.mlx.hydra import HydraSession
+from edgespec.backends.mlx.medusa import HydraSession
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.errors import InvalidModelFile
 from tests.backends.medusa_heads import make_hydra, pickle_head, read_arrays, rewrite, run_hydra
@@ -111,7 +111,7 @@ def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
 
 
 def test_rewound_and_cancelled(target: MlxModel, head: MlxHead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_session, "_CHUNK", 8)
+    monkeypatch.setattr(pair_heads, "_CHUNK", 8)
     pair = cancel_a_read(target, head, behind=1)
     check_fresh(pair)
     pair.session.rewind(25)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.llamacpp.taps import Floats
-from edgespec.backends.mlx import mtp
+from edgespec.backends.llamacpp.context import Floats
+from edgespec.backends.mlx import pair_heads
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
@@ -199,7 +199,7 @@ def test_wrong_readings_are_accepted_less(
     assert measure(target, attach(target, folder), plain, n_prompts=1) < 0.1
     folder = rewrite(tmp_path / "less", {name: each - 1 for name, each in weights.items() if "norm" in name})
     assert measure(target, attach(target, folder), plain) > rate - 0.05
-    monkeypatch.setattr(mtp, "_PLAIN_MEAN", -10.0)
+    monkeypatch.setattr(pair_heads, "_PLAIN_MEAN", -10.0)
     assert measure(target, attach(target, folder), plain, n_prompts=2) < rate - 0.3
 
 

@@ -7,13 +7,13 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from edgespec.backends.mlx import short_vocabulary
+from edgespec.backends.mlx import draft_vocabulary
 from edgespec.backends.mlx.draft_vocabulary import ShortVocabulary, choose_frequent, take_rows
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
-from edgespec.core.arrays import Logits
 from edgespec.core.drafter import BlockSession
+from edgespec.core.sampling import Logits
 from tests.backends.head_sessions import Pair
 from tests.backends.mlx_pairs import answer, attach, is_close
 from tests.models import REPOSITORY, TARGET
@@ -69,7 +69,7 @@ def test_answers_are_those_of_plain_decoding(target: MlxModel) -> None:
 
 
 def test_the_shorter_round_is_measured(target: MlxModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(short_vocabulary, "_LEAST", VOCABULARY)
+    monkeypatch.setattr(draft_vocabulary, "_LEAST", VOCABULARY)
     for kind in ("mtp", "dflash", "medusa"):
         head = attach(target, HEADS / f"{kind}-python-6m")
         before = head.extra_bytes

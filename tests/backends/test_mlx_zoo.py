@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.mlx.cached_tokens import ModelRunner
+from edgespec.backends.mlx.heads import ProbeResult, probe
 from edgespec.backends.mlx.hooks import LayerHooks
-from edgespec.backends.mlx.probe import ProbeResult, probe
 from edgespec.backends.mlx.session import MlxSession
-from edgespec.backends.mlx.tree_layouts import ModelRunner
 from edgespec.core.protocols import Capabilities, Draft
 from edgespec.errors import BackendError
 from tests.backends.zoo import VOCABULARY, class_names, tiny

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.backends import rank_link
-from edgespec.backends.rank_link import Follower, Leader
-from edgespec.backends.ranks import ADDRESS, Door, Ranks, open_door, take_ranks, use_door
+from edgespec.backends import ranks as rank_link
+from edgespec.backends.ranks import ADDRESS, Door, Follower, Leader, Ranks, open_door, take_ranks, use_door
 from edgespec.errors import BackendError, Cancelled, InvalidRequest
 
 HOSTS = [["10.0.0.1:5000"], ["10.0.0.2:5000"], ["10.0.0.3:5000"]]

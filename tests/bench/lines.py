@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from edgespec.bench.records import read_records
-from edgespec.bench.stats import summarize
-from edgespec.bench.summary import Summary
+from edgespec.bench.runner import read_records
+from edgespec.bench.summary import Summary, summarize
 
 HEADER = {
     "kind": "header", "date": "2026-11-21", "processor": "Xeon", "system": "Linux x86_64",

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.bench.records import Cost, Run, read_records
-from edgespec.bench.stats import summarize
-from edgespec.bench.summary import format_table
+from edgespec.bench.runner import Cost, Run, read_records
+from edgespec.bench.summary import format_table, summarize
 from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.errors import InvalidRequest
 from tests.bench.lines import COST, HEADER, run, write

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.bench.repetition import find_repetition, repetition_speed
+from edgespec.bench.runner import find_repetition, repetition_speed
 from edgespec.core.protocols import Step
 
 PASSAGE = list(range(100, 140))

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.bench.records import read_records
-from edgespec.bench.report import write_report
-from edgespec.bench.stats import summarize
+from edgespec.bench.runner import read_records
+from edgespec.bench.summary import summarize, write_report
 from edgespec.errors import CacheError
 from tests.bench.lines import COST, HEADER, HINDSIGHT, run, write
 
@@ -229,7 +228,7 @@ def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_only_writing_imports_what_draws() -> None:
     code = (
-        "import sys, edgespec.bench.stats; sys.exit(str(set(sys.modules) & {'edgespec.bench.plots', 'jinja2'} or ''))"
+        "import sys, edgespec.bench.summary; sys.exit(str(set(sys.modules) & {'edgespec.bench.plots', 'jinja2'} or ''))"
     )
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert child.stderr.strip() == "", child.stderr

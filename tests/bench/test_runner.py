@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy.model import load
+from edgespec.backends.toy import load
 from edgespec.bench.prompt_sets import BenchPrompt
 from edgespec.bench.runner import Bench, Skipped, list_arms
 from edgespec.controller.cost_model import DraftCost, Profile

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.bench.records import read_records
-from edgespec.bench.stats import summarize
-from edgespec.bench.summary import format_table
+from edgespec.bench.runner import read_records
+from edgespec.bench.summary import format_table, summarize
 from tests.bench.lines import HEADER, HINDSIGHT, run, summary_of, write
 
 

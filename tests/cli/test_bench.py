@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.bench.records import Cost, Header, Run, read_records
+from edgespec.bench.runner import Cost, Header, Run, read_records
 from edgespec.cli import main
 from edgespec.cli.terminal import explain_rounds
 from edgespec.controller.cost_model import DraftCost, Profile

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.huge_pages import describe_huge_pages, find_huge_page_problems
+from edgespec.cli.doctor import describe_huge_pages, find_huge_page_problems
 from edgespec.drafters import drafter_specs
 from tests.cli.conftest import COMMAND, Cli
 

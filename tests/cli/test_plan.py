@@ -16,8 +16,7 @@ import pytest
 
 from edgespec.backends.llamacpp.shape import write_shape
 from edgespec.backends.options import LoadOptions
-from edgespec.formats.gguf import read_header
-from edgespec.formats.gguf_reader import FileSource
+from edgespec.formats.gguf import FileSource, read_header
 from edgespec.planner.report import _describe_drafts, _describe_forwards, _format_speed
 from edgespec.planner.speed import SpeedEstimate, estimate_speed, find_pattern
 from edgespec.units import GIB

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.serving_config import ModelTable, read_config
+from edgespec.cli.serve import ModelTable, read_config
 from edgespec.errors import InvalidRequest
-from edgespec.server.remote_model import RemoteModel
+from edgespec.server.remote_client import RemoteModel
 from tests.server.serving import serving
 
 

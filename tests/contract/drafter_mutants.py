@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from edgespec.core.arrays import Logits
-from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
-from edgespec.core.greedy import resize_logits
 from edgespec.core.protocols import Budget, Draft, Round
+from edgespec.core.sampling import Logits
+from edgespec.core.tree import DraftTree
+from edgespec.core.verify import resize_logits
 from edgespec.drafters import SlotResources
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.ngram import NgramDrafter
-from edgespec.drafters.pard import PardSession
-from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
+from edgespec.drafters.sequential import ModelDraftSession, PardSession, SequentialDrafter
 from edgespec.drafters.text_reader import TextReader
 from tests.contract import drafter_answers, drafters
 from tests.contract.drafter_subjects import Subject

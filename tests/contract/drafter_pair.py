@@ -13,18 +13,15 @@ from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.controller.fixed import FixedLength
 from edgespec.controller.stats import DraftStats
-from edgespec.core.arrays import Logits, Rng
-from edgespec.core.batching import Yield
-from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import BlockSession, Drafter, DraftSession, Outcome, TokenDraw
-from edgespec.core.greedy import read_prompt
-from edgespec.core.protocols import NO_DRAFT, Budget, Draft, PrefillProgress, Round, Session
-from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.protocols import NO_DRAFT, Budget, Draft, PrefillProgress, Round, Session, Yield
+from edgespec.core.sampling import Logits, Rng, Sampler, SamplingParams
 from edgespec.core.scores import Scores
-from edgespec.core.tree import path_to
+from edgespec.core.tree import DraftTree, path_to
+from edgespec.core.verify import read_prompt
 from edgespec.drafters import SlotResources
-from edgespec.drafters.remote.draft import RemoteDraft
-from edgespec.drafters.sampling import RequestDraw
+from edgespec.drafters.remote.drafter import RemoteDraft
+from edgespec.drafters.sequential import RequestDraw
 from tests.contract.drafter_subjects import Subject
 
 PROMPT = [97, 98, 99, 97, 98, 99, 100, 97, 98, 99, 97, 98, 101, 102, 97, 98]  # repeats, for lookups

@@ -16,11 +16,11 @@ from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, parse
 from edgespec.backends.llamacpp.model import load as load_llama
 from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy.model import LetterModel, ToyRuntimeModel
+from edgespec.backends.toy import LetterModel, ToyRuntimeModel
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.drafters import SELF, DrafterSpec, SlotMemory, drafter_specs
-from edgespec.drafters.remote.draft import RemoteDraft
+from edgespec.drafters.remote.drafter import RemoteDraft
 from edgespec.engine.drafting import LoadedDrafter
 from edgespec.formats.head_file import read_head
 from edgespec.memory.memory import Memory

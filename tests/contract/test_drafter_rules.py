@@ -9,21 +9,18 @@ import numpy as np
 import pytest
 
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy.model import ToyRuntimeModel
+from edgespec.backends.toy import ToyRuntimeModel
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.fixed import FixedLength
-from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Controller, Step
-from edgespec.core.rng import CounterRng
-from edgespec.core.sampling import SamplingParams
+from edgespec.core.sampling import CounterRng, SamplingParams
+from edgespec.core.tree import DraftTree
 from edgespec.core.verify import AutoVerifier, BlockVerification, SampleMatching, TokenRejection
 from edgespec.drafters import SlotResources, drafter_specs
 from edgespec.drafters.block import BlockDrafter
-from edgespec.drafters.pard import PardSession
-from edgespec.drafters.sampling import RequestDraw
-from edgespec.drafters.sequential import ModelDraftSession
+from edgespec.drafters.sequential import ModelDraftSession, PardSession, RequestDraw
 from edgespec.engine.drafting import LoadedDrafter
 from tests.contract.drafter_pair import make_cheap_stats
 from tests.core.stats import assert_follows

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.core.batching import YIELD
-from edgespec.core.protocols import NO_DRAFT, Draft, PrefillProgress, Session
+from edgespec.core.protocols import NO_DRAFT, YIELD, Draft, PrefillProgress, Session
 from edgespec.core.tree import path_to
 from edgespec.errors import ContextOverflow, EdgespecError
 from tests.contract.runtimes import CONTEXT, Runtime, prefill

@@ -11,21 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.backends.toy.session import ToyModel, ToySession
+from edgespec.backends.toy import ToyModel, ToySession
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.drafter import Drafter
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Step
-from edgespec.core.rng import CounterRng
-from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
 from edgespec.core.verify import AutoVerifier, BlockVerification, SampleMatching
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.ngram import NgramDrafter
-from edgespec.drafters.pard import PardSession
-from edgespec.drafters.sampling import RequestDraw
-from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
+from edgespec.drafters.sequential import ModelDraftSession, PardSession, RequestDraw, SequentialDrafter
 from edgespec.errors import Cancelled
 from tests.core.stats import assert_follows
 from tests.core.toys import KINDS, Alarm, decode, open_session

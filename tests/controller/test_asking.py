@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from edgespec.controller.cost_model import DraftCost, Profile
-from edgespec.controller.wrappers import JumpForward
-from edgespec.core.draft_tree import DraftTree
+from edgespec.controller.fixed import JumpForward
 from edgespec.core.protocols import Budget, Draft, Round, Step
+from edgespec.core.tree import DraftTree
 from tests.controller.test_policies import PROMPT, TEXT, Oracle, Steady, adaptive, forced_after, run, seconds, steady
 
 

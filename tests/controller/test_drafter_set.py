@@ -10,9 +10,9 @@ import pytest
 
 from edgespec.controller.acceptance import make_acceptance_model
 from edgespec.controller.drafter_set import DrafterSet
-from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
+from edgespec.core.tree import DraftTree
 from edgespec.errors import BackendError, Cancelled
 from tests.controller.replay import NO_SCORES
 

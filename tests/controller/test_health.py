@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.controller.shadow import ShadowDraft
+from edgespec.controller.gate import ShadowDraft
 from edgespec.controller.stats import DrafterStats, DraftStats
 from edgespec.core.protocols import NO_DRAFT, Budget, Round
 from tests.controller.replay import NO_SCORES, ReplayDrafter, adaptive, make_profile, replay

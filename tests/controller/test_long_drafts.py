@@ -10,9 +10,9 @@ import pytest
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.cost_model import Profile
 from edgespec.controller.stats import DraftStats
-from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget, Step
+from edgespec.core.tree import DraftTree
 from edgespec.drafters.ngram import NgramDrafter
 from tests.controller.replay import VOCABULARY, Clock, Trace, count_plain_steps, replay
 

@@ -11,15 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.batch_cost import MarginalCost
+from edgespec.controller.adaptive import Adaptive, QuickLookups
+from edgespec.controller.cost_model import MarginalCost
 from edgespec.controller.drafter_set import DrafterSet
 from edgespec.controller.own_time import OwnTime, Pace, PassedRounds
-from edgespec.controller.quick_lookups import QuickLookups
 from edgespec.controller.stats import DraftStats, TextStats
-from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome
 from edgespec.core.protocols import NO_DRAFT, Budget, Round, Step
+from edgespec.core.tree import DraftTree
 from edgespec.drafters.ngram import NgramDrafter
 from tests.controller.replay import (
     NO_SCORES,

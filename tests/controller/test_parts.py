@@ -8,12 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgespec.controller.acceptance import AcceptanceModel, make_acceptance_model
+from edgespec.controller.acceptance import AcceptanceModel, DecayedMean, make_acceptance_model
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile, choose_chain_length
-from edgespec.controller.estimator import DecayedMean
-from edgespec.controller.regret import RegretBudget, choose_allowed_loss
+from edgespec.controller.gate import RegretBudget, choose_allowed_loss
+from edgespec.controller.round import DraftSize, choose_size, list_counts, list_sizes
 from edgespec.controller.stats import ExplorationBudget
-from edgespec.controller.value import DraftSize, choose_size, list_counts, list_sizes
 
 
 def test_costs_between_the_profiles_points() -> None:

@@ -8,17 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgespec.backends.toy.session import ToyModel, ToySession
+from edgespec.backends.toy import ToyModel, ToySession
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile
+from edgespec.controller.fixed import JumpForward
 from edgespec.controller.stats import DraftStats
-from edgespec.controller.wrappers import JumpForward
-from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Controller, Draft, Round, Step
-from edgespec.core.rng import CounterRng
-from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
+from edgespec.core.tree import DraftTree
 from edgespec.core.verify import SampleMatching, TokenRejection
 from edgespec.drafters.ngram import NgramDrafter
 from tests.core.toys import decode

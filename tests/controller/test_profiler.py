@@ -7,17 +7,16 @@ from itertools import pairwise
 
 import pytest
 
-from edgespec.backends.toy.session import ToyModel, ToySession
+from edgespec.backends.toy import ToyModel, ToySession
 from edgespec.controller.cost_model import DraftCost
 from edgespec.controller.profiler import measure_drafter, measure_drafters, measure_rows
-from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget, Draft
 from edgespec.core.scores import Scores
+from edgespec.core.tree import DraftTree
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.ngram import NgramDrafter
-from edgespec.drafters.pard import PardSession
-from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
+from edgespec.drafters.sequential import ModelDraftSession, PardSession, SequentialDrafter
 from edgespec.errors import Cancelled
 from tests.core.toys import Alarm
 

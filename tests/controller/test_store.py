@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy.session import ToyModel, ToySession
+from edgespec.backends.toy import ToyModel, ToySession
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
@@ -24,13 +24,11 @@ from edgespec.controller.store import (
 )
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Step
-from edgespec.core.rng import CounterRng
-from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
 from edgespec.core.verify import SampleMatching
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.ngram import NgramDrafter
-from edgespec.drafters.pard import PardSession
-from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
+from edgespec.drafters.sequential import ModelDraftSession, PardSession, SequentialDrafter
 from tests.core.toys import decode
 
 HERE = ProfileKey.current("llamacpp", LoadOptions(threads=2))

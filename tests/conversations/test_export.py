@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.conversations import Conversation, Store, Turn, from_json, to_json, to_markdown
-from edgespec.conversations.model import drop_surrogates
+from edgespec.conversations.database import drop_surrogates
 from edgespec.errors import InvalidRequest
 
 

@@ -11,15 +11,13 @@ from itertools import cycle, product
 
 import pytest
 
-from edgespec.backends.toy.session import ToySession
+from edgespec.backends.toy import ToySession
 from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.fixed import FixedLength
-from edgespec.controller.round import Asked
-from edgespec.controller.scored_tree import ScoredTree
-from edgespec.controller.wrappers import Switchable
-from edgespec.core.draft_tree import DraftTree
+from edgespec.controller.fixed import FixedLength, Switchable
+from edgespec.controller.round import Asked, ScoredTree
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Controller, Draft, Round, Step
+from edgespec.core.tree import DraftTree
 from edgespec.core.verify import AutoVerifier, BlockVerification, SampleMatching, TokenRejection
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter

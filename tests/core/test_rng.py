@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgespec.core.rng import CounterRng, index_at, sum_blocks, uniform
+from edgespec.core.sampling import CounterRng, index_at, sum_blocks, uniform
 from tests.core.stats import assert_follows
 
 LAST = 1 - 2.0**-53  # the largest number that `uniform` returns

@@ -9,13 +9,11 @@ from types import MappingProxyType
 
 import numpy as np
 
-from edgespec.backends.toy.session import RecurrentToySession, ToyModel, ToySession
-from edgespec.core.arrays import Logits, Probs, Rng
-from edgespec.core.draft_tree import DraftTree
+from edgespec.backends.toy import RecurrentToySession, ToyModel, ToySession
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Decision, Draft, Round, Step
-from edgespec.core.rng import index_at, uniform
-from edgespec.core.sampling import Distribution, Sampler, SamplingParams
+from edgespec.core.sampling import Distribution, Logits, Probs, Rng, Sampler, SamplingParams, index_at, uniform
+from edgespec.core.tree import DraftTree
 from edgespec.errors import Cancelled
 
 KINDS = ("linear", "tree", "recurrent")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 
-from edgespec.backends.toy.session import ToyModel, ToyScores, ToySession
-from edgespec.core.arrays import Logits
-from edgespec.core.batching import Yield
-from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress
+from edgespec.backends.toy import ToyModel, ToyScores, ToySession
+from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Yield
+from edgespec.core.sampling import Logits
 from edgespec.core.scores import Scores
 from edgespec.errors import Cancelled
 

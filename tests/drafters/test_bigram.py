@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from edgespec.drafters.bigram import CANDIDATES, FILE, Bigram, find_bigram
+from edgespec.drafters.recycling import CANDIDATES, FILE, Bigram, find_bigram
 from edgespec.errors import CacheError, InvalidModelFile
 
 V = 100

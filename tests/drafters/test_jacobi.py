@@ -8,17 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from edgespec.backends.toy.session import ToyModel, ToySession
+from edgespec.backends.toy import ToyModel, ToySession
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.cost_model import CostModel, Profile
 from edgespec.controller.stats import DraftStats
-from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Outcome, TokenDraw
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round, Step
-from edgespec.core.rng import CounterRng
-from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
 from edgespec.core.scores import HostScores
+from edgespec.core.tree import DraftTree
 from edgespec.core.verify import SampleMatching
 from edgespec.drafters.jacobi import _WINDOW, JacobiDrafter
 from edgespec.drafters.ngram import NgramDrafter

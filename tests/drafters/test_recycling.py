@@ -11,19 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.backends.toy.session import ToyModel, ToySession
+from edgespec.backends.toy import ToyModel, ToySession
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.cost_model import Profile
 from edgespec.controller.own_time import OwnTime
 from edgespec.controller.stats import DraftStats
-from edgespec.core.arrays import Logits
-from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Outcome
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
-from edgespec.core.rng import CounterRng
-from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.sampling import CounterRng, Logits, Sampler, SamplingParams
 from edgespec.core.scores import HostScores
+from edgespec.core.tree import DraftTree
 from edgespec.core.verify import SampleMatching
 from edgespec.drafters import SlotMemory, SlotResources, drafter_specs
 from edgespec.drafters.recycling import _LEAST_PATH, WIDTH, RecyclingDrafter, SuccessorTable

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.drafters.remote.link import Mirror
 from edgespec.drafters.remote.messages import (
     Ask,
     BadMessage,
@@ -22,8 +23,7 @@ from edgespec.drafters.remote.messages import (
     measure_path,
     split,
 )
-from edgespec.drafters.remote.mirror import Mirror
-from edgespec.drafters.sampling import TruncatedDraw
+from edgespec.drafters.sequential import TruncatedDraw
 from tests.core.stats import assert_follows
 
 CHANGE = Change(2, [5, 6, 7], 99)

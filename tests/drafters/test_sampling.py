@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.core.rng import index_at
-from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.drafters.sampling import MAX_SIBLINGS, RequestDraw, best_tokens
+from edgespec.core.sampling import Sampler, SamplingParams, index_at
+from edgespec.drafters.sequential import MAX_SIBLINGS, RequestDraw, best_tokens
 from edgespec.errors import BackendError
 
 V = 8

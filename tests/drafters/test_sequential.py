@@ -9,14 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.backends.toy.session import ToySession
-from edgespec.core.arrays import Probs
-from edgespec.core.draft_tree import DraftTree
+from edgespec.backends.toy import ToySession
 from edgespec.core.protocols import Budget, Draft
-from edgespec.core.rng import index_at
-from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.drafters.sampling import RequestDraw
-from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
+from edgespec.core.sampling import Probs, Sampler, SamplingParams, index_at
+from edgespec.core.tree import DraftTree
+from edgespec.drafters.sequential import ModelDraftSession, RequestDraw, SequentialDrafter
 from tests.core.stats import assert_follows
 from tests.drafters.sessions import MODEL, TEXT, CountingSession, V
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.backends.sequence import shared_prefix
-from edgespec.backends.toy.session import ToySession
-from edgespec.core.greedy import decode_one, greedy_rollout, score_tokens
+from edgespec.backends.toy import ToySession
 from edgespec.core.protocols import Draft
+from edgespec.core.verify import decode_one, greedy_rollout, score_tokens
 from edgespec.drafters.text_reader import TextReader
 from edgespec.errors import Cancelled
 from tests.core.toys import KINDS, Alarm, open_session

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy.model import load as load_toy
+from edgespec.backends.toy import load as load_toy
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine

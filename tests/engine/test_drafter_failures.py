@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget, Session
+from edgespec.core.tree import DraftTree
 from edgespec.drafters import SlotResources
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Finished

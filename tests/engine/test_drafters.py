@@ -10,13 +10,13 @@ import pytest
 from edgespec.backends import open_model
 from edgespec.backends.attached_draft import parse
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy.model import load
+from edgespec.backends.toy import load
 from edgespec.controller.cost_model import DraftCost
 from edgespec.controller.stats import DraftStats
-from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget
 from edgespec.core.sampling import SamplingParams
+from edgespec.core.tree import DraftTree
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request

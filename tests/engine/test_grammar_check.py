@@ -12,14 +12,13 @@ import psutil
 import pytest
 
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy.model import load as load_toy
-from edgespec.core.batching import Yield
-from edgespec.core.protocols import Step
+from edgespec.backends.toy import load as load_toy
+from edgespec.core.protocols import Step, Yield
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
-from edgespec.engine.grammar_compiler import GrammarCompiler
-from edgespec.engine.schema_bounds import MAX_CONSTANTS, MAX_OPTIONAL, MAX_PATTERN_PROPERTIES, MAX_PROPERTIES
+from edgespec.engine.grammar import GrammarCompiler
+from edgespec.engine.json_schema import MAX_CONSTANTS, MAX_OPTIONAL, MAX_PATTERN_PROPERTIES, MAX_PROPERTIES
 from edgespec.engine.structured_output import Json, Structure, json_part, json_structure
 from edgespec.errors import Cancelled, InvalidRequest
 from tests.engine.conftest import PLAIN

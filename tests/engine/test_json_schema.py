@@ -14,9 +14,9 @@ from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy.model import load as load_toy
+from edgespec.backends.toy import load as load_toy
 from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.engine.grammar_compiler import GrammarCompiler
+from edgespec.engine.grammar import GrammarCompiler
 from edgespec.engine.json_schema import adapt_schema
 from edgespec.engine.structured_output import GrammarMask, json_structure
 from edgespec.errors import InvalidRequest

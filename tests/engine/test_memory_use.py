@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy.model import load
+from edgespec.backends.toy import load
 from edgespec.controller.cost_model import Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step

@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy.model import load as load_toy
+from edgespec.backends.toy import load as load_toy
 from edgespec.engine.events import Gap, TokenPrompt
 from edgespec.engine.prompts import PromptEncoder
 from edgespec.errors import InvalidRequest, PromptTooLong

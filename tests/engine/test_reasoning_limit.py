@@ -13,7 +13,7 @@ import pytest
 
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy.model import ByteTokenizer
+from edgespec.backends.toy import ByteTokenizer
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.protocols import NO_DRAFT, Budget, Controller
 from edgespec.core.sampling import Distribution, SamplingParams
@@ -22,7 +22,7 @@ from edgespec.core.verify import BlockVerification, SampleMatching, TokenRejecti
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request, Scored
-from edgespec.engine.reasoning_limit import ReasoningLimit
+from edgespec.engine.generation import ReasoningLimit
 from edgespec.engine.structured_output import Structure, Text
 from edgespec.text.chat_template import Message
 from edgespec.text.reasoning import detect_format

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy.model import load
+from edgespec.backends.toy import load
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine

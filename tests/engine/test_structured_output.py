@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy.model import load as load_toy
+from edgespec.backends.toy import load as load_toy
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
-from edgespec.engine.grammar_compiler import GrammarCompiler
+from edgespec.engine.grammar import GrammarCompiler
 from edgespec.engine.structured_output import (
     Json,
     Structure,
@@ -32,7 +32,7 @@ from edgespec.engine.structured_output import (
 from edgespec.errors import InvalidRequest
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
-from edgespec.text.tool_formats.harmony import MARKERS
+from edgespec.text.tool_formats import MARKERS
 from tests.engine.conftest import PLAIN, list_loaded
 from tests.engine.prompts import CODE
 

@@ -17,11 +17,10 @@ from edgespec.backends import FileBackend
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.export import ollama
 from edgespec.export.engines import ENGINES, Choice, Engine, export
-from edgespec.export.gather import GivenIds
+from edgespec.export.gather import GivenIds, list_remarks
 from edgespec.export.plan import Draft, Exported, ExportPlan, Measured, Weights
-from edgespec.export.remarks import list_remarks
 from edgespec.export.script import format_compose
-from edgespec.hub.reference import HubRepo, LocalPath, PackagedFile
+from edgespec.hub.cache import HubRepo, LocalPath, PackagedFile
 from edgespec.registry.schema import HEAD_KINDS, Registry
 from tests.export.conftest import Gather, read_keys
 from tests.export.test_script import check_syntax

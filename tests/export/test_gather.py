@@ -16,12 +16,10 @@ from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileKey, ProfileStore
 from edgespec.errors import InvalidRequest, UnknownModel
 from edgespec.export.engines import ENGINES, export
-from edgespec.export.gather import GivenIds
-from edgespec.export.measured import find_best_length, read_measured
-from edgespec.export.plan import ExportPlan
-from edgespec.export.remarks import list_remarks
+from edgespec.export.gather import GivenIds, list_remarks
+from edgespec.export.plan import ExportPlan, find_best_length, read_measured
 from edgespec.formats.gguf import read_header
-from edgespec.hub.reference import LocalPath
+from edgespec.hub.cache import LocalPath
 from edgespec.registry.adapted import AdaptedDrafts
 from tests.export.conftest import Gather
 from tests.formats.test_gguf_header import Bytes

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from edgespec.errors import CacheError, InvalidModelFile
-from edgespec.formats.head_config import read_config_head
 from edgespec.formats.head_file import read_head, read_safetensors_shapes
-from edgespec.formats.heads import HeadSpec
+from edgespec.formats.heads import HeadSpec, read_config_head
 from tests.formats.ggufs import write_gguf
 from tests.formats.head_files import (
     H,

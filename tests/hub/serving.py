@@ -17,7 +17,7 @@ FETCH = """
 import sys
 from edgespec.errors import EdgespecError
 from edgespec.hub.hub import Hub
-from edgespec.hub.reference import parse_reference
+from edgespec.hub.cache import parse_reference
 hub = Hub.from_environment()
 try:
     print(hub.fetch(hub.resolve(parse_reference(sys.argv[1]))))

@@ -13,8 +13,8 @@ import pytest
 
 from edgespec.errors import HubError, InvalidModelFile
 from edgespec.formats.gguf_validate import read_file
+from edgespec.hub.cache import HubFile, HubQuant
 from edgespec.hub.hub import Hub
-from edgespec.hub.reference import HubFile, HubQuant
 from tests.hub.hubserver import HubServer
 from tests.hub.hubstate import Fault, commit_of
 from tests.hub.serving import FETCH, FILE, REPO, environment, fetch_elsewhere, serve

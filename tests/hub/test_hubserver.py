@@ -11,8 +11,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 from edgespec.errors import HubError
+from edgespec.hub.cache import HubFile
 from edgespec.hub.hub import Hub
-from edgespec.hub.reference import HubFile
 from tests.formats.ggufs import REPOSITORY
 from tests.hub.test_download import FILE, REPO, serve
 

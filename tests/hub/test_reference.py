@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import UnknownModel
-from edgespec.hub.reference import (
+from edgespec.hub.cache import (
     Alias,
     HubFile,
     HubQuant,

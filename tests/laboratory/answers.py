@@ -10,7 +10,8 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Notice, Request
 from edgespec.planner.plan import LoadConfig
-from edgespec.service.load import LoadedModel, Loader
+from edgespec.service.load import Loader
+from edgespec.service.loaded_model import LoadedModel
 from tests.reporter import Heard
 
 PROMPTS = ("def read_lines(path):", "class Config:\n    def __init__(self", "import os\n\n\ndef list_files(folder")

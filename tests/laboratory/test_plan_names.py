@@ -15,7 +15,7 @@ import edgespec.planner.report as report
 import edgespec.planner.speed as speed
 from edgespec.backends.llamacpp.shape import block_of
 from edgespec.backends.options import LoadOptions
-from edgespec.cli.plan import plan_command
+from edgespec.cli.models import plan_command
 from edgespec.controller.cost_model import Profile
 from edgespec.errors import CacheError
 from edgespec.formats.gguf import Header

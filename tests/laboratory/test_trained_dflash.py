@@ -10,20 +10,17 @@ import numpy as np
 import pytest
 
 from edgespec.backends.llamacpp import dflash
-from edgespec.backends.llamacpp.dflash import LlamaBlockHead, open_head
-from edgespec.backends.llamacpp.dflash_context import BlockContext
+from edgespec.backends.llamacpp.context import Floats
+from edgespec.backends.llamacpp.dflash import BlockContext, LlamaBlockHead, open_dflash
 from edgespec.backends.llamacpp.model import LlamaModel, load
-from edgespec.backends.llamacpp.taps import Floats
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.fixed import FixedLength
-from edgespec.core.arrays import Logits
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Step, Verifier
-from edgespec.core.rng import CounterRng
-from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.sampling import CounterRng, Logits, Sampler, SamplingParams
 from edgespec.core.verify import BlockVerification, SampleMatching, TokenRejection
 from edgespec.drafters.block import BlockDrafter
-from edgespec.drafters.sampling import RequestDraw
+from edgespec.drafters.sequential import RequestDraw
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
 from laboratory.dflash_gguf import convert
@@ -105,7 +102,7 @@ def plain(target: LlamaModel) -> dict[float, list[list[int]]]:
 
 @pytest.fixture(scope="module")
 def tau(target: LlamaModel, file: Path, spec: HeadSpec) -> float:
-    head = open_head(target, file, spec)
+    head = open_dflash(target, file, spec)
     _, found = answer(target, head, Budget(DEPTH, DEPTH), match)
     head.close()
     return found
@@ -116,7 +113,7 @@ def tau(target: LlamaModel, file: Path, spec: HeadSpec) -> float:
 def test_texts_are_those_of_plain_decoding(
     target: LlamaModel, file: Path, spec: HeadSpec, plain: dict[float, list[list[int]]], nodes: int, temperature: float
 ) -> None:
-    head = open_head(target, file, spec)
+    head = open_dflash(target, file, spec)
     texts, found = answer(target, head, Budget(DEPTH, nodes), match, temperature)
     assert texts == plain[temperature]
     assert found > (1.4 if temperature == 0 else 1.2), "trained for this target"
@@ -127,7 +124,7 @@ def test_texts_are_those_of_plain_decoding(
 def test_drawn_chains_are_accepted(
     target: LlamaModel, file: Path, spec: HeadSpec, rule: type[TokenRejection | BlockVerification]
 ) -> None:
-    head = open_head(target, file, spec)
+    head = open_dflash(target, file, spec)
     _, found = answer(
         target, head, Budget(DEPTH, DEPTH), lambda sampler: rule(sampler, CounterRng(5)), 0.8, is_drawn=True
     )
@@ -165,7 +162,7 @@ def test_a_head_that_is_read_wrongly_drafts_worse(
     loss: float,
 ) -> None:
     """This head reads little of its first layers, so that their neighbours serve it nearly as well."""
-    head = open_head(target, file, mutate(spec))
+    head = open_dflash(target, file, mutate(spec))
     texts, found = answer(target, head, Budget(DEPTH, DEPTH), match)
     assert texts == plain[0.0]
     assert found < tau - loss
@@ -198,7 +195,7 @@ def test_a_block_that_is_run_wrongly_drafts_worse(
     context: type[BlockContext],
 ) -> None:
     monkeypatch.setattr(dflash, "BlockContext", context)
-    head = open_head(target, file, spec)
+    head = open_dflash(target, file, spec)
     texts, found = answer(target, head, Budget(DEPTH, DEPTH), match)
     assert texts == plain[0.0]
     assert found < tau - 0.05

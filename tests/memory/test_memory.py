@@ -8,13 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.memory.cold import MIN_BUILD
-from edgespec.memory.live import LiveTexts
 from edgespec.memory.memory import Memory
-from edgespec.memory.segments import find_longest
+from edgespec.memory.segments import MIN_BUILD, LiveTexts, find_longest
 from edgespec.memory.store import TextStore
-from edgespec.memory.suffixes import encode_end
-from edgespec.memory.texts import KnownBlocks, Origin, SpaceKey, split_new
+from edgespec.memory.texts import KnownBlocks, Origin, SpaceKey, encode_end, split_new
 from tests.memory.texts import N_LONG, build, has_text, make_tokens
 
 LIMIT = 2**30

@@ -8,9 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.memory.cold import MAX_SEGMENT, MIN_BUILD, QUICK_SEGMENT, ColdTexts, plan_build
-from edgespec.memory.rows import SegmentRow
-from edgespec.memory.segments import DamagedSegment, build_segment, open_segment
+from edgespec.memory.database import SegmentRow
+from edgespec.memory.segments import (
+    MAX_SEGMENT,
+    MIN_BUILD,
+    QUICK_SEGMENT,
+    ColdTexts,
+    DamagedSegment,
+    build_segment,
+    open_segment,
+    plan_build,
+)
 from edgespec.memory.texts import SpaceKey
 from tests.memory.test_suffixes import KEY, make_text
 

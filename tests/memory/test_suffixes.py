@@ -10,8 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.memory.segments import Segment, build_segment, find_longest
-from edgespec.memory.suffixes import MAX_MATCH, SEPARATOR, encode_end, join_texts, sort_positions
-from edgespec.memory.texts import Keys, Origin, SpaceKey, StoredText
+from edgespec.memory.texts import (
+    MAX_MATCH,
+    SEPARATOR,
+    Keys,
+    Origin,
+    SpaceKey,
+    StoredText,
+    encode_end,
+    join_texts,
+    sort_positions,
+)
 
 KEY = SpaceKey("tokenizer", "")
 NO_KEYS: Keys = np.zeros(0, np.uint64)

@@ -12,8 +12,8 @@ import pytest
 from edgespec.backends import FileBackend
 from edgespec.backends.options import LoadOptions
 from edgespec.formats.gguf_validate import read_file
+from edgespec.hub.cache import parse_reference
 from edgespec.hub.hub import Hub
-from edgespec.hub.reference import parse_reference
 from edgespec.planner.adapted import find_local, find_version, is_outdated
 from edgespec.planner.draft_finder import PlannedDrafter
 from edgespec.planner.plan import LoadConfig, Plan, plan

@@ -15,11 +15,10 @@ from edgespec.backends.devices import RESERVE_BYTES, Memory
 from edgespec.backends.options import DEFAULT_CONTEXT
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.mlx_folder import read_folder
-from edgespec.hub.cache import CachedModel
+from edgespec.hub.cache import CachedModel, HubFile, HubQuant, HubReference, HubRepo, LocalPath, parse_reference
 from edgespec.hub.hub import Hub
-from edgespec.hub.reference import HubFile, HubQuant, HubReference, HubRepo, LocalPath, parse_reference
 from edgespec.planner import catalogue as module
-from edgespec.planner.catalogue import Entry, build_catalogue
+from edgespec.planner.catalogue import CatalogueEntry, build_catalogue
 from edgespec.planner.memory import estimate_memory
 from edgespec.registry.external_models import ExternalModel
 from edgespec.registry.schema import load_registry
@@ -38,7 +37,7 @@ PAIR = f'[pair.gguf]\ntarget = "hf:{REPO}/{FILE}"\ndraft = "{SMALL}:Q4_0"\n'
 HUGE = f'{{"model_type": "m", "n_layer": 2, "n_embd": {10**400}}}'
 ROOMY = Memory(RESERVE_BYTES + GIB)
 
-Shown = Callable[..., list[Entry]]
+Shown = Callable[..., list[CatalogueEntry]]
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +55,7 @@ def shown(hub: Hub, tmp_path: Path) -> Shown:
 
     def show(
         toml: str = "", backend: FileBackend = "llamacpp", memory: Memory = ROOMY, context: int = DEFAULT_CONTEXT
-    ) -> list[Entry]:
+    ) -> list[CatalogueEntry]:
         (tmp_path / "models.toml").write_text(toml, encoding="utf-8")
         found = build_catalogue(load_registry(tmp_path / "models.toml"), hub, backend, memory, context=context)
         return [entry for entry in found if entry.name not in shipped]

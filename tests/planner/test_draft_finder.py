@@ -11,9 +11,9 @@ from edgespec.backends import FileBackend
 from edgespec.backends.options import LoadOptions
 from edgespec.errors import DraftRefused, InvalidModelFile
 from edgespec.hub.hub import Hub
+from edgespec.planner.draft_finder import MAX_LOOKS
 from edgespec.planner.plan import LoadConfig, Plan, plan
 from edgespec.planner.report import describe_plan, format_plan
-from edgespec.planner.sidecars import MAX_LOOKS
 from edgespec.registry.schema import load_registry
 from tests.formats.ggufs import write_gguf
 from tests.formats.head_files import H, V, eagle3_shapes, write, write_eagle3, write_folder, write_mtp

@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.backends import BackendName
 from edgespec.formats.heads import HeadKind, HeadSpec
-from edgespec.planner.head_readings import complete, describe, describe_change, list_conventions
+from edgespec.planner.heads import complete, describe_change, describe_reading, list_conventions
 
 N = 6  # layers of the target
 
@@ -18,7 +18,9 @@ def make(kind: HeadKind, layers: tuple[int, ...] | None) -> HeadSpec:
 
 
 def readings(spec: HeadSpec, backend: BackendName) -> list[str]:
-    return [describe(each) for convention in list_conventions(spec.kind, backend) for each in convention(spec, N)]
+    return [
+        describe_reading(each) for convention in list_conventions(spec.kind, backend) for each in convention(spec, N)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.controller.store import save_entry
-from edgespec.planner import machine_speed
-from edgespec.planner.machine_speed import MachineSpeed, load_speed, measure_speed, save_speed
+from edgespec.planner import speed
+from edgespec.planner.speed import MachineSpeed, load_speed, measure_speed, save_speed
 
 SPEED = MachineSpeed({"Q4_0": {1: 1e-10, 4: 2e-10}, "Q4_1": {1: 1.6e-10, 4: 5e-10}, "Q8_0": {1: 0.9e-10, 4: 1.5e-10}})
 
@@ -20,11 +20,11 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_types_are_measured_on_a_shape_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"_WIDTH": 256, "_FEED_FORWARD": 512, "_BYTES": 2**20, "_PROFILE_S": 0.05}.items():
-        monkeypatch.setattr(machine_speed, name, value)
-    rates = machine_speed._measure(["Q4_1", "Q4_K"], tmp_path)
+        monkeypatch.setattr(speed, name, value)
+    rates = speed._measure(["Q4_1", "Q4_K"], tmp_path)
     assert [*rates] == ["Q4_1", "Q4_K"] and not [*tmp_path.glob("*.gguf")]
     assert all(1 in rate and all(seconds > 0 for seconds in rate.values()) for rate in rates.values())
-    few, many = (machine_speed._make_header(kind).own("block_count") or 0 for kind in ("F16", "Q4_0"))
+    few, many = (speed._make_header(kind).own("block_count") or 0 for kind in ("F16", "Q4_0"))
     assert few < many, "about as many bytes of each type"
 
 
@@ -35,7 +35,7 @@ def test_only_what_is_not_stored_is_measured(monkeypatch: pytest.MonkeyPatch) ->
         asked.append(types)
         return {kind: {1: 1e-10, 2: 2e-10} for kind in types}
 
-    monkeypatch.setattr(machine_speed, "run_in_child", measure)
+    monkeypatch.setattr(speed, "run_in_child", measure)
     told: list[str] = []
     assert load_speed() == MachineSpeed() and measure_speed(["I8"]) == MachineSpeed()
     assert measure_speed(["Q4_K"], told.append) == load_speed() == MachineSpeed({"Q4_K": {1: 1e-10, 2: 2e-10}})
@@ -43,14 +43,14 @@ def test_only_what_is_not_stored_is_measured(monkeypatch: pytest.MonkeyPatch) ->
     measure_speed(["Q4_K", "Q8_0"])
     measure_speed(["Q4_K"], again=True)
     assert asked == [["Q4_K"], ["Q8_0"], ["Q4_K"]] and load_speed().rates.keys() == {"Q4_K", "Q8_0"}
-    monkeypatch.setattr(machine_speed, "_VERSION", 0)
+    monkeypatch.setattr(speed, "_VERSION", 0)
     assert load_speed() == MachineSpeed(), "another shape"
 
 
 def test_a_damaged_store_reads_as_empty() -> None:
     for rate in ({"2": 1e-10}, {"1": 0}, {"1": "fast"}, []):
-        entry = {"setting": machine_speed._setting(), "rates": {"Q4_0": rate}}
-        save_entry(machine_speed._path(), entry, "rates")
+        entry = {"setting": speed._setting(), "rates": {"Q4_0": rate}}
+        save_entry(speed._path(), entry, "rates")
         assert load_speed() == MachineSpeed()
     save_speed(SPEED)
     assert load_speed() == SPEED

@@ -9,8 +9,7 @@ import pytest
 
 from edgespec.backends.devices import RESERVE_BYTES, DeviceMemory, Memory, host_memory
 from edgespec.errors import DoesNotFit, InvalidRequest
-from edgespec.formats.ggml_types import GGML_TYPES
-from edgespec.formats.gguf import Header, TensorInfo, join_parts
+from edgespec.formats.gguf import GGML_TYPES, Header, TensorInfo, join_parts
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import Folder

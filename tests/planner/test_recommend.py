@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from edgespec.backends.devices import RESERVE_BYTES, DeviceMemory, Memory
+from edgespec.hub.cache import HubRepo
 from edgespec.hub.hub import Hub
-from edgespec.hub.reference import HubRepo
-from edgespec.planner.candidates import Query
-from edgespec.planner.machine_speed import MachineSpeed, save_speed
+from edgespec.planner.catalogue import Query
 from edgespec.planner.recommend import Recommendation, Recommendations, Recommender
+from edgespec.planner.speed import MachineSpeed, save_speed
 from edgespec.registry.schema import load_registry
 from edgespec.units import GIB
 from tests.hub.hubserver import HubServer

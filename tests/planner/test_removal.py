@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgespec.hub.hub import Hub
-from edgespec.planner.plan import LoadConfig
-from edgespec.planner.removal import list_used_files
+from edgespec.planner.plan import LoadConfig, list_used_files
 from edgespec.registry.schema import load_registry
 
 

@@ -14,9 +14,11 @@ from edgespec.backends.attached_draft import SelfDraftSpec, Skip, Unsupported, p
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.store import ProfileKey
 from edgespec.errors import Cancelled
-from edgespec.planner.draft_eval import DraftEval, Evaluator, Passage
 from edgespec.planner.selfdraft_search import (
     Choice,
+    DraftEval,
+    Evaluator,
+    Passage,
     SelfDraftCache,
     SelfDraftSearch,
     cache_folder,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.backends.devices import RESERVE_BYTES, Memory, host_memory
-from edgespec.backends.llamacpp.split import Split
+from edgespec.backends.llamacpp.rpc import Split
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.workers import Worker
 from edgespec.controller.store import ProfileKey
@@ -15,9 +15,8 @@ from edgespec.errors import DoesNotFit, DraftRefused
 from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.hub import Hub
 from edgespec.planner.memory import Fit, MemoryEstimate
-from edgespec.planner.plan import LoadConfig, plan
+from edgespec.planner.plan import LoadConfig, Network, check_drafts, find_network, plan
 from edgespec.planner.speed import SpeedEstimate
-from edgespec.planner.workers import Network, check_drafts, find_network
 from edgespec.registry.schema import load_registry
 from tests.backends.assistant_heads import make_assistant, make_target
 from tests.models import TARGET

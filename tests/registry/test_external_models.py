@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.hub.cache import LocalPath, parse_reference
 from edgespec.hub.hub import Hub
-from edgespec.hub.reference import LocalPath, parse_reference
 from edgespec.planner.plan import LoadConfig, plan
 from edgespec.registry import external_models as module
 from edgespec.registry.external_models import (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.formats.gguf_validate import read_file
-from edgespec.registry.heads import find_with_head, is_head
+from edgespec.registry.resolve import find_with_head, is_head
 from edgespec.registry.schema import Registry, load_registry
 from tests.formats.ggufs import write_gguf
 from tests.formats.head_files import (

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import CacheError, RegistryError, UnknownModel
-from edgespec.hub.reference import HubFile, HubQuant, HubRepo, LocalPath, PackagedFile
+from edgespec.hub.cache import HubFile, HubQuant, HubRepo, LocalPath, PackagedFile
 from edgespec.registry.originals import ROLES, Originals
 from edgespec.registry.schema import EMBEDDED_ALIAS, Registry, load_registry
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.hub.cache import parse_reference
 from edgespec.hub.hub import Hub
-from edgespec.hub.reference import parse_reference
 from edgespec.registry.resolve import LocalMlx, resolve_source
-from edgespec.service.lead import read_source, write_source
+from edgespec.service.ranks import read_source, write_source
 from tests.hub.hubserver import HubServer
 from tests.mlx_models import DENSE, make_folder
 

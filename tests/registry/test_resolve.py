@@ -8,8 +8,9 @@ import pytest
 
 from edgespec.errors import HubError, InvalidModelFile, UnknownModel
 from edgespec.formats.mlx_folder import read_config
+from edgespec.hub.cache import HubFile, HubRepo, PackagedFile, parse_reference
 from edgespec.hub.hub import Hub
-from edgespec.hub.reference import HubFile, HubRepo, PackagedFile, parse_reference
+from edgespec.registry.originals import name_packaged
 from edgespec.registry.resolve import (
     HubGguf,
     HubMlx,
@@ -24,7 +25,6 @@ from edgespec.registry.resolve import (
     resolve_source,
 )
 from edgespec.registry.schema import EMBEDDED_ALIAS, Registry, SamplingDefaults, load_registry
-from edgespec.registry.shipped import name_packaged
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 from tests.formats.ggufs import write_gguf
 from tests.hub.hubserver import HubServer

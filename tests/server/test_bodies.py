@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import InvalidRequest
-from edgespec.server import bodies
-from edgespec.server.bodies import compute, parse_body
-from edgespec.server.chat import ChatRequest
+from edgespec.server import fields
+from edgespec.server.fields import compute, parse_body
+from edgespec.server.openai import ChatRequest
 
 HEAD = b'{"messages": [{"role": "user", "content": "hi"}], "more": '
 VALUES = st.recursive(
@@ -60,8 +60,8 @@ def test_strings_are_split_off(value: object, size: int) -> None:
         else:
             is_escaped = byte == ord("\\")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bodies, "_CHUNK", size)
-        assert b"".join(bodies._split_strings_off(data)) == left
+        patch.setattr(fields, "_CHUNK", size)
+        assert b"".join(fields._split_strings_off(data)) == left
 
 
 def test_only_large_bodies_are_read_on_another_thread() -> None:

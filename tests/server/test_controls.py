@@ -10,8 +10,7 @@ import pytest
 
 from edgespec.engine.drafting import MAX_DRAFT, Speculation
 from edgespec.errors import InvalidRequest
-from edgespec.service.draft_length import DraftLength
-from edgespec.service.thinking import Thinking
+from edgespec.service.generation_spec import DraftLength, Thinking
 from tests.models import llama
 from tests.server.serving import PROMPT, Server, serving
 

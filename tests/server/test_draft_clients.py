@@ -11,14 +11,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from edgespec.drafters import drafter_specs
-from edgespec.drafters.remote.draft import RemoteDraft, parse_address
+from edgespec.drafters.remote.drafter import RemoteDraft, parse_address
+from edgespec.drafters.remote.link import Mirror
 from edgespec.drafters.remote.messages import Ask
-from edgespec.drafters.remote.mirror import Mirror
 from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.errors import DraftRefused, InvalidRequest
-from edgespec.server.guard import Rules
-from edgespec.server.keys import Caller, Key, Keys, hash_key
+from edgespec.server.auth import Rules
+from edgespec.server.record import Caller, Key, Keys, hash_key
 from tests.draft_server import QUICK, REMOTE, DraftServer, V, hear, load_letters, until
 
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy.model import LetterModel, ToyRuntimeModel
-from edgespec.core.arrays import Logits
-from edgespec.core.draft_tree import DraftTree
+from edgespec.backends.toy import LetterModel, ToyRuntimeModel
 from edgespec.core.protocols import NO_DRAFT, Budget, Round, Step
-from edgespec.core.sampling import SamplingParams
+from edgespec.core.sampling import Logits, SamplingParams
+from edgespec.core.tree import DraftTree
 from edgespec.drafters.remote.drafter import RemoteDrafter
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine

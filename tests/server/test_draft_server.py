@@ -12,16 +12,15 @@ import numpy as np
 import pytest
 
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy.model import LetterModel, ToyRuntimeModel
-from edgespec.core.arrays import Logits
-from edgespec.core.draft_tree import DraftTree
+from edgespec.backends.toy import LetterModel, ToyRuntimeModel
 from edgespec.core.protocols import NO_DRAFT, Budget, Round
-from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.sampling import Logits, Sampler, SamplingParams
+from edgespec.core.tree import DraftTree
 from edgespec.drafters.remote.drafter import RemoteDrafter
+from edgespec.drafters.remote.link import Mirror
 from edgespec.drafters.remote.messages import Ask, Begin, Change, Drafted, Message, encode, measure_path, split
-from edgespec.drafters.remote.mirror import Mirror
-from edgespec.drafters.sampling import RequestDraw
-from edgespec.server.draft_guesses import AcceptanceRate, list_path, rank_guesses
+from edgespec.drafters.sequential import RequestDraw
+from edgespec.server.draft import AcceptanceRate, list_path, rank_guesses
 from tests.draft_server import PROMPT, DraftServer, V, load_letters, until
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from edgespec.server.anthropic import MessagesRequest
-from edgespec.server.chat import ChatRequest
 from edgespec.server.embeddings import EmbeddingRequest
 from edgespec.server.fields import Body
 from edgespec.server.ollama import OllamaChatRequest, OllamaGenerateRequest
+from edgespec.server.openai import ChatRequest
 from edgespec.server.responses import ResponsesRequest
 from tests.server.serving import Server
 

@@ -13,23 +13,21 @@ import pytest
 from pydantic import BaseModel
 
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy.model import load
+from edgespec.backends.toy import load
 from edgespec.core.metrics import Meter
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Finished
-from edgespec.engine.grammar_compiler import GrammarCompiler
+from edgespec.engine.grammar import GrammarCompiler
 from edgespec.engine.structured_output import either, json_structure
 from edgespec.registry.schema import SamplingDefaults
-from edgespec.server.chat import ChatRequest
+from edgespec.server.openai import ChatRequest
 from edgespec.server.responses import ResponsesRequest
 from edgespec.service.client import ModelInfo
-from edgespec.service.generation_spec import add_answer_header, build_call_structure
+from edgespec.service.generation_spec import Tool, add_answer_header, build_call_structure
 from edgespec.service.response import Done, ResponseStream, Started, TextDelta, merge_deltas
-from edgespec.service.tools import Tool
 from edgespec.text.stream import Piece
-from edgespec.text.tool_formats import CallDelta, CallEnd, CallStart, ToolCall, detect_tool_format, make_reader
-from edgespec.text.tool_formats.hermes import HERMES
+from edgespec.text.tool_formats import HERMES, CallDelta, CallEnd, CallStart, ToolCall, detect_tool_format, make_reader
 
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 

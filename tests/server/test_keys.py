@@ -14,8 +14,8 @@ import openai
 import pytest
 
 from edgespec.errors import InvalidRequest
-from edgespec.server.key_file import KeyFile, add_key, read_keys, remove_key
-from edgespec.server.keys import Keys
+from edgespec.server.auth import KeyFile, add_key, read_keys, remove_key
+from edgespec.server.record import Keys
 from tests.server.serving import ENDLESS, KEY, TOY, Server, serving
 
 

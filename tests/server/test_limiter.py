@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.planner.plan import LoadConfig
-from edgespec.server.limiter import FairLimiter
+from edgespec.server.http import Busy, Policy
 from edgespec.server.metrics import ServerMetrics
-from edgespec.server.model_slot import ModelSlot
-from edgespec.server.policy import Busy, Policy
+from edgespec.server.slots import FairLimiter, ModelSlot
 
 
 @given(

@@ -13,8 +13,7 @@ import openai
 import pytest
 
 from edgespec.errors import InvalidRequest
-from edgespec.server.listeners import listen_unix
-from edgespec.server.tls import load_certificate
+from edgespec.server.connections import listen_unix, load_certificate
 from tests.server.serving import PROMPT, TOY, serving
 from tests.server.test_commands import run
 

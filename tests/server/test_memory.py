@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.server.key_file import add_key
+from edgespec.server.auth import add_key
 from tests.memory.texts import find_bytes
 from tests.server.serving import COMMAND, KEY, Server, serving
 

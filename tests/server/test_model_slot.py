@@ -12,9 +12,9 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Finished, Request
 from edgespec.planner.plan import LoadConfig
+from edgespec.server.http import Policy
 from edgespec.server.metrics import ServerMetrics
-from edgespec.server.model_slot import ModelSlot
-from edgespec.server.policy import Policy
+from edgespec.server.slots import ModelSlot
 
 TOY = LoadConfig(model="tree", backend="toy", load=LoadOptions(context_size=4096))
 REQUEST = Request("hello", SamplingParams(temperature=0.0, logit_bias=((256, -1000.0),)), 40, seed=1)

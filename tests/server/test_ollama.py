@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from edgespec.server.ollama import OllamaChatRequest
+from edgespec.service.generation_spec import Thinking
 from edgespec.service.response import ReasoningDelta
-from edgespec.service.thinking import Thinking
 from edgespec.text.tool_formats import CallEnd, ToolCall
 from tests.server.serving import PROMPT, Server
 

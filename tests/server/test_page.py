@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.server.web_page import PAGE_PATHS
+from edgespec.server.auth import PAGE_PATHS
 from tests.models import REPOSITORY
 from tests.server.serving import Server
 

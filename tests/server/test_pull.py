@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from edgespec.server.key_file import add_key
+from edgespec.server.auth import add_key
 from tests.hub.hubserver import HubServer
 from tests.hub.hubstate import Fault
 from tests.models import TARGET

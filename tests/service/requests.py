@@ -8,7 +8,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Event, Finished, Request
 from edgespec.planner.plan import LoadConfig
-from edgespec.service.stream import Stream
+from edgespec.service.client import Stream
 from edgespec.text.stream import Piece
 
 TOY = LoadConfig(model="tree", backend="toy", draft_max=3, load=LoadOptions(context_size=200_000))

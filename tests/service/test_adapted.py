@@ -17,15 +17,14 @@ from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import Divergence, first_divergence
 from edgespec.core.protocols import CheckCancelled
 from edgespec.core.sampling import SamplingParams
-from edgespec.drafters.bigram import FILE, Bigram
+from edgespec.drafters.recycling import FILE, Bigram
 from edgespec.engine.events import Event, Finished, Notice, Request
 from edgespec.planner.plan import LoadConfig
 from edgespec.registry.adapted import BASE, AdaptedDrafts, AdaptedPair
-from edgespec.service.client import EngineClient, require_model
+from edgespec.service.client import EngineClient, Stream, require_model
 from edgespec.service.load import Loader
 from edgespec.service.local import LocalEngine
 from edgespec.service.process import EngineProcess
-from edgespec.service.stream import Stream
 from tests.models import DRAFT, REPOSITORY, TARGET, llama
 from tests.registry.test_adapted import CARD
 from tests.reporter import Heard

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.service.engine_log import find_last_words
+from edgespec.service.link import find_last_words
 
 
 @pytest.mark.parametrize(

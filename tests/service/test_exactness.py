@@ -10,17 +10,16 @@ import pytest
 
 from edgespec.backends.llamacpp.model import load as load_llama
 from edgespec.backends.llamacpp.session import LlamaSession
-from edgespec.backends.options import LoadOptions
-from edgespec.backends.settings import RuntimeSettings
-from edgespec.controller.settings_store import SettingsStore
+from edgespec.backends.options import LoadOptions, RuntimeSettings
+from edgespec.controller.store import SettingsStore
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled, InvalidRequest
-from edgespec.formats.fingerprint import fingerprint_weights
+from edgespec.formats.mlx_folder import fingerprint_weights
 from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig, plan
 from edgespec.registry.schema import load_registry
-from edgespec.service.exactness import keep_exact
-from edgespec.service.load import LoadedModel, Loader
+from edgespec.service.load import Loader
+from edgespec.service.loaded_model import LoadedModel, keep_exact
 from tests.models import MAKERS, TARGET
 from tests.reporter import Heard
 

@@ -16,20 +16,21 @@ from edgespec.backends.attached_draft import AttachedHead
 from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.llamacpp.model import load as load_llama
 from edgespec.backends.options import LoadOptions
-from edgespec.core.arrays import Logits
 from edgespec.core.drafter import BlockSession, DraftSession
 from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.core.sampling import Logits
 from edgespec.drafters.sequential import ModelDraftSession
 from edgespec.errors import Cancelled, DraftRefused, InvalidRequest
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
 from edgespec.hub.hub import Hub
-from edgespec.planner.head_probe import HeadProbe, ProbeResult, is_better
+from edgespec.planner.heads import HeadProbe, ProbeResult, is_better
 from edgespec.planner.plan import LoadConfig, plan
-from edgespec.planner.probe_store import ProbeStore
+from edgespec.planner.selfdraft_search import ProbeStore
 from edgespec.registry.schema import load_registry
-from edgespec.service.head_probe import attach_head, probe_head
-from edgespec.service.load import LoadedModel, Loader
+from edgespec.service.drafts import attach_head, probe_head
+from edgespec.service.load import Loader
+from edgespec.service.loaded_model import LoadedModel
 from tests.models import TARGET
 from tests.reporter import Heard
 from tests.trained_heads import EAGLE3, LAYERS, convert, make_ids_absolute, make_useless, state_layers, tamper

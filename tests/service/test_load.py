@@ -22,7 +22,8 @@ from edgespec.engine.events import Request
 from edgespec.errors import UnknownModel
 from edgespec.planner.plan import LoadConfig
 from edgespec.planner.selfdraft_search import Choice, SelfDraftCache
-from edgespec.service.load import LoadedModel, Loader
+from edgespec.service.load import Loader
+from edgespec.service.loaded_model import LoadedModel
 from edgespec.service.local import LocalEngine
 from tests.engine.conftest import generate
 from tests.models import DRAFT, REPOSITORY, TARGET
@@ -218,8 +219,8 @@ def test_a_self_draft_beside_lookups(open_: Open, heard: Heard) -> None:
 @pytest.fixture
 def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search for a self-draft ends after a few trials."""
-    monkeypatch.setattr("edgespec.service.self_draft.EVALUATION_S", 0.5)
-    monkeypatch.setattr("edgespec.service.worker._IDLE_S", 0.05)
+    monkeypatch.setattr("edgespec.service.drafts.EVALUATION_S", 0.5)
+    monkeypatch.setattr("edgespec.service.local._IDLE_S", 0.05)
 
 
 @pytest.mark.parametrize("draft", ["layerskip", "ngram+layerskip"])

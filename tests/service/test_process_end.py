@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from edgespec.errors import BackendError
-from edgespec.service.engine_log import Death
+from edgespec.service.link import Death
 from edgespec.service.process import EngineProcess
 from tests.service.requests import TOY, Heard, endless, request, tokens_of, until_it_speaks
 

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 import pytest
 
 from edgespec.service import process_main
-from edgespec.service.messages import End, Events
+from edgespec.service.link import End, Events
 from edgespec.service.process_main import _Outbox
 from edgespec.text.stream import Piece
 

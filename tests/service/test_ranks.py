@@ -14,8 +14,8 @@ import pytest
 from edgespec.backends.attached_draft import Unsupported, parse
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.ranks import RANK
-from edgespec.core.greedy import read_prompt
 from edgespec.core.protocols import Draft
+from edgespec.core.verify import read_prompt
 from edgespec.errors import InvalidRequest
 from tests.backends.mlx_pairs import read_spec
 from tests.mlx_models import CONFIGS, DENSE, make_folder

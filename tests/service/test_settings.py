@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.backends.llamacpp import tuning
+from edgespec.backends.llamacpp import model as tuning
 from edgespec.backends.llamacpp.model import LlamaModel
-from edgespec.backends.options import LoadOptions
-from edgespec.backends.settings import RuntimeSettings
-from edgespec.controller.settings_store import SettingsStore
+from edgespec.backends.options import LoadOptions, RuntimeSettings
+from edgespec.controller.store import SettingsStore
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Request
 from edgespec.errors import Cancelled
 from edgespec.planner.plan import LoadConfig
-from edgespec.service.load import LoadedModel, Loader
+from edgespec.service.load import Loader
+from edgespec.service.loaded_model import LoadedModel
 from tests.engine.conftest import generate
 from tests.models import TARGET
 from tests.reporter import Heard
@@ -105,7 +105,7 @@ def test_a_model_that_was_too_slow_to_measure_keeps_its_settings(open_: Open, mo
     """A machine that is busy at the first load only would else give the model another rounding at the second."""
     with monkeypatch.context() as busy:
         busy.setattr(tuning, "_MAX_STEP_S", 0.0)
-        busy.setattr("edgespec.service.settings._SETTINGS_S", 1e-6)
+        busy.setattr("edgespec.service.loaded_model._SETTINGS_S", 1e-6)
         assert open_(CONFIG).settings == RuntimeSettings()
     assert open_(CONFIG).settings == RuntimeSettings()
     assert open_(CONFIG, 0.4).settings != RuntimeSettings(), "until it is measured again"

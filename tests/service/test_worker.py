@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from edgespec.core.batching import YIELD, Yield
-from edgespec.core.protocols import CheckCancelled
+from edgespec.core.protocols import YIELD, CheckCancelled, Yield
 from edgespec.errors import Cancelled
-from edgespec.service.worker import Worker
+from edgespec.service.local import Worker
 
 
 @pytest.fixture

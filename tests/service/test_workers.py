@@ -18,7 +18,7 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Finished, Request
 from edgespec.errors import BackendError
 from edgespec.planner.plan import LoadConfig
-from edgespec.service.engine_log import Death
+from edgespec.service.link import Death
 from edgespec.service.process import EngineProcess
 from edgespec.text.stream import Piece
 from tests.models import REPOSITORY

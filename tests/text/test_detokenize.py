@@ -7,8 +7,7 @@ from collections.abc import Callable
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgespec.text.detokenize import StreamDecoder
-from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.tokenizer import StreamDecoder, Tokenizer
 
 Table = Callable[..., Tokenizer]
 

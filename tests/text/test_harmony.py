@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.text.tool_formats import CallEnd, Thought, ToolCall
-from edgespec.text.tool_formats.harmony import HarmonyReader
+from edgespec.text.tool_formats import CallEnd, HarmonyReader, Thought, ToolCall
 
 CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'
 CASES = {

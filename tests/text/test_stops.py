@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgespec.errors import InvalidRequest
-from edgespec.text.stops import MAX_STOP_CHARS, MAX_STOPS, StopStrings
+from edgespec.text.tokenizer import MAX_STOP_CHARS, MAX_STOPS, StopStrings
 
 _chunks = st.lists(st.text("ab", max_size=4), max_size=12)
 _stops = st.lists(st.text("ab", min_size=1, max_size=4), max_size=4)

@@ -9,9 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edgespec.text.reasoning import detect_format
-from edgespec.text.stops import StopStrings
 from edgespec.text.stream import Piece, TextStream
-from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.tokenizer import StopStrings, Tokenizer
 
 Table = Callable[..., Tokenizer]
 THINK = detect_format("<think>{{ m.thinking }}</think>")

@@ -14,12 +14,12 @@ from edgespec.text.tool_formats import (
     CallDelta,
     CallEnd,
     CallStart,
+    HarmonyReader,
     ToolCall,
     detect_tool_format,
     make_reader,
     tool_instructions,
 )
-from edgespec.text.tool_formats.harmony import HarmonyReader
 
 DEEPSEEK = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
 OLD = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"

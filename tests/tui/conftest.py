@@ -13,7 +13,7 @@ from tests.tui.screens import script  # noqa: F401 - a fixture of several files
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers run ahead of the screen by little, so that those without an end leave time for the test."""
-    monkeypatch.setattr("edgespec.service.stream.MAX_UNREAD", 32)
+    monkeypatch.setattr("edgespec.service.client.MAX_UNREAD", 32)
 
 
 @pytest.fixture(autouse=True)

@@ -27,9 +27,9 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Finished, Request
 from edgespec.planner.plan import LoadConfig
-from edgespec.service.load import LoadedModel
+from edgespec.service.client import Stream
+from edgespec.service.loaded_model import LoadedModel
 from edgespec.service.local import LocalEngine
-from edgespec.service.stream import Stream
 from edgespec.text.chat_template import PLAIN
 from edgespec.text.stream import Piece
 from edgespec.tui.app import ChatApp
@@ -82,8 +82,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     script = Script()
     monkeypatch.setattr(LocalEngine, "stream", lambda *arguments: script.stream(*arguments))
     monkeypatch.setattr("edgespec.tui.dialogue.perf_counter", lambda: NOW_S)
-    monkeypatch.setattr("edgespec.tui.chat_view._REFRESH_INTERVAL_S", 0.0)
-    monkeypatch.setattr("edgespec.tui.chat_view.read_status", lambda model_info, resident, is_incognito: STATUS)
+    monkeypatch.setattr("edgespec.tui.app._REFRESH_INTERVAL_S", 0.0)
+    monkeypatch.setattr("edgespec.tui.app.read_status", lambda model_info, resident, is_incognito: STATUS)
     return script
 
 

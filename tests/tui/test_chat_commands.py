@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from textual.widgets import DataTable
 
-from edgespec.tui.history import History
+from edgespec.tui.picker import History
 from edgespec.tui.transcript import Transcript
 from tests.tui.driving import ENDLESS, Driver
 from tests.tui.scenes import Scenes, again, varied

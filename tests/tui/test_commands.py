@@ -10,8 +10,8 @@ from textual.widgets import Static
 from edgespec.planner.plan import LoadConfig
 from edgespec.text.chat_template import Message
 from edgespec.tui.commands import COMMANDS, SlashCommands
-from edgespec.tui.details import Details
-from edgespec.tui.help import Help
+from edgespec.tui.keys import Help
+from edgespec.tui.panel import Details
 from edgespec.tui.picker import Picker
 from edgespec.tui.race import Race
 from tests.tui.driving import EMBEDDED, ENDLESS, Driver, chat_of, driving, in_app

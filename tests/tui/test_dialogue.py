@@ -10,8 +10,8 @@ from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.local import LocalEngine
-from edgespec.tui.queued import Queued
 from edgespec.tui.race import Race
+from edgespec.tui.window import Queued
 from tests.tui.driving import ENDLESS, Driver, chat_of, driving, in_app
 from tests.tui.screens import seen
 

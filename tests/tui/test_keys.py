@@ -11,12 +11,10 @@ from textual.widgets import Input
 
 from edgespec.conversations import Store
 from edgespec.text.stream import Piece
-from edgespec.tui.details import Details
-from edgespec.tui.help import Help
-from edgespec.tui.history import History
-from edgespec.tui.keys import BINDINGS, KEYS
+from edgespec.tui.keys import BINDINGS, KEYS, Help
 from edgespec.tui.messages import Batch
-from edgespec.tui.picker import Picker
+from edgespec.tui.panel import Details
+from edgespec.tui.picker import History, Picker
 from edgespec.tui.prompt import Prompt
 from edgespec.tui.race import Race
 from tests.tui.driving import Driver, driving, in_app

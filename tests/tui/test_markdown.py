@@ -8,8 +8,7 @@ import re
 import pytest
 
 from edgespec.text.stream import Piece
-from edgespec.tui.blocks import MAX_COLUMNS, Block, CodeBlock
-from edgespec.tui.document import Document, Parse, parse_code, parse_plain
+from edgespec.tui.blocks import MAX_COLUMNS, Block, CodeBlock, Document, Parse, parse_code, parse_plain
 from edgespec.tui.markdown import list_code_blocks, parse_markdown
 from edgespec.tui.transcript import Transcript
 from edgespec.tui.turns import Answer

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec.conversations.memory import memory_folder
+from edgespec.conversations.database import memory_folder
 from edgespec.engine.prompts import RawText
 from edgespec.planner.plan import LoadConfig, MemoryOptions
-from edgespec.tui.history import History
+from edgespec.tui.picker import History
 from tests.memory.texts import find_bytes
 from tests.tui.driving import TOY, Driver, driving
 

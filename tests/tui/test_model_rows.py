@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.tui.model_rows import Row, filter_rows
+from edgespec.tui.picker import Row, filter_rows
 
 
 def test_typed_words_find_rows() -> None:

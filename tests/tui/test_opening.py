@@ -11,11 +11,10 @@ from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store
 from edgespec.core.protocols import PrefillProgress
 from edgespec.text.stream import Piece
-from edgespec.tui.activity import Activity
-from edgespec.tui.details import Details
 from edgespec.tui.live_stats import LiveStats
 from edgespec.tui.opening import Opening
-from edgespec.tui.progress import describe_wait
+from edgespec.tui.panel import Details
+from edgespec.tui.progress import Activity, describe_wait
 from edgespec.tui.turns import Answer
 from tests.tui.driving import EMBEDDED, chat_of, driving
 from tests.tui.screens import seen

@@ -12,12 +12,12 @@ from textual.widgets import DataTable, Input, Static
 
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled
-from edgespec.planner.machine_speed import COMMON, MachineSpeed, save_speed
 from edgespec.planner.plan import LoadConfig
+from edgespec.planner.speed import COMMON, MachineSpeed, save_speed
 from edgespec.registry.schema import load_registry
 from edgespec.tui.app import ChatApp
-from edgespec.tui.downloads import Downloads
 from edgespec.tui.picker import Picker
+from edgespec.tui.progress import Downloads
 from edgespec.tui.prompt import Prompt
 from edgespec.units import gib
 from tests.hub.hubserver import HubServer

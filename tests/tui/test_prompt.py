@@ -5,9 +5,8 @@ from __future__ import annotations
 from textual._xterm_parser import XTermParser
 from textual.events import Key, Paste
 
-from edgespec.tui.help import Help
-from edgespec.tui.keys import ALT_ENTER
-from edgespec.tui.popup import Popup
+from edgespec.tui.keys import ALT_ENTER, Help
+from edgespec.tui.prompt import Popup
 from edgespec.tui.transcript import Transcript
 from tests.tui.driving import Driver, in_app
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgespec.core.protocols import Step
-from edgespec.tui.race_clock import LaneClock, describe_race
+from edgespec.tui.race import LaneClock, describe_race
 
 
 def clock_of(*steps: tuple[float, int]) -> LaneClock:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import CacheError
-from edgespec.tui.clipboard import copy_with, find_copier
-from edgespec.tui.commands.completion import complete_line
+from edgespec.tui.completion import complete_line
 from edgespec.tui.settings import MAX_PROMPTS, PromptHistory, Settings, find_first_model, read_last_model
+from edgespec.tui.window import copy_with, find_copier
 from tests.models import TARGET
 from tests.tui.driving import driving
 

@@ -15,8 +15,7 @@ from textual.widgets import DataTable, TabbedContent
 from edgespec.conversations import Conversation, Turn
 from edgespec.core.protocols import Step
 from edgespec.tui.app import ChatApp
-from edgespec.tui.model_rows import Row
-from edgespec.tui.picker import Picker
+from edgespec.tui.picker import Picker, Row
 from edgespec.tui.race import Race
 from tests.tui.screens import (
     Script,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from textual.pilot import Pilot
 
 from edgespec.conversations import Turn
-from edgespec.conversations.model import Role
+from edgespec.conversations.database import Role
 from edgespec.text.stream import Piece
 from edgespec.tui.app import ChatApp
 from edgespec.tui.transcript import Transcript

@@ -2,16 +2,534 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import Any
 
-from edgespec.backends.llamacpp.library import Library
-from edgespec.backends.llamacpp.native import MAX_TOKENS, NativeContext
-from edgespec.backends.llamacpp.pending import LlamaScores, PendingBatch, SequenceSlot
-from edgespec.backends.llamacpp.sequences import SequenceAllocator
-from edgespec.core.batching import SOLO, BatchPeers
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.backends.attached_draft import Features, Unsupported
+from edgespec.backends.devices import NewMemory
+from edgespec.backends.llamacpp.library import Library, find_function
+from edgespec.core.protocols import SOLO, BatchPeers, CheckCancelled
+from edgespec.core.sampling import Ints, Logits, SamplingParams, non_finite_error
 from edgespec.errors import BackendError, Cancelled
+
+# A llama_batch over numpy arrays, filled in place.
+
+
+class NativeBatch:
+    """Up to `rows` rows, each in up to `sequences` sequences. llama.cpp reads the arrays, which this object owns."""
+
+    def __init__(self, api: Any, rows: int, sequences: int) -> None:
+        self._token = np.zeros(rows, np.int32)
+        self._pos = np.zeros(rows, np.int32)
+        self._n_seq = np.ones(rows, np.int32)
+        self._seq = np.zeros((rows, sequences), np.int32)
+        self._seq_pointers = self._seq.ctypes.data + np.arange(rows, dtype=np.uint64) * np.uint64(self._seq.strides[0])
+        self._output = np.zeros(rows, np.int8)
+        self._arange = np.arange(rows, dtype=np.int32)
+        int32_p = ctypes.POINTER(ctypes.c_int32)
+        self.native = api.llama_batch()
+        self.native.token = self._token.ctypes.data_as(int32_p)
+        self.native.pos = self._pos.ctypes.data_as(int32_p)
+        self.native.n_seq_id = self._n_seq.ctypes.data_as(int32_p)
+        self.native.seq_id = ctypes.cast(self._seq_pointers.ctypes.data, ctypes.POINTER(int32_p))
+        self.native.logits = self._output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8))
+
+    def chain(self, tokens: Sequence[int], position: int, sequence: int, *, outputs: int) -> None:
+        """Add `tokens` one after another from `position` in `sequence`; the last `outputs` rows yield logits."""
+        start = self.native.n_tokens
+        end = start + len(tokens)
+        self._token[start:end] = tokens
+        self._pos[start:end] = self._arange[: end - start] + position
+        self._n_seq[start:end] = 1
+        self._seq[start:end, 0] = sequence
+        self._output[start:end] = 0
+        self._output[end - outputs : end] = 1
+        self.native.n_tokens = end
+
+    def tree(self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[Sequence[int]]) -> None:
+        """Add one row a token at its own position, in all of its `sequences`; every row yields logits."""
+        start = self.native.n_tokens
+        end = start + len(tokens)
+        self._token[start:end] = tokens
+        self._pos[start:end] = positions
+        self._output[start:end] = 1
+        for row, ids in enumerate(sequences, start):
+            self._n_seq[row] = len(ids)
+            self._seq[row, : len(ids)] = ids
+        self.native.n_tokens = end
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Make row rows[i] number i. All rows are of chains."""
+        n = len(rows)
+        for array in (self._token, self._pos, self._seq[:, 0], self._output):
+            array[:n] = array[rows]
+
+    def clear(self) -> None:
+        """Drop all rows."""
+        self.native.n_tokens = 0
+
+
+# A llama_context: its handle, its batch, its output buffer, and how a decode in it is cancelled.
+
+
+MAX_TOKENS = 512  # of one decode: n_batch and n_ubatch
+_ABORTED, _NO_KV_SLOT = 2, 1  # what llama_decode returns
+_MAX_UNPOLLED_S = 0.1  # a decode that is expected to take no longer cannot be cancelled while it runs
+
+
+class AbortCallback:
+    """Installs ggml's abort callback for long decodes only.
+
+    ggml calls it for each node of its graph, which costs a sixth of the decode time of a model of 6M parameters.
+    """
+
+    def __init__(self, api: Any, is_cancelled: Callable[[], bool]) -> None:
+        self._api = api
+        self._is_cancelled = is_cancelled
+        self._callback = api.ggml_abort_callback(lambda _data: is_cancelled())  # llama.cpp keeps only a pointer
+        self._no_callback = api.ggml_abort_callback()
+        self._is_installed = False
+        self._row_s = math.inf  # seconds a row, of the last decode that succeeded
+
+    def prepare(self, handle: Any, n_tokens: int) -> bool:
+        """Install or remove the callback for a decode of `n_tokens`; returns whether to start that decode."""
+        is_long = n_tokens * self._row_s > _MAX_UNPOLLED_S
+        if is_long != self._is_installed:
+            self._is_installed = is_long
+            self._api.llama_set_abort_callback(handle, self._callback if is_long else self._no_callback, None)
+        return is_long or not self._is_cancelled()
+
+    def record(self, n_tokens: int, seconds: float) -> None:
+        """A decode of `n_tokens` succeeded in `seconds`."""
+        self._row_s = seconds / n_tokens
+
+
+class NativeContext:
+    """One llama_context. `is_broken`: a decode has failed for a reason that no retry mends."""
+
+    def __init__(
+        self,
+        lib: Library,
+        model: Any,
+        params: Any,
+        vocab_size: int,
+        *,
+        max_outputs: int,
+        sequences: int,
+        is_cancelled: Callable[[], bool],
+        max_tokens: int = MAX_TOKENS,
+        has_streams: bool = False,
+    ) -> None:
+        """`params` have the sizes and types of the cache. Its buffers are for `max_tokens` rows of a decode.
+
+        `has_streams`: each of the `sequences` has an equal part of the cells for itself. Raises BackendError.
+        """
+        params.n_batch = params.n_ubatch = max_tokens
+        params.n_outputs_max = max_outputs
+        params.n_seq_max = sequences
+        params.kv_unified = not has_streams
+        lib.log.clear_errors()
+        new_memory = NewMemory()
+        with lib.log.listen("KV buffer size", new_memory.advise):  # logged when it is allocated and not cleared yet
+            self.handle = lib.api.llama_init_from_model(model, params)
+        new_memory.advise()  # the buffers of forwards
+        if not self.handle:
+            raise BackendError(
+                f"llama.cpp could not set up a context of {params.n_ctx} tokens: {lib.log.reason()}.",
+                hint="Use a smaller --ctx, fewer --parallel answers, or fewer --gpu-layers.",
+            )
+        self.batch = NativeBatch(lib.api, max_tokens, sequences)
+        self.is_broken = False
+        self._lib = lib
+        self._abort = AbortCallback(lib.api, is_cancelled)
+        self._shape = (max_outputs, vocab_size)
+        self._outputs: Logits = np.empty((0, vocab_size), np.float32)
+        self._address = 0  # of the buffer that it views
+
+    @property
+    def memory(self) -> Any:
+        """The llama_memory_t handle of its cache."""
+        return self._lib.api.llama_get_memory(self.handle)
+
+    def decode(self, batch: NativeBatch | None = None) -> Logits:
+        """Decode `batch`, or its own, clear it and wait: [max_outputs, V], a view of llama.cpp's own buffer.
+
+        The first rows are those of the batch's outputs; the next decode overwrites them. Raises Cancelled where nobody
+        wants them, BackendError.
+        """
+        batch = batch or self.batch
+        n_tokens: int = batch.native.n_tokens
+        started = perf_counter()
+        self._run(self._lib.api.llama_decode, batch)
+        outputs = self._find_outputs()
+        self._abort.record(n_tokens, perf_counter() - started)
+        return outputs
+
+    def encode(self, batch: NativeBatch) -> None:
+        """Run the encoder on `batch`, and clear it. Raises as `decode`."""
+        self._run(self._lib.api.llama_encode, batch)
+
+    def free(self) -> None:
+        self._lib.api.llama_free(self.handle)
+        self.handle = None
+
+    def _run(self, function: Callable[[Any, Any], int], batch: NativeBatch) -> None:
+        self._lib.log.clear_errors()
+        is_wanted = self._abort.prepare(self.handle, batch.native.n_tokens)
+        code = function(self.handle, batch.native) if is_wanted else _ABORTED
+        batch.clear()
+        if code:
+            raise self._error(code)
+
+    def _error(self, code: int) -> Exception:
+        if code == _ABORTED:
+            return Cancelled()
+        if code == _NO_KV_SLOT:
+            return BackendError("llama.cpp's cache is full.", hint="Set a larger --ctx, or start a new chat.")
+        self.is_broken = True
+        return self._lib.decode_error(code)
+
+    def _find_outputs(self) -> Logits:
+        """llama_get_logits waits until an accelerator has finished."""
+        pointer = self._lib.api.llama_get_logits(self.handle)
+        if not pointer:
+            raise BackendError("llama.cpp returned no logits.", hint="Report this as a bug, with --verbose output.")
+        address = ctypes.addressof(pointer.contents)
+        if address != self._address:  # making a view costs 20 us
+            self._address = address
+            self._outputs = np.ctypeslib.as_array(pointer, self._shape)
+        return self._outputs
+
+
+# Hidden states of a context's tokens, copied out of llama.cpp after each decode for a trained head.
+
+
+Floats = npt.NDArray[np.float32]
+
+# Whose graphs name the inputs of all their layers, one row of the hidden size for each token: llama.cpp aborts the
+# process where others are asked for them. Of 0.3.36; qwen4exp names wider rows, which it also aborts on.
+_WITH_LAYERS = frozenset(
+    (
+        *("bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan-dense", "hunyuan_vl", "lfm2", "lfm2moe", "llama"),
+        *("mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h", "nemotron_h_moe"),
+        *("qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"),
+    )
+)
+# Whose graphs name the output of the final norm (t_h_nextn), likewise. Other contexts leave the rows as they are;
+# deepseek4 names wider rows, of before its norm.
+_WITH_LAST_STATE = frozenset(
+    (
+        *("bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "gemma4", "glm-dsa", "glm4moe", "glm5-next"),
+        *("gpt-oss", "hy_v3", "mimo2", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"),
+    )
+)
+
+
+class HiddenStates:
+    """The inputs of some layers, or the last hidden state, of the tokens of one session; several are concatenated.
+
+    `features` are those of the session's text.
+    """
+
+    def __init__(self, lib: Library, context: int, layers: Sequence[int]) -> None:
+        """`context` is a llama_context handle, whose decodes copy these layers from now on.
+
+        The number of layers, or no layer at all, stands for the output of the final norm. Raises Unsupported.
+        """
+        api = lib.api
+        model = api.llama_get_model(context)
+        count: int = api.llama_model_n_layer(model)
+        self._layers = tuple(layers) or (count,)
+        _check_layers(_architecture(lib, model), count, self._layers)
+        self.features: Features[Floats] = Features(np.concatenate)
+        self._context = context
+        self._size: int = api.llama_model_n_embd(model)
+        self._checkpoint: Floats | None = None  # the row before it
+        self._checkpoint_at = 0
+        self._readers = [_enable(context, layer, is_last=layer == count) for layer in self._layers]
+        self._buffers: dict[int, Floats] = {}  # llama.cpp's, by address
+
+    @property
+    def width(self) -> int:
+        """Numbers a token."""
+        return len(self._layers) * self._size
+
+    def checkpoint(self) -> None:
+        """`truncate` may go back to where the features end now, and then has the row before it, released or not."""
+        self._checkpoint_at = self.features.end
+        is_kept = self.features.start < self.features.end
+        self._checkpoint = self.features.take(self.features.end - 1, self.features.end).copy() if is_kept else None
+
+    def truncate(self, position: int) -> None:
+        """Drop the rows from `position` on."""
+        self.features.truncate(position)
+        if position < self._checkpoint_at:
+            self._checkpoint = None
+        if self.features.start == position == self._checkpoint_at and self._checkpoint is not None:
+            self.features.truncate(position - 1)
+            self.features.append(self._checkpoint, 1)
+
+    def read(self, first: int, n: int) -> Floats:
+        """[n, width] a copy of rows `first` to `first + n - 1` of the batch that was decoded last, without an error."""
+        rows = np.empty((n, len(self._readers), self._size), np.float32)
+        for i, find in enumerate(self._readers):
+            address = find()
+            if (buffer := self._buffers.get(address)) is None:
+                self._buffers[address] = buffer = float_rows(address, MAX_TOKENS, self._size)
+            rows[:, i] = buffer[first : first + n]
+        return rows.reshape(n, self.width)
+
+
+def float_rows(address: int, n: int, size: int) -> Floats:
+    """[n, size] a view of llama.cpp's memory."""
+    buffer: Any = (ctypes.c_float * (n * size)).from_address(address)
+    return np.frombuffer(buffer, np.float32).reshape(n, size)
+
+
+def _enable(context: int, layer: int, *, is_last: bool) -> Callable[[], int]:
+    """Have decodes copy a layer's input, or the last hidden state; returns what finds the address of its first row."""
+    if is_last:
+        find_function("llama_set_embeddings_nextn")(context, True, False)
+        return partial(find_function("llama_get_embeddings_nextn"), context)
+    find_function("llama_set_embeddings_layer_inp")(context, layer, True)
+    return partial(find_function("llama_get_embeddings_layer_inp"), context, layer)
+
+
+def _architecture(lib: Library, model: int) -> str:
+    buffer = ctypes.create_string_buffer(128)
+    lib.api.llama_model_meta_val_str(model, b"general.architecture", buffer, 128)
+    return buffer.value.decode("utf-8", "replace")
+
+
+def _check_layers(architecture: str, count: int, layers: Sequence[int]) -> None:
+    """Raises Unsupported where llama.cpp would abort, or give no rows."""
+    if wrong := [layer for layer in layers if not 0 <= layer <= count]:
+        raise Unsupported(
+            f"the head reads layer {wrong[0]}, and the model has layers 0 to {count - 1}.",
+            hint="Use a head that was trained for this model.",
+        )
+    wanted = {"hidden states": any(layer < count for layer in layers), "last hidden state": count in layers}
+    given = {"hidden states": architecture in _WITH_LAYERS, "last hidden state": architecture in _WITH_LAST_STATE}
+    for name, is_wanted in wanted.items():
+        if is_wanted and not given[name]:
+            raise Unsupported(
+                f"llama.cpp does not give the {name} of '{architecture}' models, which the head reads.",
+                hint="Use --draft auto or --draft ngram.",
+            )
+
+
+# Rows staged for the next decode of a context, and the scores that it will have.
+
+
+@dataclass(slots=True)
+class PendingBatch:
+    """What one decode computes.
+
+    decode   has it computed
+    scores   by sequence id
+    outputs  [n_outputs or more, V] after the decode, until the next one of the context
+    seconds  that the decode took; None before it
+    error    why there are no outputs
+    """
+
+    decode: Callable[[], None]
+    scores: dict[int, LlamaScores] = field(default_factory=dict)
+    n_tokens: int = 0
+    n_outputs: int = 0
+    outputs: Logits | None = None
+    seconds: float | None = None
+    error: Exception | None = None
+
+    def sort(self) -> list[int]:
+        """Order the rows by their sequences; returns [n_tokens] the number that each had, none where nothing moves."""
+        order = sorted(self.scores)
+        if order == list(self.scores):
+            return []
+        rows: list[int] = []
+        n_outputs = 0
+        for sequence in order:
+            scores = self.scores[sequence]
+            rows += scores.move(len(rows), n_outputs)
+            n_outputs += scores.n_outputs
+        return rows
+
+
+@dataclass(slots=True)
+class SequenceSlot:
+    """A session's place in a context.
+
+    sequence  its id in llama.cpp
+    check     raises Cancelled when nobody wants the session's forwards any more
+    scores    of its last forward, until they are committed or dropped
+    is_dirty  rows of it were staged that are not yet part of its text
+    tap       copies hidden states of its rows, for a trained head
+    """
+
+    sequence: int
+    check: CheckCancelled
+    scores: LlamaScores | None = None
+    is_dirty: bool = False
+    tap: HiddenStates | None = None
+
+    @property
+    def is_cancelled(self) -> bool:
+        try:
+            self.check()
+        except Cancelled:
+            return True
+        return False
+
+
+class LlamaScores:
+    """Logits [rows, V] of a decode, read from llama.cpp's own buffer. The first read has the batch decoded."""
+
+    def __init__(
+        self,
+        slot: SequenceSlot,
+        batch: PendingBatch,
+        n_tokens: int,
+        n_outputs: int,
+        *,
+        is_prefill: bool,
+        is_after_flush: bool,
+    ) -> None:
+        """Add `n_tokens` tokens of `slot`, the last `n_outputs` of which have scores, to `batch`.
+
+        `is_after_flush`: the context had to decode a full batch before it could take them. Where the slot has a tap,
+        `states` are [n_tokens, width] once they are decoded.
+        """
+        self.slot = slot
+        self.n_tokens, self.n_outputs = n_tokens, n_outputs
+        self.is_prefill = is_prefill
+        self.waited_s = self.peer_wait_s = 0.0
+        self.states: Floats | None = None
+        self._batch = batch
+        self._first_token = batch.n_tokens
+        self._span = slice(batch.n_outputs, batch.n_outputs + n_outputs)
+        self._rows: Logits | None = None
+        self._is_after_flush = is_after_flush
+        batch.scores[slot.sequence] = slot.scores = self
+        batch.n_tokens += n_tokens
+        batch.n_outputs += n_outputs
+        slot.is_dirty = True
+
+    @property
+    def peer_rows(self) -> int | None:
+        has_prefill = any(scores.is_prefill for scores in self._batch.scores.values())
+        return None if has_prefill or self._is_after_flush else self._batch.n_tokens - self.n_tokens
+
+    def argmax(self) -> Ints:
+        rows = self.read()
+        best: Ints = rows.argmax(axis=1).astype(np.int32)
+        if not np.isfinite(rows[np.arange(len(best)), best]).all():
+            raise non_finite_error()
+        return best
+
+    def logits(self, row: int) -> Logits:
+        z: Logits = self.read()[row]
+        return z
+
+    def host_logits(self, row: int) -> Logits | None:
+        return None if self._rows is None else self._rows[row]
+
+    def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:
+        return None  # the logits are in host memory already
+
+    def read(self) -> Logits:
+        """[rows, V]. Raises Cancelled, BackendError."""
+        if self._rows is None:
+            batch = self._batch
+            if batch.seconds is None:
+                batch.decode()
+                self.waited_s = batch.seconds or 0.0
+            else:
+                self.peer_wait_s = batch.seconds
+            if batch.error is not None:
+                raise batch.error
+            assert batch.outputs is not None
+            self._rows = batch.outputs[self._span]
+        return self._rows
+
+    def move(self, token: int, output: int) -> range:
+        """Make `token` the first row in the batch, and `output` among its outputs; returns the rows until now."""
+        rows = range(self._first_token, self._first_token + self.n_tokens)
+        self._first_token, self._span = token, slice(output, output + self.n_outputs)
+        return rows
+
+    def copy_states(self) -> None:
+        """Called after the decode, if the slot has a tap."""
+        if self.slot.tap is not None:
+            self.states = self.slot.tap.read(self._first_token, self.n_tokens)
+
+    def copy_rows(self) -> None:
+        """Keep the rows if they may still be read: the next decode overwrites the buffer that they are in."""
+        if self.slot.scores is self and self._batch.error is None:
+            self._rows = self.read().copy()
+
+
+# Sequence ids of a llama_context: one for each session, and spare ones for the branches of draft trees.
+
+
+MAX_ROWS = 64  # of one session's forward: a root and 63 draft nodes
+_ROWS_PER_SLOT = 8  # output rows of a shared context, where that is more
+_MAX_SEQUENCES = 256  # of any llama.cpp context
+
+
+class SequenceAllocator:
+    """Who uses which of `count` ids: the first `slots` are for sessions, the rest are spare.
+
+    `max_outputs` are the rows with scores that one decode of the context may have.
+    """
+
+    def __init__(self, slots: int, *, has_trees: bool) -> None:
+        self.max_outputs = max(MAX_ROWS, _ROWS_PER_SLOT * slots)
+        self.count = (
+            min(self.max_outputs, _MAX_SEQUENCES) if has_trees else slots
+        )  # llama.cpp takes no more ids than rows
+        self.has_trees = has_trees
+        self._free = set(range(slots))
+        self._spare = list(range(slots, self.count))
+        self._n_slots = slots
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether no session has a slot."""
+        return len(self._free) == self._n_slots
+
+    @property
+    def max_nodes(self) -> int:
+        """Nodes of one more draft, each of which may end a branch."""
+        return min(MAX_ROWS - 1, len(self._spare)) if self.has_trees else MAX_ROWS - 1
+
+    def acquire(self, check: CheckCancelled) -> SequenceSlot:
+        """A slot for one more session, with the lowest id. Raises BackendError where all are taken."""
+        if not self._free:
+            raise BackendError("all caches of the model are in use.", hint="Use a larger --parallel.")
+        sequence = min(self._free)
+        self._free.remove(sequence)
+        return SequenceSlot(sequence, check)
+
+    def release(self, slot: SequenceSlot) -> None:
+        """Its sequence is empty."""
+        self._free.add(slot.sequence)
+
+    def acquire_spare(self, n: int) -> list[int]:
+        """[n] spare ids, all of whose cells are free."""
+        taken, self._spare = self._spare[:n], self._spare[n:]
+        return taken
+
+    def release_spare(self, ids: Sequence[int]) -> None:
+        """Their cells are free again."""
+        self._spare += ids
+
 
 _PREFILL_CHUNK_WITH_PEERS = 64  # tokens, while other sessions decode and wait for the same forward
 

@@ -7,28 +7,127 @@ takes the most probable one of the row before (SpecForge's Markov head).
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgespec.backends.attached_draft import AttachedHead, Unsupported
-from edgespec.backends.features import Features
-from edgespec.backends.llamacpp.dflash_context import BlockContext
-from edgespec.backends.llamacpp.dflash_file import check_file
-from edgespec.backends.llamacpp.draft_context import MAX_ROWS
-from edgespec.backends.llamacpp.head_weights import load_head_weights, require_size
+import numpy as np
+
+from edgespec.backends.attached_draft import AttachedHead, Features, Unsupported
+from edgespec.backends.llamacpp.context import Floats, NativeBatch
 from edgespec.backends.llamacpp.library import Library
+from edgespec.backends.llamacpp.pair_session import MAX_ROWS, DraftContext, check_ids, load_head_weights, require_size
 from edgespec.backends.llamacpp.session import LlamaSession
-from edgespec.backends.llamacpp.taps import Floats
 from edgespec.backends.llamacpp.weights import LlamaWeights
 from edgespec.backends.sequence import shared_prefix
-from edgespec.core.arrays import Logits
 from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.core.sampling import Logits
 from edgespec.errors import BackendError
 from edgespec.formats.gguf import Header
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadSpec
+
+# A llama_context over a DFlash head: the target's hidden states become keys and values that a block attends to.
+
+
+_ROPE_SECTIONS = 4  # positions of a row of states where the rotary embedding has sections
+
+
+class BlockContext(DraftContext):
+    """Its cache has the keys and values of the target's states by position, and while it drafts those of a block.
+
+    Follows src/models/dflash.cpp of llama.cpp, which takes the embeddings and the output matrix of `ctx_other` where
+    the head has none.
+    """
+
+    def __init__(
+        self,
+        lib: Library,
+        model: Any,
+        params: Any,
+        *,
+        width: int,
+        vocab_size: int,
+        is_causal: bool,
+        check: CheckCancelled,
+    ) -> None:
+        """`width`: numbers of a target's row. `is_causal`: whether a block's rows see only those before.
+
+        Raises BackendError.
+        """
+        super().__init__(lib, model, params, vocab_size=vocab_size, check=check)
+        lib.api.llama_set_causal_attn(self._native.handle, is_causal)
+        self._features = np.zeros((MAX_ROWS, width), np.float32)
+        self._positions = np.zeros(_ROPE_SECTIONS * MAX_ROWS, np.int32)
+        self._states = NativeBatch(lib.api, MAX_ROWS, 1)
+        self._states.native.token = None
+        self._states.native.embd = self._features.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        self._states.native.pos = self._positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+
+    def inject(self, features: Floats, position: int) -> None:
+        """Add the target's rows [n, width] of consecutive positions, at most MAX_ROWS. Raises Cancelled, BackendError.
+
+        Where the rotary embedding has sections, those of text have one position and the last has none.
+        """
+        n = len(features)
+        self._features[:n] = features
+        self._states.chain([0] * n, position, 0, outputs=0)
+        sections = self._positions[: _ROPE_SECTIONS * n].reshape(_ROPE_SECTIONS, n)
+        sections[:-1] = np.arange(position, position + n)
+        sections[-1] = 0
+        self._native.decode(self._states)
+
+    def draft(self, tokens: Sequence[int], position: int) -> Logits:
+        """[n, V] of the rows of a block: a view that the next call overwrites. Its rows stay in the cache until `trim`.
+
+        Raises Cancelled, BackendError.
+        """
+        self._native.batch.chain(tokens, position, 0, outputs=len(tokens))
+        return self._native.decode()[: len(tokens)]
+
+
+# Checks of DFlash and DSpark files on which llama.cpp would abort the process, later than it loads them.
+
+
+def check_file(header: Header, path: Path, vocab_size: int) -> None:
+    """That llama.cpp runs the head for a target with `vocab_size` tokens. Raises InvalidModelFile, Unsupported."""
+    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+    for name, found in (
+        ("DFlash2", "selector_hidden.weight" in shapes),  # which drafts by its selector and not by its logits
+        ("DeepSeek V4's DSpark", bool(header.own("hyper_connection_count"))),
+    ):
+        if found:
+            raise Unsupported(f"{path.name} is a head of the kind {name}, which is not run.", hint="Use --draft auto.")
+    _check_attention(header)
+    _check_rope(header)
+    if (d2t := next((tensor for tensor in header.tensors if tensor.name == "d2t"), None)) is not None:
+        if "output.weight" not in shapes:
+            raise header.invalid("it has a reduced vocabulary and no output matrix")
+        check_ids(header, path, d2t, shapes["output.weight"][-1], vocab_size)
+
+
+def _check_attention(header: Header) -> None:
+    if header.own("attention.key_length") != header.own("attention.value_length"):
+        raise header.invalid("its keys and values differ in size")
+    heads, kv_heads = header.per_block("attention.head_count"), header.per_block("attention.head_count_kv")
+    n, n_kv = set(heads or (0,)), set(kv_heads or heads or (0,))
+    if len(n) > 1 or len(n_kv) > 1 or min(*n, *n_kv) < 1 or max(n) % max(n_kv):
+        raise header.invalid("its layers differ in their heads, or heads do not share keys evenly")
+
+
+def _check_rope(header: Header) -> None:
+    heads = header.per_block("attention.head_count") or (1,)
+    width = header.own("attention.key_length") or (header.own("embedding_length") or 0) // heads[0]
+    rotated = header.own("rope.dimension_count")
+    if not 0 <= (rotated := width if rotated is None else rotated) <= width or rotated % 2:
+        raise header.invalid(f"it rotates {rotated} of {width} numbers of a key")
+    sections = header.metadata.get("dflash.rope.dimension_sections")
+    if isinstance(sections, int | np.ndarray):  # one number stands for all of them
+        numbers = [sections] * 4 if isinstance(sections, int) else [int(number) for number in sections]
+        if any(numbers) and (numbers[0] <= 0 or min(numbers) < 0 or sum(numbers) > width):
+            raise header.invalid(f"its rotary embedding has the sections {numbers} of {width} numbers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +250,7 @@ class LlamaBlockHead(AttachedHead):
         self._head.close()
 
 
-def open_head(
+def open_dflash(
     target: LlamaWeights,
     path: Path,
     spec: HeadSpec,

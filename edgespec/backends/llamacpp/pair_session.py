@@ -2,20 +2,121 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from edgespec.backends.attached_draft import AttachedHead
-from edgespec.backends.features import Features
-from edgespec.backends.llamacpp.draft_context import MAX_ROWS
-from edgespec.backends.llamacpp.head_context import HeadContext
+import numpy as np
+
+from edgespec.backends.attached_draft import AttachedHead, Features, Unsupported
+from edgespec.backends.llamacpp.context import Floats, NativeContext, SequenceSlot, float_rows
+from edgespec.backends.llamacpp.library import Library, find_function
 from edgespec.backends.llamacpp.session import LlamaSession
-from edgespec.backends.llamacpp.taps import Floats
-from edgespec.backends.llamacpp.weights import LlamaWeights
+from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
 from edgespec.backends.sequence import shared_prefix
-from edgespec.core.arrays import Logits
 from edgespec.core.protocols import CheckCancelled, Draft, Session
+from edgespec.core.sampling import Logits, non_finite_error
 from edgespec.core.scores import HostScores, Scores
-from edgespec.errors import BackendError
+from edgespec.errors import BackendError, InvalidModelFile, RollbackError
+from edgespec.formats.gguf import Header, TensorInfo
+from edgespec.formats.heads import HeadSpec
+
+# A llama_context of a trained head, with one sequence.
+
+
+MAX_ROWS = 64  # of one call; llama.cpp reserves logits for all of them
+
+
+class DraftContext:
+    """What the heads' contexts share: calls of at most MAX_ROWS rows, which are cancelled as `check` says."""
+
+    def __init__(
+        self, lib: Library, model: Any, params: Any, *, vocab_size: int, check: CheckCancelled, sequence: int = 0
+    ) -> None:
+        """`params` have the sizes and types of the cache. Raises BackendError."""
+        slot = SequenceSlot(sequence, check)
+        self._api = lib.api
+        self._sequence = sequence
+        self._native = NativeContext(
+            lib,
+            model,
+            params,
+            vocab_size,
+            max_outputs=MAX_ROWS,
+            sequences=sequence + 1,
+            is_cancelled=lambda: slot.is_cancelled,
+            max_tokens=MAX_ROWS,
+        )
+
+    def trim(self, position: int) -> None:
+        """Drop what the cache has from `position` on. Raises RollbackError."""
+        if not self._api.llama_memory_seq_rm(self._native.memory, self._sequence, position, -1):
+            raise RollbackError("llama.cpp could not trim the head's cache.", hint="Start a new chat.")
+
+    def free(self) -> None:
+        self._native.free()
+
+
+# A llama_context over a trained head whose rows are pairs of a hidden state and the token after it.
+
+
+class HeadContext(DraftContext):
+    """Its cache keeps pairs by position; a pair's own state stands for the target's where there is none yet."""
+
+    def __init__(
+        self, lib: Library, model: Any, params: Any, *, vocab_size: int, check: CheckCancelled, sequence: int = 0
+    ) -> None:
+        """`params` have the sizes and types of the cache. Raises BackendError, Unsupported."""
+        enable, self._states = find_function("llama_set_embeddings_nextn"), find_function("llama_get_embeddings_nextn")
+        super().__init__(lib, model, params, vocab_size=vocab_size, check=check, sequence=sequence)
+        self.size: int = lib.api.llama_model_n_embd_out(model)
+        enable(self._native.handle, True, True)  # the states of rows with scores
+        self._inputs = np.zeros((MAX_ROWS, self.size), np.float32)
+        self._native.batch.native.embd = float_pointer(self._inputs)
+
+    def encode(self, features: Floats, position: int) -> Floats:
+        """[n, size] what pairs are made of, of the target's rows [n, width] of consecutive positions: the same.
+
+        Raises Cancelled, BackendError.
+        """
+        return features
+
+    def read(self, tokens: Sequence[int], states: Floats, position: int) -> None:
+        """Add the pairs of encoded `states` [n, size] and `tokens`, without scores. Raises Cancelled, BackendError."""
+        self._stage(tokens, states, position, outputs=0)
+        self._native.decode()
+
+    def decode(self, tokens: Sequence[int], states: Floats, position: int) -> tuple[Logits, Floats]:
+        """Add the pairs of `states` [n, size] and `tokens`; (logits [V] after the last, its state [1, size] to go on).
+
+        `states` are encoded rows, or the state of the pair before. llama.cpp scores all pairs. Raises Cancelled,
+        BackendError.
+        """
+        n = len(tokens)
+        self._stage(tokens, states, position, outputs=n)
+        logits = self._native.decode()[n - 1].copy()
+        if np.isnan(logits.max()):
+            raise non_finite_error()
+        return logits, self._read_states(n)[n - 1 :]
+
+    def step(self, token: int, state: Floats, position: int) -> tuple[Logits, Floats] | None:
+        """`decode` of a drafted token and the state of the pair before; None where the head drafts no further."""
+        return self.decode([token], state, position)
+
+    def _stage(self, tokens: Sequence[int], states: Floats, position: int, *, outputs: int) -> None:
+        self._inputs[: len(tokens)] = states
+        self._native.batch.chain(tokens, position, self._sequence, outputs=outputs)
+
+    def _read_states(self, n: int) -> Floats:
+        return float_rows(self._states(self._native.handle), n, self.size).copy()
+
+
+def float_pointer(array: Floats) -> Any:
+    """For a llama_batch's embeddings; `array` must stay alive."""
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+
 
 _SCORED = 8  # pairs that are read in one call although all are scored
 
@@ -156,3 +257,45 @@ class PairHead(AttachedHead):
     def close(self) -> None:
         if self._weights is not None:
             self._weights.close()
+
+
+# Weights of heads in files of their own, which must be for the target's sizes.
+
+
+OTHER_HEAD = "Use a head that was trained for this model, or --draft auto."
+
+
+def require_size(spec: HeadSpec, target: LlamaWeights, path: Path) -> None:
+    """Raises Unsupported for a head that reads hidden states of another size than the target's."""
+    if spec.hidden_size != target.hidden_size:
+        raise Unsupported(
+            f"{path.name} is a head for a hidden size of {spec.hidden_size}; the model has {target.hidden_size}.",
+            hint=OTHER_HEAD,
+        )
+
+
+def load_head_weights(
+    path: Path, target: LlamaWeights, progress: Callable[[float], None], check: CheckCancelled, *, mtp: bool = False
+) -> LlamaWeights:
+    """Load the head in a GGUF file; `mtp`: with its MTP layers. Raises Unsupported, and what `load_weights` raises."""
+    options = replace(target.options.alone, mtp=mtp)
+    weights = load_weights(LlamaWeights, path, options, progress=progress, check=check)
+    if weights.tokenizer.vocab_size != target.tokenizer.vocab_size:
+        weights.close()
+        raise Unsupported(f"{path.name} has another vocabulary than the model.", hint=OTHER_HEAD)
+    return weights
+
+
+# The ids of a head's reduced vocabulary, which llama.cpp uses as they are.
+
+
+def check_ids(header: Header, path: Path, d2t: TensorInfo, rows: int, vocab_size: int) -> None:
+    """That `d2t` names a token of the target for each of the `rows` of the output matrix. Raises InvalidModelFile."""
+    if d2t.type.name != "I64" or d2t.shape != (rows,):
+        raise header.invalid(f"d2t does not name a token for each of the {rows} rows of its output matrix")
+    try:
+        ids = np.fromfile(path, "<i8", rows, offset=header.data_offset + d2t.offset)
+    except OSError as error:
+        raise InvalidModelFile(f"{path.name} cannot be read: {error}.", hint="Pull it again.") from error
+    if len(ids) < rows or ids.min() < 0 or ids.max() >= vocab_size:
+        raise header.invalid("d2t names tokens that the model does not have")

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import socket
 import stat
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from edgespec.backends import device_memory
+from edgespec.backends.devices import RESERVE_BYTES, Memory, host_memory
 from edgespec.backends.llamacpp.library import library
-from edgespec.errors import BackendError, BackendUnavailable
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.workers import Worker, find_workers, resolve
+from edgespec.errors import BackendError, BackendUnavailable, InvalidRequest
+from edgespec.formats.gguf_validate import read_file
 from edgespec.sockets import keep_alive
 
 _RESTART = "Start it again there (edgespec worker), with the same version as here, and check the network."
@@ -155,3 +162,215 @@ def _is_lost(descriptor: int) -> bool:
         return False
     except OSError:
         return True
+
+
+# Which layers of a model this machine computes, and which its workers do.
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Layers in the order of a forward, and who computes them.
+
+    cpu      layers on this machine's processor, the first ones
+    workers  then those of each device of each worker
+    gpus     then those of each accelerator of this machine
+    """
+
+    cpu: int
+    workers: tuple[tuple[int, ...], ...]
+    gpus: tuple[int, ...]
+
+    @property
+    def here(self) -> int:
+        """Layers on this machine."""
+        return self.cpu + sum(self.gpus)
+
+    @property
+    def remote(self) -> tuple[int, ...]:
+        """Layers on each worker."""
+        return tuple(map(sum, self.workers))
+
+    @property
+    def hops(self) -> int:
+        """Devices of workers that have layers: each adds a round trip to a forward."""
+        return sum(count > 0 for counts in self.workers for count in counts)
+
+    def describe(self, workers: Sequence[Worker]) -> str:
+        """Such as '4 layers here, 12 on 10.0.0.2:50052'."""
+        parts = [f"{self.here} layer{'s' * (self.here != 1)} here"]
+        parts += [f"{n} on {each.address}" for n, each in zip(self.remote, workers, strict=True)]
+        return ", ".join(parts)
+
+
+def split_layers(count: int, workers: Sequence[Worker], memory: Memory, gpu_layers: int | None) -> Split:
+    """Split `count` layers in proportion to free memory, this machine's among it; each part gets one if there are any.
+
+    This machine takes part with its accelerators, or with its processor where it has none. `gpu_layers`: that many are
+    not on its processor. Raises InvalidRequest where the workers would have none.
+    """
+    devices = [free for worker in workers for free, _ in worker.devices]
+    gpus = [gpu.free for gpu in memory.devices]
+    if gpu_layers == 0:
+        raise InvalidRequest(
+            "with --gpu-layers 0 the workers compute no layers.", hint="Drop --gpu-layers, or --workers."
+        )
+    parts = [max(0, size - RESERVE_BYTES) for size in (*devices, *gpus)]
+    if gpus or gpu_layers is not None:
+        elsewhere = min(count, gpu_layers or count)
+        counts = divide(elsewhere, parts)
+    else:
+        own, *counts = divide(count, [memory.usable, *parts])
+        elsewhere = count - own
+    at, by_worker = 0, []
+    for worker in workers:
+        by_worker.append(tuple(counts[at : at + len(worker.devices)]))
+        at += len(worker.devices)
+    return Split(count - elsewhere, tuple(by_worker), tuple(counts[at:]))
+
+
+def divide(count: int, sizes: Sequence[int]) -> list[int]:
+    """`count` things in proportion to `sizes`; every part gets one as long as there are any."""
+    least = [int(i < count) for i in range(len(sizes))]
+    weights = sizes if any(sizes) else [1] * len(sizes)
+    rest = count - sum(least)
+    shares = [rest * weight / sum(weights) for weight in weights]
+    counts = [int(share) for share in shares]
+    by_remainder = sorted(range(len(sizes)), key=lambda i: counts[i] - shares[i])
+    for i in by_remainder[: rest - sum(counts)]:
+        counts[i] += 1
+    return [a + b for a, b in zip(least, counts, strict=True)]
+
+
+# The RPC devices of workers, and a model whose layers are divided between this machine and them.
+
+
+_MAX_SPLITS = 16  # llama_max_devices()
+_MAX_DEVICES = 14  # beside the processor, and perhaps its library of matrix products; GGML_SCHED_MAX_BACKENDS is 16
+
+
+class _Override(ctypes.Structure):
+    """llama_model_tensor_buft_override."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
+
+
+class RemoteDevices:
+    """The devices of workers, in their order, each worker connected until `close`."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        """Raises BackendUnavailable, BackendError, InvalidRequest."""
+        require_rpc()
+        self.workers: tuple[Worker, ...] = find_workers(addresses)
+        self._handles: list[int] = []
+        self._backends: list[int] = []
+        self._kept: list[Any] = []  # what llama.cpp points to while it loads
+        watch_end()
+        connected.update((address, []) for address in addresses)
+        add_server = find("ggml_backend_rpc_add_server", ctypes.c_void_p, [ctypes.c_char_p])
+        api = ggml()
+        for address in addresses:
+            reg = add_server(address.encode())
+            if not reg:
+                self.close()
+                raise BackendError(f"the worker {address} lends no device.", hint="Start it again.")
+            devices = [api.ggml_backend_reg_dev_get(reg, i) for i in range(api.ggml_backend_reg_dev_count(reg))]
+            self._handles += devices
+            self._backends.append(api.ggml_backend_dev_init(devices[0], None))  # all uses share its connection
+            connected[address] = notice_silence(resolve(address))
+
+    def place(self, params: Any, layers: int, memory: Memory, gpu_layers: int | None) -> Split:
+        """Divide the layers, write that into llama_model_params, and return it. Raises InvalidRequest.
+
+        The output layer stays on this machine, since a row of scores is many times as large as one between layers.
+        """
+        if len(self._handles) + len(memory.devices) > _MAX_DEVICES:
+            raise InvalidRequest(
+                f"{len(self._handles)} devices of workers and {len(memory.devices)} of this machine are too many.",
+                hint="Start workers with fewer: edgespec worker --device NAME.",
+            )
+        split = split_layers(layers, self.workers, memory, gpu_layers)
+        api = ggml()
+        own = [api.ggml_backend_dev_by_name(gpu.name.encode()) for gpu in memory.devices]
+        counts = [*(n for worker in split.workers for n in worker), *split.gpus]
+        handles = (ctypes.c_void_p * (len(counts) + 1))(*self._handles, *own, None)
+        params.n_gpu_layers = sum(counts) + 1  # llama.cpp counts the output layer too, with those of the last device
+        counts[-1] += 1
+        shares = (ctypes.c_float * _MAX_SPLITS)(*counts)
+        params.devices, params.tensor_split = ctypes.cast(handles, ctypes.c_void_p), shares
+        self._kept = [handles, shares]
+        if not own:
+            overrides = (_Override * 2)(_Override(rb"^(output|token_embd)", api.ggml_backend_cpu_buffer_type()))
+            params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
+            self._kept.append(overrides)
+        return split
+
+    def close(self) -> None:
+        """Leave the workers. What uses their devices is freed before."""
+        for backend in self._backends:
+            ggml().ggml_backend_free(backend)
+        self._backends.clear()
+        for worker in self.workers:
+            connected.pop(worker.address, None)
+
+
+def connect(params: Any, path: Path, options: LoadOptions) -> RemoteDevices | None:
+    """The workers of `options`, with a part of the model at `path` placed on them in llama_model_params.
+
+    None without workers. Raises BackendUnavailable, BackendError, InvalidRequest.
+    """
+    if not options.workers:
+        return None
+    layers = read_file(path).own("block_count") or 0
+    remote = RemoteDevices(options.workers)
+    try:
+        remote.place(params, layers, host_memory(device_memory("llamacpp")), options.gpu_layers)
+    except BaseException:
+        remote.close()
+        raise
+    return remote
+
+
+# The folder in which a worker keeps weights that it was sent, so that they are sent once.
+
+
+_MARK = ".client"
+_SPARE_BYTES = 256 * 2**20  # of the disk; with less, a file may have been cut off
+
+
+class WeightsCache:
+    """Files written by llama.cpp, which takes them later without a check.
+
+    So the files of a client are removed where its connection did not end in order, or the disk was full: the last of
+    them may be incomplete. A mark in the folder tells from when on.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Make the folder, or clean it after a worker that was killed. Raises OSError."""
+        self.folder = folder
+        self._mark = folder / _MARK
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._mark.exists():
+            self._drop_new()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in self.folder.iterdir())
+
+    def begin(self) -> None:
+        """A client has come. Raises OSError."""
+        self._mark.touch()
+
+    def end(self) -> None:
+        """The client has gone, and llama.cpp writes nothing more for it."""
+        if shutil.disk_usage(self.folder).free < _SPARE_BYTES:
+            self._drop_new()
+        self._mark.unlink(missing_ok=True)
+
+    def _drop_new(self) -> None:
+        """Remove the files since the mark, and the mark."""
+        since = self._mark.stat().st_mtime_ns
+        for path in self.folder.iterdir():
+            with suppress(OSError):
+                if path.stat().st_mtime_ns >= since:
+                    path.unlink()

@@ -4,31 +4,144 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from edgespec.backends.huge_pages import NewMemory
-from edgespec.backends.llamacpp.context import Context
-from edgespec.backends.llamacpp.embedding import LlamaEmbedder
+import numpy as np
+
+from edgespec.backends.devices import NewMemory
+from edgespec.backends.llamacpp.context import Context, NativeBatch
 from edgespec.backends.llamacpp.library import Library, library
-from edgespec.backends.llamacpp.rollback import (
+from edgespec.backends.llamacpp.rpc import RemoteDevices, connect
+from edgespec.backends.llamacpp.session import (
+    LlamaSession,
     OrderedTrimmableCache,
     Rollback,
     SnapshotCache,
     SnapshotRing,
     TrimmableCache,
 )
-from edgespec.backends.llamacpp.rpc_devices import RemoteDevices, connect
-from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.shape import block_of, count_blocks
-from edgespec.backends.llamacpp.vocabulary import LlamaTokenizer
-from edgespec.backends.options import LoadOptions, idle_cores
-from edgespec.backends.settings import RuntimeSettings
-from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import DoesNotFit, EdgespecError, InvalidModelFile
+from edgespec.backends.options import LoadOptions, RuntimeSettings, idle_cores
+from edgespec.backends.sequence import IdRange, check_ids
+from edgespec.core.protocols import YIELD, CheckCancelled, Yield
+from edgespec.core.sampling import Logits
+from edgespec.errors import BackendError, DoesNotFit, EdgespecError, InvalidModelFile
 from edgespec.formats.gguf_validate import read_file
+
+# A GGUF model's vocabulary as the text layer's Tokenizer.
+
+
+class LlamaTokenizer(IdRange):
+    """Tokenizer over a llama.cpp vocabulary handle; valid as long as its model."""
+
+    def __init__(self, api: Any, vocab: Any) -> None:
+        super().__init__(api.llama_vocab_n_tokens(vocab))
+        self._api = api
+        self._vocab = vocab
+        self.bos: int | None = self.id_or_none(api.llama_vocab_bos(vocab))
+        self.eos: int | None = self.id_or_none(api.llama_vocab_eos(vocab))
+        self.add_bos: bool = bool(api.llama_vocab_get_add_bos(vocab)) and self.bos is not None
+
+    @cached_property
+    def end_of_generation(self) -> frozenset[int]:
+        is_eog = self._api.llama_vocab_is_eog
+        return frozenset(t for t in range(self.vocab_size) if is_eog(self._vocab, t))
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        raw = text.encode("utf-8", "replace")
+        if not raw:
+            return []
+        size = len(raw) + 8
+        buffer = (ctypes.c_int32 * size)()
+        n = self._api.llama_tokenize(self._vocab, raw, len(raw), buffer, size, False, parse_special)
+        if n < 0:  # the vocabulary needs more tokens than bytes: -n of them
+            size = -n
+            buffer = (ctypes.c_int32 * size)()
+            n = self._api.llama_tokenize(self._vocab, raw, len(raw), buffer, size, False, parse_special)
+        if n < 0:
+            raise BackendError("the text could not be tokenized.", hint="Shorten the text.")
+        return buffer[:n]
+
+    def special_text(self, token: int) -> str:
+        self.check(token)
+        text: bytes = self._api.llama_vocab_get_text(self._vocab, token)
+        return text.decode("utf-8", "replace")
+
+    def render(self, token: int) -> bytes:
+        size = 64
+        buffer = ctypes.create_string_buffer(size)
+        n = self._api.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+        if n < 0:
+            size = -n
+            buffer = ctypes.create_string_buffer(size)
+            n = self._api.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+        return buffer.raw[:n]
+
+
+# A text as one vector: the mean of the last layer's output over its tokens.
+
+
+_ROWS = 64  # tokens a decode: llama.cpp reserves logits of the whole vocabulary for each
+_NO_POOLING = 0
+
+
+class LlamaEmbedder:
+    """Computes embeddings in a context of its own."""
+
+    def __init__(self, lib: Library, model: Any, params: Any, vocab_size: int, check: CheckCancelled) -> None:
+        """`params` have the sizes and types of the cache. Raises BackendError."""
+        api = lib.api
+        params.n_batch = params.n_ubatch = params.n_outputs_max = _ROWS
+        params.n_seq_max = 1
+        params.embeddings = True
+        params.pooling_type = _NO_POOLING
+        lib.log.clear_errors()
+        self._context = api.llama_init_from_model(model, params)
+        if not self._context:
+            raise BackendError(
+                f"llama.cpp could not set up a context for embeddings: {lib.log.reason()}.", hint="Use a smaller --ctx."
+            )
+        self._lib = lib
+        self._check = check
+        self._vocab_size = vocab_size
+        self._width: int = api.llama_model_n_embd_out(model)
+        self._batch = NativeBatch(api, _ROWS, 1)
+
+    def embed(self, tokens: Sequence[int]) -> Generator[Yield, None, Logits]:
+        """See backends.Embedder."""
+        api = self._lib.api
+        check_ids(tokens, self._vocab_size)
+        api.llama_memory_clear(api.llama_get_memory(self._context), True)
+        total = np.zeros(self._width)
+        for start in range(0, len(tokens), _ROWS):
+            self._check()
+            chunk = tokens[start : start + _ROWS]
+            self._batch.clear()
+            self._batch.chain(chunk, start, 0, outputs=len(chunk))
+            self._lib.log.clear_errors()
+            if code := api.llama_decode(self._context, self._batch.native):
+                raise self._lib.decode_error(code)
+            pointer = api.llama_get_embeddings(self._context)
+            if not pointer:
+                raise BackendError("the model has no embeddings.", hint="Use another model for embeddings.")
+            floats = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
+            rows = np.ctypeslib.as_array(floats, (len(chunk), self._width))
+            total += rows.sum(axis=0)
+            yield YIELD
+        length = float(np.linalg.norm(total))
+        if not np.isfinite(length) or not length:
+            raise BackendError("the embedding of this text is not finite.", hint="Use another model for embeddings.")
+        return (total / length).astype(np.float32)
+
+    def close(self) -> None:
+        if self._context:
+            self._lib.api.llama_free(self._context)
+            self._context = None
+
 
 S = TypeVar("S", bound=LlamaSession)
 W = TypeVar("W", bound="LlamaWeights")

@@ -16,16 +16,14 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.gemma4_text import DecoderLayer, Gemma4TextModel, ModelArgs
 
-from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.features import Features
+from edgespec.backends.attached_draft import Features, Unsupported
 from edgespec.backends.mlx.draft_vocabulary import DraftVocabulary, OneMatrix, choose_scorer
-from edgespec.backends.mlx.head_weights import read_arrays
+from edgespec.backends.mlx.head_parts import OTHER_HEAD, read_arrays, read_target
 from edgespec.backends.mlx.library import device, map_errors, read
-from edgespec.backends.mlx.pair_session import roll_out
+from edgespec.backends.mlx.pair_heads import roll_out
 from edgespec.backends.mlx.session import MlxSession
-from edgespec.backends.mlx.target_parts import OTHER_HEAD, read_target
-from edgespec.core.arrays import Logits
 from edgespec.core.protocols import CheckCancelled, Draft
+from edgespec.core.sampling import Logits
 from edgespec.core.scores import Scores
 from edgespec.errors import BackendError, InvalidModelFile, reason_of
 from edgespec.formats.head_tensors import HEAD_HINT
@@ -173,7 +171,7 @@ class AssistantSession:
         return logits
 
 
-def read_network(folder: Path, spec: HeadSpec, target: Any) -> AssistantNetwork:
+def read_assistant(folder: Path, spec: HeadSpec, target: Any) -> AssistantNetwork:
     """The assistant in a folder with config.json and safetensors, for mlx-lm's model `target`.
 
     Raises InvalidModelFile, Unsupported, CacheError, BackendError.

@@ -3,16 +3,180 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 import mlx.core as mx
+import numpy as np
 
+from edgespec.backends.attached_draft import Features, Unsupported
+from edgespec.backends.mlx.caches import Caches, ForwardContext, KVQuantization, tree_positions
+from edgespec.backends.mlx.hooks import LayerHooks
 from edgespec.backends.mlx.library import map_errors
-from edgespec.backends.mlx.pending import CacheTenant, Rows, Snapshot
-from edgespec.backends.mlx.taps import FeatureTap
-from edgespec.backends.mlx.tree_layouts import ModelRunner
-from edgespec.core.protocols import CheckCancelled
+from edgespec.backends.mlx.scores import MlxScores
+from edgespec.core.protocols import CheckCancelled, Draft
+from edgespec.core.tree import branches, depths, leaves, path_to
 from edgespec.errors import BackendError, Cancelled
+
+# Forwards of a session that are not committed yet, and the protocol of a draft that runs behind its target.
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A state of the caches that holds `position` tokens and can be restored."""
+
+    position: int
+    caches: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a forward computes, on the device: scores [n, V], and features [n, width] where the session has a tap."""
+
+    logits: Any
+    features: Any = None
+
+    def skip(self, n: int) -> Rows:
+        """All but the first `n` rows."""
+        return Rows(self.logits[n:], None if self.features is None else self.features[n:]) if n else self
+
+
+@dataclass(frozen=True, slots=True)
+class PendingForward:
+    """A forward that was not committed yet, and the caches before it."""
+
+    root: int
+    draft: Draft
+    before: Snapshot
+    features: Any
+
+    def features_of(self, path: Sequence[int]) -> Any:
+        """[len(path) + 1, width] of the root and the nodes of `path`; None without a tap."""
+        if self.features is None:
+            return None
+        if list(path) == list(range(len(path))):
+            return self.features[: len(path) + 1]
+        return self.features[mx.array([0, *(node + 1 for node in path)])]
+
+
+@dataclass(frozen=True, slots=True)
+class AheadForward:
+    """A plain forward that was started on the first token of `scores` before the host had read that token."""
+
+    scores: MlxScores
+    rows: Rows
+    before: Snapshot
+
+
+class CacheTenant(Protocol):
+    """A draft session that keeps provisional rows behind the target's in its caches."""
+
+    def find_continuation(self, root: int, draft: Draft) -> Callable[[Any], Any] | None:
+        """A function from the rows [1, n] of this chain to their scores [n, V], which uses what the draft has computed
+        of them; None where it has computed nothing of them."""
+
+
+# Hidden states of a session's forwards, for trained heads that draft from them.
+
+
+class FeatureTap:
+    """Reads the hidden states of some layers in forwards of one model; `kept` are those of a session's tokens.
+
+    The inputs of `layers` are concatenated in this order (see formats.heads.HeadSpec); without layers it is the last
+    hidden state after the final norm.
+    """
+
+    def __init__(self, hooks: LayerHooks, layers: Sequence[int]) -> None:
+        """Raises Unsupported for layers that the model does not have."""
+        count = len(hooks.layers)
+        if any(not 0 <= layer <= count for layer in layers):
+            raise Unsupported(
+                f"the head reads layers {', '.join(map(str, layers))}, and the model has {count}.",
+                hint="The head is for another model. Use --draft ngram, or another head.",
+            )
+        self.kept: Features[Any] = Features(mx.concatenate)
+        self._hooks = hooks
+        self._layers = tuple(layers)
+
+    def run(self, model: Any, tokens: Any, entries: list[Any]) -> tuple[Any, Any]:
+        """Logits [batch, n, V] of tokens [batch, n], and their features [batch, n, width].
+
+        Raises Unsupported where the model's hidden states are not what a head reads.
+        """
+        with self._hooks.read_states() as states:
+            logits = model(tokens, cache=entries)
+        found = [states.inputs[layer] for layer in self._layers] or [states.final]
+        if not all(isinstance(each, mx.array) and each.shape[:2] == tokens.shape for each in found):
+            raise Unsupported(
+                "the hidden states of this model cannot be read on MLX: its layers do not return a row for each token.",
+                hint="Use --draft ngram, or a draft model.",
+            )
+        return logits, mx.concatenate(found, axis=-1)
+
+
+# Forwards of a model over its caches: a chain, or a draft tree in one of three layouts.
+#
+# row       one batch row with a tree mask; rotary positions follow depth. The cheapest layout
+# nodes     a batch row for each node over the same cache, for models whose positions do not pass through mx.fast.rope
+# branches  a batch row for each leaf over copies of the caches, for recurrent states. Copies the whole prefix
+#
+# `probe` tries the layouts when a model is loaded, because the code of a model does not tell which ones it takes.
+
+
+TreeLayout = Literal["row", "nodes", "branches"]
+
+
+class ModelRunner:
+    """A model with the caches of one sequence. Scores are lazy arrays [rows, V].
+
+    Where there is a `tap`, `features` are those of the last forward, lazy as well: [rows, width].
+    """
+
+    def __init__(self, model: Any, quantization: KVQuantization | None = None) -> None:
+        """With empty caches, quantized by `quantization`. Raises BackendError for caches of unknown classes."""
+        self.context = ForwardContext()
+        self.caches = Caches(model, self.context, quantization)
+        self.model = model
+        self.tap: FeatureTap | None = None
+        self.features: Any = None
+
+    def run_chain(self, tokens: Sequence[int]) -> Any:
+        """Run `tokens` one after another."""
+        return self.run(mx.array([list(tokens)], mx.int32))
+
+    def run(self, tokens: Any) -> Any:
+        """Run the tokens of an array [1, n] one after another."""
+        return self._run(tokens, self.caches.entries, lambda rows: rows[0])
+
+    def run_tree(self, tree_layout: TreeLayout, position: int, root: int, draft: Draft) -> Any:
+        """Run a root at `position` and its draft nodes. With 'branches' the caches do not change."""
+        if tree_layout == "branches":
+            return self._run_branches(root, draft)
+        tokens = mx.array([root, *draft.tokens.tolist()], mx.int32)
+        with self.context.build_tree(draft, position, is_batched=tree_layout == "nodes") as tree:
+            if tree_layout == "nodes":
+                return self._run(tokens[:, None], self.caches.entries, lambda rows: rows[:, 0])
+            with tree_positions(tree.depth):
+                return self.run(tokens[None])
+
+    def _run_branches(self, root: int, draft: Draft) -> Any:
+        ends, depth = leaves(draft), depths(draft)
+        tokens = np.zeros((len(ends), int(depth.max()) + 1), np.int32)  # nothing attends to the padding
+        tokens[:, 0] = root
+        for branch, leaf in enumerate(ends):
+            path = list(path_to(draft, leaf))
+            tokens[branch, 1 : len(path) + 1] = draft.tokens[path]
+        at = mx.array([0, *(each[0] for each in branches(draft))]), mx.array([0, *depth.tolist()])
+        return self._run(mx.array(tokens), self.caches.branch(len(ends)), lambda rows: rows[at])
+
+    def _run(self, tokens: Any, entries: list[Any], select: Callable[[Any], Any]) -> Any:
+        """Scores [rows, V] of tokens [batch, n]; `select` picks the rows of arrays [batch, n, *]."""
+        if self.tap is None:
+            return select(self.model(tokens, cache=entries))
+        logits, features = self.tap.run(self.model, tokens, entries)
+        self.features = select(features)
+        return select(logits)
+
 
 NO_TOKEN = -1  # stands for copied rows; equals no token of a prompt, so that no answer reuses them
 _CLEAR_PERIOD = 256  # tokens

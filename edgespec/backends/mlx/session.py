@@ -7,17 +7,31 @@ from typing import Any
 
 import mlx.core as mx
 
-from edgespec.backends.features import Features
-from edgespec.backends.mlx.cached_tokens import CachedTokens
+from edgespec.backends.attached_draft import Features
+from edgespec.backends.mlx.cached_tokens import (
+    AheadForward,
+    CachedTokens,
+    CacheTenant,
+    FeatureTap,
+    ModelRunner,
+    PendingForward,
+    Rows,
+    Snapshot,
+    TreeLayout,
+)
 from edgespec.backends.mlx.hooks import LayerHooks
-from edgespec.backends.mlx.lazy_draft import DeviceDraft, chain_rows
-from edgespec.backends.mlx.pending import AheadForward, CacheTenant, PendingForward, Rows, Snapshot
-from edgespec.backends.mlx.scores import MlxScores
-from edgespec.backends.mlx.taps import FeatureTap
-from edgespec.backends.mlx.tree_layouts import ModelRunner, TreeLayout
+from edgespec.backends.mlx.scores import DeviceDraft, MlxScores, chain_rows
 from edgespec.backends.sequence import check_forward, check_ids, check_prompt, shared_prefix
-from edgespec.core.batching import SOLO, BatchPeers, Yield
-from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Session
+from edgespec.core.protocols import (
+    SOLO,
+    BatchPeers,
+    Capabilities,
+    CheckCancelled,
+    Draft,
+    PrefillProgress,
+    Session,
+    Yield,
+)
 from edgespec.core.scores import Scores
 from edgespec.core.tree import is_path
 from edgespec.errors import BackendError, ContextOverflow, RollbackError
@@ -215,7 +229,7 @@ class MlxSession:
         return self._rewind(position)
 
     def extend(self, n: int) -> int:
-        """See edgespec.backends.extend."""
+        """See edgespec.backends.fixed_width."""
         self._sync()
         self._require_committed("an extension")
         self._drop_ahead()

@@ -9,15 +9,22 @@ from typing import Any
 
 import mlx.core as mx
 
+from edgespec.backends.mlx.caches import SLACK, KeyValues
 from edgespec.backends.mlx.hooks import LayerHooks, LayerPass
-from edgespec.backends.mlx.keyvalues import SLACK, KeyValues
-from edgespec.backends.mlx.lazy_draft import DeviceDraft, chain_rows
 from edgespec.backends.mlx.library import map_errors
-from edgespec.backends.mlx.scores import MlxScores
+from edgespec.backends.mlx.scores import DeviceDraft, MlxScores, chain_rows
 from edgespec.backends.mlx.session import MAX_ROWS, MlxSession
 from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
-from edgespec.core.batching import SOLO, BatchPeers, Yield
-from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Session
+from edgespec.core.protocols import (
+    SOLO,
+    BatchPeers,
+    Capabilities,
+    CheckCancelled,
+    Draft,
+    PrefillProgress,
+    Session,
+    Yield,
+)
 from edgespec.core.scores import HostScores, Scores
 from edgespec.core.tree import check_draft, is_path
 from edgespec.errors import BackendError, ContextOverflow, RollbackError

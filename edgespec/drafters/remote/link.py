@@ -6,29 +6,102 @@ A session that is lost is opened again in the background; meanwhile nobody waits
 from __future__ import annotations
 
 import asyncio
+import json
+import ssl
 import threading
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http.client import responses
 from time import monotonic
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from edgespec.core.protocols import CheckCancelled
-from edgespec.drafters.remote.http import explain, read_body, read_chunk, read_head, read_refusal
 from edgespec.drafters.remote.messages import (
     MAX_GUESSES,
     PROTOCOL,
     Ask,
     BadMessage,
+    Change,
     Drafted,
     Fault,
     Message,
     encode,
+    pack_ids,
     split,
 )
+from edgespec.errors import reason_of
 
 if TYPE_CHECKING:
-    from edgespec.drafters.remote.draft import RemoteDraft
+    from edgespec.drafters.remote.drafter import RemoteDraft
+
+
+# The responses of a draft server, read with asyncio.
+
+
+MAX_HEAD = 2**16
+"""Bytes of a response's head."""
+MAX_BODY = 2**20
+"""Bytes of a response that is not a session's."""
+_MAX_CHUNK = 2**24
+
+
+async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+    """(status, header fields by lower-case name) of a response. Raises EOFError, ValueError."""
+    try:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    except asyncio.IncompleteReadError as error:
+        raise ValueError("it ended the connection" if not error.partial else "it does not speak HTTP") from error
+    except asyncio.LimitOverrunError as error:
+        raise ValueError("it does not speak HTTP") from error
+    first, *lines = head.split("\r\n")
+    version, _, rest = first.partition(" ")
+    if not version.startswith("HTTP/1.") or not rest[:3].isdecimal():
+        raise ValueError("it does not speak HTTP")
+    fields = (line.partition(":") for line in lines if line)
+    return int(rest[:3]), {name.lower(): value.strip() for name, _, value in fields}
+
+
+async def read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+    length = headers.get("content-length", "")
+    if not length.isdecimal() or int(length) > MAX_BODY:
+        return b""
+    return await reader.readexactly(int(length))
+
+
+async def read_chunk(reader: asyncio.StreamReader) -> bytes:
+    """The next part of a body in chunks; empty at its end. Raises EOFError, ValueError."""
+    size = int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16)
+    if not 0 <= size <= _MAX_CHUNK:
+        raise ValueError("it does not speak HTTP")
+    return (await reader.readexactly(size + 2))[:-2]
+
+
+def read_refusal(status: int, body: bytes) -> str:
+    """The reason that the server gives for a status, without its full stop."""
+    try:
+        message = str(json.loads(body)["error"]["message"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        message = f"it says {status} {responses.get(status, '')}"
+    return message.rstrip(". ")
+
+
+def explain(error: BaseException) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "nobody listens there"
+    if isinstance(error, asyncio.IncompleteReadError | ConnectionResetError):
+        return "it ended the connection"
+    if isinstance(error, TimeoutError) and not str(error):
+        return "it does not answer"
+    return reason_of(error)
+
+
+def explain_tls(error: ssl.SSLError) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return error.verify_message
+    return (error.reason or "it does not speak TLS").replace("_", " ").lower()
+
 
 CONNECT_S = 5.0  # for a connection and the answer to its first request
 _STALL_S = 10.0  # without a reply that is waited for, after which the connection is given up
@@ -188,3 +261,38 @@ class _Refused(ValueError):
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
         self.status = status
+
+
+# The text that a target's machine and a draft server hold.
+
+
+class Mirror:
+    """A text that both sides hold."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._crc = 0
+
+    def change_to(self, text: Sequence[int]) -> Change:
+        """Make it `text`; returns what the other side has to change."""
+        keep = len(self.tokens)
+        if list(text[:keep]) != self.tokens:
+            keep = next((i for i, (a, b) in enumerate(zip(self.tokens, text, strict=False)) if a != b), len(text))
+        ids = list(text[keep:])
+        self._replace(keep, ids)
+        return Change(keep, ids, self._crc)
+
+    def apply(self, change: Change) -> None:
+        """Change it as the other side did. Raises BadMessage where the two then differ."""
+        if change.keep > len(self.tokens):
+            raise BadMessage(f"it keeps {change.keep} tokens of a text of {len(self.tokens)}")
+        self._replace(change.keep, change.ids)
+        if self._crc != change.crc:
+            raise BadMessage("the two sides hold different texts")
+
+    def _replace(self, keep: int, ids: Sequence[int]) -> None:
+        if keep < len(self.tokens):
+            del self.tokens[keep:]
+            self._crc = zlib.crc32(pack_ids(self.tokens))
+        self.tokens += ids
+        self._crc = zlib.crc32(pack_ids(ids), self._crc)

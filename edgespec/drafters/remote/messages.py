@@ -37,8 +37,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.core.arrays import Ints, Probs
-from edgespec.core.sampling import SamplingParams
+from edgespec.core.sampling import Ints, Probs, SamplingParams
 
 PROTOCOL = 1
 PATH = "/v1/draft"

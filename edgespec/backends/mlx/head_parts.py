@@ -1,0 +1,422 @@
+"""Tensors of a head's folder on MLX, by neutral name (formats.head_tensors), as checked modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.rope_utils import initialize_rope
+from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear
+
+from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.mlx.caches import KeyValues
+from edgespec.backends.mlx.library import device, map_errors
+from edgespec.errors import InvalidModelFile, reason_of
+from edgespec.formats.head_file import find_weights
+from edgespec.formats.head_tensors import HEAD_HINT
+from edgespec.formats.heads import HeadSpec
+from edgespec.formats.mlx_folder import read_json
+from edgespec.formats.torch_pickle import read_pickled_tensors
+
+
+class HeadWeights:
+    """Arrays of a file by their neutral name, of which a network takes what it needs.
+
+    On a GPU they keep their type; on a CPU, which emulates half precision, they become float32. A matrix that MLX has
+    quantized has `scales` and `biases` beside its `weight`.
+    """
+
+    def __init__(self, arrays: Mapping[str, Any], names: Mapping[str, str]) -> None:
+        """`names` leads from neutral names to those of `arrays`."""
+        self._arrays = arrays
+        self._names = names
+        self._taken: dict[str, Any] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    @property
+    def nbytes(self) -> int:
+        """Of the arrays that were taken."""
+        return sum(array.nbytes for array in self._taken.values())
+
+    @property
+    def dtype(self) -> Any:
+        """In which the head computes: that of the first numbers that were taken."""
+        return next(array.dtype for array in self._taken.values() if mx.issubdtype(array.dtype, mx.floating))
+
+    def vector(self, name: str, size: int, shift: float = 0.0) -> Any:
+        """[size] such as the weights of a norm, plus `shift`. Raises InvalidModelFile."""
+        self._check(name, (size,), self.shape(name))
+        return self._take(self._names[name], lambda x: x + shift if shift else x)
+
+    def table(self, name: str) -> Any:
+        """An array as it is in the file, such as the ids of a reduced vocabulary."""
+        return self._take(self._names[name])
+
+    def rows(self, name: str) -> int:
+        """Of a matrix."""
+        return self.shape(name)[0] if self.shape(name) else 0
+
+    def columns(self, name: str) -> int:
+        """Of a matrix that is not quantized."""
+        return self.shape(name)[-1] if self.shape(name) else 0
+
+    def linear(self, name: str, rows: int, columns: int) -> Any:
+        """A layer that multiplies by the matrix [rows, columns], with a bias if the file has one.
+
+        Raises InvalidModelFile.
+        """
+        bias = f"{self._stem(name)}.bias"
+        layer: Any = nn.Linear(columns, rows, bias=bias in self._arrays)
+        if bias in self._arrays:
+            self._check(f"{name}.bias", (rows,), tuple(self._arrays[bias].shape))
+        if (settings := self._read_quantization(name, (rows, columns))) is not None:
+            layer = nn.QuantizedLinear(columns, rows, bias in self._arrays, *settings)
+        return self._fill(layer, name)
+
+    def experts(self, name: str, shape: tuple[int, int, int]) -> Any:
+        """mlx-lm's layer that multiplies by some of the matrices [count, rows, columns]. Raises InvalidModelFile."""
+        layer: Any = SwitchLinear(*shape[::-1], bias=False)
+        if (settings := self._read_quantization(name, shape)) is not None:
+            layer = QuantizedSwitchLinear(*shape[::-1], False, *settings)
+        return self._fill(layer, name)
+
+    def embedding(self, name: str, rows: int, columns: int) -> Any:
+        """A layer that looks up rows [columns] by token. Raises InvalidModelFile."""
+        layer: Any = nn.Embedding(rows, columns)
+        if (settings := self._read_quantization(name, (rows, columns))) is not None:
+            layer = nn.QuantizedEmbedding(rows, columns, *settings)
+        return self._fill(layer, name)
+
+    def mean(self, name: str) -> float:
+        """Of an array's elements. Raises BackendError."""
+        with map_errors():
+            return float(mx.mean(self._arrays[self._names[name]].astype(mx.float32)).item())
+
+    def load(self) -> None:
+        """Read what was taken from the files. Raises BackendError."""
+        with map_errors():
+            mx.eval(self._taken)
+
+    def _stem(self, name: str) -> str:
+        return self._names[name].removesuffix(".weight")
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of an array as it is in the file."""
+        return tuple(self._arrays[self._names[name]].shape)
+
+    def _take(self, key: str, change: Callable[[Any], Any] = lambda x: x) -> Any:
+        array = change(self._arrays[key])
+        if mx.issubdtype(array.dtype, mx.floating) and not device().on_gpu:
+            array = array.astype(mx.float32)
+        self._taken[key] = array
+        return array
+
+    def _fill(self, layer: Any, name: str) -> Any:
+        for part in layer.parameters():
+            layer[part] = self._take(f"{self._stem(name)}.{part}")
+        return layer
+
+    def _read_quantization(self, name: str, expected: tuple[int, ...]) -> tuple[int, int] | None:
+        """(elements that share a scale, bits of one) of quantized matrices; None for plain ones.
+
+        Raises InvalidModelFile for those of another shape.
+        """
+        stem, shape = self._stem(name), self.shape(name)
+        scales = self._arrays.get(f"{stem}.scales")
+        if scales is None:
+            self._check(name, expected, shape)
+            return None
+        biases = self._arrays.get(f"{stem}.biases")
+        if biases is None or biases.shape != scales.shape or scales.ndim != len(expected):
+            raise InvalidModelFile(
+                f"The head's tensor {name} is not quantized as MLX does by default, with scales and biases.",
+                hint="Use the head's release in half precision, or one of 4 or 8 bits.",
+            )
+        columns = expected[-1]
+        group, bits = columns // scales.shape[-1], 32 * shape[-1] // columns
+        self._check(name, expected, (*shape[:-1], scales.shape[-1] * group))
+        if shape[-1] * 32 != columns * bits or bits not in (2, 3, 4, 5, 6, 8):
+            raise InvalidModelFile(f"The head's tensor {name} is quantized in an unknown way.", hint=HEAD_HINT)
+        return group, bits
+
+    def _check(self, name: str, expected: tuple[int, ...], shape: tuple[int, ...]) -> None:
+        if shape != expected:
+            raise InvalidModelFile(f"The head's tensor {name} has the shape {shape}, not {expected}.", hint=HEAD_HINT)
+
+
+def read_arrays(folder: Path) -> dict[str, Any]:
+    """Array by name of a folder's safetensors, which are read when they are needed; or else of its pickles.
+
+    Raises InvalidModelFile, CacheError.
+    """
+    arrays: dict[str, Any] = {}
+    for file in find_weights(folder):
+        try:
+            if file.suffix == ".safetensors":
+                arrays |= mx.load(str(file))
+            else:
+                arrays |= {name: mx.array(each) for name, each in read_pickled_tensors(file).items()}
+        except RuntimeError as error:
+            raise InvalidModelFile(f"MLX cannot read {file}: {reason_of(error)}.", hint=HEAD_HINT) from error
+    return arrays
+
+
+# The transformer layer of a trained head on MLX: llama's, with what other families add to its attention.
+
+
+_MAX_SIZE = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What config.json says of a layer.
+
+    size       of its output
+    heads      of the queries, `kv_heads` of keys and values, with `head_dim` numbers each
+    eps        of its norms
+    rope       mlx-lm's module that rotates [1, heads, n, head_dim] from a position on
+    n_active   experts of a mixture that see a token; 1 where the config names none
+    is_scaled  whether the weights of these experts are scaled to a sum of 1
+    """
+
+    size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    rope: Any
+    n_active: int
+    is_scaled: bool
+
+
+def read_layer_shape(folder: Path, usual: Mapping[str, Any] | None = None) -> LayerShape:
+    """Of the config in a head's folder; tables for a text model or a layer go before the keys outside.
+
+    `usual` has what the config leaves out. Raises InvalidModelFile, CacheError.
+    """
+    config = {**(usual or {}), **read_json(folder / "config.json")}
+    for key in ("text_config", "transformer_layer_config"):
+        if isinstance(table := config.get(key), dict):
+            config = {**config, **table}
+
+    def integer(key: str, default: int | None = None) -> int:
+        found = config.get(key)
+        found = default if found is None else found
+        if type(found) is not int or not 0 < found <= _MAX_SIZE:
+            raise InvalidModelFile(
+                f"{folder.name}/config.json describes no layer: its {key} is {found}.", hint=HEAD_HINT
+            )
+        return found
+
+    size, heads = integer("hidden_size"), integer("num_attention_heads")
+    head_dim = integer("head_dim", max(size // heads, 1))
+    eps = config.get("rms_norm_eps", 1e-6)
+    try:
+        return LayerShape(
+            size,
+            heads,
+            integer("num_key_value_heads", heads),
+            head_dim,
+            float(eps),
+            _make_rope(config, head_dim),
+            integer("num_experts_per_tok", 1),
+            config.get("norm_topk_prob") is not False,
+        )
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        raise InvalidModelFile(
+            f"{folder.name}/config.json describes no layer: {reason_of(error)}.", hint=HEAD_HINT
+        ) from error
+
+
+def _make_rope(config: Mapping[str, Any], head_dim: int) -> Any:
+    """Newer configs keep the settings of the rotation in a table of their own."""
+    table = config.get("rope_parameters") or {}
+    base = config.get("rope_theta") or table.get("rope_theta") or 10_000.0
+    share = config.get("partial_rotary_factor") or table.get("partial_rotary_factor") or 1.0
+    return initialize_rope(
+        int(head_dim * share),
+        float(base),
+        config.get("rope_traditional") is True,
+        config.get("rope_scaling") or table or None,
+        config.get("max_position_embeddings"),
+    )
+
+
+class Mlp:
+    """Llama's."""
+
+    def __init__(self, weights: HeadWeights, shape: LayerShape, prefix: str) -> None:
+        """Raises InvalidModelFile for tensors of other shapes."""
+        inner = weights.rows(f"{prefix}gate")
+        self._gate = weights.linear(f"{prefix}gate", inner, shape.size)
+        self._up = weights.linear(f"{prefix}up", inner, shape.size)
+        self._down = weights.linear(f"{prefix}down", shape.size, inner)
+
+    def __call__(self, x: Any) -> Any:
+        return self._down(nn.silu(self._gate(x)) * self._up(x))
+
+
+class ExpertMlp:
+    """Qwen's mixture of experts, with one that sees all tokens where the file has it."""
+
+    def __init__(self, weights: HeadWeights, shape: LayerShape, prefix: str) -> None:
+        """Raises InvalidModelFile for tensors of other shapes."""
+        self._shape = shape
+        count, inner = weights.shape(f"{prefix}router")[0], weights.shape(f"{prefix}gate")[-2]
+        if count < shape.n_active:
+            raise InvalidModelFile(f"The head has {count} experts, and a token {shape.n_active}.", hint=HEAD_HINT)
+        self._router = weights.linear(f"{prefix}router", count, shape.size)
+        self._experts = SwitchGLU(shape.size, inner, count)
+        self._experts.gate_proj = weights.experts(f"{prefix}gate", (count, inner, shape.size))
+        self._experts.up_proj = weights.experts(f"{prefix}up", (count, inner, shape.size))
+        self._experts.down_proj = weights.experts(f"{prefix}down", (count, shape.size, inner))
+        self._shared: Mlp | None = None
+        self._shared_gate: Any = None
+        if f"{prefix}shared_router" in weights:
+            self._shared = Mlp(weights, shape, f"{prefix}shared_")
+            self._shared_gate = weights.linear(f"{prefix}shared_router", 1, shape.size)
+
+    def __call__(self, x: Any) -> Any:
+        share = mx.softmax(self._router(x), axis=-1, precise=True)
+        chosen = mx.argpartition(share, kth=-self._shape.n_active, axis=-1)[..., -self._shape.n_active :]
+        share = mx.take_along_axis(share, chosen, axis=-1)
+        if self._shape.is_scaled:
+            share = share / share.sum(axis=-1, keepdims=True)
+        y = (self._experts(x, chosen) * share[..., None]).sum(axis=-2)
+        return y if self._shared is None else y + mx.sigmoid(self._shared_gate(x)) * self._shared(x)
+
+
+class HeadLayer:
+    """Attention and MLP, without the norm before the attention and without residuals.
+
+    The tensors tell what the attention adds to llama's: biases, norms of queries and keys (Qwen3), a gate on its output
+    (Qwen3-Next).
+    """
+
+    def __init__(
+        self, weights: HeadWeights, shape: LayerShape, width: int, prefix: str = "", shift: float = 0.0
+    ) -> None:
+        """`width` of the attention's input; `prefix` of the tensors' neutral names; `shift` of the norms' weights.
+
+        Raises InvalidModelFile for tensors of other shapes.
+        """
+        self._shape = shape
+        heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
+        self._is_gated = weights.rows(f"{prefix}q") == 2 * heads * head_dim
+        self._q = weights.linear(f"{prefix}q", (1 + self._is_gated) * heads * head_dim, width)
+        self._k = weights.linear(f"{prefix}k", kv_heads * head_dim, width)
+        self._v = weights.linear(f"{prefix}v", kv_heads * head_dim, width)
+        self._o = weights.linear(f"{prefix}o", shape.size, heads * head_dim)
+        self._norms = {
+            name: weights.vector(f"{prefix}{name}", head_dim, shift)
+            for name in ("q_norm", "k_norm")
+            if f"{prefix}{name}" in weights
+        }
+        self._ffn_norm = weights.vector(f"{prefix}ffn_norm", shape.size, shift)
+        kind = ExpertMlp if f"{prefix}router" in weights else Mlp
+        self._mlp = kind(weights, shape, prefix)
+
+    def attend(self, x: Any, cache: KeyValues) -> Any:
+        """[n, size] of rows [n, width], which follow those in `cache`."""
+        n, mask = len(x), cache.make_mask(len(x))
+        queries, gate = self._q(x).reshape(1, n, self._shape.heads, -1), None
+        if self._is_gated:
+            queries, gate = mx.split(queries, 2, axis=-1)
+        keys = self._k(x).reshape(1, n, self._shape.kv_heads, -1)
+        values = self._v(x).reshape(1, n, self._shape.kv_heads, -1).transpose(0, 2, 1, 3)
+        queries = self._rotate(self._norm(queries, "q_norm"), cache.offset)
+        keys, values = cache.update_and_fetch(self._rotate(self._norm(keys, "k_norm"), cache.offset), values)
+        y = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self._shape.head_dim**-0.5, mask=mask)
+        y = y.transpose(0, 2, 1, 3).reshape(n, -1)
+        return self._o(y if gate is None else y * mx.sigmoid(gate.reshape(n, -1)))
+
+    def feed_forward(self, x: Any) -> Any:
+        """[n, size] of rows [n, size], which are normed first."""
+        return self._mlp(mx.fast.rms_norm(x, self._ffn_norm, self._shape.eps))
+
+    def _norm(self, x: Any, name: str) -> Any:
+        return mx.fast.rms_norm(x, self._norms[name], self._shape.eps) if name in self._norms else x
+
+    def _rotate(self, x: Any, position: Any) -> Any:
+        return self._shape.rope(x.transpose(0, 2, 1, 3), offset=position)
+
+
+# What heads share with their target on MLX: its embeddings and its output matrix.
+
+
+OTHER_HEAD = "Use a head that was trained for this model, or --draft auto."
+
+
+@dataclass(frozen=True, slots=True)
+class TargetParts:
+    """Of mlx-lm's model.
+
+    vocab_size   V
+    hidden_size  H
+    embed        embeddings [n, H] of tokens [n]
+    score        logits [n, V] of states [n, H]
+    """
+
+    vocab_size: int
+    hidden_size: int
+    embed: Callable[[Any], Any]
+    score: Callable[[Any], Any]
+
+    def check(self, spec: HeadSpec) -> None:
+        """Raises Unsupported for a head of another hidden size."""
+        if spec.hidden_size != self.hidden_size:
+            raise Unsupported(
+                f"the head is for a hidden size of {spec.hidden_size:,}; the model has {self.hidden_size:,}.",
+                hint=OTHER_HEAD,
+            )
+
+    def find_embedding(self, weights: HeadWeights, size: int) -> Callable[[Any], Any]:
+        """The head's own embeddings [V, size], if it has any. Raises InvalidModelFile, Unsupported."""
+        if "embedding" not in weights:
+            return self.embed
+        self._check_rows(weights, "embedding")
+        embedding: Callable[[Any], Any] = weights.embedding("embedding", self.vocab_size, size)
+        return embedding
+
+    def find_output(self, weights: HeadWeights, size: int, name: str = "output") -> Callable[[Any], Any]:
+        """The head's own output matrix [V, size] of this name, if it has one. Raises InvalidModelFile, Unsupported."""
+        if name not in weights:
+            return self.score
+        self._check_rows(weights, name)
+        output: Callable[[Any], Any] = weights.linear(name, self.vocab_size, size)
+        return output
+
+    def _check_rows(self, weights: HeadWeights, name: str) -> None:
+        if (rows := weights.rows(name)) != self.vocab_size:
+            raise Unsupported(
+                f"the head is for a vocabulary of {rows:,} tokens; the model has {self.vocab_size:,}.", hint=OTHER_HEAD
+            )
+
+
+def read_target(model: Any) -> TargetParts:
+    """Of mlx-lm's model, whose shapes are read from lazy arrays; nothing is computed. Raises Unsupported."""
+    embedding = find_embedding(model)
+    token = mx.array([[0]], mx.int32)
+    return TargetParts(model(token).shape[-1], embedding(token).shape[-1], embedding, find_output(model))
+
+
+def find_embedding(model: Any) -> Any:
+    """The module that looks up tokens in mlx-lm's model. Raises Unsupported."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.QuantizedEmbedding):
+            return module
+    raise Unsupported("this model has no embeddings that a head could share.", hint=OTHER_HEAD)
+
+
+def find_output(model: Any) -> Any:
+    """The output matrix of mlx-lm's model, or its embeddings where these are tied. Raises Unsupported."""
+    for name, module in model.named_modules():
+        if name.rsplit(".", 1)[-1] == "lm_head":
+            return module
+    return find_embedding(model).as_linear

@@ -1,0 +1,296 @@
+"""The slots of an engine: sessions that keep their KV caches from request to request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast, get_args
+
+from edgespec.backends import Model
+from edgespec.backends.attached_draft import AttachedDraft
+from edgespec.backends.sequence import shared_prefix
+from edgespec.controller.cost_model import CostModel
+from edgespec.core.drafter import Confidence, Drafter
+from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.drafters import SlotMemory, drafter_specs
+from edgespec.engine.drafting import LoadedDrafter
+from edgespec.engine.events import MemoryUse
+from edgespec.errors import BackendError, Cancelled, DraftRefused, reason_of
+from edgespec.memory.memory import Memory
+from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch, hash_vocabulary
+
+if TYPE_CHECKING:
+    from edgespec.drafters.remote.drafter import RemoteDraft
+
+
+_CHEAP_PREFILL = 64  # tokens that are read again rather than opening another slot
+
+
+@dataclass(eq=False)
+class Slot:
+    """A session of the target, its drafters by name, the tokens of their last text, and the check that all poll.
+
+    prompt  how many of those tokens were the prompt
+    saved   what drafters have left when they were closed, by name; the slots of an engine share it
+    memory  the earlier texts that its drafters may use
+    """
+
+    target: Session
+    drafters: dict[str, Drafter] = field(default_factory=dict)
+    saved: dict[str, bytes] = field(default_factory=dict)
+    tokens: list[int] = field(default_factory=list)
+    prompt: int = 0
+    check: CheckCancelled = lambda: None
+    is_taken: bool = False
+    memory: SlotMemory = field(default_factory=SlotMemory)
+
+    def close_drafter(self, name: str, *, has_failed: bool = False) -> None:
+        """Close a drafter and keep what it saves, unless it has failed; what it raises does not matter any more."""
+        drafter = self.drafters.pop(name, None)
+        if drafter is None:  # the whole slot was closed
+            return
+        with suppress(Exception):
+            if not has_failed and (saved := drafter.save()) is not None:
+                self.saved[name] = saved
+        with suppress(Exception):
+            drafter.close()
+
+    def close(self) -> None:
+        for name in tuple(self.drafters):  # they may read the target's cache
+            self.close_drafter(name)
+        self.target.close()
+
+
+class SlotPool:
+    """Up to `max_slots` slots, opened when they are first needed; the least recently used one is given up first."""
+
+    def __init__(self, open_slot: Callable[[], Slot], max_slots: int, *, adopts: bool = False) -> None:
+        """`adopts`: whether slots seem able to take over each other's prefixes without computing them."""
+        self._open_slot = open_slot
+        self.max_slots = max_slots
+        self._adopts = adopts
+        self._kept: list[Slot] = []  # the most recently used one is last
+
+    def acquire(self, prompt: Sequence[int], check: CheckCancelled) -> Slot | None:
+        """A slot for `prompt`, until `release`; None while all are in use. Raises BackendError.
+
+        The slot that has just answered the same prompt is chosen, so that the answer is computed in the same cells and
+        is the same. Else it is the one with the longest common prefix, unless too much of its cache would be lost.
+        Then a new slot is opened, or the least recently used one is taken; it adopts the longest prefix of any slot
+        where it can.
+        """
+        common = {slot: shared_prefix(slot.tokens, prompt, len(prompt)) for slot in self._kept}
+        same = {slot for slot, n in common.items() if n == len(prompt) == slot.prompt}
+        free = [slot for slot in self._kept if not slot.is_taken]
+        best = max(free, key=lambda slot: (slot in same, common[slot]), default=None)
+        found = best
+        if best is None or (best not in same and self._loses_much(best, common[best])):
+            found = self._open_another(free)
+        if found is None:
+            return None
+        # During a prefill the cache holds less than the tokens of its prompt.
+        held = {slot: min(n, slot.target.position) for slot, n in common.items()}
+        source = max(held, key=lambda slot: held[slot], default=found)
+        if held.get(source, 0) > held.get(found, 0) and not found.target.adopt(source.target, held[source]):
+            self._adopts = self._adopts and held[source] <= _CHEAP_PREFILL  # a copy of few tokens may not pay
+            if best is not None and not self._loses_much(best, common[best]):
+                found = best  # the slot that was opened beside it stays for others
+        found.is_taken, found.check, found.tokens, found.prompt = True, check, list(prompt), len(prompt)
+        self._kept = [*(slot for slot in self._kept if slot is not found), found]
+        return found
+
+    def release(self, slot: Slot, tokens: list[int]) -> None:
+        """End the use of a slot, which holds `tokens` now."""
+        slot.is_taken, slot.tokens = False, tokens
+
+    def drop(self, slot: Slot) -> None:
+        """Close a slot whose state is undefined."""
+        self._kept.remove(slot)
+        slot.close()
+
+    def discard(self, slot: Slot, error: Exception) -> None:
+        """Close a slot that failed between forward and commit; a runtime's error may have damaged what slots share."""
+        self.drop(slot)
+        if isinstance(error, BackendError):
+            for free in [each for each in self._kept if not each.is_taken]:
+                self.drop(free)
+
+    def close(self) -> None:
+        kept, self._kept = self._kept, []
+        for slot in kept:
+            slot.close()
+
+    def _loses_much(self, slot: Slot, common: int) -> bool:
+        """Whether cutting the cache to `common` tokens loses more than another slot would cost."""
+        lost = len(slot.tokens) - common
+        return lost > common or (self._adopts and lost > _CHEAP_PREFILL and len(self._kept) < self.max_slots)
+
+    def _open_another(self, free: Sequence[Slot]) -> Slot | None:
+        if len(self._kept) < self.max_slots:
+            try:
+                return self._open_slot()
+            except BackendError:  # no memory for one more
+                if not self._kept:
+                    raise
+                self.max_slots = len(self._kept)
+        return free[0] if free else None
+
+
+# What a generation may use of the memory of earlier texts, and what it leaves there.
+
+
+def begin_text(slot: Slot, memory: Memory | None, use: MemoryUse | None) -> None:
+    """Let the drafters of `slot` see the texts of its request's namespace, or none."""
+    slot.memory.space = memory.space(use.namespace) if memory is not None and use is not None else None
+    if slot.memory.space is not None:
+        slot.memory.space.refresh()
+        slot.memory.epoch = slot.memory.space.epoch
+
+
+def keep_text(slot: Slot, use: MemoryUse | None, prompt: list[int], emitted: list[int]) -> list[int]:
+    """The text of a generation that has ended. It is kept in the memory that its drafters have seen, if any."""
+    text = [*prompt, *emitted]
+    space, slot.memory.space = slot.memory.space, None
+    if space is not None and use is not None:
+        space.add(text, len(prompt), use.source, slot.memory.epoch)
+    return text
+
+
+def take_notices(memory: Memory | None) -> Iterator[str]:
+    """Sentences for the user, each once: that texts cannot be stored, and why."""
+    while memory is not None and (notice := memory.take_notice()):
+        yield notice
+
+
+# The drafters of an engine: loaded once, opened for each slot, dropped where they fail.
+
+
+class DrafterPool:
+    """The loaded drafters by name. Their owner closes them."""
+
+    def __init__(self, loaded: Sequence[LoadedDrafter], target: Model) -> None:
+        """Raises DraftRefused where a draft's vocabulary is not the target's."""
+        for each in loaded:
+            if each.spec.needs == "server":
+                _refuse_other_tokenizer(cast("RemoteDraft", each.source), target)
+            elif each.spec.needs == "model" and each.source is not None:
+                reason = find_tokenizer_mismatch(target.tokenizer, cast(Model, each.source).tokenizer)
+                if reason:
+                    raise DraftRefused(
+                        f"this draft does not fit this target: {reason}.", hint="Use --draft ngram, or another."
+                    )
+        self.loaded = {each.spec.name: each for each in loaded}
+        self.saved: dict[str, bytes] = {}  # see Slot
+        self._vocab_size = target.tokenizer.vocab_size
+        self._refused: set[str] = set()  # drafters that cannot be opened
+        self._told: set[str] = set()  # drafters that the user knows to have failed
+        self._priced: set[str] = set()  # drafters that take no time, or whose measurement was tried
+        self._notices: list[str] = []
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether a drafter has a session of its own."""
+        return any(each.source is not None for each in self.loaded.values())
+
+    def open_missing(self, slot: Slot, check: CheckCancelled, *, is_new: bool = False) -> None:
+        """Open the drafters that `slot` does not have. Raises Cancelled.
+
+        Raises BackendError where there is no memory for the draft of a slot that `is_new`. Another slot goes on without
+        the drafter, until the next answer.
+        """
+        for name, loaded in self.loaded.items():
+            if name in slot.drafters or name in self._refused:
+                continue
+            try:
+                saved = slot.saved.get(name)
+                drafter = loaded.open(slot.target, self._vocab_size, saved, check, slot.memory)
+                if reason := _find_fault(drafter, name):
+                    drafter.close()
+                    raise ValueError(reason)
+                slot.drafters[name] = drafter
+                if drafter.is_free:
+                    self._priced.add(name)
+            except Cancelled:
+                raise
+            except Exception as error:  # somebody else's drafter
+                if not isinstance(error, BackendError):
+                    self._refused.add(name)
+                elif is_new and loaded.source is not None:
+                    raise
+                self._tell(name, f"cannot be used: {reason_of(error)}.")
+
+    def attached(self, names: Iterable[str]) -> dict[str, AttachedDraft]:
+        """Those of `names` that share the target's cache, so that their time depends on what it holds."""
+        sources = {name: self.loaded[name].source for name in names}
+        return {name: source for name, source in sources.items() if isinstance(source, AttachedDraft)}
+
+    def take_unpriced(self, names: Sequence[str], costs: CostModel) -> bool:
+        """Whether one of `names` has no known cost; each is returned once."""
+        unpriced = {name for name in names if not costs.has_cost(name)} - self._priced
+        self._priced |= unpriced
+        return bool(unpriced)
+
+    def require(self, names: Sequence[str]) -> None:
+        """Raise DraftRefused for a drafter that is not loaded; those that need nothing are added."""
+        specs = drafter_specs()
+        for name in names:
+            if name not in self.loaded and name in specs and specs[name].needs in ("nothing", "memory"):
+                self.loaded[name] = LoadedDrafter(specs[name], name)
+            elif name not in self.loaded:
+                raise DraftRefused(
+                    f"the drafter '{name}' is not loaded.", hint="Start with --draft, or use the n-gram draft."
+                )
+
+    def select(self, slot: Slot, names: Sequence[str]) -> list[Drafter]:
+        """The drafters of `slot` by name, without those that cannot be opened, or have no memory. Raises Cancelled."""
+        self.open_missing(slot, slot.check)
+        has_memory = slot.memory.space is not None
+        useful = [name for name in names if has_memory or self.loaded[name].spec.needs != "memory"]
+        return [slot.drafters[name] for name in useful if name in slot.drafters]
+
+    def drop(self, slot: Slot, failures: Mapping[str, str]) -> None:
+        """Close drafters of `slot` that have failed; the next generation opens them anew."""
+        for name, reason in failures.items():
+            slot.close_drafter(name, has_failed=True)
+            self._tell(name, f"failed and was left out: {reason}")
+
+    def take_notices(self) -> list[str]:
+        """Sentences for the user that were not taken yet; one for each drafter."""
+        notices, self._notices = self._notices, []
+        for each in self.loaded.values():
+            if each.spec.needs == "server":
+                notices += cast("RemoteDraft", each.source).take_notices()
+        return notices
+
+    def close(self) -> None:
+        """Free what was loaded, after the slots."""
+        for each in self.loaded.values():
+            if each.source is not None:
+                each.source.close()
+        self.loaded = {}
+
+    def _tell(self, name: str, text: str) -> None:
+        if name not in self._told:
+            self._told.add(name)
+            self._notices.append(f"The drafter {name} {text}")
+
+
+def _refuse_other_tokenizer(draft: RemoteDraft, target: Model) -> None:
+    """Raise DraftRefused unless the draft on another machine has the target's tokenizer."""
+    if draft.description.tokenizer != hash_vocabulary(target.tokenizer):
+        raise DraftRefused(
+            f"the tokenizer of {draft.description.model} at {draft.address} is not the target's.",
+            hint="Serve a draft of the target's family there, or use --draft ngram.",
+        )
+
+
+def _find_fault(drafter: Drafter, name: str) -> str | None:
+    """What is wrong with what a drafter says of itself; None if nothing is."""
+    if drafter.name != name:  # what is learned of it is stored by this name
+        return f"it calls itself '{drafter.name}'"
+    if drafter.confidence not in get_args(Confidence):
+        return f"its confidence is {drafter.confidence!r}, neither 'probability' nor 'length'"
+    if not isinstance(drafter.block_size, int) or drafter.block_size < 1:
+        return f"its block size is {drafter.block_size!r}, not a number of tokens"
+    return None

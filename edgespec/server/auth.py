@@ -1,0 +1,320 @@
+"""Guard: ASGI middleware that checks the API key, the Host and Origin headers and the size of the body."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from edgespec.errors import CacheError, InvalidRequest, reason_of
+from edgespec.files import write_private
+from edgespec.server.http import HttpError, ServerStops, check_hops, error_response
+from edgespec.server.record import ONLY_KEY, Caller, Key, Keys, current_record, hash_key, make_key
+
+# The web page at /: a conversation with the models, and the state of the server.
+
+
+_TYPES = {"html": "text/html", "css": "text/css", "mjs": "text/javascript"}
+_FOLDER = files("edgespec.server") / "page"
+_FILES = {f"/page/{each.name}": each for each in _FOLDER.iterdir() if each.name.split(".")[-1] in _TYPES}
+_FILES["/"] = _FILES.pop("/page/index.html")
+_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+PAGE_PATHS = frozenset(_FILES)
+"""The paths of the page, which hold nothing secret."""
+
+
+def page_routes() -> list[Route]:
+    """The routes of `PAGE_PATHS`."""
+    return [Route(path, get_file) for path in sorted(PAGE_PATHS)]
+
+
+async def get_file(request: Request) -> Response:
+    """The file of the page at the request's path."""
+    found = _FILES[request.url.path.rstrip("/") or "/"]
+    kind = _TYPES[found.name.split(".")[-1]]
+    return Response(found.read_text(encoding="utf-8"), media_type=kind, headers=_HEADERS)
+
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
+_OPEN = PAGE_PATHS | {"/health"}  # need no key
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the guard lets through.
+
+    keys            keys of which clients must send one; None: no key
+    hosts           host names, without port, that a Host header may hold; None: any, for servers with a key
+    origins         origins of web pages that may call, besides its own, such as 'http://localhost:3000'; or '*'
+    max_body_bytes  size limit of a request body
+    """
+
+    keys: Keys | None = None
+    hosts: frozenset[str] | None = LOOPBACK
+    origins: frozenset[str] = frozenset()
+    max_body_bytes: int = 16 * 2**20
+
+
+class Guard:
+    """Rejects requests that break the rules, before any route sees them."""
+
+    def __init__(self, app: ASGIApp, rules: Rules) -> None:
+        self._app = app
+        self._rules = rules
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
+        headers = Headers(scope=scope)
+        started = False
+
+        async def note_start(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            self._check_origin(scope, headers)
+            current_record().caller = self._identify(scope, headers)
+            check_hops(headers)
+            await self._app(scope, self._limit_body(headers, receive), note_start)
+        except HttpError as error:
+            if started:
+                raise
+            await error_response(scope["path"], error)(scope, receive, send)
+        except asyncio.CancelledError:  # the server stops
+            if started:
+                raise
+            await error_response(scope["path"], ServerStops())(scope, receive, send)
+
+    def _check_origin(self, scope: Scope, headers: Mapping[str, str]) -> None:
+        """Raises HttpError."""
+        rules = self._rules
+        host = headers.get("host", "")
+        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+        if rules.hosts is not None and name.lower() not in rules.hosts and not _is_unix(scope):
+            raise HttpError(403, "the host name in the request is not allowed.", hint="Allow it with --allow-host.")
+        origin = headers.get("origin")
+        if origin is not None and not {origin, "*"} & rules.origins and _get_host(origin) != host:
+            raise HttpError(403, "requests from this origin are not allowed.", hint="Allow it with --allow-origin.")
+
+    def _identify(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
+        """Who sends a request. Raises HttpError."""
+        if self._rules.keys is None:
+            is_local = _is_local(scope)
+            return Caller(may_manage=is_local, remembers=is_local)
+        scheme, _, key = headers.get("authorization", "").strip().partition(" ")
+        key = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        caller = self._rules.keys.identify(key) if key else None
+        if caller is None and scope["path"] not in _OPEN:
+            raise HttpError(401, "the API key is missing or wrong.", hint="Send the header Authorization: Bearer KEY.")
+        return caller or Caller()
+
+    def _limit_body(self, headers: Mapping[str, str], receive: Receive) -> Receive:
+        """`receive`, which raises HttpError beyond the size limit. Raises HttpError for a Content-Length beyond it."""
+        limit = self._rules.max_body_bytes
+        too_large = HttpError(413, f"the body is larger than {limit:,} bytes.", hint="Send a smaller body.")
+        length = headers.get("content-length", "0")
+        if not length.isascii() or not length.isdecimal() or len(length) > 15 or int(length) > limit:
+            raise too_large
+        received = 0
+
+        async def receive_limited() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > limit:
+                raise too_large
+            return message
+
+        return receive_limited
+
+
+def _get_host(origin: str) -> str:
+    """Host and port of an origin; "" if it is malformed."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return ""
+
+
+def _is_unix(scope: Scope) -> bool:
+    """Whether a request came over a Unix socket, which has no port. Browsers cannot connect to one."""
+    server = scope.get("server")
+    return server is not None and server[1] is None
+
+
+def _is_local(scope: Scope) -> bool:
+    """Whether a request comes from this machine. A proxy's X-Forwarded-For counts, whatever is in it."""
+    host = scope["client"][0] if scope.get("client") else ""
+    try:
+        return _is_unix(scope) or ip_address(host.removeprefix("::ffff:")).is_loopback
+    except ValueError:
+        return False
+
+
+def require_manager() -> None:
+    """Raises HttpError (403) unless the caller of the current request may load, unload and download models.
+
+    A handler calls it before it reads the body:
+
+        async def pull_model(request: Request) -> Response:
+            require_manager()
+            body = await read_body(request, PullRequest)
+
+    A key may manage models if its entry says so (`edgespec key add NAME --manage`), and so may that of --api-key.
+    Where a server has no keys, callers on this machine may.
+    """
+    if not current_record().caller.may_manage:
+        raise HttpError(
+            403, "this caller may not manage models.", hint="Send a key made with `edgespec key add --manage`."
+        )
+
+
+# A file of API keys: TOML with a table for each, [NAME], sha256 = "64 hexadecimal digits", and perhaps manage = true
+# and memory = true.
+#
+# It holds hashes only, so it need not be kept secret; but whoever can write it can let himself in.
+
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # also a key of TOML without quotes
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_FLAGS = ("manage", "memory")
+_HINT = "`edgespec key add NAME` writes such entries."
+_LOG = logging.getLogger("edgespec.server")
+
+
+class KeyFile:
+    """The keys of a file, which is read again when it changes."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises InvalidRequest for a file without keys, one that is damaged, or one that other users can write."""
+        self._path = path
+        self._stamp = _stamp(path)
+        self._keys = read_keys(path)
+        if not self._keys:
+            raise InvalidRequest(f"{path} has no key.", hint=f"Make one: edgespec key add NAME --file {path}")
+
+    def read(self) -> Sequence[Key]:
+        """The keys. A file that cannot be read any more is reported in the log; the keys read before stay valid."""
+        if (stamp := _stamp(self._path)) != self._stamp:
+            self._stamp = stamp
+            try:
+                self._keys = read_keys(self._path)
+            except InvalidRequest as error:
+                _LOG.error("%s The keys read before stay valid.", error.message)
+            else:
+                _LOG.info("keys of %s: %s", self._path, ", ".join(each.caller.name for each in self._keys) or "none")
+        return self._keys
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """What changes when a file is written or replaced; () if it cannot be read."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def read_keys(path: Path) -> tuple[Key, ...]:
+    """The keys of a file. Raises InvalidRequest."""
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            tables = tomllib.load(file)
+    except (OSError, ValueError) as error:
+        raise InvalidRequest(f"cannot read {path}: {reason_of(error)}.", hint=_HINT) from error
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise InvalidRequest(f"other users can write {path}.", hint=f"Run: chmod 600 {path}")
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        _LOG.warning("other users can read %s; `chmod 600` ends that", path)
+    return tuple(_parse_key(path, name, table) for name, table in tables.items())
+
+
+def _parse_key(path: Path, name: str, table: Any) -> Key:
+    _check_name(name)
+    fields = table if isinstance(table, dict) else {}
+    digest, flags = fields.get("sha256"), {flag: fields.get(flag, False) for flag in _FLAGS}
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise InvalidRequest(f"{path}: [{name}] has no sha256 of 64 hexadecimal digits.", hint=_HINT)
+    for flag, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidRequest(f"{path}: {flag} of [{name}] must be true or false.", hint=_HINT)
+    if unknown := sorted(set(fields) - {"sha256", *_FLAGS}):
+        raise InvalidRequest(f"{path}: [{name}] has an unknown field, '{unknown[0]}'.", hint=_HINT)
+    return Key(Caller(name, may_manage=flags["manage"], remembers=flags["memory"]), bytes.fromhex(digest))
+
+
+def _check_name(name: str) -> None:
+    if name == ONLY_KEY:
+        raise InvalidRequest(f"'{name}' is the name of the key of --api-key.", hint="Choose another name.")
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"a key cannot have the name '{name[:100]}'.", hint="Use letters, digits, - and _, at most 64 of them."
+        )
+
+
+def add_key(path: Path, name: str, *, may_manage: bool = False, remembers: bool = False) -> str:
+    """Append a new key to a file, which is made where there is none, for its owner only. The key is in no file.
+
+    Raises InvalidRequest for a name that is taken or not allowed and for a damaged file, CacheError.
+    """
+    _check_name(name)
+    keys = read_keys(path) if path.exists() else ()
+    if name in {each.caller.name for each in keys}:
+        raise InvalidRequest(
+            f"{path} has a key '{name}' already.", hint=f"Choose another name, or first: edgespec key rm {name}"
+        )
+    key = make_key()
+    flags = (f"{flag} = true\n" for flag, is_set in zip(_FLAGS, (may_manage, remembers), strict=True) if is_set)
+    table = f'[{name}]\nsha256 = "{hash_key(key).hex()}"\n' + "".join(flags)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b", buffering=0) as file:
+            gap = "\n" if file.seek(0, os.SEEK_END) else ""
+            file.write(f"{gap}{table}".encode())
+    except OSError as error:
+        raise CacheError(f"cannot write {path}: {reason_of(error)}.", hint="Choose another --file.") from error
+    return key
+
+
+def remove_key(path: Path, name: str) -> None:
+    """Remove the table of a key; the rest of the file stays as it is. Raises InvalidRequest, CacheError."""
+    before = read_keys(path)
+    if name not in {each.caller.name for each in before}:
+        names = ", ".join(each.caller.name for each in before) or "none"
+        raise InvalidRequest(f"{path} has no key '{name}'.", hint=f"It has: {names}.")
+    try:
+        text = path.read_text(encoding="utf-8")
+        rest = re.sub(rf"(?ms)^\[{re.escape(name)}\][^\n]*\n.*?(?=^\[|\Z)", "", text)
+        if set(tomllib.loads(rest)) != {each.caller.name for each in before} - {name}:
+            raise InvalidRequest(f"{path} has no line [{name}].", hint="Remove the entry by hand.")
+        write_private(path.resolve(), rest)
+    except OSError as error:
+        raise CacheError(f"cannot write {path}: {reason_of(error)}.", hint="Check its permissions.") from error

@@ -1,0 +1,390 @@
+"""A model of this machine: its engine process, its queue, and how long a call may take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any, Literal, TypeVar
+
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.events import Event, Finished, Notice, Request
+from edgespec.engine.prompts import Embedding
+from edgespec.errors import BackendError, InvalidRequest, PromptTooLong
+from edgespec.planner.plan import LoadConfig
+from edgespec.server.http import Busy, Policy, TimedOut
+from edgespec.server.metrics import ServerMetrics
+from edgespec.server.record import RequestRecord, current_record, hide_folders
+from edgespec.service.client import EngineClient, ModelInfo, Stream
+from edgespec.service.link import Death
+from edgespec.service.process import EngineProcess
+from edgespec.service.response import Part
+
+# FairLimiter: limits concurrent calls, or gives one call exclusive access, in the order of arrival.
+
+
+class FairLimiter:
+    """A fair semaphore with a limit that can change, and with exclusive access."""
+
+    def __init__(self, max_concurrency: int = 1) -> None:
+        self.waiting = 0  # callers in `enter`; those in `exclusive` do not count
+        self.visitors = 0
+        self._max_concurrency = max_concurrency
+        self._active = 0
+        self._is_exclusive = False
+        self._reopened = asyncio.Event()
+        self._queue: deque[tuple[asyncio.Future[None], bool]] = deque()
+
+    @property
+    def max_concurrency(self) -> int:
+        """How many callers may be inside at once."""
+        return self._max_concurrency
+
+    @max_concurrency.setter
+    def max_concurrency(self, limit: int) -> None:
+        self._max_concurrency = limit
+        self._admit()
+
+    @property
+    def active(self) -> int:
+        return self._active
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a new caller has to wait."""
+        return bool(self._queue) or self._is_exclusive or self._active >= self._max_concurrency
+
+    async def enter(self) -> None:
+        """Wait for a turn; `leave` ends it."""
+        self.waiting += 1
+        try:
+            await self._enter(exclusive=False)
+        finally:
+            self.waiting -= 1
+
+    def leave(self) -> None:
+        self._active -= 1
+        self._is_exclusive = False
+        self._reopened.set()
+        self._admit()
+
+    @asynccontextmanager
+    async def visit(self) -> AsyncIterator[None]:
+        """Be inside beside the callers, whatever the limit. Waits for nobody but one that has exclusive access."""
+        while self._is_exclusive:
+            self._reopened.clear()
+            await self._reopened.wait()
+        self.visitors += 1
+        try:
+            yield
+        finally:
+            self.visitors -= 1
+            self._admit()
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """Wait until all have left; new callers wait until this context ends."""
+        await self._enter(exclusive=True)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    async def _enter(self, *, exclusive: bool) -> None:
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._queue.append((admitted, exclusive))
+        self._admit()
+        try:
+            await admitted
+        except asyncio.CancelledError:
+            if not admitted.cancelled():  # admitted just before the cancellation
+                self.leave()
+            self._admit()  # the next caller in the queue
+            raise
+
+    def _admit(self) -> None:
+        while self._queue and not self._is_exclusive:
+            admitted, exclusive = self._queue[0]
+            if admitted.cancelled():
+                self._queue.popleft()
+                continue
+            if self._active and (exclusive or self._active >= self._max_concurrency):
+                return
+            if self.visitors and exclusive:
+                return
+            self._queue.popleft()
+            self._active += 1
+            self._is_exclusive = exclusive
+            admitted.set_result(None)
+
+
+# Slot: a model that requests name, and the queue of those requests.
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The turn of a call. `ends_s`: when its time is over, in seconds of `monotonic`. `model_info`: the loaded model;
+    None for one of another server.
+    """
+
+    ends_s: float
+    model_info: ModelInfo | None = None
+
+
+Answer = Callable[[Turn, int], AsyncGenerator[list[Part], None]]
+"""One answer in a turn, which ends with it: its parts, in batches. The number is that among the answers to a prompt."""
+
+
+class Slot:
+    """What models of this machine and of other servers share."""
+
+    def __init__(self, name: str, max_concurrency: int, policy: Policy, server_metrics: ServerMetrics) -> None:
+        """`max_concurrency`: calls that may have a turn at once."""
+        self.name = name
+        self.limiter = FairLimiter(max_concurrency)
+        self.used_s = monotonic()
+        self._policy = policy
+        self._server_metrics = server_metrics
+
+    @property
+    def is_busy(self) -> bool:
+        limiter = self.limiter
+        return limiter.active + limiter.waiting + limiter.visitors > 0
+
+    async def enter(self, *, is_new: bool = True) -> None:
+        """Wait for a turn; `leave` ends it. Raises Busy if `is_new` and the queue is full."""
+        current_record().model = self.name
+        limiter = self.limiter
+        if is_new and limiter.is_full and limiter.waiting >= self._policy.max_queue:
+            mean_s = self._server_metrics.seconds_a_call(self.name)
+            after_s = max(1, round(mean_s * limiter.waiting / limiter.max_concurrency))
+            message = f"{limiter.waiting} requests are waiting for this model."
+            raise Busy(message, hint=f"Try again in {after_s} seconds.", retry_after_s=after_s)
+        await limiter.enter()
+        self.used_s = monotonic()
+
+    def leave(self) -> None:
+        self.used_s = monotonic()
+        self.limiter.leave()
+
+    @asynccontextmanager
+    async def visit(self) -> AsyncIterator[None]:
+        """Keep the model from being unloaded. Takes no turn, no place in the queue, and no part in the metrics."""
+        current_record().model = self.name
+        async with self.limiter.visit():
+            try:
+                yield
+            finally:
+                self.used_s = monotonic()
+
+
+T = TypeVar("T")
+
+_STALLED_S = 10.0  # of silence; sound processes give a sign every second
+_GRACE_S = 5.0  # for an engine to end an answer that has been cancelled
+_POLL_S = 0.05
+
+
+class ModelSlot(Slot):
+    """A model of this machine and its queue of requests."""
+
+    def __init__(self, name: str, request: LoadConfig, policy: Policy, server_metrics: ServerMetrics) -> None:
+        super().__init__(name, request.load.caches, policy, server_metrics)
+        self.opening: asyncio.Task[ModelInfo] | None = None
+        self.keep_alive_s = policy.keep_alive_s  # of the model as it is loaded; a call may change it
+        self.config = request
+        self._client: EngineProcess | None = None
+        self._is_closing = False
+
+    @property
+    def model_info(self) -> ModelInfo | None:
+        return self._client.model_info if self._client is not None else None
+
+    @property
+    def context_size(self) -> int | None:
+        """Tokens; None where that is not known before the model has been loaded."""
+        model_info = self.model_info
+        return model_info.context_size if model_info is not None else self.config.load.context_size
+
+    @property
+    def has_process(self) -> bool:
+        """Whether the model has an engine process, loaded or not."""
+        return self._client is not None
+
+    @property
+    def holds_memory(self) -> bool:
+        """Whether the model is loaded or being unloaded."""
+        return self.model_info is not None or self._is_closing
+
+    @property
+    def state(self) -> Literal["unloaded", "loading", "loaded", "unloading"]:
+        if self._is_closing:
+            return "unloading"
+        if self.opening is not None:
+            return "loading"
+        return "loaded" if self.model_info is not None else "unloaded"
+
+    @property
+    def unloads_in_s(self) -> float:
+        """Seconds until the model is unloaded, from the end of its calls on; `inf`: not by itself."""
+        idle_s = 0.0 if self.is_busy else monotonic() - self.used_s
+        return max(0.0, self.keep_alive_s - idle_s)
+
+    @property
+    def is_busy(self) -> bool:
+        return super().is_busy or self.opening is not None
+
+    @property
+    def resident(self) -> int:
+        """Resident bytes of the engine process and this process."""
+        return self._client.resident if self._client is not None else 0
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds for which the engine process has given no sign of life."""
+        return self._client.silent_s if self._client is not None else 0.0
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the engine process has given none for so long that it is not well."""
+        return self.silent_s >= min(_STALLED_S, self._policy.max_silence_s / 2)
+
+    async def open(self) -> ModelInfo:
+        """Load the model. Raises any EdgespecError."""
+        if self._client is None:
+            self._client = EngineProcess(
+                "The next request loads it again.", self._policy.max_silence_s, self._note_death
+            )
+        model_info = await self._client.open(self.config, self._server_metrics).wait()
+        self._server_metrics.note_open(self.name, model_info.context_size)
+        self.limiter.max_concurrency = model_info.max_concurrency
+        self.used_s = monotonic()
+        return model_info
+
+    @asynccontextmanager
+    async def stream(
+        self, request: Request, ends_s: float, speculation: Speculation | None = None
+    ) -> AsyncIterator[AsyncIterator[list[Event]]]:
+        """The events of one generation, in batches, within a turn; `ends_s`: see Turn. `speculation` replaces the
+        engine's.
+
+        Leaving the context cancels the generation. The turn ends when the engine has finished it. Reading raises
+        TimedOut where the engine does not end the answer in time.
+        """
+        assert self._client is not None
+        try:
+            stream = self._client.stream(replace(request, reports_steps=False), speculation)
+        except BaseException:
+            self.leave()
+            raise
+        loop, began_s, record = asyncio.get_running_loop(), monotonic(), current_record()
+        record.begin()
+        relay: Stream[Event] = Stream(stream.cancel, is_bounded=False)
+        message = f"the answer did not end within {self._policy.timeout_s:g} seconds."
+        late = TimedOut(message, hint="Try again, or unload the model with `edgespec stop --now`.")
+        timers = [
+            loop.call_later(max(0.0, ends_s - began_s), stream.cancel),
+            loop.call_later(max(0.0, ends_s - began_s) + _GRACE_S, relay.end, late),
+        ]
+
+        def end() -> None:
+            for timer in timers:
+                timer.cancel()
+            if (model_info := self.model_info) is not None:
+                self.limiter.max_concurrency = model_info.max_concurrency
+            self.leave()
+            record.end()
+
+        def on_loop(function: Callable[..., None], *values: Any) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(function, *values)
+
+        def put(events: Sequence[Event]) -> None:
+            for event in events:
+                if isinstance(event, Finished | Notice):
+                    on_loop(self._count, event, began_s, record)
+            relay.put(*events)
+
+        def finish(error: BaseException | None) -> None:
+            if isinstance(error, PromptTooLong):
+                self._server_metrics.notice(f"{self.name}: {error.message} A larger --ctx makes room.")
+            on_loop(end)  # before the reader sees the end: its next request finds the turn free
+            hide_folders(error)
+            relay.end(error)
+
+        stream.forward(put, finish)
+        try:
+            yield relay.batches()
+        finally:
+            relay.cancel()
+
+    async def read(self, ask: Callable[[EngineClient], Stream[T]], ends_s: float) -> T:
+        """The result of `ask`, such as the tokens of a prompt, within a turn or a visit; `ends_s`: see Turn.
+
+        Raises TimedOut.
+        """
+        assert self._client is not None
+        try:
+            async with asyncio.timeout(ends_s - monotonic()):
+                return await ask(self._client).wait()
+        except BackendError as error:
+            hide_folders(error)
+            raise
+        except TimeoutError as error:
+            message = f"the model did not answer within {self._policy.timeout_s:g} seconds."
+            raise TimedOut(message, hint="Try again.") from error
+
+    async def embed(self, texts: Sequence[str | list[int]], ends_s: float) -> list[Embedding]:
+        """A vector for each text, within a turn; `ends_s`: see Turn. Raises InvalidRequest after that."""
+        assert self._client is not None
+        stream = self._client.embed(texts)
+        try:
+            async with asyncio.timeout(ends_s - monotonic()):
+                vectors = [vector async for vector in stream]
+            tokens = sum(each.tokens for each in vectors)
+            current_record().prompt_tokens += tokens
+            self._server_metrics.note_embeddings(self.name, len(vectors), tokens)
+            return vectors
+        except BackendError as error:
+            hide_folders(error)
+            raise
+        except TimeoutError as error:
+            message = f"the embeddings took longer than {self._policy.timeout_s:.0f} seconds."
+            raise InvalidRequest(message, hint="Send fewer or shorter inputs.") from error
+        finally:
+            stream.cancel()
+
+    async def stop(self) -> None:
+        """End the engine process at once, whatever it does. Its calls fail; those that wait load the model again."""
+        if (client := self._client) is not None:
+            client.kill("the model was stopped")
+            while client.model_info is not None:
+                await asyncio.sleep(_POLL_S)
+
+    async def unload(self) -> None:
+        """Unload the model after its current requests."""
+        async with self.limiter.exclusive():
+            await self.close()
+
+    async def close(self) -> None:
+        """Unload the model now; its requests fail."""
+        if (client := self._client) is not None:
+            self._is_closing = True
+            self.keep_alive_s = self._policy.keep_alive_s
+            try:
+                await asyncio.to_thread(client.close)
+            finally:
+                self._client, self._is_closing = None, False
+
+    def _count(self, event: Event, began_s: float, record: RequestRecord) -> None:
+        if isinstance(event, Finished):
+            record.add(event)
+            self._server_metrics.add(self.name, event, monotonic() - began_s)
+        elif isinstance(event, Notice):
+            self._server_metrics.notice(event.text)
+
+    def _note_death(self, death: Death) -> None:
+        self._server_metrics.note_death(self.name, death)

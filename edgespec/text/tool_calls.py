@@ -1,0 +1,359 @@
+"""Tool calls, and how a family of models writes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edgespec.text.tokenizer import find_unfinished
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of the tool `name`; `arguments` is a JSON object as text, or its beginning where the call was cut."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """The beginning of a call; `index` counts the calls of an answer from 0."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """More of a call's arguments. The deltas of a call, joined, are its arguments."""
+
+    index: int
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """The end of a call. `is_cut`: its arguments are not complete."""
+
+    index: int
+    call: ToolCall
+    is_cut: bool = False
+
+
+AnswerPart = str | CallStart | CallDelta | CallEnd
+NAME_CHARACTER = "[A-Za-z0-9_.:/-]"
+"""Regular expression of one character of a tool's name."""
+Schemas = Mapping[str, Mapping[str, Any]]
+"""The JSON schema of each tool's arguments, by the tool's name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The text around the JSON of calls, for an answer that must consist of calls.
+
+    before, after  text around each call; "{name}" stands for the tool's name, and then the JSON is the arguments alone
+    first, last    text around all calls
+    between        text between two calls; None where an answer holds one call
+    """
+
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+    first: tuple[str, ...] = ()
+    last: tuple[str, ...] = ()
+    between: tuple[str, ...] | None = None
+
+    @property
+    def holds_name(self) -> bool:
+        return any("{name}" in part for part in self.before)
+
+
+class CallSyntax:
+    """Where the arguments of a call begin, for calls whose arguments are a JSON object that follows their name.
+
+    first  matches the text before the arguments of a block's first call; its one group that takes part is the name
+    later  the same for the other calls of a block, from the end of the arguments before
+    rest   matches what belongs to a call behind its arguments; it may be empty
+    """
+
+    def __init__(self, head: str, rest: str) -> None:
+        """`head` and `rest` are regular expressions. `head` ends before the object."""
+        self.first = re.compile(head)
+        self.later = re.compile(rest + head)
+        self.rest = re.compile(rest)
+
+
+_MEMBERS = r'(?:"(?!name"|arguments"|parameters")\w+"\s*:\s*"[^"\\]*"\s*,\s*)*'
+JSON_HEAD = (
+    rf'[\s;,\[]*\{{\s*{_MEMBERS}"name"\s*:\s*"([^"\\]+)"\s*,\s*{_MEMBERS}"(?:arguments|parameters)"\s*:\s*(?=\{{)'
+)
+JSON_REST = r'(?:\s*,\s*"\w+"\s*:\s*(?:"[^"\\]*"|[\w.+-]+))*\s*\}*[\s;,\]]*'
+JSON_CALLS = CallSyntax(JSON_HEAD, JSON_REST)
+"""Calls that are JSON objects with a name and arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How one family writes calls: in blocks from `opening` to `closing`, or to the end of the answer if that is "".
+
+    read           returns the calls of a block without its markers; None if it holds none
+    syntax         of the calls that can be read while they are written; the others are read when their block ends
+    argument       key of the arguments in a call that is one JSON object
+    bare           whether a call may also be the whole answer, without `opening`
+    frame          for an answer that must consist of calls
+    visible        control tokens that count as text, by their spelling
+    answer_header  text that the model writes before an answer to the user
+    """
+
+    name: str
+    opening: str
+    closing: str
+    read: Callable[[str, Schemas], list[ToolCall] | None]
+    syntax: CallSyntax = JSON_CALLS
+    argument: str = "arguments"
+    bare: bool = False
+    frame: Frame = Frame()
+    visible: tuple[str, ...] = ()
+    answer_header: tuple[str, ...] = ()
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether every call begins with `opening`, and nothing else does."""
+        return not self.bare and not self.answer_header
+
+
+def make_call(name: str, arguments: Any) -> ToolCall | None:
+    """A call with `arguments`, an object or its JSON; None if they are anything else."""
+    if isinstance(arguments, str):
+        arguments = load_json(arguments)
+    return ToolCall(name, json.dumps(arguments)) if isinstance(arguments, dict) else None
+
+
+def load_json(text: str) -> Any:
+    """The value of a JSON text; None for any other text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def read_json_calls(body: str, _: Schemas) -> list[ToolCall] | None:
+    """The calls of one JSON object, a list of objects, or several in a row, separated by ';' or blanks."""
+    decoder, at, calls = json.JSONDecoder(), 0, list[ToolCall]()
+    while at < len(body):
+        if body[at] in " \t\r\n;,]":
+            at += 1
+            continue
+        try:
+            value, at = decoder.raw_decode(body, at)
+        except (ValueError, RecursionError):
+            return None
+        for each in value if isinstance(value, list) else [value]:
+            if (call := _read_call(each)) is None:
+                return None
+            calls.append(call)
+    return calls or None
+
+
+def _read_call(value: Any) -> ToolCall | None:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+        return None
+    return make_call(value["name"], value.get("arguments", value.get("parameters", {})))
+
+
+# The arguments of a call while a model writes them: a JSON object in a stream of text.
+
+
+_OUTSIDE = re.compile(r'["{}\[\]<]')  # "<" is no JSON: the markup behind arguments that were not closed
+_INSIDE = re.compile(r'["\\\x00-\x1f]')
+
+
+class OpenCall:
+    """A call whose arguments are being written. They are passed on as they are, except that control characters in
+    strings, which JSON forbids, are escaped.
+    """
+
+    def __init__(self, index: int, name: str) -> None:
+        self.start = CallStart(index, name)
+        self._arguments: list[str] = []
+        self._depth = 0
+        self._is_inside = False  # of a string
+        self._is_escaped = False  # the next character of the string
+
+    def push(self, text: str) -> tuple[list[CallDelta | CallEnd], str]:
+        """The parts that `text` adds, and the text behind the arguments, which is empty while they may go on."""
+        out, at, has_ended = list[str](), 0, False
+        while at < len(text) and not has_ended:
+            if self._is_escaped:
+                out.append(text[at])
+                at, self._is_escaped = at + 1, False
+                continue
+            found = (_INSIDE if self._is_inside else _OUTSIDE).search(text, at)
+            if found is None:
+                out.append(text[at:])
+                at = len(text)
+                break
+            out.append(text[at : found.start()])
+            at = found.start()
+            if has_ended := found[0] == "<" and not self._is_inside:
+                break
+            out.append(self._take(found[0]))
+            at, has_ended = at + 1, self._depth == 0
+        parts: list[CallDelta | CallEnd] = []
+        if delta := "".join(out):
+            self._arguments.append(delta)
+            parts.append(CallDelta(self.start.index, delta))
+        if has_ended:
+            parts.append(self.finish())
+        return parts, text[at:]
+
+    def finish(self) -> CallEnd:
+        """The end of the call, wherever it is."""
+        arguments = "".join(self._arguments)
+        return CallEnd(self.start.index, ToolCall(self.start.name, arguments), is_cut=self._depth > 0 or not arguments)
+
+    def _take(self, character: str) -> str:
+        """Note a character that delimits; returns it as JSON has it."""
+        if self._is_inside and character < " ":
+            return f"\\u{ord(character):04x}"
+        if character == '"':
+            self._is_inside = not self._is_inside
+        elif self._is_inside:
+            self._is_escaped = True
+        else:
+            self._depth += 1 if character in "{[" else -1
+        return character
+
+
+def whole_call(index: int, call: ToolCall) -> list[CallStart | CallDelta | CallEnd]:
+    """The parts of a call of which all is known at once."""
+    return [CallStart(index, call.name), CallDelta(index, call.arguments), CallEnd(index, call)]
+
+
+# Splits a stream of text into text and tool calls.
+
+
+_HAS_ARGUMENTS = re.compile(r'"(arguments|parameters)"')
+
+
+class ToolCallReader:
+    """Splits the text of an answer into text and calls. A block that holds no call stays text.
+
+    Arguments are passed on while they are written, once the name and the beginning of a JSON object have been read.
+    They may turn out not to be valid JSON then. All other calls are read when their block ends, each as one delta:
+    those in Qwen3-Coder's tags, those with arguments before the name, and those with arguments inside a string.
+    """
+
+    def __init__(self, tool_format: ToolFormat, tools: Schemas) -> None:
+        """JSON that is the whole answer counts as a call only if it calls one of `tools`."""
+        self._format = tool_format
+        self._tools = tools
+        self._held = ""
+        self._is_inside = False
+        self._is_start = True  # only blanks so far
+        self._is_bare = False
+        self._is_after_call = False  # blank lines there are dropped
+        self._call: OpenCall | None = None
+        self._n_calls = 0
+        self._n_before = 0  # calls before the present block
+
+    def push(self, text: str) -> list[AnswerPart]:
+        """Add `text`; returns the parts that are certain."""
+        self._held += text
+        parts: list[AnswerPart] = []
+        while self._step(parts):
+            pass
+        return parts
+
+    def finish(self) -> list[AnswerPart]:
+        """End the stream; returns the remaining parts."""
+        if self._call is not None:
+            return [self._call.finish()]
+        if self._is_inside:
+            return self._end_block(self._held, self._held if self._is_bare else self._format.opening + self._held)
+        return [self._held] if self._held else []
+
+    def _step(self, parts: list[AnswerPart]) -> bool:
+        """Consume held text up to the next boundary; False if more text is needed."""
+        if self._call is not None:
+            return self._read_arguments(self._call, parts)
+        if self._is_inside:
+            return self._read_block(parts)
+        return self._read_text(parts)
+
+    def _read_text(self, parts: list[AnswerPart]) -> bool:
+        if self._is_after_call:
+            self._held = self._held.lstrip("\n")
+            self._is_after_call = not self._held
+        if self._format.bare and self._is_start:
+            stripped = self._held.lstrip()
+            if stripped.startswith("{"):
+                self._held, self._is_bare = stripped, True
+                self._enter_block()
+                return True
+            if not stripped:
+                return False
+        before, opening, rest = self._held.partition(self._format.opening)
+        if opening:
+            self._add_text(before.rstrip("\n") if not before.strip() else before, parts)
+            self._held = rest
+            self._enter_block()
+            return True
+        certain = find_unfinished(self._held, (self._format.opening,))
+        self._add_text(self._held[:certain], parts)
+        self._held = self._held[certain:]
+        return False
+
+    def _add_text(self, text: str, parts: list[AnswerPart]) -> None:
+        if text:
+            parts.append(text)
+            self._is_start = self._is_start and not text.strip()
+
+    def _enter_block(self) -> None:
+        self._is_inside, self._n_before = True, self._n_calls
+
+    def _read_block(self, parts: list[AnswerPart]) -> bool:
+        """Go on to the arguments of the next call, or to the end of the block."""
+        syntax = self._format.syntax
+        head = (syntax.later if self._n_calls > self._n_before else syntax.first).match(self._held)
+        if head is not None and (not self._is_bare or head[head.lastindex or 0] in self._tools):
+            self._call = OpenCall(self._n_calls, head[head.lastindex or 0])
+            self._n_calls += 1
+            self._held = self._held[head.end() :]
+            parts.append(self._call.start)
+            return True
+        if not self._format.closing or self._is_bare:
+            return False
+        body, closing, rest = self._held.partition(self._format.closing)
+        if not closing:
+            return False
+        parts += self._end_block(body, self._format.opening + body + closing)
+        self._held, self._is_inside, self._is_after_call = rest, False, True
+        return True
+
+    def _read_arguments(self, call: OpenCall, parts: list[AnswerPart]) -> bool:
+        added, self._held = call.push(self._held)
+        parts += added
+        if not isinstance(added[-1] if added else None, CallEnd):
+            return False
+        self._call = None
+        return True
+
+    def _end_block(self, body: str, verbatim: str) -> list[AnswerPart]:
+        """The calls of a block that have not been read yet, or its text."""
+        if self._n_calls > self._n_before:
+            rest = self._format.syntax.rest.match(body)
+            body = verbatim = body[rest.end() if rest else 0 :]
+            if not body:
+                return []
+        calls = self._format.read(body, self._tools)
+        if calls and self._is_bare:
+            is_call = all(call.name in self._tools for call in calls) and _HAS_ARGUMENTS.search(body)
+            calls = calls if is_call else None
+        if not calls:
+            return [verbatim]
+        first, self._n_calls = self._n_calls, self._n_calls + len(calls)
+        return [part for i, call in enumerate(calls, first) for part in whole_call(i, call)]

@@ -1,0 +1,383 @@
+"""The slash commands, which the command palette lists too."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from edgespec.conversations import from_json, to_json, to_markdown
+from edgespec.conversations.chat import NONE, describe_speculation, parse_path, write_file
+from edgespec.conversations.commands import (
+    ALIASES,
+    SHARED,
+    apply_setting,
+    format_help,
+    parse_command,
+    requires_argument,
+)
+from edgespec.errors import InvalidRequest
+from edgespec.planner.draft_finder import describe_words
+from edgespec.service.client import require_model
+from edgespec.text.chat_template import Message
+from edgespec.tui.app import ChatApp
+from edgespec.tui.completion import complete_line
+from edgespec.tui.markdown import list_code_blocks
+from edgespec.tui.picker import History
+from edgespec.tui.progress import Downloads
+from edgespec.tui.prompt import Completion, Prompt
+from edgespec.tui.race import Race
+from edgespec.tui.transcript import Transcript
+from edgespec.units import count
+
+# Commands that change, show or copy the conversation.
+
+
+_MAX_ATTACHED_BYTES = 2**20
+_MAX_IMPORTED_BYTES = 2**28
+
+
+async def retry(app: ChatApp, argument: str) -> None:
+    app.activity.require_idle()
+    require_model(app.client)
+    number = _parse_question(app, argument)
+    app.recorder.rewind_answers(number)
+    app.query_one(Transcript).cut(number, keep_question=True)
+    await app.answer()
+
+
+async def continue_(app: ChatApp, _argument: str) -> None:
+    app.activity.require_idle()
+    await app.continue_answer()
+
+
+async def edit(app: ChatApp, argument: str) -> None:
+    app.activity.require_idle()
+    number = _parse_question(app, argument)
+    question = app.recorder.rewind(number)
+    app.query_one(Transcript).cut(number)
+    app.query_one(Prompt).put(question)
+
+
+async def undo(app: ChatApp, _argument: str) -> None:
+    app.activity.require_idle()
+    number = _parse_question(app, "")
+    app.recorder.rewind(number)
+    app.query_one(Transcript).cut(number)
+
+
+async def branch(app: ChatApp, argument: str) -> None:
+    app.activity.require_idle()
+    fork = app.recorder.select_fork({"up": -1, "down": 1}.get(argument, 0))
+    if fork is None:
+        raise InvalidRequest("this conversation has no branches.", hint="/retry and /edit create one.")
+    count = len(fork.branches)
+    if argument in ("up", "down"):
+        to = fork.at
+    elif argument in ("", "back"):
+        to = (max(fork.at, 0) - 1 if argument else fork.at + 1) % count
+    else:
+        to = _parse_number(argument, count, f"there are branches 1 to {count}.", "For example: /branch 1") - 1
+    if to != fork.at:
+        await app.switch_branch(fork, to)
+    app.mark_branches()
+    await app.say(f"branch {to + 1 or '-'} of {count} {app.recorder.describe_place(fork)}")
+
+
+async def attach(app: ChatApp, argument: str) -> None:
+    path = parse_path(argument)
+    text = _read(path, _MAX_ATTACHED_BYTES, "Attach only a part of it.")
+    prompt = app.query_one(Prompt)
+    fence = "`" * max(3, _measure_longest_fence(text) + 1)
+    prompt.put(f"{prompt.text}{path.name}:\n{fence}{path.suffix.removeprefix('.')}\n{text.rstrip()}\n{fence}\n")
+
+
+async def find(app: ChatApp, argument: str) -> None:
+    if not app.query_one(Transcript).find(argument):
+        raise InvalidRequest(f"'{argument}' is not on the screen.", hint="/history TEXT searches all conversations.")
+
+
+async def copy(app: ChatApp, argument: str) -> None:
+    texts = [turn.text for turn in app.recorder.turns if turn.role == "assistant" and turn.text]
+    if app.activity.answer is not None and app.activity.answer.text:
+        texts.append(app.activity.answer.text)
+    if not texts:
+        raise InvalidRequest("there is no answer to copy.", hint="Ask something first.")
+    text = texts[-1]
+    if argument:
+        blocks = list_code_blocks(text)
+        message = f"the answer has {len(blocks)} code blocks."
+        text = blocks[_parse_number(argument, len(blocks), message, "/copy copies the whole answer.") - 1]
+    app.copy_to_clipboard(text)
+    await app.say(f"copied {len(text):,} characters")
+
+
+async def new(app: ChatApp, _argument: str) -> None:
+    app.activity.require_idle()
+    app.recorder.start_new()
+    await app.show_turns()
+    await app.say("new conversation")
+
+
+async def incognito(app: ChatApp, _argument: str) -> None:
+    app.activity.require_idle()
+    app.recorder.start_incognito(is_on=not app.is_incognito)
+    await app.show_turns()
+    told = (
+        "new incognito conversation: nothing of it is saved" if app.is_incognito else "new conversation, which is saved"
+    )
+    await app.say(told)
+
+
+async def history(app: ChatApp, argument: str) -> None:
+    app.activity.require_idle()
+    current = app.recorder.conversation
+
+    async def resume(id: int | None) -> None:
+        if id is not None:
+            await app.resume(id)
+
+    current_id = current.id if current is not None and not app.is_incognito else None
+    app.push_screen(History(app.recorder.saved, current_id, argument), resume)
+
+
+async def rename(app: ChatApp, argument: str) -> None:
+    if app.recorder.conversation is None:
+        raise InvalidRequest("there is no conversation to rename.", hint="Ask something first.")
+    await app.say(f"renamed to {app.recorder.rename(argument)}")
+
+
+async def export(app: ChatApp, argument: str, *, overwrite: bool = False) -> None:
+    path, recorder = parse_path(argument), app.recorder
+    if recorder.conversation is None:
+        raise InvalidRequest("there is no conversation to export.", hint="Ask something first.")
+    serialize = {".md": to_markdown, ".json": to_json}.get(path.suffix.lower())
+    if serialize is None:
+        raise InvalidRequest(f"'{path.name}' has no known format.", hint="Use a name that ends in .md or .json.")
+    text = serialize(recorder.store, recorder.store.resume(recorder.conversation.id))
+    write_file(path, text, overwrite=overwrite)
+    await app.say(f"wrote {path}")
+
+
+async def import_(app: ChatApp, argument: str) -> None:
+    app.activity.require_idle()
+    path = parse_path(argument)
+    read = from_json(_read(path, _MAX_IMPORTED_BYTES, "Import a smaller file."))
+    app.recorder.show(app.recorder.store.insert(*read))
+    await app.show_conversation()
+
+
+async def save(app: ChatApp, argument: str, *, overwrite: bool = False) -> None:
+    app.chat.save(parse_path(argument), overwrite=overwrite)
+    await app.say(f"saved {count(len(app.chat.messages), 'message')}")
+
+
+async def load(app: ChatApp, argument: str) -> None:
+    app.activity.require_idle()
+    app.chat.load(parse_path(argument))
+    app.recorder.import_messages()
+    await app.show_turns()
+    await app.say(f"loaded {count(len(app.chat.messages), 'message')}")
+
+
+def _parse_question(app: ChatApp, argument: str) -> int:
+    """The number of a question, counted from 1; of the last one if `argument` is empty."""
+    count = len(app.recorder.questions)
+    if not count:
+        raise InvalidRequest("there is no question yet.", hint="Ask something first.")
+    if not argument:
+        return count
+    return _parse_number(argument, count, f"there are questions 1 to {count}.", "Each question starts with its number.")
+
+
+def _parse_number(argument: str, limit: int, message: str, hint: str) -> int:
+    """A number from 1 to `limit`. Raises InvalidRequest with `message` and `hint`."""
+    number = int(argument) if argument.isdecimal() and len(argument) < 10 else 0
+    if not 1 <= number <= limit:
+        raise InvalidRequest(message, hint=hint)
+    return number
+
+
+def _read(path: Path, max_bytes: int, hint: str) -> str:
+    """The text of a file. Raises InvalidRequest, with `hint` where it is larger than `max_bytes`."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+        if len(data) > max_bytes:
+            raise InvalidRequest(f"{path} is larger than {max_bytes // 2**20} MiB.", hint=hint)
+        return data.decode("utf-8")
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}.", hint="Check the path.") from error
+    except ValueError as error:  # not UTF-8, or a NUL in the path
+        raise InvalidRequest(f"{path} is not a text file.", hint="Choose a text file.") from error
+
+
+def _measure_longest_fence(text: str) -> int:
+    """Length of the longest run of backticks at the start of a line."""
+    return max((len(line) - len(line.lstrip("`")) for line in map(str.strip, text.splitlines())), default=0)
+
+
+# Commands that change the model, the draft, the settings or the theme; the race.
+
+
+async def spec(app: ChatApp, argument: str) -> None:
+    """`on` and `off` take effect during an answer too."""
+    model_info = require_model(app.client)
+    if argument:
+        model_info = await app.client.speculate(argument).wait()
+    await app.say(describe_speculation(model_info.speculation, model_info.draft, is_paused=model_info.is_paused))
+    app.refresh_instruments()
+
+
+async def draft(app: ChatApp, argument: str) -> None:
+    if not argument:
+        await app.say(f"draft: {require_model(app.client).draft} (choose from {describe_words()})")
+        return
+    app.activity.require_idle()
+    require_model(app.client)
+    app.change_draft(replace(app.request, draft=argument))
+
+
+async def model(app: ChatApp, argument: str) -> None:
+    if argument:
+        app.activity.require_idle()
+        app.open(replace(app.request, model=argument, draft="auto"))
+        return
+
+    from edgespec.tui.picker import Pick, Picker  # not before it is needed: the planner behind it takes 50 ms
+
+    async def load(pick: Pick | None) -> None:
+        if pick is not None and pick.download:
+            app.query_one(Downloads).start(replace(app.request, model=pick.model, draft="auto"))
+        elif pick is not None:
+            await app.run_command(f"model {pick.model}")
+
+    is_idle = app.activity.job is None
+    app.push_screen(Picker(app.client, app.request, app.reporter, is_idle=is_idle, is_first=app.is_choosing), load)
+
+
+async def settings(app: ChatApp, argument: str) -> None:
+    shown = apply_setting(app.chat, argument)
+    if argument:
+        app.recorder.use_system()
+    await app.say(", ".join(f"{name} {value}" for name, value in shown))
+
+
+async def system(app: ChatApp, argument: str) -> None:
+    if argument:
+        app.chat.set("system", argument)
+        app.recorder.use_system()
+    await app.say(f"system message: {app.chat.system or NONE}")
+
+
+async def race(app: ChatApp, argument: str) -> None:
+    app.activity.require_idle()
+    model_info, messages = require_model(app.client), app.chat.messages[app.chat.left_out :]
+    if model_info.speculation.is_plain:
+        raise InvalidRequest("there is no draft to race.", hint="/draft ngram or /draft auto chooses one.")
+    last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
+    if not argument and last is None:
+        raise InvalidRequest("there is no question to race.", hint="For example: /race def fibonacci(n):")
+    prompt = [*messages, Message("user", argument)] if argument else messages[: (last or 0) + 1]
+    request = replace(app.chat.request(model_info.sampling), prompt=(*app.chat.system_messages, *prompt))
+
+    async def go_on(_: None) -> None:
+        await app.send_next()
+
+    app.push_screen(Race(app.client, request, model_info.speculation, model_info.plain_speed), go_on)
+
+
+async def theme(app: ChatApp, argument: str) -> None:
+    names = ", ".join(sorted(app.available_themes))
+    if not argument:
+        await app.say(f"theme {app.theme}; available: {names}")
+    elif argument not in app.available_themes:
+        raise InvalidRequest(f"there is no theme '{argument}'.", hint=f"Available: {names}.")
+    else:
+        app.theme = argument
+
+
+Run = Callable[[ChatApp, str], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """`arguments` follow the name; optional ones are in brackets."""
+
+    name: str
+    arguments: str
+    summary: str
+    run: Run
+
+
+def _share(name: str, run: Run) -> Command:
+    """A command that the plain chat has too."""
+    shared = SHARED[name]
+    return Command(name, shared.arguments, shared.summary, run)
+
+
+async def _help(app: ChatApp, _argument: str) -> None:
+    app.action_help()
+
+
+async def _details(app: ChatApp, _argument: str) -> None:
+    await app.action_details()
+
+
+async def _exit(app: ChatApp, _argument: str) -> None:
+    app.action_leave()
+
+
+COMMANDS = (
+    _share("help", _help),
+    _share("spec", spec),
+    _share("draft", draft),
+    Command("model", "[REF]", "choose a model, or load REF; the conversation stays", model),
+    _share("set", settings),
+    Command("system", "[TEXT]", "show the system message, or set it; 'none' removes it", system),
+    Command("race", "[TEXT]", "decode the last question, or TEXT, plainly and speculatively", race),
+    Command("stats", "", "show steps, costs, acceptance (F2)", _details),
+    Command("theme", "[NAME]", "change the colors; without NAME, list the themes", theme),
+    Command("retry", "[N]", "answer the last question, or question N, again", retry),
+    _share("continue", continue_),
+    Command("edit", "[N]", "move the last question, or question N, back to the prompt", edit),
+    _share("undo", undo),
+    Command("branch", "[N|back|up|down]", "show the next branch, N or the one before; up, down: a fork", branch),
+    Command("attach", "FILE", "insert a text file into the prompt", attach),
+    Command("find", "TEXT", "scroll to the last message that contains TEXT", find),
+    Command("copy", "[N]", "copy the last answer, or its Nth code block", copy),
+    Command("new", "", "start a new conversation; this one is kept", new),
+    _share("incognito", incognito),
+    Command("history", "[TEXT]", "list all conversations, or search them for TEXT", history),
+    Command("rename", "TITLE", "change the title of the conversation", rename),
+    Command("export", "FILE", "write this branch to FILE.md, all to FILE.json; /export! replaces a file", export),
+    Command("import", "FILE", "read a FILE.json of /export as a new conversation", import_),
+    Command("save", "FILE", "write messages and settings for /load; /save! replaces a file", save),
+    Command("load", "FILE", "read a file of /save as a new conversation", load),
+    _share("exit", _exit),
+)
+_ALIASES = ALIASES | {"clear": "new", "show": "set", "resume": "history"}
+_REPLACING = (
+    Command("export!", "FILE", "as /export; a file that exists is replaced", partial(export, overwrite=True)),
+    Command("save!", "FILE", "as /save; a file that exists is replaced", partial(save, overwrite=True)),
+)
+_BY_NAME = {command.name: command for command in (*COMMANDS, *_REPLACING)}
+
+
+class SlashCommands:
+    """A tui.app.CommandSet of COMMANDS."""
+
+    help = format_help(COMMANDS)
+
+    async def run(self, app: ChatApp, line: str) -> None:
+        command, argument = parse_command(line, _BY_NAME, _ALIASES, help_key="F1")
+        await command.run(app, argument)
+
+    def complete(self, line: str, themes: Iterable[str]) -> list[Completion]:
+        return complete_line(line, _BY_NAME, _ALIASES, themes)
+
+    def without_arguments(self) -> Iterator[tuple[str, str]]:
+        for command in COMMANDS:
+            if not requires_argument(command):
+                yield command.name, command.summary
