@@ -46,8 +46,8 @@ def export_command(
     from edgespec.cli.terminal import TerminalReporter
     from edgespec.conversations.database import adapted_folder, memory_folder
     from edgespec.export.engines import ENGINES, export
-    from edgespec.export.gather import GivenIds, gather, list_remarks
-    from edgespec.export.script import format_compose, format_script
+    from edgespec.export.gather import GivenIds, gather
+    from edgespec.export.script import format_compose, format_script, list_remarks
     from edgespec.hub.hub import Hub
     from edgespec.planner.plan import LoadConfig, MemoryOptions
     from edgespec.registry.schema import load_registry

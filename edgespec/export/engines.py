@@ -1,60 +1,72 @@
-"""The engines, and the choice of the drafter that one of them takes."""
+"""The engines as a table, the drafter that one of them takes, and the command that starts it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from edgespec.backends import FileBackend
 from edgespec.errors import InvalidRequest
-from edgespec.export import llama_server, mlx_lm, ollama, sglang, tensorrt_llm, tgi, vllm
-from edgespec.export.plan import Draft, Exported, ExportPlan
+from edgespec.export.plan import Container, Draft, Exported, ExportPlan, Weights
+from edgespec.hub.cache import HubFile, HubQuant, HubRepo, LocalPath, is_gguf_name, parse_quant
 
 LOOKUPS = ("ngram", "suffix")
+MODELFILE, TENSORRT_FILE = "edgespec.Modelfile", "tensorrt-llm.yml"
 _USUAL_LENGTH = {  # where nothing was measured; a head that drafts a block has its own
     "model": 4, "eagle3": 3, "eagle": 3, "mtp": 2, "gemma4-assistant": 2, "dflash": 15, "dspark": 7, "medusa": 5,
     "pard": 8, "ngram": 5, "suffix": 24,
 }  # fmt: skip
+_ALWAYS = ""  # the remark holds whatever drafts
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
     """A program that serves models.
 
-    title      its name for people, with the version whose source the keys were read in
-    backend    whose files it loads; None for the original weights
-    methods    its own name of a drafter, by ours
-    render     makes the commands from the plan, the drafter that was chosen, and its length, 0 for its own
-    has_many   whether it has lookups that work beside a draft, and find their lengths themselves
-    measure    where it shows how many drafted tokens are accepted; "" where that is not known
-    refuse     why it cannot load the files of a draft; None where it can
-    compares   the drafters, by our name, whose vocab_size it compares with the target's when it starts
+    title     its name for people, with the version whose source the keys were read in
+    backend   whose files it loads; None for the original weights
+    command   its first words, before those of the target
+    methods   its own name of a drafter, by ours
+    options   makes the words that turn a drafter of a length on
+    target    makes the words that name the target, or what is served in its place for a draft
+    image     a container image; "" for an engine that is exported without one
+    port      where it listens
+    listen    the option that makes it listen on every address of its container
+    starts    whether the image starts it by itself
+    cache     the volume of what it downloads, and its place in the container
+    has_gpu   whether its container gets the GPUs
+    remark    a sentence about its container
+    quantize  the option that quantizes original weights to 8 bits at the start; "" without one
+    remarks   a sentence about its drafts, and the drafters that it concerns
+    files     makes the files that the command needs, by name
+    has_many  whether it has lookups that work beside a draft, and find their lengths themselves
+    measure   where it shows how many drafted tokens are accepted; "" where that is not known
+    refuse    why it cannot load the files of a draft; None where it can
+    compares  the drafters, by our name, whose vocab_size it compares with the target's when it starts
     """
 
     title: str
     backend: FileBackend | None
+    command: tuple[str, ...]
     methods: Mapping[str, str]
-    render: Callable[[ExportPlan, Draft | None, int], Exported]
+    options: Callable[[ExportPlan, Draft, int], Sequence[str]]
+    target: Callable[[ExportPlan, Draft | None], Sequence[str]] = lambda plan, draft: [plan.target.require_original()]
+    image: str = ""
+    port: int = 8000
+    listen: tuple[str, ...] = ("--host", "0.0.0.0")
+    starts: bool = False
+    cache: tuple[str, str] = ("huggingface", "/root/.cache/huggingface")
+    has_gpu: bool = True
+    remark: str = ""
+    quantize: str = ""
+    remarks: Mapping[str, Collection[str]] = field(default_factory=dict)
+    files: Callable[[ExportPlan, Draft | None, int], Mapping[str, str]] = lambda plan, draft, length: {}
     has_many: bool = False
     measure: str = ""
     refuse: Callable[[Draft], str | None] = lambda draft: None
     compares: frozenset[str] = frozenset()
-
-
-ENGINES: Mapping[str, Engine] = {
-    "vllm": Engine("vLLM 0.33", None, vllm.METHODS, vllm.render, measure=vllm.MEASURE, compares=vllm.COMPARES),
-    "sglang": Engine(
-        "SGLang 0.5.23", None, sglang.METHODS, sglang.render, measure=sglang.MEASURE, compares=sglang.COMPARES
-    ),
-    "tensorrt-llm": Engine("TensorRT-LLM", None, tensorrt_llm.METHODS, tensorrt_llm.render),
-    "tgi": Engine("text-generation-inference 3.3", None, tgi.METHODS, tgi.render),
-    "llama-server": Engine(
-        "llama-server", "llamacpp", llama_server.METHODS, llama_server.render, has_many=True,
-        measure=llama_server.MEASURE, refuse=llama_server.refuse,
-    ),
-    "mlx-lm": Engine("mlx-lm 0.32", "mlx", mlx_lm.METHODS, mlx_lm.render),
-    "ollama": Engine("Ollama 0.33", "llamacpp", ollama.METHODS, ollama.render, refuse=ollama.refuse),
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +95,7 @@ def export(plan: ExportPlan, engine: Engine) -> tuple[Choice, Exported]:
             hint="Name them: --target-id USER/REPO or FOLDER, or `originals` in models.toml.",
         )
     choice = choose_draft(plan, engine)
-    return choice, engine.render(plan, choice.draft, choice.length or 0)
+    return choice, _render(plan, engine, choice.draft, choice.length or 0)
 
 
 def choose_draft(plan: ExportPlan, engine: Engine) -> Choice:
@@ -141,3 +153,280 @@ def find_length(draft: Draft, engine: Engine) -> int | None:
     length = draft.measured.length if draft.measured is not None and draft.method != "dspark" else 0
     length = length or draft.block or _USUAL_LENGTH[draft.method]
     return min(length, draft.block or length)
+
+
+def _render(plan: ExportPlan, engine: Engine, draft: Draft | None, length: int) -> Exported:
+    files = engine.files(plan, draft, length)
+    method = draft.method if draft is not None else _ALWAYS
+    remarks = [
+        text.format(length=length, half=max(1, length // 2))
+        for text, methods in engine.remarks.items()
+        if method in methods or _ALWAYS in methods
+    ]
+    if engine.backend is None:
+        remarks += _advise_quantization(plan, engine.quantize)
+    if MODELFILE in files:
+        name = _name_for_ollama(plan)
+        commands: tuple[tuple[str, ...], ...] = (("ollama", "create", name, "-f", MODELFILE), ("ollama", "run", name))
+        inside: tuple[str, ...] = engine.command
+    else:
+        name, options = "", engine.options(plan, draft, length) if draft is not None else ()
+        commands = ((*engine.command, *engine.target(plan, draft), *options),)
+        words = (f"/{word}" if word in files else word for word in commands[0][1:])
+        inside = (*words, *engine.listen, "--port", str(engine.port))
+    if not engine.image:
+        return Exported(commands, None, files, tuple(remarks))
+    mounts = [(f"./{each}", f"/{each}") for each in files]
+    volumes = (engine.cache, *_list_mounts(plan, engine, draft), *mounts)
+    entrypoint = () if engine.starts else engine.command[:1]
+    remark = engine.remark.format(name=name)
+    container = Container(engine.image, inside, engine.port, volumes, entrypoint, engine.has_gpu, remark)
+    return Exported(commands, container, files, tuple(remarks))
+
+
+def _list_mounts(plan: ExportPlan, engine: Engine, draft: Draft | None) -> list[tuple[str, str]]:
+    """Volumes that have local files at their own paths. Files of the hub's cache are links into another folder."""
+    used = [plan.target, *([draft.weights] if draft is not None and draft.weights is not None else [])]
+    if engine.backend is None:
+        folders = dict.fromkeys(each.require_original() for each in used if each.is_folder)
+    else:
+        paths = [each.files.path for each in used if isinstance(each.files, LocalPath)]
+        folders = dict.fromkeys(str(folder) for path in paths for folder in (path.parent, path.resolve().parent))
+    return [(folder, folder) for folder in folders]
+
+
+def _advise_quantization(plan: ExportPlan, option: str) -> list[str]:
+    """How to have weights of about the size of those in use; `option` quantizes to 8 bits when the engine starts."""
+    bits = plan.target.bits
+    if bits is None or bits > 8:
+        return []
+    sizes = f"The model in use has weights of about {bits} bits, the originals 16"
+    if bits > 5 and option:
+        return [f"{sizes}; {option} gives 8."]
+    kinds = "FP8" if bits > 5 else "AWQ, GPTQ or NVFP4"
+    start = f", or add {option} for 8 bits" if option else ""
+    return [f"{sizes}: serve a repository of it in {kinds} instead{start}."]
+
+
+# vLLM, SGLang, TensorRT-LLM and text-generation-inference, which load the original weights. Rules that lose exactness,
+# such as relaxed acceptance, are never turned on.
+
+
+def _original(plan: ExportPlan, draft: Draft) -> str | None:
+    """What to load for `draft`; None for lookups, and for a head in the target's own files."""
+    is_own = draft.method == "mtp" and draft.weights is not None and draft.weights.original == plan.target.original
+    return None if draft.weights is None or is_own else draft.weights.require_original()
+
+
+def _vllm_options(plan: ExportPlan, draft: Draft, length: int) -> list[str]:
+    config = {
+        "method": _VLLM_METHODS[draft.method],
+        "num_speculative_tokens": length,
+        "model": _original(plan, draft),
+        "parallel_drafting": True if draft.method == "pard" else None,
+        "prompt_lookup_min": 2 if draft.method == "ngram" else None,
+        "prompt_lookup_max": 5 if draft.method == "ngram" else None,
+    }
+    return ["--speculative-config", json.dumps({key: value for key, value in config.items() if value is not None})]
+
+
+def _sglang_options(plan: ExportPlan, draft: Draft, length: int) -> list[str]:
+    """The options of a chain. The acceptance thresholds, below 1 lossy, keep their default of 1."""
+    method, model = _SGLANG_METHODS[draft.method], _original(plan, draft)
+    sizes = {
+        "DFLASH": {"dflash-block-size": length + 1},
+        "DSPARK": {"dspark-block-size": length},
+        # One branch: with more the rows of a round are branches, and paged attention refuses them.
+        "NGRAM": {"ngram-max-bfs-breadth": 1, "num-draft-tokens": length + 1},
+    }.get(method, {"num-steps": length, "eagle-topk": 1, "num-draft-tokens": length + 1})
+    options = {"algorithm": method, **({"draft-model-path": model} if model else {}), **sizes}
+    return [word for name, value in options.items() for word in (f"--speculative-{name}", str(value))]
+
+
+def _tensorrt_files(plan: ExportPlan, draft: Draft | None, length: int) -> dict[str, str]:
+    if draft is None:
+        return {}
+    config = {"decoding_type": _TENSORRT_METHODS[draft.method], "max_draft_len": length}
+    if model := _original(plan, draft):
+        config["speculative_model"] = model
+    lines = [f"  {key}: {json.dumps(value)}\n" for key, value in config.items()]
+    return {TENSORRT_FILE: "".join(["speculative_config:\n", *lines])}
+
+
+def _tgi_target(plan: ExportPlan, draft: Draft | None) -> list[str]:
+    """Medusa heads are served by the name of their own repository, which names the target."""
+    model = _original(plan, draft) if draft is not None and draft.method == "medusa" else None
+    return [model or plan.target.require_original()]
+
+
+# llama-server, mlx-lm and Ollama, which load the files in use.
+
+
+def _llama_target(plan: ExportPlan, _draft: Draft | None) -> list[str]:
+    match plan.target.files:
+        case LocalPath(path):
+            return ["--model", str(path)]
+        case HubFile(repo, file):
+            return ["--hf-repo", repo, "--hf-file", file]
+        case HubQuant(repo, quant):
+            return ["--hf-repo", f"{repo}:{quant}"]
+        case HubRepo(repo):
+            return ["--hf-repo", repo]
+
+
+def _llama_options(plan: ExportPlan, draft: Draft, length: int) -> list[str]:
+    words: list[str] = []
+    match draft.weights.files if draft.weights is not None else None:
+        case LocalPath(path):
+            words = ["--spec-draft-model", str(path)]
+        case HubFile(repo, file):
+            words = ["--spec-draft-hf", f"{repo}:{parse_quant(file)}"]
+        case HubQuant(repo, quant):
+            words = ["--spec-draft-hf", f"{repo}:{quant}"]
+        case HubRepo(repo):
+            words = ["--spec-draft-hf", repo]
+    beside = [each.method for each in plan.drafts if each.method in LOOKUPS and each is not draft]
+    words += ["--spec-type", ",".join(_LLAMA_METHODS[method] for method in (*beside, draft.method))]
+    return words if draft.method in LOOKUPS else [*words, "--spec-draft-n-max", str(length)]
+
+
+def _refuse_for_llama(draft: Draft) -> str | None:
+    """Why a draft cannot be loaded: llama-server downloads those that are not here by their quantization alone."""
+    files = draft.weights.files if draft.weights is not None else None
+    if isinstance(files, HubFile) and ("/" in files.path or parse_quant(files.path) is None):
+        return "llama-server cannot download this file; run `edgespec pull` first"
+    return None
+
+
+def _mlx_name(target: Weights) -> str:
+    """The folder, or the repository. Raises InvalidRequest for a GGUF file, such as the embedded one."""
+    if not isinstance(target.files, HubRepo | LocalPath) or is_gguf_name(str(target.files)):
+        raise InvalidRequest(
+            f"mlx-lm loads folders, and {target.reference} is a GGUF file.",
+            hint="Export it to llama-server or ollama.",
+        )
+    return str(target.files)
+
+
+def _mlx_options(plan: ExportPlan, draft: Draft, length: int) -> list[str]:
+    assert draft.weights is not None
+    return ["--draft-model", _mlx_name(draft.weights), "--num-draft-tokens", str(length)]
+
+
+def _write_modelfile(plan: ExportPlan, draft: Draft | None, length: int) -> dict[str, str]:
+    """Ollama runs a file named by DRAFT as an MTP layer, or as a DFlash head where that is its architecture. An
+    ordinary draft model or an EAGLE-3 head would be taken for the former, so neither is exported.
+
+    Raises InvalidRequest for paths that no Modelfile holds.
+    """
+    match plan.target.files:
+        case LocalPath(path):
+            lines = [f"FROM {path}"]
+        case HubFile(repo, file):
+            lines = [f"FROM hf.co/{repo}:{parse_quant(file) if '/' in file else file}"]
+        case other:
+            lines = [f"FROM hf.co/{other}"]
+    if draft is not None and draft.weights is not None:
+        lines.append(f"DRAFT {draft.weights.files}")
+    if draft is not None:
+        lines.append(f"PARAMETER draft_num_predict {length}")
+    if any(not line.isprintable() for line in lines):
+        raise InvalidRequest("a Modelfile cannot name a file with a line break in its path.", hint="Rename it.")
+    return {MODELFILE: "".join(f"{line}\n" for line in lines)}
+
+
+def _name_for_ollama(plan: ExportPlan) -> str:
+    stem = plan.name.rsplit("/", 1)[-1].lower().removesuffix(".gguf")
+    return re.sub(r"[^a-z0-9._-]+", "-", stem).strip("-.") or "model"
+
+
+def _refuse_for_ollama(draft: Draft) -> str | None:
+    if draft.weights is None or isinstance(draft.weights.files, LocalPath):
+        return None
+    return "Ollama takes a file, which is not on this machine; run `edgespec pull` first"
+
+
+_VLLM_METHODS = {
+    "model": "draft_model", "pard": "draft_model", "eagle3": "eagle3", "eagle": "eagle", "mtp": "mtp",
+    "gemma4-assistant": "mtp", "dflash": "dflash", "dspark": "dspark", "ngram": "ngram", "suffix": "suffix",
+}  # fmt: skip
+_SGLANG_METHODS = {
+    "model": "STANDALONE", "eagle3": "EAGLE3", "eagle": "EAGLE", "mtp": "NEXTN", "gemma4-assistant": "NEXTN",
+    "dflash": "DFLASH", "dspark": "DSPARK", "ngram": "NGRAM", "suffix": "NGRAM",
+}  # fmt: skip
+_TENSORRT_METHODS = {
+    "model": "Draft_Target", "pard": "PARD", "eagle3": "Eagle3", "mtp": "MTP", "gemma4-assistant": "MTP",
+    "dflash": "DFlash", "dspark": "DSpark", "ngram": "NGram", "suffix": "SA",
+}  # fmt: skip
+_TGI_METHODS = {"medusa": "medusa", "ngram": "n-gram", "suffix": "n-gram"}
+_LLAMA_METHODS = {
+    "model": "draft-simple", "eagle3": "draft-eagle3", "mtp": "draft-mtp", "gemma4-assistant": "draft-mtp",
+    "dflash": "draft-dflash", "dspark": "draft-dspark", "ngram": "ngram-simple", "suffix": "ngram-mod",
+}  # fmt: skip
+_OLLAMA_METHODS = {"mtp": "mtp", "gemma4-assistant": "mtp", "dflash": "dflash"}
+
+ENGINES: Mapping[str, Engine] = {
+    "vllm": Engine(  # vllm/config/speculative.py
+        "vLLM 0.33", None, ("vllm", "serve"), _VLLM_METHODS, _vllm_options,
+        image="vllm/vllm-openai:v0.33.0", quantize="--quantization fp8", compares=frozenset({"model", "pard"}),
+        measure="`--per-request-spec-decode-metrics summary` adds the accepted tokens to each response",
+        remarks={
+            "Under load shorter drafts pay: num_speculative_tokens_per_batch_size takes ranges of the batch size, such "
+            "as [[1, 4, {length}], [5, 16, {half}]].": set(_VLLM_METHODS) - {"dspark"},
+            "The method suffix needs the package arctic-inference.": ("suffix",),
+            'If the draft\'s attention is refused, add "attention_backend": "FLASH_ATTN" to the JSON.':
+                ("dflash", "dspark"),
+        },
+    ),
+    "sglang": Engine(  # sglang/srt/arg_groups/fields/spec.py
+        "SGLang 0.5.23", None, ("sglang", "serve", "--model-path"), _SGLANG_METHODS, _sglang_options,
+        image="lmsysorg/sglang:v0.5.23", port=30000, quantize="--quantization fp8", compares=frozenset({"model"}),
+        measure="its log shows `accept len`, the tokens of a round",
+        remarks={
+            "`--speculative-adaptive` lets SGLang change the length; `--speculative-eagle-topk 4` with more "
+            "`--speculative-num-draft-tokens` drafts trees.": ("eagle", "eagle3", "mtp", "gemma4-assistant"),
+        },
+    ),
+    "tensorrt-llm": Engine(  # tensorrt_llm/llmapi/llm_args.py, November 2026
+        "TensorRT-LLM", None, ("trtllm-serve",), _TENSORRT_METHODS, lambda *_: ("--config", TENSORRT_FILE),
+        image="${TENSORRT_LLM_IMAGE:?the release image of TensorRT-LLM, which its documents name}",
+        files=_tensorrt_files,
+        remarks={
+            "Older releases call the option --extra_llm_api_options, the type DraftTarget, and the key "
+            "speculative_model_dir.": tuple(_TENSORRT_METHODS),
+            "Older releases have num_nextn_predict_layers in place of max_draft_len. The documents name DeepSeek's "
+            "models for MTP: check that this target is among those of your release.": ("mtp",),
+        },
+    ),
+    "tgi": Engine(  # launcher/src/main.rs of version 3.3.5
+        "text-generation-inference 3.3", None, ("text-generation-launcher", "--model-id"), _TGI_METHODS,
+        lambda plan, draft, length: ("--speculate", str(length)), _tgi_target,
+        image="${TGI_IMAGE:?the image of text-generation-inference, which its README names}", port=8080, listen=(),
+        starts=True, cache=("huggingface", "/data"), quantize="--quantize eetq",
+        remarks={
+            "text-generation-inference is in maintenance mode: its README recommends vLLM, SGLang, llama.cpp and MLX "
+            "instead.": (_ALWAYS,),
+        },
+    ),
+    "llama-server": Engine(  # common/arg.cpp of the llama.cpp that edgespec builds
+        "llama-server", "llamacpp", ("llama-server",), _LLAMA_METHODS, _llama_options, _llama_target,
+        image="${LLAMA_SERVER_IMAGE:?the server image of llama.cpp, which its documents name}", port=8080, starts=True,
+        cache=("llama-cpp", "/root/.cache"), has_gpu=False, has_many=True, refuse=_refuse_for_llama,
+        measure="`timings` of a response has draft_n and draft_n_accepted",
+        remark="It uses no GPU: for one, take an image that is built for it, and reserve the device.",
+    ),
+    "mlx-lm": Engine(  # mlx_lm/server.py of version 0.32.2
+        "mlx-lm 0.32", "mlx", ("mlx_lm.server", "--model"), {"model": "draft model"}, _mlx_options,
+        lambda plan, _draft: [_mlx_name(plan.target)],
+        remarks={
+            "`mlx_lm.generate` takes the same options, and --prompt.": (_ALWAYS,),
+            "With a draft model mlx_lm.server answers one request at a time.": ("model",),
+        },
+    ),
+    "ollama": Engine(  # parser/parser.go of version 0.33.0-rc2
+        "Ollama 0.33", "llamacpp", ("serve",), _OLLAMA_METHODS, lambda *_: (), files=_write_modelfile,
+        image="ollama/ollama", port=11434, starts=True, cache=("ollama", "/root/.ollama"), refuse=_refuse_for_ollama,
+        remark=f"Once it runs: docker compose exec model ollama create {{name}} -f /{MODELFILE}",
+        remarks={"Older versions of Ollama do not know DRAFT and draft_num_predict.": tuple(_OLLAMA_METHODS)},
+    ),
+}  # fmt: skip

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgespec import __version__
 from edgespec.backends import FileBackend
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileStore, processor_name
-from edgespec.errors import CacheError
-from edgespec.export.engines import Choice, Engine, compare_vocabularies
-from edgespec.export.plan import Draft, Exported, ExportPlan, Weights, read_measured
-from edgespec.export.weights import RegistryPair, describe_weights, require_pair
+from edgespec.errors import CacheError, InvalidRequest, UnknownModel
+from edgespec.export.plan import Draft, ExportPlan, Weights, read_measured
+from edgespec.formats.gguf import Header
+from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.heads import HeadSpec
-from edgespec.hub.cache import Alias, HubFile, HubQuant, HubRepo, Reference, parse_reference
+from edgespec.hub.cache import Alias, HubFile, HubQuant, HubRepo, LocalPath, Reference, parse_reference
 from edgespec.hub.hub import Hub
 from edgespec.planner.adapted import find_local
-from edgespec.planner.draft_finder import AUTO, PlannedDrafter
+from edgespec.planner.draft_finder import AUTO, DraftTerm, PlannedDrafter, parse_draft
+from edgespec.planner.heads import drafter_of, refuse_kind
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, choose_backend, plan
+from edgespec.registry.originals import find_original, is_repository, read_folder_original, read_gguf_original
 from edgespec.registry.resolve import LocalMlx
-from edgespec.registry.schema import Entry, Registry
+from edgespec.registry.schema import Entry, Pair, Registry
 
 _PREFERENCE = (
     "eagle3", "dspark", "dflash", "mtp", "gemma4-assistant", "eagle", "medusa", "hydra", "pard", "model", "self",
@@ -129,87 +132,167 @@ def _load_stats(planned: Plan, target: Path | None, hub: Hub) -> DraftStats | No
         return None
 
 
-# What a user has to know of an export: figures, where they hold, and what stays behind.
+# One model in the forms in which engines load it.
 
 
-_DEPTHS = 4  # of drafted tokens whose acceptance is shown
+_BITS = re.compile(r"(?:\b|_)(?:UD-)?(?:I?Q|NVFP)(\d)|\b(\d)[-_]?bit", re.IGNORECASE)
 
 
-def list_remarks(plan: ExportPlan, engine: Engine, choice: Choice, exported: Exported) -> Iterator[str]:
-    """Sentences, the most important ones first."""
-    yield f"{plan.name} for {engine.title}, written by edgespec {__version__}."
-    if engine.backend is None:
-        yield f"Weights: {plan.target.original} (named by {plan.target.known_from})."
-    if choice.draft is None:
-        yield "Drafts: none."
+def describe_weights(
+    reference: Reference,
+    registry: Registry,
+    *,
+    path: Path | None = None,
+    metadata: ModelMetadata | None = None,
+    given: str | None = None,
+    is_head: bool = False,
+) -> Weights:
+    """The model that `reference` names, which lies at `path` if it is on this machine.
+
+    `given` is what the user says of its original weights. Of a head and a PARD model the base model is another model.
+    Raises InvalidRequest for a `given` that is neither a repository nor a folder.
+    """
+    if path is None and isinstance(reference, LocalPath):
+        path = reference.path
+    original, known_from = _find_original(reference, registry, path, metadata, given, is_head)
+    if path is not None and not (isinstance(reference, HubRepo) and path.is_dir()):
+        files: HubRepo | HubQuant | HubFile | LocalPath = LocalPath(path.absolute())
     else:
-        yield from _describe_draft(choice.draft, choice.length, engine)
-        yield from _describe_figures(choice.draft, plan, engine)
-        if None in (compare_vocabularies(plan, choice.draft, engine) or ()):
-            yield (
-                f"{engine.title} refuses to start if vocab_size in the config.json of target and draft differs; that "
-                "is not known here. If it does, export with --draft ngram."
+        assert isinstance(reference, HubRepo | HubQuant | HubFile)
+        files = reference
+    return Weights(reference, files, original, known_from, _count_bits(reference, metadata), _count_rows(metadata))
+
+
+def _find_original(
+    reference: Reference,
+    registry: Registry,
+    path: Path | None,
+    metadata: ModelMetadata | None,
+    given: str | None,
+    is_head: bool,
+) -> tuple[str | None, str]:
+    if given is not None:
+        return _check_given(given), "you"
+    if known := find_original(reference, registry, is_head=is_head):
+        return known, "models.toml"
+    if isinstance(metadata, Header):
+        return (None if is_head else read_gguf_original(metadata)) or (None, "")
+    if metadata is None:
+        return None, ""
+    if isinstance(metadata.config.get("quantization"), dict):
+        return (None if is_head else read_folder_original(metadata)) or (None, "")
+    if isinstance(reference, HubRepo):  # in half precision, as it was released
+        return reference.repo, "its name"
+    return (str(path.resolve()), "its path") if path is not None else (None, "")
+
+
+def _check_given(text: str) -> str:
+    if is_repository(text):
+        return text
+    folder = Path(text).expanduser()
+    if (folder / "config.json").is_file():
+        return str(folder.resolve())
+    raise InvalidRequest(
+        f"{text!a} is neither a repository nor a folder with config.json.",
+        hint="Write USER/REPO, such as Qwen/Qwen3-32B.",
+    )
+
+
+def _count_bits(reference: Reference, metadata: ModelMetadata | None) -> int | None:
+    """Whole bits of a weight, where it is quantized; None for others, and for MXFP4, in which models are released."""
+    if "mxfp4" in str(reference).lower():
+        return None
+    if isinstance(metadata, Header):
+        if any(tensor.type.name == "MXFP4" for tensor in metadata.tensors):
+            return None
+        mean = 8 * metadata.weight_bytes / sum(math.prod(tensor.shape) for tensor in metadata.tensors)
+        return int(mean) if mean < 12 else None
+    if metadata is not None:
+        found = metadata.config.get("quantization")
+        bits = found.get("bits") if isinstance(found, dict) else None
+        return bits if isinstance(bits, int) else None
+    match = _BITS.search(str(reference))
+    return int(match[1] or match[2]) if match else None
+
+
+def _count_rows(metadata: ModelMetadata | None) -> int | None:
+    """Rows of the embedding, `vocab_size` of config.json, where the metadata says."""
+    if isinstance(metadata, Header):
+        return next((tensor.shape[-1] for tensor in metadata.tensors if tensor.name == "token_embd.weight"), None)
+    return metadata.integer("vocab_size") if metadata is not None else None
+
+
+# The drafters of a target whose files are not on this machine, by what the registry says of it.
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryPair:
+    """A pair of models.toml; `given` is what the user says of the original weights of its draft."""
+
+    pair: Pair
+    backend: FileBackend
+    registry: Registry
+    given: str | None
+
+    def list_drafts(self, text: str) -> Iterator[Draft]:
+        """The drafters that a value of `--draft` asks for. Raises UnknownModel, InvalidRequest."""
+        if text == AUTO:
+            yield from self._list_all()
+        else:
+            yield from map(self._find, parse_draft(text))
+
+    def _list_all(self) -> Iterator[Draft]:
+        pair = self.pair
+        yield Draft("ngram")
+        if pair.draft is not None:
+            yield self._describe("model", pair.draft)
+        if pair.pard is not None:
+            yield self._describe("pard", pair.pard)
+        if pair.head is not None and pair.head_kind and not refuse_kind(self.backend, "", pair.head_kind):
+            yield self._describe(pair.head_kind, pair.head)
+        elif self._has_own_head:
+            yield Draft("mtp")
+
+    def _find(self, term: DraftTerm) -> Draft:
+        name, pair = term.spec.name, self.pair
+        if term.spec.needs not in ("model", "head"):
+            return Draft(name)
+        if term.reference is not None:
+            reference = parse_reference(term.reference)
+            if isinstance(reference, Alias):
+                reference = require_pair(self.registry.get(reference.name), self.backend).target
+            is_paired_head = reference == pair.head and pair.head_kind is not None
+            return self._describe(pair.head_kind or name if is_paired_head else name, reference)
+        if name == "mtp" and self._has_own_head:
+            return Draft(name)
+        if pair.head is not None and pair.head_kind is not None and drafter_of(pair.head_kind).name == name:
+            return self._describe(pair.head_kind, pair.head)
+        paired = {"model": pair.draft, "pard": pair.pard}.get(name)
+        if paired is None:
+            raise UnknownModel(
+                f"models.toml pairs no {name} with this target.",
+                hint=f"Name one: --draft {name}:REF, or use --draft auto.",
             )
-    yield from exported.remarks
-    for label, reason in choice.refusals.items():
-        yield f"Left out: {label}: {reason}."
-    yield from (f"Stays behind: {each}." for each in _list_lost(plan, engine, choice))
-    if engine.backend is None:
-        yield from plan.hints
+        return self._describe(name, paired)
+
+    @property
+    def _has_own_head(self) -> bool:
+        """Whether the target's own file holds an MTP head."""
+        repo = getattr(self.pair.with_head, "repo", None)
+        return repo is not None and repo == getattr(self.pair.target, "repo", None)
+
+    def _describe(self, method: str, reference: Reference) -> Draft:
+        weights = describe_weights(reference, self.registry, given=self.given, is_head=method != "model")
+        return Draft(method, weights, acceptance=self.pair.acceptance if reference == self.pair.draft else None)
 
 
-def _describe_draft(draft: Draft, length: int | None, engine: Engine) -> Iterator[str]:
-    name = draft.label
-    if engine.backend is None and draft.weights is not None:
-        name = f"{draft.weights.original} ({draft.method}; named by {draft.weights.known_from})"
-        if draft.version is not None and not draft.weights.is_folder:
-            yield (
-                f"The draft in use is version {draft.version}, adapted on this machine; {engine.title} cannot load it "
-                "and gets the draft that it was made from."
-            )
-    measured = draft.measured
-    if length is None:
-        yield f"Drafts: {name}, of lengths that {engine.title} finds."
-    elif measured is not None and measured.length == length:
-        yield (
-            f"Drafts: {name}, {length} tokens: the fastest fixed length by what was measured here, "
-            f"{measured.speedup:.2f} times plain decoding."
+def require_pair(entry: Entry, backend: FileBackend) -> Pair:
+    """The pair for `backend`. Raises UnknownModel where there is none."""
+    pair = entry.pair(backend)
+    if pair is None:
+        kind = "GGUF file" if backend == "llamacpp" else "MLX folder"
+        raise UnknownModel(
+            f"models.toml names no {kind} of {entry.alias}.",
+            hint="Name a path, or export it to vllm, sglang, tensorrt-llm or tgi, which load the original weights.",
         )
-    elif measured is not None and measured.length:
-        yield f"Drafts: {name}, {length} tokens, those of its block; {measured.length} would be the fastest here."
-    elif measured is not None:
-        yield f"Drafts: {name}, {length} tokens, a usual number: here such drafts are not faster than plain decoding."
-    elif length == draft.block:
-        yield f"Drafts: {name}, {length} tokens, those of its block: not enough was measured here; see `edgespec tune`."
-    else:
-        yield f"Drafts: {name}, {length} tokens, a usual number: not enough was measured here; see `edgespec tune`."
-
-
-def _describe_figures(draft: Draft, plan: ExportPlan, engine: Engine) -> Iterator[str]:
-    measured = draft.measured
-    if measured is not None:
-        rate = measured.acceptance
-        depths = ", ".join(f"{rate**depth:.0%}" for depth in range(1, _DEPTHS + 1))
-        yield (
-            f"Acceptance measured here ({measured.sampling}): {rate:.0%} of the tokens that follow accepted ones. At "
-            f"that rate drafts are right up to tokens 1, 2, 3 and 4 in {depths} of the rounds."
-        )
-    elif draft.acceptance is not None:
-        low, high = draft.acceptance
-        yield f"Acceptance by the registry, of the quantized pair: {low:.0%} to {high:.0%} of the drafted tokens."
-    if measured is not None or draft.acceptance is not None:
-        where = f" ({plan.machine})" if measured is not None else ""
-        others = ", and for the files in use, not for the original weights" if engine.backend is None else ""
-        yield f"These figures are for one request at a time on one machine{where}{others}: measure again there."
-    if engine.measure:
-        yield f"To see the acceptance: {engine.measure}."
-
-
-def _list_lost(plan: ExportPlan, engine: Engine, choice: Choice) -> Iterator[str]:
-    """What edgespec does with the pair and the engine does not."""
-    if choice.draft is None:
-        return
-    yield f"the autopilot; {engine.title} drafts also where that does not pay"
-    yield "draft trees; a chain is exported"
-    yield "earlier texts, and drafts that learn from answers"
-    yield "tokens that a JSON schema forces, which edgespec drafts without a model"
+    return pair

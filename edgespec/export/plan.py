@@ -35,6 +35,11 @@ class Weights:
         """Whether `original` is a folder on this machine."""
         return self.original is not None and self.original.startswith("/")
 
+    def require_original(self) -> str:
+        """`original`, where an engine that loads it has been checked to know it."""
+        assert self.original is not None
+        return self.original
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -96,11 +101,6 @@ class ExportPlan:
     hints: tuple[str, ...] = ()
 
 
-def list_weights(plan: ExportPlan, draft: Draft | None) -> list[Weights]:
-    """The models that are loaded where `draft` drafts: the target, and that of the draft."""
-    return [plan.target, *([draft.weights] if draft is not None and draft.weights is not None else [])]
-
-
 @dataclass(frozen=True, slots=True)
 class Container:
     """A service of Docker Compose.
@@ -133,16 +133,6 @@ class Exported:
     container: Container | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
-
-
-# Files on this machine in a container.
-
-
-def mount_files(plan: ExportPlan, draft: Draft | None) -> list[tuple[str, str]]:
-    """Volumes that have the files in use at their own paths. Files of the hub's cache are links into another folder."""
-    paths = [each.files.path for each in list_weights(plan, draft) if isinstance(each.files, LocalPath)]
-    folders = dict.fromkeys(str(folder) for path in paths for folder in (path.parent, path.resolve().parent))
-    return [(folder, folder) for folder in folders]
 
 
 # What the autopilot has stored of a drafter, as the figures of an export.

@@ -15,11 +15,10 @@ import yaml
 
 from edgespec.backends import FileBackend
 from edgespec.errors import EdgespecError, InvalidRequest
-from edgespec.export import ollama
-from edgespec.export.engines import ENGINES, Choice, Engine, export
-from edgespec.export.gather import GivenIds, list_remarks
+from edgespec.export.engines import ENGINES, MODELFILE, Choice, Engine, export
+from edgespec.export.gather import GivenIds
 from edgespec.export.plan import Draft, Exported, ExportPlan, Measured, Weights
-from edgespec.export.script import format_compose
+from edgespec.export.script import format_compose, list_remarks
 from edgespec.hub.cache import HubRepo, LocalPath, PackagedFile
 from edgespec.registry.schema import HEAD_KINDS, Registry
 from tests.export.conftest import Gather, read_keys
@@ -88,7 +87,7 @@ def check_keys(name: str, exported: Exported) -> None:
         if "--spec-type" in words:
             assert set(words[words.index("--spec-type") + 1].split(",")) <= set(keys["methods"]) - {"none"}
     elif name == "ollama":
-        check_modelfile(exported.files[ollama.FILE])
+        check_modelfile(exported.files[MODELFILE])
     elif name == "tensorrt-llm":
         for text in exported.files.values():
             check_tensorrt(yaml.safe_load(text)["speculative_config"])

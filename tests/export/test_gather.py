@@ -16,8 +16,9 @@ from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileKey, ProfileStore
 from edgespec.errors import InvalidRequest, UnknownModel
 from edgespec.export.engines import ENGINES, export
-from edgespec.export.gather import GivenIds, list_remarks
+from edgespec.export.gather import GivenIds
 from edgespec.export.plan import ExportPlan, find_best_length, read_measured
+from edgespec.export.script import list_remarks
 from edgespec.formats.gguf import read_header
 from edgespec.hub.cache import LocalPath
 from edgespec.registry.adapted import AdaptedDrafts

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from edgespec.export import tensorrt_llm
+from edgespec.export.engines import TENSORRT_FILE
 from edgespec.export.plan import Exported
 from edgespec.export.script import format_script
 
@@ -37,7 +37,7 @@ def test_words_of_a_shell_stay_words(tmp_path: Path) -> None:
 
 
 def test_a_script_beside_its_files_finds_them() -> None:
-    exported = Exported((("x",),), files={tensorrt_llm.FILE: "a: 1\n"})
+    exported = Exported((("x",),), files={TENSORRT_FILE: "a: 1\n"})
     text = format_script(exported, ["word " * 60], with_files=False)
     assert 'cd "$(dirname "$0")"' in text and "cat >" not in text and text.endswith('x "$@"\n')
     assert max(map(len, text.splitlines())) <= 100
