@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-_COMMANDS = "draft engine key launch main memory models plan ps run serve show"  # modules of edgespec.cli
+_COMMANDS = "draft engine export key launch main memory models ps run serve"  # modules of edgespec.cli
 MAX_S = 300  # for one command; trainings have a low priority
 _MAX_BYTES = 2**18  # of a request
 
