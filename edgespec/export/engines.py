@@ -170,8 +170,9 @@ def _render(plan: ExportPlan, engine: Engine, draft: Draft | None, length: int) 
         commands: tuple[tuple[str, ...], ...] = (("ollama", "create", name, "-f", MODELFILE), ("ollama", "run", name))
         inside: tuple[str, ...] = engine.command
     else:
-        name, options = "", engine.options(plan, draft, length) if draft is not None else ()
-        commands = ((*engine.command, *engine.target(plan, draft), *options),)
+        name, target = "", engine.target(plan, draft)
+        options = engine.options(plan, draft, length) if draft is not None else ()
+        commands = ((*engine.command, *target, *options),)
         words = (f"/{word}" if word in files else word for word in commands[0][1:])
         inside = (*words, *engine.listen, "--port", str(engine.port))
     if not engine.image:
