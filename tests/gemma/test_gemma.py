@@ -1,4 +1,4 @@
-"""Gemma 3 270M, a base model: layers with sliding windows, and a vocabulary of 262,144 tokens. `make gemma` runs it."""
+"""Gemma 3 270M: a base model with sliding windows and a vocabulary of 262,144 tokens. `make gemma` downloads it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.api.conftest import folders
 from tests.models import REPOSITORY
 from tests.real.texts import Ask, Judge, load
 
-pytestmark = pytest.mark.gemma
+__all__ = ["folders"]
 
 DRAFTS: dict[str, dict[str, Any]] = {
     "auto": {},
