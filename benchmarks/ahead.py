@@ -40,7 +40,7 @@ class AheadSession:
     waited_s              seconds in which the drafter waited for the thread
     """
 
-    is_lazy = False
+    is_async = False
 
     def __init__(self, session: TruncatedSession, core: int | None = None) -> None:
         """The thread runs on `core` alone, where that is given. Closes `session` when it is closed."""
@@ -65,12 +65,12 @@ class AheadSession:
         self._rows.clear()
         self._session.begin(text)
 
-    def unread(self, text: Sequence[int]) -> int:
+    def pending_tokens(self, text: Sequence[int]) -> int:
         self.stop()
         if self._holds(text):
             return 0
         self._rows.clear()
-        return self._session.unread(text)
+        return self._session.pending_tokens(text)
 
     def read(self, text: Sequence[int], window: int) -> Logits | None:
         self.stop()

@@ -30,7 +30,7 @@ from benchmarks.prompts import CODE
 from benchmarks.slow_link import SlowLink, find_obstacle
 from benchmarks.workers import Client, ask, end
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.ranks import RANK, open_door, take_ranks
+from edgespec.backends.ranks import RANK, listen_for_ranks, take_ranks
 from edgespec.engine.engine import Engine
 from edgespec.formats.gguf_validate import read_file
 from edgespec.registry.resolve import LocalMlx
@@ -163,7 +163,7 @@ def _lead(target: str, sizes: str) -> None:
     path, options = Path(target), LoadOptions(context_size=512)
     ranks = take_ranks()
     assert ranks is not None
-    open_door(ranks)
+    listen_for_ranks(ranks)
     with ExitStack() as stack:
         alone = stack.enter_context(closing(Engine(load_model("mlx", path, options), [], PLAIN)))
         pair = list_loaded(model=load_model("mlx", DRAFT, options))

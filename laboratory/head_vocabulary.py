@@ -145,7 +145,7 @@ def measure_acceptance(folder: Path, kept: int, texts: list[str], tokens: int) -
     model = load_model("mlx", TARGET, LoadOptions(context_size=1024))
     spec = read_head(folder)
     assert spec is not None
-    head = model.attach_head(spec, folder, progress=lambda fraction: None, check=lambda: None)
+    head = model.load_head(spec, folder, progress=lambda fraction: None, check=lambda: None)
     assert isinstance(head, MlxHead)
     engine = Engine(model, [LoadedDrafter(drafter_specs()[head.name], head.name, head)], PLAIN)
     ids = choose_frequent(model.tokenizer, kept)

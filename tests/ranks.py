@@ -16,7 +16,7 @@ from typing import Any
 
 from edgespec.backends import Model
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.ranks import ADDRESS, open_door, take_ranks, use_door
+from edgespec.backends.ranks import ADDRESS, listen_for_ranks, set_rank_address, take_ranks
 from edgespec.registry.resolve import LocalMlx, PackagedGguf
 from edgespec.service import ranks as lead
 from tests.mlx_models import CONFIGS, DENSE
@@ -75,9 +75,9 @@ def _join_two() -> tuple[object, ...]:
     assert ranks is not None
     follower = start_rank(1, hosts, stdout=None, stderr=None)
     os.environ.update(hosts)  # read by MLX
-    open_door(ranks)
-    lead.lead_ranks(lambda: None)
-    use_door(None)  # other tests of this process load models as ever
+    listen_for_ranks(ranks)
+    lead.mlx_leader(lambda: None)
+    set_rank_address(None)  # other tests of this process load models as ever
     return folder, follower
 
 

@@ -83,7 +83,7 @@ class Model(Protocol):
     @property
     def layer_count(self) -> int: ...
 
-    def attach(
+    def make_self_draft(
         self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
     ) -> AttachedDraft:
         """Load a self-draft. `spec` names its layers; `folder` caches files that take long to make.
@@ -91,7 +91,7 @@ class Model(Protocol):
         `progress` gets 0.0 to 1.0. Raises Unsupported, InvalidRequest, DoesNotFit, BackendError, CacheError, Cancelled.
         """
 
-    def attach_head(
+    def load_head(
         self, spec: HeadSpec, path: Path, *, progress: Callable[[float], None], check: CheckCancelled
     ) -> AttachedHead:
         """Load the trained head at `path`, which `spec` describes.

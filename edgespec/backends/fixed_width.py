@@ -194,12 +194,12 @@ class FixedWidthModel:
     def open_embedder(self, cells: int, check: CheckCancelled) -> Embedder:
         return self._inner.open_embedder(cells, check)
 
-    def attach(
+    def make_self_draft(
         self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
     ) -> AttachedDraft:
-        return FixedWidthDraft(self._inner.attach(spec, folder=folder, progress=progress, check=check))
+        return FixedWidthDraft(self._inner.make_self_draft(spec, folder=folder, progress=progress, check=check))
 
-    def attach_head(
+    def load_head(
         self, spec: HeadSpec, path: Path, *, progress: Callable[[float], None], check: CheckCancelled
     ) -> AttachedHead:
         raise Unsupported(

@@ -86,7 +86,7 @@ def take_ranks(environment: MutableMapping[str, str] = os.environ) -> Ranks | No
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class RankAddress:
     """The socket at which rank 0 waits for the others, open while the command runs.
 
     It can be given to a process that is being started, which then meets the other ranks.
@@ -107,10 +107,10 @@ class Door:
         os.close(self.descriptor)
 
 
-_door: Door | None = None
+_address: RankAddress | None = None
 
 
-def open_door(ranks: Ranks) -> Door:
+def listen_for_ranks(ranks: Ranks) -> RankAddress:
     """Wait at rank 0's address from now on. Raises InvalidRequest where that is not possible."""
     family = socket.AF_INET6 if ":" in ranks.host else socket.AF_INET
     try:
@@ -121,29 +121,29 @@ def open_door(ranks: Ranks) -> Door:
             f"rank 0 cannot wait for the other ranks at {ranks.address}: {reason}.",
             hint=f"Use other ports (mlx.launch --starting-port), or another address (--env {ADDRESS}=HOST:PORT).",
         ) from error
-    use_door(Door(ranks, server.detach()))
-    assert _door is not None
-    return _door
+    set_rank_address(RankAddress(ranks, server.detach()))
+    assert _address is not None
+    return _address
 
 
-def use_door(door: Door | None) -> None:
+def set_rank_address(address: RankAddress | None) -> None:
     """Where this process meets the other ranks."""
-    global _door
-    _door = door
+    global _address
+    _address = address
 
 
-def get_door() -> Door | None:
+def get_rank_address() -> RankAddress | None:
     """Where this process meets the other ranks; None where there are none."""
-    return _door
+    return _address
 
 
 def count_ranks() -> int:
     """The machines that a model of this process is split over."""
-    return _door.ranks.size if _door is not None else 1
+    return _address.ranks.size if _address is not None else 1
 
 
-def _receive(ranks: Ranks, duplicate: Any) -> Door:
-    return Door(ranks, duplicate.detach())
+def _receive(ranks: Ranks, duplicate: Any) -> RankAddress:
+    return RankAddress(ranks, duplicate.detach())
 
 
 # Messages between rank 0 and the other ranks: JSON lines over TCP.
@@ -192,16 +192,16 @@ class Link:
 class Leader:
     """Rank 0's connections to all other ranks. A rank that ends by itself ends this process, with one sentence."""
 
-    def __init__(self, door: Door, versions: dict[str, str], check: CheckCancelled) -> None:
+    def __init__(self, address: RankAddress, versions: dict[str, str], check: CheckCancelled) -> None:
         """Waits for the other ranks. Raises BackendError where one does not come or has other versions, Cancelled."""
         global _has_led
-        self.ranks = door.ranks
+        self.ranks = address.ranks
         self._replies: SimpleQueue[tuple[int, Message]] = SimpleQueue()
         self._links: dict[int, Link] = {}
         self._asked: set[int] = set()
         self._is_closed = False
         try:
-            with door.listen() as server:
+            with address.listen() as server:
                 self._meet(server, versions, check)
             _has_led = True
         except BaseException:
@@ -325,10 +325,10 @@ class Follower:
         self._link.send(_encode(arguments))
 
 
-def dismiss(door: Door) -> None:
+def dismiss(address: RankAddress) -> None:
     """End the other ranks, which may still be starting, with the command; its process has not met them itself."""
-    missing, end_s = set(range(1, door.ranks.size)), monotonic() + _DISMISS_S
-    with door.listen() as server:
+    missing, end_s = set(range(1, address.ranks.size)), monotonic() + _DISMISS_S
+    with address.listen() as server:
         while missing and not _has_led and monotonic() < end_s:
             server.settimeout(_TICK_S)
             with suppress(OSError, ValueError):
@@ -336,7 +336,7 @@ def dismiss(door: Door) -> None:
                 with connection:
                     connection.settimeout(1)
                     missing.discard(_read_hello(connection)["rank"])
-    door.close()
+    address.close()
 
 
 def is_reachable(ranks: Ranks) -> bool:

@@ -291,12 +291,12 @@ class ToyRuntimeModel:
     def layer_count(self) -> int:
         return 1
 
-    def attach(
+    def make_self_draft(
         self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
     ) -> AttachedDraft:
         raise Unsupported("the toy model has no layers to skip.", hint="Use --draft model.")
 
-    def attach_head(
+    def load_head(
         self, spec: HeadSpec, path: Path, *, progress: Callable[[float], None], check: CheckCancelled
     ) -> AttachedHead:
         raise Unsupported("the toy model has no hidden states for a head.", hint="Use --draft model.")

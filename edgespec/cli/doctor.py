@@ -335,14 +335,14 @@ def _print_problems(problems: list[dict[str, str]]) -> None:
 
 
 def _say_ranks(backends: list[str]) -> str:
-    from edgespec.backends.ranks import get_door
+    from edgespec.backends.ranks import get_rank_address
 
     if not backends:
         return "mlx.distributed is not in this build of MLX"
     possible = f"possible with mlx.launch ({', '.join(backends)})"
-    if (door := get_door()) is None:
+    if (address := get_rank_address()) is None:
         return possible
-    ranks = door.ranks
+    ranks = address.ranks
     return f"{possible}; this is rank {ranks.rank} of {ranks.size}, which meets the others at {ranks.address}"
 
 

@@ -139,19 +139,19 @@ def _run_ranked(argv: Sequence[str] | None) -> int:
     """Run the command. Under mlx.launch rank 0 runs it, and the other ranks follow."""
     if "MLX_RANK" not in os.environ:
         return _run_command(argv)
-    from edgespec.backends.ranks import dismiss, open_door, take_ranks
+    from edgespec.backends.ranks import dismiss, listen_for_ranks, take_ranks
 
     if (ranks := take_ranks()) is None:
         return _run_command(argv)
     if ranks.rank:
-        from edgespec.service.ranks import follow
+        from edgespec.service.ranks import mlx_worker
 
-        return follow(ranks)
-    door = open_door(ranks)
+        return mlx_worker(ranks)
+    address = listen_for_ranks(ranks)
     try:
         return _run_command(argv)
     finally:
-        dismiss(door)
+        dismiss(address)
 
 
 def _run_command(argv: Sequence[str] | None) -> int:

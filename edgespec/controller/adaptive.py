@@ -67,7 +67,7 @@ class QuickLookups:
         best: Chain | None = None
         self.is_unsure = False
         for drafter in self._drafters.free:
-            confidence = self._drafters.foresee(drafter, tokens)
+            confidence = self._drafters.predict_confidence(drafter, tokens)
             if confidence is None:
                 self.is_unsure = True
             elif confidence > 0:
@@ -343,8 +343,8 @@ class Adaptive:
         while (request := self._gate.choose(round_, tokens, remaining, has_lookup=has_lookup)) is not None:
             after = tuple(each.drafter.name for each in round_.asked)
             asked = Asked(request.drafter, request.is_trial, after, request.n_read, size, size)
-            if request.drafter.is_lazy:
-                if (draft := self._draft_unread(round_, request, asked, tokens)) is None:
+            if request.drafter.is_async:
+                if (draft := self._draft_async(round_, request, asked, tokens)) is None:
                     break
                 return draft
             is_separate = request.drafter.is_drawn or not self._trees
@@ -366,12 +366,12 @@ class Adaptive:
                 break
         return self._decide(round_, reason, tree, size)
 
-    def _draft_unread(
+    def _draft_async(
         self, round_: RoundPlan, request: DraftRequest, asked: Asked, tokens: Sequence[int]
     ) -> Draft | None:
         """A chain of the drafter that the host does not wait for; None where lookups are expected to be faster."""
         drafter = request.drafter
-        probabilities = self._builder.foretell_chain(drafter, round_)
+        probabilities = self._builder.predict_chain(drafter, round_)
         asked.units += [1] * len(probabilities)
         round_.asked.append(asked)
         chain = ScoredTree(self._stats.rate)
@@ -379,7 +379,7 @@ class Adaptive:
         is_faster = request.is_trial or asked.size.speed >= asked.before.speed
         n = len(probabilities)
         limit = Budget(n, n, request.window)
-        draft = self._drafters.draft_unread(drafter, tokens, limit) if n and is_faster else None
+        draft = self._drafters.draft_async(drafter, tokens, limit) if n and is_faster else None
         if draft is None or not len(draft):
             round_.asked.pop()
             return None

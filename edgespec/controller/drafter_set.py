@@ -46,7 +46,7 @@ class DrafterSet:
     def begin(self, text: Sequence[int], *, has_cheap_rows: bool = True) -> None:
         """Where rows are not cheap, drafters that only fill rows are left out of a generation that has others."""
         self._passed = ()
-        if not has_cheap_rows and (others := [each for each in self._drafters if not each.fills_rows]):
+        if not has_cheap_rows and (others := [each for each in self._drafters if not each.pads_batch]):
             self._drafters = others
             self._split()
         for drafter in self:
@@ -80,10 +80,10 @@ class DrafterSet:
             except Exception as error:  # noqa: BLE001 - see _call
                 self._drop(drafter, error)
 
-    def foresee(self, drafter: Drafter, text: Sequence[int]) -> float | None:
+    def predict_confidence(self, drafter: Drafter, text: Sequence[int]) -> float | None:
         """See Drafter; 0 for a drafter that fails."""
         try:
-            confidence = drafter.foresee(text)
+            confidence = drafter.predict_confidence(text)
             return None if confidence is None else float(confidence)
         except Cancelled:
             raise
@@ -91,7 +91,7 @@ class DrafterSet:
             self._drop(drafter, error)
             return 0.0
 
-    def unread(self, drafter: Drafter, text: Sequence[int]) -> int:
+    def pending_tokens(self, drafter: Drafter, text: Sequence[int]) -> int:
         """See Drafter; the length of the text for a drafter that fails."""
         return self._call(drafter, partial(_count_unread, drafter, text), len(text))
 
@@ -113,13 +113,13 @@ class DrafterSet:
         finally:
             tree.voter = None
 
-    def draft_unread(self, drafter: Drafter, text: Sequence[int], limit: Budget) -> Draft | None:
+    def draft_async(self, drafter: Drafter, text: Sequence[int], limit: Budget) -> Draft | None:
         """See Drafter; None for a drafter that fails."""
-        return self._call(drafter, partial(self._draft_unread, drafter, text, limit), None)
+        return self._call(drafter, partial(self._draft_async, drafter, text, limit), None)
 
-    def _draft_unread(self, drafter: Drafter, text: Sequence[int], limit: Budget) -> Draft | None:
+    def _draft_async(self, drafter: Drafter, text: Sequence[int], limit: Budget) -> Draft | None:
         """Raises ValueError for a chain that the target cannot score. Tokens on a device are not waited for."""
-        draft = drafter.draft_unread(text, limit)
+        draft = drafter.draft_async(text, limit)
         if draft is None:
             return None
         if len(draft) > limit.depth or not draft.is_chain or draft.q is not None:
@@ -161,7 +161,7 @@ class DrafterSet:
 
 
 def _count_unread(drafter: Drafter, text: Sequence[int]) -> int:
-    n = drafter.unread(text)
+    n = drafter.pending_tokens(text)
     if n < 0:
         raise ValueError(f"it has {n} unread tokens")
     return n

@@ -63,7 +63,7 @@ class FixedLength:
             budget = replace(budget, depth=budget.nodes)
         tree = DraftTree()
         for drafter in self._drafters:
-            if is_chain and (chain := self._drafters.draft_unread(drafter, tokens, budget)) is not None:
+            if is_chain and (chain := self._drafters.draft_async(drafter, tokens, budget)) is not None:
                 return self._decide(chain, drafter.name)
             own = DraftTree() if drafter.is_drawn else tree
             for _ in self._drafters.expand(drafter, own, tokens, budget):

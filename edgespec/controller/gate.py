@@ -196,12 +196,12 @@ class DraftGate:
         """Whether the drafter takes time that is known, has not been asked in the round, and may join its tree."""
         if drafter.is_free or drafter.name in after or drafter.name in round_.silent:
             return False
-        return self._cost.model.has_cost(drafter.name) and not (after and (drafter.is_drawn or drafter.is_lazy))
+        return self._cost.model.has_cost(drafter.name) and not (after and (drafter.is_drawn or drafter.is_async))
 
     def _make_request(self, drafter: Drafter, tokens: Sequence[int]) -> DraftRequest | None:
         """None where the drafter may not read enough, and where it has failed."""
         window = self._max_window(drafter, tokens)
-        unread = self._drafters.unread(drafter, tokens)
+        unread = self._drafters.pending_tokens(drafter, tokens)
         if drafter.name in self._drafters.failures or (min(window, len(tokens)) < _MIN_WINDOW and unread > window):
             return None
         return DraftRequest(drafter, window, max(0, min(window, unread) - 1))
@@ -323,7 +323,7 @@ class TreeBuilder:
         if asked.units and not drafter.is_drawn:
             self.ask_free(tree, tokens, round_)
 
-    def foretell_chain(self, drafter: Drafter, round_: RoundPlan) -> list[float]:
+    def predict_chain(self, drafter: Drafter, round_: RoundPlan) -> list[float]:
         """[n] the probabilities of the tokens of a chain that is worth most, before any of them is known."""
         n = self._choose_length(drafter, min(round_.depth_limit, round_.max_nodes, _MAX_DRAFTED), round_)
         rate = self._stats.drafter(drafter).first_choice.value

@@ -187,7 +187,7 @@ def measure_drafter(
         drafter.begin(tokens[-1:], None)  # another text, so that the tokens are read again
         fill()
         drafter.begin(tokens, None)
-        n_unread = drafter.unread(tokens) - 1
+        n_unread = drafter.pending_tokens(tokens) - 1
         reading_s.append(sum(_time_units(drafter, tokens, Budget(1, 1))))
     lengths = [n for n in _BLOCKS if n <= drafter.block_size] if drafter.block_size > 1 else [1]
     units: dict[int, float] = {}
@@ -239,7 +239,7 @@ def _time_units(drafter: Drafter, tokens: Sequence[int], limit: Budget) -> list[
 def _time_chain(drafter: Drafter, tokens: Sequence[int], n: int) -> list[float]:
     """Seconds of each token of a chain that the device computes without the host; none where there is no such chain."""
     started = perf_counter()
-    chain = drafter.draft_unread(tokens, Budget(n, n))
+    chain = drafter.draft_async(tokens, Budget(n, n))
     if chain is None or not len(chain.tokens):  # reading the tokens waits for the device
         return []
     return [(perf_counter() - started) / len(chain)] * len(chain)

@@ -102,7 +102,7 @@ class Review:
         for each in asked:
             if each.drafter.is_drawn:
                 self._learn_drawn(each.drafter, done)
-            elif each.drafter.is_lazy:
+            elif each.drafter.is_async:
                 self._learn_chain(each.drafter, done)
             else:
                 self._learn_path(each.drafter, done.emitted)
@@ -161,7 +161,7 @@ class Review:
         cost, rows = self._cost, step.n_drafted + 1
         round_.share_drafting(step.draft_s)
         drafting_s = round_.charged_s
-        is_unread = any(each.drafter.is_lazy for each in round_.asked)  # the forward's time contains the chain's
+        is_unread = any(each.drafter.is_async for each in round_.asked)  # the forward's time contains the chain's
         if round_.asked:
             if not is_unread:
                 self._record_drafting(round_)

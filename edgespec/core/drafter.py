@@ -63,8 +63,8 @@ class Drafter(Protocol):
     confidence  what its confidences mean
     block_size  the most tokens on a path that one unit of work proposes; 1 where each takes a unit of its own
     is_drawn    whether its tokens are drawn from q in this generation, as a chain for the rejection rules
-    is_lazy     whether `draft_unread` makes chains in this generation
-    fills_rows  whether it drafts beside others only where further rows of a forward take little time
+    is_async     whether `draft_async` makes chains in this generation
+    pads_batch  whether it drafts beside others only where further rows of a forward take little time
     runs_ahead  whether some of its drafts are ready before they are asked for, so that their time varies
     """
 
@@ -73,8 +73,8 @@ class Drafter(Protocol):
     confidence: Confidence = "probability"
     block_size: int = 1
     is_drawn: bool = False
-    is_lazy: bool = False
-    fills_rows: bool = False
+    is_async: bool = False
+    pads_batch: bool = False
     runs_ahead: bool = False
 
     def announce(self, text: Sequence[int], draw: TokenDraw | None) -> None:
@@ -89,11 +89,11 @@ class Drafter(Protocol):
         A drafter that can draw its tokens at random does so by `draw`, if that is given, and sets `is_drawn`.
         """
 
-    def unread(self, text: Sequence[int]) -> int:
+    def pending_tokens(self, text: Sequence[int]) -> int:
         """Tokens that it would have to read before it could draft; 0 for lookups and attached drafts."""
         return 0
 
-    def foresee(self, text: Sequence[int]) -> float | None:
+    def predict_confidence(self, text: Sequence[int]) -> float | None:
         """The confidence that `expand` gives its best proposal for the token after `text`; 0 without a good one.
 
         For free drafters that can tell in microseconds; None for others. Called where plain steps are short: `expand`
@@ -110,7 +110,7 @@ class Drafter(Protocol):
         """
         ...
 
-    def draft_unread(self, text: Sequence[int], limit: Budget) -> Draft | None:
+    def draft_async(self, text: Sequence[int], limit: Budget) -> Draft | None:
         """A chain of `limit.depth` best tokens that the device may still compute, as a Draft of the target's backend.
 
         The host waits for nothing. None where the drafter cannot, or not now; then `expand` is the way.
@@ -143,7 +143,7 @@ class DraftSession(Protocol):
     """
 
     @property
-    def is_lazy(self) -> bool:
+    def is_async(self) -> bool:
         """Whether `rollout` returns before the device has computed the chain."""
 
     @property
@@ -153,14 +153,14 @@ class DraftSession(Protocol):
     def begin(self, text: Sequence[int]) -> None:
         """A generation starts from `text`; keeps what is cached of it."""
 
-    def unread(self, text: Sequence[int]) -> int:
+    def pending_tokens(self, text: Sequence[int]) -> int:
         """Tokens of `text` that are not in the cache. Drops the drafted tokens that are not in `text`."""
 
     def read(self, text: Sequence[int], window: int) -> Logits | None:
         """[V] after `text`. If more than `window` tokens are unread, only the last ones are read.
 
-        Drops drafted tokens as `unread` does. None where a token is not in the draft's vocabulary. Raises Cancelled,
-        BackendError.
+        Drops drafted tokens as `pending_tokens` does. None where a token is not in the draft's vocabulary. Raises
+        Cancelled, BackendError.
         """
 
     def step(self, token: int) -> Logits | None:
@@ -183,7 +183,7 @@ class BlockSession(Protocol):
     def begin(self, text: Sequence[int]) -> None:
         """A generation starts from `text`; keeps what is cached of it."""
 
-    def unread(self, text: Sequence[int]) -> int:
+    def pending_tokens(self, text: Sequence[int]) -> int:
         """Tokens of `text` that are not in the cache. Drops the drafted tokens that are not in `text`."""
 
     def block(self, text: Sequence[int], window: int, n: int) -> list[Logits] | None:

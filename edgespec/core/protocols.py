@@ -146,14 +146,14 @@ class Capabilities:
     context_size   tokens that the KV cache holds
     tree           whether forward() takes trees
     shares_kv      whether this is a draft session on another session's KV cache; it need not read that session's tokens
-    is_lazy        whether rollout() returns before the device has computed the tokens
+    is_async        whether rollout() returns before the device has computed the tokens
     """
 
     vocab_size: int
     context_size: int
     tree: bool
     shares_kv: bool = False
-    is_lazy: bool = False
+    is_async: bool = False
 
 
 class Session(Protocol):

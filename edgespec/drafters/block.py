@@ -32,8 +32,8 @@ class BlockDrafter(Drafter):
         self._draw, self.is_drawn = draw, draw is not None
         self._session.begin(text)
 
-    def unread(self, text: Sequence[int]) -> int:
-        return self._session.unread(text)
+    def pending_tokens(self, text: Sequence[int]) -> int:
+        return self._session.pending_tokens(text)
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         depth = min(limit.depth, self.block_size)

@@ -45,7 +45,7 @@ class JacobiDrafter(Drafter):
     """
 
     name = "jacobi"
-    is_free = fills_rows = True
+    is_free = pads_batch = True
 
     def __init__(self) -> None:
         self._rates = _Rates()
@@ -60,7 +60,7 @@ class JacobiDrafter(Drafter):
         self._kinds = [0] * len(self._guesses)
         self._rest = self._last_rest = 0
 
-    def foresee(self, text: Sequence[int]) -> float:
+    def predict_confidence(self, text: Sequence[int]) -> float:
         return 0.0
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:

@@ -190,8 +190,9 @@ class NgramDrafter(Drafter):
     """Deterministic drafts from the prompt and the output; needs no model.
 
     It proposes what followed the longest match of the text's end; with a budget for a tree also what followed the other
-    matches, longest and latest first. Where others have drafted already, it continues their paths. Where `foresee` was
-    asked for the same text, only matches of three tokens and more count, and the index of shorter ones is not made.
+    matches, longest and latest first. Where others have drafted already, it continues their paths. Where
+    `predict_confidence` was asked for the same text, only matches of three tokens and more count, and the index of
+    shorter ones is not made.
     """
 
     name = "ngram"
@@ -211,7 +212,7 @@ class NgramDrafter(Drafter):
         self._is_indexed, self._watch = False, None
         self._outcomes = []
 
-    def foresee(self, text: Sequence[int]) -> float:
+    def predict_confidence(self, text: Sequence[int]) -> float:
         self._n_foreseen = len(text)
         return float(self._follow(text).length)
 

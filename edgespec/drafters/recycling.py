@@ -100,7 +100,7 @@ class RecyclingDrafter(Drafter):
     """
 
     name = "recycling"
-    is_free = fills_rows = True
+    is_free = pads_batch = True
 
     def __init__(self, open_table: Callable[[], SuccessorTable]) -> None:
         """`open_table` returns the table of a generation, at its beginning."""
@@ -116,7 +116,7 @@ class RecyclingDrafter(Drafter):
     def _is_resting(self) -> bool:
         return self._refused >= _MAX_REFUSED and self._refused % _REST > 0
 
-    def foresee(self, text: Sequence[int]) -> float:
+    def predict_confidence(self, text: Sequence[int]) -> float:
         return 0.0
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:

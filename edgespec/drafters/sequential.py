@@ -98,8 +98,8 @@ class ModelDraftSession:
         self._vocab_size = vocab_size
 
     @property
-    def is_lazy(self) -> bool:
-        return self._session.capabilities.is_lazy
+    def is_async(self) -> bool:
+        return self._session.capabilities.is_async
 
     @property
     def text(self) -> Sequence[int]:
@@ -108,8 +108,8 @@ class ModelDraftSession:
     def begin(self, text: Sequence[int]) -> None:
         self._reader.begin(text)
 
-    def unread(self, text: Sequence[int]) -> int:
-        return self._reader.unread(text)
+    def pending_tokens(self, text: Sequence[int]) -> int:
+        return self._reader.pending_tokens(text)
 
     def read(self, text: Sequence[int], window: int) -> Logits | None:
         unread = self._reader.prepare(text, window)
@@ -148,11 +148,11 @@ class SequentialDrafter(Drafter):
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         self._draw, self.is_drawn = draw, draw is not None
-        self.is_lazy = self._session.is_lazy and draw is None
+        self.is_async = self._session.is_async and draw is None
         self._session.begin(text)
 
-    def unread(self, text: Sequence[int]) -> int:
-        return self._session.unread(text)
+    def pending_tokens(self, text: Sequence[int]) -> int:
+        return self._session.pending_tokens(text)
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         session, parent = self._session, -1
@@ -165,8 +165,8 @@ class SequentialDrafter(Drafter):
             if depth < limit.depth:
                 logits = session.step(tree.tokens[parent])
 
-    def draft_unread(self, text: Sequence[int], limit: Budget) -> Draft | None:
-        if not self.is_lazy:
+    def draft_async(self, text: Sequence[int], limit: Budget) -> Draft | None:
+        if not self.is_async:
             return None
         chain = self._session.rollout(text, len(text) if limit.read is None else limit.read, limit.depth)
         return None if chain is None else chain[0]
@@ -212,8 +212,8 @@ class PardSession:
     def begin(self, text: Sequence[int]) -> None:
         self._reader.begin(text)
 
-    def unread(self, text: Sequence[int]) -> int:
-        return self._reader.unread(text)
+    def pending_tokens(self, text: Sequence[int]) -> int:
+        return self._reader.pending_tokens(text)
 
     def block(self, text: Sequence[int], window: int, n: int) -> list[Logits] | None:
         unread = self._reader.prepare(text, window, n - 1)

@@ -172,7 +172,7 @@ class SuffixDrafter(Drafter):
         self._length, self._n, self._n_searched = 0, len(text), -1
         self._begun_s, self._searching_s = perf_counter(), 0.0
 
-    def foresee(self, text: Sequence[int]) -> float:
+    def predict_confidence(self, text: Sequence[int]) -> float:
         if self._space is None:
             return 0.0
         self._follow(text)

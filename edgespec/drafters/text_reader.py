@@ -31,7 +31,7 @@ class TextReader:
         del self._text[kept:]
         self._base = kept
 
-    def unread(self, text: Sequence[int]) -> int:
+    def pending_tokens(self, text: Sequence[int]) -> int:
         """Tokens of `text` that the session has not read. Drops the drafted ones that are not in it."""
         self.settle(text)
         is_held = self._is_prefilled or self.session.capabilities.shares_kv
@@ -45,7 +45,7 @@ class TextReader:
         """
         session, limits = self.session, self.session.capabilities
         window = max(1, min(window, limits.context_size // 2))
-        unread = self.unread(text)
+        unread = self.pending_tokens(text)
         if unread > window or len(text) + rows - self._offset > limits.context_size:
             self._offset, self._is_prefilled = len(text) - min(window, len(text)), False
         if max(text[self._offset + (session.position if self._is_prefilled else 0) :]) >= limits.vocab_size:

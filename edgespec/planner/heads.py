@@ -404,7 +404,7 @@ class HeadProbe:
         """Try `spec`, what the file says, and the readings that differ from it in one convention.
 
         From a better reading it goes on until none is better. Raises Cancelled, and if no reading can be run what
-        `Model.attach_head` and sessions raise, or DraftRefused for a head whose scores are not numbers.
+        `Model.load_head` and sessions raise, or DraftRefused for a head whose scores are not numbers.
         """
         started = perf_counter()
         n_layers = self._target.layer_count
@@ -448,7 +448,7 @@ class HeadProbe:
         """Ends early where `rival`, the best reading so far, is better beyond doubt."""
         text, hits, name = self._text, [], f"{self._path.name} as {describe_reading(spec)}"
         with ExitStack() as undo:
-            head = self._target.attach_head(spec, self._path, progress=lambda fraction: None, check=self._check)
+            head = self._target.load_head(spec, self._path, progress=lambda fraction: None, check=self._check)
             undo.callback(head.close)
             if not len(self._choices):  # not before a head was loaded, since it may be none that can be
                 self._choices = self._find_choices()

@@ -201,7 +201,7 @@ def estimate_alias(
         return None
     memory = read_memory(backend)
     recommender = Recommender(registry, replace(hub, offline=True), backend, memory, report, check)
-    found = recommender.foresee(request.model or registry.default, measure=measure)
+    found = recommender.predict_confidence(request.model or registry.default, measure=measure)
     if found is None:
         return None
     facts, candidate = found.facts, found.candidate

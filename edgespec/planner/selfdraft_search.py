@@ -268,9 +268,9 @@ def all_methods(backend: BackendName) -> list[SelfDraftSpec]:
 def make_self_draft(
     target: Model, method: SelfDraftSpec, folder: Path, progress: Callable[[float], None], check: CheckCancelled
 ) -> AttachedDraft:
-    """`Model.attach` with MemoryError raised as BackendError."""
+    """`Model.make_self_draft` with MemoryError raised as BackendError."""
     try:
-        return target.attach(method, folder=folder, progress=progress, check=check)
+        return target.make_self_draft(method, folder=folder, progress=progress, check=check)
     except MemoryError as error:
         raise BackendError("there is not enough memory for a self-draft.", hint="Use --draft ngram.") from error
 

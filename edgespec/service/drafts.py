@@ -102,7 +102,7 @@ def _is_open(config: LoadConfig) -> bool:
 # Trained heads are probed at their first load; later loads read them as the probe has found.
 
 
-def attach_head(
+def load_head(
     target: Model, drafter: PlannedDrafter, paths: tuple[Path, Path], planned: Plan, draft: str,
     reporter: Reporter, check: CheckCancelled,
 ) -> AttachedHead | None:  # fmt: skip
@@ -110,7 +110,7 @@ def attach_head(
 
     `paths` are the target's and the head's, `draft` is what the user asked for: a head that 'auto' has found and that
     cannot be used is left out, with a notice, and None returned. A probe that fails is told and changes nothing.
-    Raises DraftRefused for a head that agrees less than lookups, Cancelled, and what `Model.attach_head` raises.
+    Raises DraftRefused for a head that agrees less than lookups, Cancelled, and what `Model.load_head` raises.
     """
     spec, label = drafter.head, drafter.label
     assert spec is not None
@@ -118,7 +118,7 @@ def attach_head(
         result, problem = _find_reading(target, spec, paths, planned, reporter, check)
         if result is not None and result.is_useless:
             raise DraftRefused(describe_useless(label, result), hint="Use --draft ngram, or a head for this model.")
-        head = target.attach_head(
+        head = target.load_head(
             result.chosen.spec if result else spec,
             paths[1],
             progress=lambda fraction: reporter.loading(paths[1].name, fraction),

@@ -32,7 +32,7 @@ from edgespec.planner.selfdraft_search import Choice, SelfDraftCache, SelfDraftS
 from edgespec.registry.resolve import Source
 from edgespec.registry.schema import Registry, SamplingDefaults, load_registry
 from edgespec.service.client import ModelInfo
-from edgespec.service.drafts import attach_head, choose_self_draft
+from edgespec.service.drafts import choose_self_draft, load_head
 from edgespec.service.loaded_model import LoadedModel, apply_settings, choose_settings, keep_exact, open_memory
 from edgespec.service.ranks import check_ranks, load_leading
 
@@ -275,7 +275,7 @@ class Loader:
         if drafter.head is None:
             source: Model | AttachedHead | None = self._load(paths[1], planned.alone)
         else:
-            source = attach_head(target, drafter, paths, planned, config.draft, self.reporter, self.check)
+            source = load_head(target, drafter, paths, planned, config.draft, self.reporter, self.check)
         if source is not None and drafter.card is not None:
             self.reporter.notice(describe_version(drafter.card))
         return source

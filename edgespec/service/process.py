@@ -20,7 +20,7 @@ import psutil
 
 from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.isolated import block_sigint
-from edgespec.backends.ranks import get_door
+from edgespec.backends.ranks import get_rank_address
 from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import AnswerStart, Event, Prompt, Request
@@ -154,7 +154,7 @@ class EngineProcess:
         log = EngineLog()
         with block_sigint():
             self._process: SpawnProcess = context.Process(
-                target=serve, args=(theirs, log.output, get_door()), name=_NAME
+                target=serve, args=(theirs, log.output, get_rank_address()), name=_NAME
             )
             self._process.start()
         theirs.close()  # so that the end of that process is the end of the pipe

@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
-from edgespec.backends.ranks import Door, use_door
+from edgespec.backends.ranks import RankAddress, set_rank_address
 from edgespec.errors import Cancelled, EdgespecError, reason_of
 from edgespec.service.client import EngineClient, ModelInfo, Stream
 from edgespec.service.link import Beat, Call, End, Events, Output, Report
@@ -26,13 +26,13 @@ _SLOW_S = 0.005  # the events of a turn that takes so long are sent at once
 _SEND_EVERY_S = 0.01  # those of shorter turns are sent together
 
 
-def serve(link: Connection, output: Output, door: Door | None) -> None:
-    """Run calls until the pipe ends. What this process prints goes to `output`; other ranks come to `door`."""
+def serve(link: Connection, output: Output, address: RankAddress | None) -> None:
+    """Run calls until the pipe ends. What this process prints goes to `output`; other ranks come to `address`."""
     from edgespec.service.local import LocalEngine  # the parent imports this module too, and needs no engine
 
     output.redirect()  # the terminal belongs to the parent
     faulthandler.enable(all_threads=False)  # reading the stack of a thread that runs can fault, and hide the signal
-    use_door(door)
+    set_rank_address(address)
     outbox = _Outbox(link)
     client = LocalEngine(after_turn=outbox.flush_after_turn, uses_idle_time=True)
     threading.Thread(target=_beat, args=(outbox, client), name="edgespec-beat", daemon=True).start()

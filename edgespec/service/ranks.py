@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgespec.backends import Model, require
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.ranks import MEET_S, Follower, Leader, Message, Ranks, count_ranks, get_door, is_reachable
+from edgespec.backends.ranks import (
+    MEET_S,
+    Follower,
+    Leader,
+    Message,
+    Ranks,
+    count_ranks,
+    get_rank_address,
+    is_reachable,
+)
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled, EdgespecError, InvalidRequest, reason_of
 from edgespec.hub.cache import HubRepo, LocalPath, parse_reference
@@ -51,7 +60,7 @@ def load_leading(
     require("mlx")
     from edgespec.backends.mlx.team import TeamModel, load_part
 
-    team = lead_ranks(check)
+    team = mlx_leader(check)
     leader = team.leader
     reporter.notice(f"The model is split over {leader.ranks.size} ranks.")
     leader.ask("load", source=write_source(source), options={name: getattr(options, name) for name in _OPTIONS})
@@ -76,15 +85,15 @@ def list_versions() -> dict[str, str]:
 _team: LeadingTeam | None = None
 
 
-def lead_ranks(check: CheckCancelled) -> LeadingTeam:
+def mlx_leader(check: CheckCancelled) -> LeadingTeam:
     """The team of this process, which is made once. Raises BackendError, Cancelled."""
     global _team
     if _team is None:
         from edgespec.backends.mlx.team import LeadingTeam
 
-        door = get_door()
-        assert door is not None
-        _team = LeadingTeam(Leader(door, list_versions(), check))
+        address = get_rank_address()
+        assert address is not None
+        _team = LeadingTeam(Leader(address, list_versions(), check))
     return _team
 
 
@@ -119,7 +128,7 @@ _WAIT_AGAIN_S = 2.0
 _AGREE_S = 10.0
 
 
-def follow(ranks: Ranks) -> int:
+def mlx_worker(ranks: Ranks) -> int:
     """Run what rank 0 says; returns the exit code once rank 0's command has ended.
 
     A process can join the ranks of MLX once. So where the process that leads has ended, this program starts anew, and

@@ -69,7 +69,7 @@ def run_drafts(kind: str, target: MlxModel, folder: Path, text: TrainingText) ->
     """[positions, DEPTH] the tokens that the head proposes in use, at each position of the answer but its first."""
     spec = read_head(folder)
     assert spec is not None
-    head, session = target.attach_head(spec, folder), target.open_session()
+    head, session = target.load_head(spec, folder), target.open_session()
     draft = head.open_session(session, lambda: None)
     tokens = text.tokens.tolist()
     draft.begin(tokens[: text.answer])

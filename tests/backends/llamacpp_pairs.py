@@ -38,10 +38,10 @@ def run_rounds(pair: head_sessions.Pair, behind: int) -> None:
     rng = np.random.default_rng(3)
     for n_accepted in (2, 0, 3, 1, 3, 0, 2):
         drafted = rng.integers(1, 4000, 3).tolist()
-        assert pair.draft.unread(pair.text) > 0
+        assert pair.draft.pending_tokens(pair.text) > 0
         pair.say(drafted[:-1])
         pair.verify_chain(drafted, n_accepted, int(rng.integers(1, 4000)))
-        assert pair.draft.unread(pair.text) == n_accepted + behind
+        assert pair.draft.pending_tokens(pair.text) == n_accepted + behind
 
 
 def skip_rounds(pair: head_sessions.Pair, behind: int) -> None:
@@ -49,7 +49,7 @@ def skip_rounds(pair: head_sessions.Pair, behind: int) -> None:
     pair.say()
     for i in range(5):
         pair.verify_chain([5, 6], i % 3, 9 + i)
-    assert pair.draft.unread(pair.text) == 5 + 0 + 1 + 2 + 0 + 1 + behind - 1
+    assert pair.draft.pending_tokens(pair.text) == 5 + 0 + 1 + 2 + 0 + 1 + behind - 1
 
 
 def cancel_a_read(target: LlamaModel, head: PairHead) -> Pair:
@@ -61,7 +61,7 @@ def cancel_a_read(target: LlamaModel, head: PairHead) -> Pair:
     check.left = 1
     with pytest.raises(Cancelled):
         pair.read()
-    assert pair.draft.unread(pair.text) == 3
+    assert pair.draft.pending_tokens(pair.text) == 3
     return pair
 
 

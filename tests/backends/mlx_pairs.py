@@ -52,14 +52,14 @@ def check_rounds(pair: Pair, counts: Sequence[int], propose: Callable[[], Sequen
     """After each round it drafts as a fresh session. `behind` tokens are unread where none is accepted."""
     for n_accepted in counts:
         pair.verify_chain(propose(), n_accepted, 11 + n_accepted)
-        assert pair.draft.unread(pair.text) == n_accepted + behind
+        assert pair.draft.pending_tokens(pair.text) == n_accepted + behind
         check_fresh(pair)
     tree = Draft(np.array([5, 9, 7, 3], np.int32), np.array([-1, -1, 0, 1], np.int32))
     for path in ((1, 3), (0,), ()):  # rounds of another drafter, read together
         pair.verify(tree, path, 20)
-    assert pair.draft.unread(pair.text) == 5 + behind
+    assert pair.draft.pending_tokens(pair.text) == 5 + behind
     check_fresh(pair)
-    assert pair.draft.unread(pair.text) == 1, "the last one runs again"
+    assert pair.draft.pending_tokens(pair.text) == 1, "the last one runs again"
     check_fresh(pair)  # the same text again
 
 
@@ -92,7 +92,7 @@ def check_window(target: MlxModel, head: MlxHead) -> None:
 
     whole = first(pair)
     assert not is_close(first(short, 10), whole)
-    assert short.draft.unread(text) == 1
+    assert short.draft.pending_tokens(text) == 1
     assert is_close(first(short), first(Pair(target, head, text), 10))
     short.restart([*text[:20], *make_tokens(9, seed=5)])  # behind what was read: only what the target ran anew is read
     found = first(short)
@@ -109,7 +109,7 @@ def cancel_a_read(target: MlxModel, head: MlxHead, behind: int) -> Pair:
     check.left = 3
     with pytest.raises(Cancelled):
         pair.say()
-    assert behind - 1 < pair.draft.unread(pair.text) < 38 + behind
+    assert behind - 1 < pair.draft.pending_tokens(pair.text) < 38 + behind
     return pair
 
 
@@ -147,7 +147,7 @@ def read_spec(folder: Path, **changes: Any) -> HeadSpec:
 
 def attach(target: MlxModel, folder: Path, **changes: Any) -> MlxHead:
     """The head in a folder, with some of its description changed."""
-    return target.attach_head(read_spec(folder, **changes), folder)
+    return target.load_head(read_spec(folder, **changes), folder)
 
 
 def refuse(

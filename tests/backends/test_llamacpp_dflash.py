@@ -119,7 +119,7 @@ def test_rounds_without_its_drafts_are_read_later(target: LlamaModel, plain_head
     pair = Pair(target, plain_head, TEXT[:30])
     skip_rounds(pair, behind=2)
     check_fresh(pair)
-    assert pair.draft.unread(pair.text) == 1, "the root"
+    assert pair.draft.pending_tokens(pair.text) == 1, "the root"
     check_fresh(pair)
     pair.close()
 
@@ -133,7 +133,7 @@ def test_a_new_text_keeps_the_prefix_that_it_shares(
     pair = Pair(target, head, TEXT[:50])
     pair.block()
     pair.restart([*TEXT[:kept], *TEXT[100:130]])
-    assert pair.draft.unread(pair.text) == 30
+    assert pair.draft.pending_tokens(pair.text) == 30
     check_fresh(pair)
     pair.close()
     head.close()
@@ -144,10 +144,10 @@ def test_another_root_after_the_same_text(target: LlamaModel, plain_head: LlamaB
     pair.block()
     for text in ([*TEXT[:49], 77], [*TEXT[:20], 78], [*TEXT[:20], 79], TEXT[:21]):
         pair.restart(text)
-        assert pair.draft.unread(pair.text) == 1
+        assert pair.draft.pending_tokens(pair.text) == 1
         check_fresh(pair)
     pair.restart(TEXT[:50])
-    assert pair.draft.unread(pair.text) == 30
+    assert pair.draft.pending_tokens(pair.text) == 30
     check_fresh(pair)
     pair.close()
 
@@ -172,10 +172,10 @@ def test_a_window_reads_the_end_of_the_text_alone(
     states = features.take(0, 199)
     assert is_close(pair.block(90), reference.logits(states[110:], TEXT[199]))
     pair.verify_chain([5, 6], 1, 7)
-    assert pair.draft.unread(pair.text) == 3
+    assert pair.draft.pending_tokens(pair.text) == 3
     pair.block(90)
     pair.restart(TEXT[:60])  # its states are held neither by the head nor by the target
-    n = pair.draft.unread(pair.text) - 1  # which the target has read again
+    n = pair.draft.pending_tokens(pair.text) - 1  # which the target has read again
     assert n < 5
     assert is_close(pair.block(), reference.logits(states[59 - n : 59], TEXT[59]))
     pair.restart(TEXT[250:290])
@@ -192,7 +192,7 @@ def test_the_ends_of_the_context(target: LlamaModel, plain_head: LlamaBlockHead)
     check_fresh(pair)
     one = Pair(target, plain_head, TEXT[:2])
     one.text = TEXT[:1]
-    assert one.draft.unread(one.text) == 1
+    assert one.draft.pending_tokens(one.text) == 1
     assert np.isfinite(one.block()).all(), "a root without a text"
     one.text = TEXT[:2]
     check_fresh(one)

@@ -81,7 +81,7 @@ def test_rounds_without_its_drafts_are_read_later(target: LlamaModel, head: Pair
     pair = Pair(target, head, TEXT[:30])
     skip_rounds(pair, behind=1)
     check_fresh(pair)
-    assert pair.draft.unread(pair.text) == 1  # the last one, which may be read again
+    assert pair.draft.pending_tokens(pair.text) == 1  # the last one, which may be read again
     check_fresh(pair)
     pair.close()
 
@@ -92,7 +92,7 @@ def test_a_new_text_keeps_the_prefix_that_it_shares(target: LlamaModel, head: Pa
     pair.read()
     pair.draft.step(5)
     pair.restart([*TEXT[:kept], *TEXT[100:130]])
-    assert pair.draft.unread(pair.text) == kept + 29 - max(kept - 1, 0)
+    assert pair.draft.pending_tokens(pair.text) == kept + 29 - max(kept - 1, 0)
     check_fresh(pair)
     pair.close()
 
@@ -101,7 +101,7 @@ def test_another_root_after_the_same_text(target: LlamaModel, head: PairHead) ->
     pair = Pair(target, head, TEXT[:50])
     pair.read()
     pair.restart([*TEXT[:49], 77])
-    assert pair.draft.unread(pair.text) == 1
+    assert pair.draft.pending_tokens(pair.text) == 1
     check_fresh(pair)
     pair.restart([*TEXT[:20], 78])
     check_fresh(pair)
@@ -136,7 +136,7 @@ def test_a_window_reads_the_end_of_the_text_alone(target: LlamaModel, head: Pair
     expected = NumpyHead(made).logits(features.take(109, 199), TEXT[110:200], [])  # positions are relative
     assert is_close(logits, expected)
     pair.verify_chain([5, 6], 1, 7)
-    assert pair.draft.unread(pair.text) == 2
+    assert pair.draft.pending_tokens(pair.text) == 2
     assert pair.draft.read(pair.text, 90) is not None
     other.close()
     pair.close()

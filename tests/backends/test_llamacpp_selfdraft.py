@@ -40,7 +40,7 @@ def target() -> Iterator[LlamaModel]:
 def draft_of(target: LlamaModel, method: str, folder: Path) -> AttachedDraft:
     found = parse(method)
     assert found is not None and str(found) == method
-    return target.attach(found, folder=folder, progress=lambda fraction: None, check=lambda: None)
+    return target.make_self_draft(found, folder=folder, progress=lambda fraction: None, check=lambda: None)
 
 
 def attach(draft: AttachedDraft, target: LlamaSession) -> LlamaSession:
@@ -71,7 +71,9 @@ def test_fewer_layers_are_what_llama_cpp_makes_of_them(
     target: LlamaModel, kept: tuple[int, ...], tmp_path: Path
 ) -> None:
     reference = load(pruned_by_llama_cpp([i for i in range(6) if i not in kept], tmp_path / "pruned.gguf"), OPTIONS)
-    draft = target.attach(SelfDraftSpec(Skip(kept=kept)), folder=tmp_path, progress=lambda f: None, check=lambda: None)
+    draft = target.make_self_draft(
+        SelfDraftSpec(Skip(kept=kept)), folder=tmp_path, progress=lambda f: None, check=lambda: None
+    )
     idle = target.open_session()
     np.testing.assert_array_equal(
         logits(draft.open_session(idle, lambda: None), TEXT[:40]), logits(reference.open_session(), TEXT[:40])

@@ -147,7 +147,7 @@ def test_every_kind_of_session_uses_the_threads(tmp_path: Path) -> None:
     session = model.open_session(shared=True)
     assert threads_of(session) == threads_of(model.open_session()) == (2, 1)
     for method in (SelfDraftSpec(sparse=(4, 64)), SelfDraftSpec(bits=2)):
-        draft = model.attach(method, folder=tmp_path, progress=lambda _: None, check=check)
+        draft = model.make_self_draft(method, folder=tmp_path, progress=lambda _: None, check=check)
         drafting = draft.open_session(model.open_session(), check)
         assert isinstance(drafting, LlamaSession) and threads_of(drafting) == (2, 1)
         drafting.close()

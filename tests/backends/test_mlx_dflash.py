@@ -137,7 +137,7 @@ def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHe
 @pytest.mark.parametrize("shared", [0, 1, 12, 29])
 def test_a_new_text_keeps_the_prefix_that_it_shares(target: MlxModel, head: MlxHead, shared: int) -> None:
     pair = follow_another_text(target, head, shared)
-    assert pair.draft.unread(pair.text) == len(pair.text) - shared
+    assert pair.draft.pending_tokens(pair.text) == len(pair.text) - shared
     check_fresh(pair)
 
 

@@ -103,7 +103,7 @@ def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHe
     pair = Pair(target, head, make_tokens(30))
     check_rounds(pair, (0, 1, 6, 3, 0), lambda: pair.rollout(6)[0].tokens.tolist(), behind=2)
     pair.restart([*pair.text[:12], 5, 6])
-    assert pair.draft.unread(pair.text) == 2
+    assert pair.draft.pending_tokens(pair.text) == 2
     check_fresh(pair)
 
 

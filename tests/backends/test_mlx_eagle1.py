@@ -60,7 +60,7 @@ def test_the_forward_pass_is_that_of_numpy(target: MlxModel, embeddings: Floats,
     folder = write_head(tmp_path / "head", tensors)
     spec = read_spec(folder)
     assert (spec.kind, spec.layers, spec.in_target) == ("eagle", (), False)
-    head = target.attach_head(spec, folder)
+    head = target.load_head(spec, folder)
     assert head.extra_bytes == sum(each.nbytes for each in tensors.values())
     check_forward(target, head, NumpyHead(tensors, look, embeddings, embeddings), spec)
 
@@ -70,7 +70,7 @@ def test_embeddings_and_output_of_its_own(target: MlxModel, tmp_path: Path) -> N
     own = rng.standard_normal((2, VOCABULARY, SIZE), np.float32) / 16
     folder = write_head(tmp_path / "head", {**tensors, "embed_tokens.weight": own[0], "lm_head.weight": own[1]})
     spec = read_spec(folder)
-    check_forward(target, target.attach_head(spec, folder), NumpyHead(tensors, LLAMA, own[0], own[1]), spec)
+    check_forward(target, target.load_head(spec, folder), NumpyHead(tensors, LLAMA, own[0], own[1]), spec)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -79,8 +79,8 @@ def test_quantized_heads(target: MlxModel, embeddings: Floats, bits: int, tmp_pa
     values = quantize(tmp_path / "low", whole, bits)
     spec = read_spec(tmp_path / "low")
     assert spec == read_spec(whole)
-    head = target.attach_head(spec, tmp_path / "low")
-    assert head.extra_bytes < target.attach_head(spec, whole).extra_bytes / 2
+    head = target.load_head(spec, tmp_path / "low")
+    assert head.extra_bytes < target.load_head(spec, whole).extra_bytes / 2
     check_forward(target, head, NumpyHead(values, LLAMA, embeddings, embeddings), spec)
 
 
@@ -94,7 +94,7 @@ def test_pickled_heads(target: MlxModel, embeddings: Floats, tmp_path: Path) -> 
         data[str(len(data))] = each.tobytes()
     write_torch(tmp_path / "pytorch_model.bin", make_pickle(state), data)
     spec = read_spec(tmp_path)
-    check_forward(target, target.attach_head(spec, tmp_path), NumpyHead(tensors, LLAMA, embeddings, embeddings), spec)
+    check_forward(target, target.load_head(spec, tmp_path), NumpyHead(tensors, LLAMA, embeddings, embeddings), spec)
 
 
 @pytest.fixture(scope="module")

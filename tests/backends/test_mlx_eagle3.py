@@ -38,7 +38,7 @@ def make_spec(**changes: Any) -> HeadSpec:
 
 @pytest.fixture(scope="module")
 def head(target: MlxModel) -> MlxHead:
-    return target.attach_head(make_spec(), FOLDER)
+    return target.load_head(make_spec(), FOLDER)
 
 
 def rewrite(path: Path, change: dict[str, Any], config: dict[str, Any] | None = None) -> Path:
@@ -112,7 +112,7 @@ def test_the_forward_pass_is_that_of_numpy(target: MlxModel, changes: dict[str, 
     norms = {f"fc_norm.{i}.weight": mx.linspace(0.5, 1.5 + i, 256) for i in range(3)}
     folder = rewrite(tmp_path / "head", {**norms, "input_norm.weight": mx.linspace(0.5, 1.5, 768)})
     spec = make_spec(**changes)
-    check_forward(target, target.attach_head(spec, folder), NumpyHead(folder, spec, target), spec)
+    check_forward(target, target.load_head(spec, folder), NumpyHead(folder, spec, target), spec)
 
 
 def test_norms_and_biases_of_queries_and_keys(target: MlxModel, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_norms_and_biases_of_queries_and_keys(target: MlxModel, tmp_path: Path) 
     more |= {f"{c}_proj.bias": mx.linspace(-1.0, 1.0, n) for c, n in (("q", 256), ("k", 128), ("v", 128))}
     folder = rewrite(tmp_path / "head", {f"midlayer.self_attn.{name}": each for name, each in more.items()})
     spec = make_spec()
-    check_forward(target, target.attach_head(spec, folder), NumpyHead(folder, spec, target), spec)
+    check_forward(target, target.load_head(spec, folder), NumpyHead(folder, spec, target), spec)
 
 
 @pytest.fixture(scope="module")
@@ -145,8 +145,7 @@ def test_a_trained_head_is_accepted(
     assert rate > 0.5
     assert measure(target, head, plain, Budget(3, 8), 2) >= rate - 0.1  # trees
     assert (
-        measure(target, target.attach_head(make_spec(), rewrite(tmp_path / "random", random)), plain, n_prompts=1)
-        < 0.05
+        measure(target, target.load_head(make_spec(), rewrite(tmp_path / "random", random)), plain, n_prompts=1) < 0.05
     )
 
 
@@ -154,7 +153,7 @@ def test_a_quantized_head_is_accepted_nearly_as_often(
     target: MlxModel, head: MlxHead, plain: Answers, rate: float, tmp_path: Path
 ) -> None:
     quantize(tmp_path / "low", FOLDER, 4)
-    low = target.attach_head(read_spec(tmp_path / "low"), tmp_path / "low")
+    low = target.load_head(read_spec(tmp_path / "low"), tmp_path / "low")
     assert low.extra_bytes < head.extra_bytes / 4
     assert measure(target, low, plain) > rate - 0.1
 
@@ -174,7 +173,7 @@ def test_a_wrong_reading_of_the_head_is_accepted_less(
     target: MlxModel, plain: Answers, rate: float, changes: dict[str, Any]
 ) -> None:
     """And the text does not change, which `measure` checks."""
-    assert measure(target, target.attach_head(make_spec(**changes), FOLDER), plain) < rate - 0.04
+    assert measure(target, target.load_head(make_spec(**changes), FOLDER), plain) < rate - 0.04
 
 
 def test_shifted_features_and_ids_are_accepted_less(
@@ -182,14 +181,14 @@ def test_shifted_features_and_ids_are_accepted_less(
 ) -> None:
     assert measure(target, MlxHead("eagle3", head._network, open_late, head.tokenizer), plain) < rate - 0.2
     folder = rewrite(tmp_path / "head", {"d2t": mx.zeros(2048, mx.int64)})
-    assert measure(target, target.attach_head(make_spec(), folder), plain, n_prompts=1) < 0.05
+    assert measure(target, target.load_head(make_spec(), folder), plain, n_prompts=1) < 0.05
 
 
 def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
     def check(error: type[Exception], message: str, changes: dict[str, Any], **spec: Any) -> None:
         folder = rewrite(tmp_path / str(len(list(tmp_path.iterdir()))), changes)
         with pytest.raises(error, match=message):
-            target.attach_head(make_spec(**spec), folder)
+            target.load_head(make_spec(**spec), folder)
 
     check(Unsupported, "hidden size of 512; the model has 256", {}, hidden_size=512)
     check(InvalidModelFile, "is no assistant", {}, kind="gemma4-assistant")
@@ -198,6 +197,6 @@ def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
     check(InvalidModelFile, "has the shape", {"midlayer.self_attn.o_proj.weight": mx.zeros((256, 128))})
     check(InvalidModelFile, "does not name tokens", {"d2t": mx.full(2048, 5000, mx.int64)})
     check(Unsupported, "not its own embeddings", {}, size=128)
-    head = target.attach_head(make_spec(layers=(1, 3, 9)), FOLDER)
+    head = target.load_head(make_spec(layers=(1, 3, 9)), FOLDER)
     with pytest.raises(Unsupported, match="reads layers 1, 3, 9, and the model has 6"):
         head.open_session(target.open_session(), lambda: None)

@@ -96,7 +96,7 @@ def test_rollouts_are_as_long_as_there_are_heads(target: MlxModel, head: MlxHead
 @pytest.mark.parametrize("shared", [0, 1, 12, 29])
 def test_a_new_text_keeps_the_prefix_that_it_shares(target: MlxModel, head: MlxHead, shared: int) -> None:
     pair = follow_another_text(target, head, shared)
-    assert pair.draft.unread(pair.text) == len(pair.text) - 1 - max(0, shared - 1)
+    assert pair.draft.pending_tokens(pair.text) == len(pair.text) - 1 - max(0, shared - 1)
     check_fresh(pair)
 
 

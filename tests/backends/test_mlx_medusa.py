@@ -80,7 +80,7 @@ def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHe
     pair = Pair(target, head, make_tokens(30))
 
     def check() -> None:
-        assert pair.draft.unread(pair.text) == 1
+        assert pair.draft.pending_tokens(pair.text) == 1
         check_fresh(pair)
 
     tree = Draft(np.array([5, 9, 7, 3], np.int32), np.array([-1, -1, 0, 1], np.int32))
@@ -111,7 +111,7 @@ def test_only_one_state_is_kept(target: MlxModel, head: MlxHead) -> None:
 
 def test_ends_of_texts(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, [5, 6])
-    assert pair.draft.unread([5]) == 0
+    assert pair.draft.pending_tokens([5]) == 0
     assert pair.draft.block([5], WHOLE, 3) is None
     check_fresh(pair)
     with pytest.raises(BackendError, match="no hidden state"):
@@ -179,8 +179,8 @@ def test_pickles_that_are_no_heads(target: MlxModel, folder: Path, tmp_path: Pat
     for content in (whole[: len(whole) // 2], b"", whole[:-60], b"PK\x05\x06" + bytes(18)):
         file.write_bytes(content)
         with pytest.raises(InvalidModelFile, match="is not read: "):
-            target.attach_head(spec, pickled)
+            target.load_head(spec, pickled)
     write_torch(file, make_pickle({"0.0.linear.weight": call("os", "system", f"touch {place}")}), {})
     with pytest.raises(InvalidModelFile, match="nothing is run from a file"):
-        target.attach_head(spec, pickled)
+        target.load_head(spec, pickled)
     assert not place.exists()

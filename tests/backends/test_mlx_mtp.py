@@ -79,7 +79,7 @@ def test_the_forward_pass_is_that_of_numpy(target: MlxModel, embeddings: Floats,
     folder = write_head(tmp_path / "head", tensors, look)
     spec = read_spec(folder)
     assert (spec.kind, spec.layers, spec.in_target, spec.feeds_normed) == ("mtp", (), False, True)
-    head = target.attach_head(spec, folder)
+    head = target.load_head(spec, folder)
     assert head.extra_bytes == sum(each.nbytes for each in tensors.values())
     check_forward(target, head, NumpyHead(tensors, look, embeddings, embeddings), spec)
 
@@ -98,7 +98,7 @@ def test_a_mixture_of_experts(target: MlxModel, embeddings: Floats, layout: str,
             for i, each in enumerate(low[f"{prefix}switch_mlp.{part}_proj.weight"]):
                 values[f"{prefix}experts.{i}.{part}_proj.weight"] = each
     spec = read_spec(folder)
-    check_forward(target, target.attach_head(spec, folder), NumpyHead(values, MIXTURE, embeddings, embeddings), spec)
+    check_forward(target, target.load_head(spec, folder), NumpyHead(values, MIXTURE, embeddings, embeddings), spec)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_norms_that_converters_have_changed(
     changed = {name: each + (1 if any(f"{part}." in name for part in stored) else 0) for name, each in tensors.items()}
     folder = write_head(tmp_path / "head", changed, QWEN)
     spec = read_spec(folder)
-    check_forward(target, target.attach_head(spec, folder), NumpyHead(tensors, QWEN, embeddings, embeddings), spec)
+    check_forward(target, target.load_head(spec, folder), NumpyHead(tensors, QWEN, embeddings, embeddings), spec)
 
 
 @pytest.mark.parametrize("look", [QWEN, Look(is_deepseek=True)], ids=str)
@@ -132,7 +132,7 @@ def test_quantized_heads_and_names_without_a_prefix(
     values = quantize(tmp_path / "low", whole, 4)
     spec = read_spec(tmp_path / "low")
     assert spec == read_spec(whole)
-    head = target.attach_head(spec, tmp_path / "low")
+    head = target.load_head(spec, tmp_path / "low")
     values = {name if look.is_deepseek else f"mtp.{name}": each for name, each in values.items()}
     check_forward(target, head, NumpyHead(values, look, embeddings, embeddings), spec)
 
@@ -147,7 +147,7 @@ def test_a_layer_in_the_folder_of_a_hybrid_target(tmp_path: Path) -> None:
     spec = read_spec(folder)
     assert (spec.kind, spec.in_target, spec.hidden_size) == ("mtp", True, 64)
     target = load(folder, LoadOptions(context_size=256))
-    head = target.attach_head(spec, folder)
+    head = target.load_head(spec, folder)
     assert head.extra_bytes == sum(each.nbytes for each in tensors.values())
     model = target.network.language_model
     embeddings, output = (np.array(each.weight) for each in (model.model.embed_tokens, model.lm_head))

@@ -40,7 +40,7 @@ def head(target: MlxModel, request: pytest.FixtureRequest, tmp_path_factory: pyt
         make_pair_folder(folder, request.param, size=256, vocab_size=4096, look=look)
     spec = read_spec(folder)
     assert spec.kind == request.param
-    return target.attach_head(spec, folder)
+    return target.load_head(spec, folder)
 
 
 def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHead) -> None:
@@ -58,7 +58,7 @@ def test_rollouts(target: MlxModel, head: MlxHead) -> None:
 @pytest.mark.parametrize("shared", [0, 1, 12, 29])
 def test_a_new_text_keeps_the_prefix_that_it_shares(target: MlxModel, head: MlxHead, shared: int) -> None:
     pair = follow_another_text(target, head, shared)
-    assert pair.draft.unread(pair.text) == len(pair.text) - 1 - max(0, shared - 1)
+    assert pair.draft.pending_tokens(pair.text) == len(pair.text) - 1 - max(0, shared - 1)
     check_fresh(pair)
 
 

@@ -56,7 +56,7 @@ def wrap(network: Any, vocab_size: int = 4096) -> MlxModel:
 def make_draft(model: MlxModel, method: str) -> MlxSelfDraft:
     found = parse(method)
     assert found is not None
-    return model.attach(found)
+    return model.make_self_draft(found)
 
 
 def pair(draft: MlxSelfDraft, model: MlxModel, tokens: list[int]) -> tuple[MlxSession, SharedKVSession]:
@@ -173,7 +173,7 @@ def test_a_sparse_draft_sees_both_ends(small: MlxModel) -> None:
     assert {cache.keys.shape[2] for cache in session._caches} == {20 + 256}, "rows copied, and a step of new ones"
     assert np.abs(short - fresh_logits(small, tokens, 5, Draft.chain([6]))).max() > 1e-2
     # What the model makes of rows that it sees alone, at the positions they have in the text.
-    runner = target.attach(session)
+    runner = target.bind(session)
     for cache in runner.caches.entries:
         rows = [*range(4), *range(44, 60)]
         cache.keys, cache.values = (mx.take(x, mx.array(rows), axis=2) for x in (cache.keys, cache.values))
@@ -280,10 +280,10 @@ def test_cancelled_anywhere(small: MlxModel, method: str) -> None:
     if method == "qspec":  # once is enough: there are checks for every layer
         left = 20
         with pytest.raises(Cancelled):
-            small.attach(found, check=check)
+            small.make_self_draft(found, check=check)
         left = 10**9
         assert np.array_equal(fresh_logits(small, make_tokens(30), 6, Draft.chain([3])), expected)
-    draft = small.attach(found)
+    draft = small.make_self_draft(found)
     target = small.open_session(check)
     prefill(target, make_tokens(30))
     session = draft.open_session(target, check)

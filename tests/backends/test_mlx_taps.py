@@ -160,7 +160,7 @@ def test_a_self_draft_beside_a_tap(dense: MlxModel) -> None:
     """The target runs all layers of all rows, although the draft has run the first of them."""
     spec = parse("layerskip:2")
     assert spec is not None
-    draft = dense.attach(spec)
+    draft = dense.make_self_draft(spec)
     target, tokens = dense.open_session(), make_tokens(20)
     kept = target.tap(LAYERS)
     prefill(target, tokens)

@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 
 from edgespec.backends import ranks as rank_link
-from edgespec.backends.ranks import ADDRESS, Door, Follower, Leader, Ranks, open_door, take_ranks, use_door
+from edgespec.backends.ranks import (
+    ADDRESS,
+    Follower,
+    Leader,
+    RankAddress,
+    Ranks,
+    listen_for_ranks,
+    set_rank_address,
+    take_ranks,
+)
 from edgespec.errors import BackendError, Cancelled, InvalidRequest
 
 HOSTS = [["10.0.0.1:5000"], ["10.0.0.2:5000"], ["10.0.0.3:5000"]]
@@ -73,28 +82,28 @@ def test_other_backends_of_mlx_are_refused() -> None:
 
 
 @pytest.fixture
-def door() -> Iterator[Door]:
+def address() -> Iterator[RankAddress]:
     """Of rank 0 of two."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    door = open_door(Ranks(0, 2, "ring", "127.0.0.1", port))
-    yield door
-    use_door(None)
-    os.close(door.descriptor)
+    address = listen_for_ranks(Ranks(0, 2, "ring", "127.0.0.1", port))
+    yield address
+    set_rank_address(None)
+    os.close(address.descriptor)
 
 
-def follow(door: Door, versions: dict[str, str] = VERSIONS) -> Follower:
-    ranks = Ranks(1, 2, "ring", door.ranks.host, door.ranks.port)
+def follow(address: RankAddress, versions: dict[str, str] = VERSIONS) -> Follower:
+    ranks = Ranks(1, 2, "ring", address.ranks.host, address.ranks.port)
     return Follower(ranks, versions, 5.0, lambda: None)
 
 
-def test_messages_go_both_ways_and_strangers_are_ignored(door: Door) -> None:
-    address = (door.ranks.host, door.ranks.port)
-    with socket.create_connection(address) as rude, socket.create_connection(address) as other:
+def test_messages_go_both_ways_and_strangers_are_ignored(address: RankAddress) -> None:
+    place = (address.ranks.host, address.ranks.port)
+    with socket.create_connection(place) as rude, socket.create_connection(place) as other:
         rude.sendall(b'{"rank": [1], "size": 2, "versions": {}}\n')
         other.sendall(b'{"rank": 1, "size": 7, "versions": {}}\n')
-        follower = follow(door)
-        leader = Leader(door, VERSIONS, lambda: None)
+        follower = follow(address)
+        leader = Leader(address, VERSIONS, lambda: None)
     leader.ask("load", path="a")
     assert follower.receive() == {"do": "load", "path": "a"}
     assert follower.peek() is None
@@ -114,38 +123,38 @@ def test_messages_go_both_ways_and_strangers_are_ignored(door: Door) -> None:
 def test_all_ranks_start_again_while_rank_0_loads_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    door = open_door(Ranks(0, 4, "ring", "127.0.0.1", port))
+    address = listen_for_ranks(Ranks(0, 4, "ring", "127.0.0.1", port))
     others = [Ranks(rank, 4, "ring", "127.0.0.1", port) for rank in (1, 2, 3)]
     try:
         assert all(rank_link.is_reachable(each) for each in others)
         followers = [Follower(each, VERSIONS, 0.0, lambda: None) for each in others]
-        leader = Leader(door, VERSIONS, lambda: None)
+        leader = Leader(address, VERSIONS, lambda: None)
         leader.tell("load")
         assert [each.receive() for each in followers] == [{"do": "load"}] * 3
         leader.close()
     finally:
-        use_door(None)
-        door.close()
+        set_rank_address(None)
+        address.close()
 
 
-def test_other_versions_are_refused(door: Door) -> None:
-    follow(door, {"edgespec": "2"})
+def test_other_versions_are_refused(address: RankAddress) -> None:
+    follow(address, {"edgespec": "2"})
     with pytest.raises(BackendError, match="rank 1 has edgespec 2, and rank 0 edgespec 1"):
-        Leader(door, VERSIONS, lambda: None)
+        Leader(address, VERSIONS, lambda: None)
 
 
-def test_a_rank_that_does_not_come_is_named(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_does_not_come_is_named(address: RankAddress, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_link, "MEET_S", 0.3)
     with pytest.raises(BackendError, match=r"rank 1 of 2 did not come to 127\.0\.0\.1:\d+"):
-        Leader(door, VERSIONS, lambda: None)
+        Leader(address, VERSIONS, lambda: None)
 
 
-def test_waiting_for_ranks_can_be_cancelled(door: Door) -> None:
+def test_waiting_for_ranks_can_be_cancelled(address: RankAddress) -> None:
     def cancel() -> None:
         raise Cancelled
 
     with pytest.raises(Cancelled):
-        Leader(door, VERSIONS, cancel)
+        Leader(address, VERSIONS, cancel)
 
 
 def test_a_follower_says_which_address_it_does_not_reach() -> None:
@@ -155,14 +164,14 @@ def test_a_follower_says_which_address_it_does_not_reach() -> None:
         Follower(Ranks(1, 2, "ring", "127.0.0.1", port), VERSIONS, 0.3, lambda: None)
 
 
-def test_a_follower_hears_of_the_end(door: Door) -> None:
+def test_a_follower_hears_of_the_end(address: RankAddress) -> None:
     ended = threading.Event()
-    ranks = Ranks(1, 2, "ring", door.ranks.host, door.ranks.port)
+    ranks = Ranks(1, 2, "ring", address.ranks.host, address.ranks.port)
     Follower(ranks, VERSIONS, 5.0, ended.set)
-    Leader(door, VERSIONS, lambda: None).close()
+    Leader(address, VERSIONS, lambda: None).close()
     assert ended.wait(5)
 
 
-def test_a_used_port_is_refused(door: Door) -> None:
+def test_a_used_port_is_refused(address: RankAddress) -> None:
     with pytest.raises(InvalidRequest, match=r"cannot wait for the other ranks at [\d.:]+: Address already in use\.$"):
-        open_door(door.ranks)
+        listen_for_ranks(address.ranks)

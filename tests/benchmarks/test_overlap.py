@@ -78,7 +78,7 @@ def test_a_right_forecast_needs_no_forward() -> None:
     path = first.path_tokens(first.deepest("model"))
     text = [*TEXT, *path, int(np.argmax(MODEL.logits([*TEXT, *path])))]
     n_run, n_ahead = len(session.rows), len(ahead.forwards)
-    assert drafter.unread(text) == 0
+    assert drafter.pending_tokens(text) == 0
     second = propose(drafter, text, 3)
     ahead.stop()
     assert max(second.depths) == 3 and ahead.n_right == 1

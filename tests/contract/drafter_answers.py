@@ -238,7 +238,7 @@ def survives_adoption(subject: Subject) -> None:
         check_plain(engine, second, beside, is_exact=subject.is_exact)
 
 
-METHODS = ("begin", "unread", "expand", "a unit of expand", "draft_unread", "observe", "save", "close")
+METHODS = ("begin", "unread", "expand", "a unit of expand", "draft_async", "observe", "save", "close")
 
 
 def break_once(spec: DrafterSpec, method: str, calls: int) -> tuple[DrafterSpec, list[str]]:
@@ -282,7 +282,7 @@ def survives_errors(subject: Subject) -> None:
         is_adaptive = calls % 2 == 1
         spec, raised = break_once(subject.loaded.spec, method, calls)
         with open_engine(subject.replaced(spec), is_adaptive=is_adaptive) as engine:
-            if not is_adaptive and method != "draft_unread":
+            if not is_adaptive and method != "draft_async":
                 engine.speculation = Speculation((subject.drafter,), 2, 6)  # trees are never left unread
             answers = [ask(engine, request)]
             while not raised and len(answers) < calls:
@@ -296,5 +296,5 @@ def survives_errors(subject: Subject) -> None:
             assert len(notices) == is_told, (method, calls, notices)
             assert not is_told or f"The drafter {subject.drafter} failed" in notices[0]
         seen |= set(raised)
-    assert {"begin", "expand", "a unit of expand", "draft_unread", "observe"} <= seen, seen
+    assert {"begin", "expand", "a unit of expand", "draft_async", "observe"} <= seen, seen
     assert "unread" in seen or subject.loaded.spec.needs in ("nothing", "memory", "server")

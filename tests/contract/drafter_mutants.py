@@ -29,8 +29,8 @@ class KeepsRejectedTokens(TextReader):
 class ForgetsTheLastToken(TextReader):
     """One token too many counts as read."""
 
-    def unread(self, text: Sequence[int]) -> int:
-        return max(1, super().unread(text) - 1)
+    def pending_tokens(self, text: Sequence[int]) -> int:
+        return max(1, super().pending_tokens(text) - 1)
 
 
 class IgnoresTheWindow(TextReader):

@@ -73,7 +73,7 @@ class ComputedHead:
         return getattr(self._session, name)
 
     def read(self, text: Sequence[int], window: int) -> Logits | None:
-        self.tokens += min(self._session.unread(text), window)
+        self.tokens += min(self._session.pending_tokens(text), window)
         return self._session.read(text, window)
 
     def step(self, token: int) -> Logits | None:
@@ -81,7 +81,7 @@ class ComputedHead:
         return self._session.step(token)
 
     def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:
-        self.tokens += min(self._session.unread(text), window) + n - 1
+        self.tokens += min(self._session.pending_tokens(text), window) + n - 1
         return self._session.rollout(text, window, n)
 
 
@@ -96,11 +96,11 @@ class ComputedBlocks:
     def begin(self, text: Sequence[int]) -> None:
         self._session.begin(text)
 
-    def unread(self, text: Sequence[int]) -> int:
-        return self._session.unread(text)
+    def pending_tokens(self, text: Sequence[int]) -> int:
+        return self._session.pending_tokens(text)
 
     def block(self, text: Sequence[int], window: int, n: int) -> list[Logits] | None:
-        self.tokens += min(self._session.unread(text), window)
+        self.tokens += min(self._session.pending_tokens(text), window)
         return self._session.block(text, window, n)
 
     def close(self) -> None:

@@ -76,12 +76,12 @@ def may_stop_anywhere(subject: Subject, seed: int = 0) -> None:
 
 
 def knows_what_is_unread(subject: Subject, seed: int = 0) -> None:
-    """`unread` is what the next expand computes; nothing for lookups, the root for attached drafts."""
+    """`pending_tokens` is what the next expand computes; nothing for lookups, the root for attached drafts."""
     pair, rng = Pair(subject), np.random.default_rng(seed)
     pair.begin(PROMPT, 97)
     n_before = 0
     for at in range(MAX_ROUNDS):
-        unread = pair.drafter.unread(pair.text)
+        unread = pair.drafter.pending_tokens(pair.text)
         if pair.computed is None:
             assert unread == 0
         else:
@@ -89,7 +89,7 @@ def knows_what_is_unread(subject: Subject, seed: int = 0) -> None:
             done = pair.computed.tokens
             pair.expand(Budget(1, 1))
             assert pair.computed.tokens - done == unread
-            assert pair.is_recurrent or pair.drafter.unread(pair.text) == 1, "all but the root is held"
+            assert pair.is_recurrent or pair.drafter.pending_tokens(pair.text) == 1, "all but the root is held"
             play_round(pair, rng, pair.expand())
         length = len(pair.text)
         for _ in range(at % 3):
@@ -109,14 +109,14 @@ def reuses_prefixes(subject: Subject, seed: int = 0) -> None:
     other = [103, 104, 103, 105, 103, 104, 106, 103]
     for prompt in ([*said, 98, 99], said, PROMPT, PROMPT[:7], other, [*other, 103, 104], said, [97], said):
         pair.begin(prompt, 97)
-        unread = pair.drafter.unread(pair.text)
+        unread = pair.drafter.pending_tokens(pair.text)
         assert unread <= (0 if pair.computed is None else 1 if pair.is_attached else len(pair.text))
         tree = pair.expand()
         reference.check(tree, pair.text)
         play_round(pair, rng, tree)
     pair.begin([*pair.text, 97, 98], 99)
     if not pair.is_recurrent:
-        assert pair.drafter.unread(pair.text) <= 3 + 1 + MAX_TOKENS, "what it has read is not read again"
+        assert pair.drafter.pending_tokens(pair.text) <= 3 + 1 + MAX_TOKENS, "what it has read is not read again"
     pair.close()
     reference.close()
 

@@ -73,12 +73,12 @@ class ReplayDrafter(Drafter):
         self._read = 0
         self.drafted = 0.0  # tokens, those that were only read counted as READING
 
-    def unread(self, text: Sequence[int]) -> int:
+    def pending_tokens(self, text: Sequence[int]) -> int:
         return len(text) - self._read
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         path = self._trace.paths[len(text) - len(self._trace.prompt) - 1]
-        self.drafted += READING * (min(len(text) if limit.read is None else limit.read, self.unread(text)) - 1)
+        self.drafted += READING * (min(len(text) if limit.read is None else limit.read, self.pending_tokens(text)) - 1)
         self._read = len(text)
         parent = -1
         for candidates in path[: limit.depth]:

@@ -34,9 +34,9 @@ class Silent(Oracle):
 class Lazy(Oracle):
     """Makes chains that it need not read; always wrong."""
 
-    is_lazy = True
+    is_async = True
 
-    def draft_unread(self, text: Sequence[int], limit: Budget) -> Draft | None:
+    def draft_async(self, text: Sequence[int], limit: Budget) -> Draft | None:
         at = len(text) - len(PROMPT)
         return Draft.chain([(token + 1) % 8 for token in TEXT[at : at + limit.depth]])
 
@@ -122,7 +122,7 @@ def test_a_chain_that_joins_no_tree_is_not_asked_for_after_another() -> None:
 
 def test_a_drafter_that_fails_before_it_is_asked_is_not_asked() -> None:
     class Failing(Oracle):
-        def unread(self, text: Sequence[int]) -> int:
+        def pending_tokens(self, text: Sequence[int]) -> int:
             raise ValueError("it is broken")
 
     failing, model = Failing("failing"), Oracle("model")

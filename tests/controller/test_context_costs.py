@@ -89,7 +89,7 @@ def test_a_measurement_that_is_cancelled_leaves_the_session_clean(model: Model, 
 def test_drafts_that_share_the_cache_are_measured_with_it(open_model: Open, method: str, tmp_path: Path) -> None:
     target, spec = open_model(tmp_path), parse(method)
     assert spec is not None
-    draft = target.attach(spec, folder=tmp_path, progress=lambda fraction: None, check=lambda: None)
+    draft = target.make_self_draft(spec, folder=tmp_path, progress=lambda fraction: None, check=lambda: None)
     session = target.open_session(lambda: None)
     profile = measure_contexts(session, SHORT, (128, 256), 60.0, {"self": draft})
     assert session.position == 0

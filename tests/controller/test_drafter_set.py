@@ -40,12 +40,12 @@ class Counting(Drafter):
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         self._note("begin")
 
-    def unread(self, text: Sequence[int]) -> int:
+    def pending_tokens(self, text: Sequence[int]) -> int:
         self._note("unread")
         return 2
 
-    def foresee(self, text: Sequence[int]) -> float | None:
-        self._note("foresee")
+    def predict_confidence(self, text: Sequence[int]) -> float | None:
+        self._note("predict_confidence")
         return 0.5
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
@@ -56,8 +56,8 @@ class Counting(Drafter):
                 self._note("expand")
             yield
 
-    def draft_unread(self, text: Sequence[int], limit: Budget) -> Draft | None:
-        self._note("draft_unread")
+    def draft_async(self, text: Sequence[int], limit: Budget) -> Draft | None:
+        self._note("draft_async")
         return Draft.chain([5, 6])
 
     def observe(self, done: Round) -> Sequence[Outcome]:
@@ -70,10 +70,10 @@ def drive(drafters: DrafterSet) -> DraftTree:
     tree = DraftTree()
     drafters.begin(TEXT)
     for drafter in drafters:
-        drafters.foresee(drafter, TEXT)
+        drafters.predict_confidence(drafter, TEXT)
     for drafter in drafters:
-        drafters.unread(drafter, TEXT)
-        drafters.draft_unread(drafter, TEXT, LIMIT)
+        drafters.pending_tokens(drafter, TEXT)
+        drafters.draft_async(drafter, TEXT, LIMIT)
     for drafter in drafters:
         for _ in drafters.expand(drafter, tree, TEXT, LIMIT):
             pass
@@ -94,7 +94,7 @@ def hear(drafters: DrafterSet) -> list[tuple[Drafter, Outcome]]:
     return found
 
 
-@pytest.mark.parametrize("method", ["begin", "foresee", "unread", "draft_unread", "expand", "observe"])
+@pytest.mark.parametrize("method", ["begin", "predict_confidence", "unread", "draft_async", "expand", "observe"])
 @pytest.mark.parametrize("error", [ValueError("it is broken."), KeyError("x"), BackendError("no device.", hint="")])
 def test_a_drafter_that_raises_is_dropped_and_the_others_go_on(method: str, error: Exception) -> None:
     bad, good = Counting("bad", method, error), Counting("good")
@@ -107,10 +107,10 @@ def test_a_drafter_that_raises_is_dropped_and_the_others_go_on(method: str, erro
     heard = len(bad.calls)
     assert drive(drafters).votes == [{"good": 0.5}] * 4
     assert len(bad.calls) == heard, "it is not called again"
-    assert good.calls == ["begin", "foresee", "unread", "draft_unread", "expand", "observe"] * 2
+    assert good.calls == ["begin", "predict_confidence", "unread", "draft_async", "expand", "observe"] * 2
 
 
-@pytest.mark.parametrize("method", ["begin", "foresee", "unread", "draft_unread", "expand", "observe"])
+@pytest.mark.parametrize("method", ["begin", "predict_confidence", "unread", "draft_async", "expand", "observe"])
 @pytest.mark.parametrize("error", [Cancelled(), KeyboardInterrupt()])
 def test_a_cancellation_is_no_failure(method: str, error: BaseException) -> None:
     drafters = DrafterSet([Counting("bad", method, error), Counting("good")], V)
@@ -140,16 +140,16 @@ def test_only_the_nodes_of_the_faulty_unit_are_taken_back(at: int) -> None:
 def test_unread_of_a_drafter_that_fails_is_the_whole_text() -> None:
     bad = Counting("bad", "unread", ValueError("no"))
     drafters = DrafterSet([bad], V)
-    assert drafters.unread(bad, TEXT) == 3
-    assert DrafterSet([Counting("good")], V).unread(Counting("good"), TEXT) == 2
+    assert drafters.pending_tokens(bad, TEXT) == 3
+    assert DrafterSet([Counting("good")], V).pending_tokens(Counting("good"), TEXT) == 2
 
 
 @pytest.mark.parametrize(("value", "found"), [(None, None), (0, 0.0), (np.float32(0.5), 0.5), ("often", 0.0)])
 def test_what_is_foreseen_is_a_number_or_unknown(value: Any, found: float | None) -> None:
     drafter = Counting("plugin")
-    drafter.foresee = lambda text: value  # type: ignore[method-assign]
+    drafter.predict_confidence = lambda text: value  # type: ignore[method-assign]
     drafters = DrafterSet([drafter], V)
-    assert drafters.foresee(drafter, TEXT) == found
+    assert drafters.predict_confidence(drafter, TEXT) == found
     assert list(drafters.failures) == (["plugin"] if value == "often" else [])
 
 
@@ -264,15 +264,15 @@ UNREAD: dict[str, Any] = {
 @pytest.mark.parametrize("name", UNREAD)
 def test_unread_chains_that_cannot_be_scored_are_refused(name: str) -> None:
     class Strange(Counting):
-        def draft_unread(self, text: Sequence[int], limit: Budget) -> Draft | None:
+        def draft_async(self, text: Sequence[int], limit: Budget) -> Draft | None:
             return UNREAD[name]  # type: ignore[no-any-return]
 
     strange = Strange("strange")
     drafters = DrafterSet([strange], V)
-    assert drafters.draft_unread(strange, TEXT, LIMIT) is None
+    assert drafters.draft_async(strange, TEXT, LIMIT) is None
     assert list(drafters.failures) == ["strange"]
     good = Counting("good")
-    assert len(DrafterSet([good], V).draft_unread(good, TEXT, LIMIT) or ()) == 2
+    assert len(DrafterSet([good], V).draft_async(good, TEXT, LIMIT) or ()) == 2
 
 
 @pytest.mark.parametrize("outcomes", [None, 3, [None], [("0.5", True)], [Outcome(None, True)]])  # type: ignore[arg-type]
@@ -303,10 +303,10 @@ def test_outcomes_may_be_generated() -> None:
 @pytest.mark.parametrize("unread", [None, "3", -1])
 def test_unread_that_is_no_number_is_refused(unread: Any) -> None:
     class Vague(Counting):
-        def unread(self, text: Sequence[int]) -> int:
+        def pending_tokens(self, text: Sequence[int]) -> int:
             return unread  # type: ignore[no-any-return]
 
     vague = Vague("vague")
     drafters = DrafterSet([vague], V)
-    assert drafters.unread(vague, TEXT) == 3
+    assert drafters.pending_tokens(vague, TEXT) == 3
     assert list(drafters.failures) == ["vague"]

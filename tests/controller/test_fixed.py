@@ -41,7 +41,7 @@ class Paths(Drafter):
                 node = tree.add(node, token, self.name, self.sure, q)
                 yield
 
-    def draft_unread(self, text: Sequence[int], limit: Budget) -> Draft | None:
+    def draft_async(self, text: Sequence[int], limit: Budget) -> Draft | None:
         return self.unread_chain
 
     def observe(self, done: Round) -> Sequence[Outcome]:

@@ -43,7 +43,7 @@ ATTENTION: dict[str, Curve] = {
 class AttachedReplay(ReplayDrafter):
     """A draft that shares the target's cache: it has nothing to read."""
 
-    def unread(self, text: Sequence[int]) -> int:
+    def pending_tokens(self, text: Sequence[int]) -> int:
         return 0
 
 

@@ -264,7 +264,7 @@ class Sure(Drafter):
         self.promised = confidence
         self.tokens = tokens
 
-    def foresee(self, text: Sequence[int]) -> float | None:
+    def predict_confidence(self, text: Sequence[int]) -> float | None:
         return self.promised
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:

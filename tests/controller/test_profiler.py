@@ -125,7 +125,7 @@ class Lazy(Silent):
 
     name = "lazy"
 
-    def draft_unread(self, text: Sequence[int], limit: Budget) -> Draft | None:
+    def draft_async(self, text: Sequence[int], limit: Budget) -> Draft | None:
         return Draft.chain([1] * limit.depth)
 
 

@@ -72,7 +72,7 @@ class TwoRows:
 
     def begin(self, text: Sequence[int]) -> None: ...
 
-    def unread(self, text: Sequence[int]) -> int:
+    def pending_tokens(self, text: Sequence[int]) -> int:
         return 0
 
     def block(self, text: Sequence[int], window: int, n: int) -> list[Logits]:

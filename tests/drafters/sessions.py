@@ -26,17 +26,17 @@ class CountingSession(ToySession):
         check: CheckCancelled = lambda: None,
         *,
         model: ToyModel = MODEL,
-        is_lazy: bool = False,
+        is_async: bool = False,
     ) -> None:
         super().__init__(model, context_size=context_size, chunk=4, check=check)
         self._most = most
-        self._is_lazy = is_lazy
+        self._is_lazy = is_async
         self.prefills: list[list[int]] = []
         self.rows: list[int] = []
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, is_lazy=self._is_lazy)
+        return replace(super().capabilities, is_async=self._is_lazy)
 
     @property
     def draft_limit(self) -> int:

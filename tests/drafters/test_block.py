@@ -34,7 +34,7 @@ class Rows:
 
     def begin(self, text: Sequence[int]) -> None: ...
 
-    def unread(self, text: Sequence[int]) -> int:
+    def pending_tokens(self, text: Sequence[int]) -> int:
         return len(text)
 
     def block(self, text: Sequence[int], window: int, n: int) -> list[Logits] | None:

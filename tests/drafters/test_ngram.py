@@ -258,7 +258,7 @@ def test_proposes_what_it_has_foreseen(tokens: list[int], n_read: int, depth: in
     drafter, expected = begin(tokens[:n_read]), watch(tokens, n_read)
     for n, (end, length) in enumerate(expected, n_read):
         text = tokens[:n]
-        assert drafter.foresee(text) == length
+        assert drafter.predict_confidence(text) == length
         found = expand(drafter, text, Budget(depth, depth))
         chain = continuation(text, end, depth) if length else []
         assert found == {tuple(chain[: i + 1]): length + i / 2 for i in range(len(chain))}
@@ -273,7 +273,7 @@ def test_proposes_what_it_has_foreseen(tokens: list[int], n_read: int, depth: in
 
 def test_what_was_not_foreseen_is_looked_up_in_the_whole_index() -> None:
     drafter, text = begin([1, 2, 9, 2]), [1, 2, 9, 2]
-    assert drafter.foresee(text) == 0 and not expand(drafter, text, Budget(2, 2))
+    assert drafter.predict_confidence(text) == 0 and not expand(drafter, text, Budget(2, 2))
     text.append(9)
     assert expand(drafter, text, Budget(2, 2)) == {(2,): 2, (2, 9): 2.5}
     assert drafter.observe(Round(text, (9,), NO_DRAFT, (), 0, SCORES)) == [], "the watch had no match"

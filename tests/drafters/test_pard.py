@@ -35,7 +35,7 @@ def test_as_if_the_masks_had_never_been_there(kind: str, data: st.DataObject) ->
     pard.begin(text[:-1])
     for _ in range(data.draw(st.integers(1, 6))):
         if data.draw(st.booleans()):
-            assert 1 <= pard.unread(text) <= len(text)
+            assert 1 <= pard.pending_tokens(text) <= len(text)
         n, window = data.draw(st.integers(1, pard.block_size)), data.draw(st.sampled_from([4, 6, ALL]))
         rows = pard.block(text, window, n)
         assert rows is not None
@@ -47,7 +47,7 @@ def test_as_if_the_masks_had_never_been_there(kind: str, data: st.DataObject) ->
         drafted = [int(row.argmax()) for row in rows]
         text = [*text, *drafted[: data.draw(st.integers(0, len(drafted)))], data.draw(token)]
         if data.draw(st.booleans()):
-            pard.unread(text)
+            pard.pending_tokens(text)
 
 
 def test_a_block_is_one_forward_with_all_that_is_unread() -> None:
@@ -56,12 +56,12 @@ def test_a_block_is_one_forward_with_all_that_is_unread() -> None:
     pard.begin(TEXT[:-1])
     pard.block(TEXT, ALL, 4)
     text = [*TEXT, 5, 6, 0]
-    assert pard.unread(text) == 3
+    assert pard.pending_tokens(text) == 3
     pard.block(text, ALL, 6)
     assert session.prefills == [[4, 8, 9]], "the text before the root is read once"
     assert session.rows == [1 + 3, 3 + 5]
     pard.begin([*text, 1])
-    assert pard.unread([*text, 1, 2]) == 2
+    assert pard.pending_tokens([*text, 1, 2]) == 2
 
 
 def test_a_forward_too_narrow_for_text_and_masks() -> None:

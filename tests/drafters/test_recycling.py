@@ -134,7 +134,7 @@ def test_scores_that_are_not_on_the_host_are_not_read() -> None:
 def test_where_steps_are_short_it_does_nothing() -> None:
     drafter, table = open_drafter()
     table.learn(1, row(t2=1))
-    assert drafter.foresee([0, 1]) == 0
+    assert drafter.predict_confidence([0, 1]) == 0
     assert drafter.observe(Round([0, 1, 2], (2,), NO_DRAFT, (), 0, None)) == () and not table.successors(2)
 
 

@@ -78,7 +78,7 @@ def test_a_unit_is_a_token_and_costs_a_forward(text: list[int], depth: int, unit
 @settings(deadline=None)
 def test_drawn_chains_carry_their_distributions(text: list[int], seed: int, depth: int) -> None:
     drafter = begin(open_drafter(CountingSession()), text, make_draw(seed))
-    assert drafter.is_drawn and drafter.draft_unread(text, Budget(depth, depth)) is None
+    assert drafter.is_drawn and drafter.draft_async(text, Budget(depth, depth)) is None
     draft = expand(drafter, text, Budget(depth, depth)).drawn_chain()
     assert len(draft) == depth and draft.q is not None
     rng, sampler, prefix = np.random.default_rng(seed), Sampler(PARAMS, V), list(text)
@@ -133,11 +133,11 @@ def test_to_the_end_of_the_context(size: int, is_drawn: bool) -> None:
 @settings(deadline=None)
 def test_unread_chains_are_those_of_expand(text: list[int], n: int, size: int) -> None:
     """On a session that does not wait for the device; the next round is that after any chain."""
-    lazy, eager = CountingSession(is_lazy=True, context_size=size), CountingSession(context_size=size)
+    lazy, eager = CountingSession(is_async=True, context_size=size), CountingSession(context_size=size)
     one, other = begin(open_drafter(lazy), text), begin(open_drafter(eager), text)
-    assert other.draft_unread(text, Budget(n, n)) is None
+    assert other.draft_async(text, Budget(n, n)) is None
     for emitted in (2, 0, 1):
-        chain = one.draft_unread(text, Budget(n, n))
+        chain = one.draft_async(text, Budget(n, n))
         assert isinstance(chain, Draft)
         tree = expand(other, text, Budget(n, n))
         path = tree.path_tokens(tree.deepest("model"))
@@ -164,7 +164,7 @@ def find(tree: DraftTree, path: list[int]) -> int:
 def test_other_numbers_of_padding_ids(target_vocab: int, is_drawn: bool) -> None:
     """Only ids that both models have are proposed, with distributions over the target's ids."""
     drafter = open_drafter(CountingSession(), target_vocab)
-    lazy = open_drafter(CountingSession(is_lazy=True), target_vocab)
+    lazy = open_drafter(CountingSession(is_async=True), target_vocab)
     for first in range(6):
         text = [first, 1, 2, 3]
         begin(drafter, text, make_draw(first, target_vocab) if is_drawn else None)
@@ -173,15 +173,15 @@ def test_other_numbers_of_padding_ids(target_vocab: int, is_drawn: bool) -> None
         for q in tree.q:
             assert (q is not None) == is_drawn
             assert q is None or (q.shape == (target_vocab,) and q.sum() == pytest.approx(1) and not q[V:].any())
-        chain = begin(lazy, text).draft_unread(text, Budget(4, 4))
+        chain = begin(lazy, text).draft_async(text, Budget(4, 4))
         assert chain is not None and chain.tokens.max() < min(V, target_vocab)
 
 
 def test_nothing_is_proposed_after_tokens_that_the_draft_lacks() -> None:
-    drafter, lazy = open_drafter(CountingSession(), 11), open_drafter(CountingSession(is_lazy=True), 11)
+    drafter, lazy = open_drafter(CountingSession(), 11), open_drafter(CountingSession(is_async=True), 11)
     text = [1, 9, 2]
     assert not len(expand(begin(drafter, text), text, Budget(3, 3)))
-    assert begin(lazy, text).draft_unread(text, Budget(3, 3)) is None
+    assert begin(lazy, text).draft_async(text, Budget(3, 3)) is None
     assert len(expand(drafter, [*text, 1], Budget(3, 3, 2))), "what lies before the window is not read"
 
 
@@ -193,12 +193,12 @@ def test_text_and_drafts_are_read_once() -> None:
         tree = expand(drafter, text, Budget(3, 3))
         path = tree.path_tokens(tree.deepest("model"))
         text += [*path[:2], (path[2] + 1) % V]
-        assert drafter.unread(text) == 1
+        assert drafter.pending_tokens(text) == 1
     assert session.prefills == [[4, 8, 9]]
     assert session.rows == [1] * 12
     copied = copy.deepcopy(drafter)
     copied.begin([*text, 5], None)
-    assert copied.unread([*text, 5, 6]) == 3
+    assert copied.pending_tokens([*text, 5, 6]) == 3
 
 
 def test_closing_closes_the_session() -> None:

@@ -46,7 +46,7 @@ class Model:
         """`text` has gone on."""
         known = shared_prefix([*self.text, *self.drafted], text, len(text) - 1)
         before = self.skipped + len(held(self.session))
-        unread = self.reader.unread(text)
+        unread = self.reader.pending_tokens(text)
         self.is_settled = True
         cache = held(self.session)
         if not self.has_read:
@@ -60,7 +60,7 @@ class Model:
     def read(self, text: list[int], window: int, rows: int) -> bool:
         size = self.session.capabilities.context_size
         window = max(1, min(window, size // 2))
-        unread = self.reader.unread(text)
+        unread = self.reader.pending_tokens(text)
         rest = self.reader.prepare(text, window, rows)
         if unread > window or len(text) + rows - self.skipped > size:
             self.skipped, self.has_read = len(text) - min(window, len(text)), False
@@ -147,7 +147,9 @@ def test_drafted_and_emitted_tokens_are_not_read_again(kind: str) -> None:
             decode_one(session, token)
             reader.append(token)
         text = [*TEXT, *emitted]
-        assert reader.unread(text) == 1 if kind == "linear" else 1 <= reader.unread(text) <= len(emitted)
+        assert (
+            reader.pending_tokens(text) == 1 if kind == "linear" else 1 <= reader.pending_tokens(text) <= len(emitted)
+        )
         reader.settle(text)
         assert held(session) == text[: session.position]
 
@@ -162,10 +164,10 @@ def test_a_chain_that_nobody_has_read_is_settled_like_others() -> None:
     reader.append_unread(chain)
     drafted = chain.tokens.tolist()
     text = [*TEXT, *drafted[:2], (drafted[2] + 1) % V]
-    assert reader.unread(text) == 1 and held(session) == text[:-1]
+    assert reader.pending_tokens(text) == 1 and held(session) == text[:-1]
     reader.append_unread(Draft.chain([1]))
     reader.begin([*text, 5])
-    assert reader.unread([*text, 5]) == 2, "a new generation drops it unread"
+    assert reader.pending_tokens([*text, 5]) == 2, "a new generation drops it unread"
 
 
 def test_more_unread_tokens_than_a_forward_takes_are_prefilled() -> None:
@@ -184,7 +186,7 @@ def test_the_next_generation_keeps_what_is_the_same() -> None:
     read(reader, [*TEXT, 7])
     for text, unread in (([*TEXT, 7, 6, 5], 2), ([*TEXT[:4], 9 % V, 0], 2), (TEXT, 6), ([5], 1), (TEXT, 10)):
         reader.begin(text[:-1] or text)
-        assert reader.unread(text) == unread, text
+        assert reader.pending_tokens(text) == unread, text
         read(reader, text)
         assert held(session) == text
 
@@ -200,9 +202,9 @@ def test_only_the_end_of_a_text_longer_than_the_window_is_read(kind: str) -> Non
         read(reader, text, 4)
         assert held(session) == text[-count:]
     reader.begin(text)
-    assert reader.unread([*text, 1]) == (2 if kind == "linear" else 5), "a window is kept too"
+    assert reader.pending_tokens([*text, 1]) == (2 if kind == "linear" else 5), "a window is kept too"
     reader.begin(text[:3])
-    assert reader.unread(text[:3]) == 3
+    assert reader.pending_tokens(text[:3]) == 3
 
 
 @pytest.mark.parametrize("kind", ["linear", "recurrent"])

@@ -48,7 +48,7 @@ class Flaky(NgramDrafter):
     faults: Faults
     name: str = "flaky"
     is_free: bool = False
-    is_lazy: bool = False
+    is_async: bool = False
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -58,13 +58,13 @@ class Flaky(NgramDrafter):
         self.faults.raise_in("begin")
         super().begin(text, draw)
 
-    def unread(self, text: Sequence[int]) -> int:
+    def pending_tokens(self, text: Sequence[int]) -> int:
         self.faults.raise_in("unread")
-        return super().unread(text)
+        return super().pending_tokens(text)
 
-    def draft_unread(self, text: Sequence[int], limit: Budget) -> Draft | None:
-        self.faults.raise_in("draft_unread")
-        if not self.is_lazy:
+    def draft_async(self, text: Sequence[int], limit: Budget) -> Draft | None:
+        self.faults.raise_in("draft_async")
+        if not self.is_async:
             return None
         tree = DraftTree()
         list(super().expand(tree, text, limit))

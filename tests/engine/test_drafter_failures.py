@@ -26,7 +26,7 @@ from tests.engine.packages import (
     open_toy,
 )
 
-METHODS = ("begin", "unread", "draft_unread", "expand", "observe")
+METHODS = ("begin", "unread", "draft_async", "expand", "observe")
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ METHODS = ("begin", "unread", "draft_unread", "expand", "observe")
 )  # a fixed length reads whatever there is
 def test_a_failing_drafter_is_told_of_once_and_opened_anew(method: str, length: int | None) -> None:
     faults = Faults(method, 2)
-    is_lazy = method == "draft_unread" and length is None
-    engine = open_toy(add_package("flaky", lambda resources: Flaky(faults, is_lazy=is_lazy)))
+    is_async = method == "draft_async" and length is None
+    engine = open_toy(add_package("flaky", lambda resources: Flaky(faults, is_async=is_async)))
     expected = answer(engine, TALE).tokens
     alone = Speculation(("flaky",), length)
     first, second, third = (answer(engine, TALE, alone) for _ in range(3))

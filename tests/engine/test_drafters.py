@@ -49,7 +49,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     method = parse("layerskip:2")
     assert method is not None
     folder = tmp_path_factory.mktemp("drafts")
-    attached = target.attach(method, folder=folder, progress=lambda f: None, check=lambda: None)
+    attached = target.make_self_draft(method, folder=folder, progress=lambda f: None, check=lambda: None)
     opened = Engine(target, list_loaded(model=draft, self=attached), PLAIN)
     yield opened
     opened.close()

@@ -42,7 +42,7 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     fixed = FixedWidthModel(target, request.param)
     method = parse("layerskip:2")
     assert method is not None
-    attached = fixed.attach(method, folder=folder, progress=lambda f: None, check=lambda: None)
+    attached = fixed.make_self_draft(method, folder=folder, progress=lambda f: None, check=lambda: None)
     opened = Engine(fixed, list_loaded(model=draft, self=attached), PLAIN)
     yield opened
     opened.close()

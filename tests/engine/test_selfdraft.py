@@ -45,7 +45,7 @@ def engine(target: Model, request: pytest.FixtureRequest, tmp_path_factory: pyte
     method = parse(request.param)
     assert method is not None
     folder = tmp_path_factory.getbasetemp() / "drafts"  # copies are made once
-    draft = target.attach(method, folder=folder, progress=lambda f: None, check=lambda: None)
+    draft = target.make_self_draft(method, folder=folder, progress=lambda f: None, check=lambda: None)
     opened = Engine(target, list_loaded(self=draft), PLAIN)
     yield opened
     opened.release_draft()

@@ -161,8 +161,8 @@ def test_the_registry_foretells_a_pair_and_another_type_of_weights(hub: Hub, tmp
     found = recommender.recommend(Query("8b"), measure=False)
     (told,) = found.advice
     assert told.startswith("Q4_0 weights are 1.6 times as fast as Q4_K weights") and told.endswith("of llama-8b-q4.")
-    pair = recommender.foresee("qwen3-4b-q4", measure=False)
+    pair = recommender.predict_confidence("qwen3-4b-q4", measure=False)
     assert pair is not None and pair.facts is not None and pair.facts.kind == "Q4_0" and not pair.facts.exact
     assert pair.drafted is not None and pair.plain is not None and pair.drafted[1] > pair.plain
     assert pair.missing is not None and pair.missing > pair.facts.weights and pair.faster is None
-    assert recommender.foresee("qwen3", measure=False) is None, "no alias is called so"
+    assert recommender.predict_confidence("qwen3", measure=False) is None, "no alias is called so"

@@ -163,7 +163,7 @@ def test_what_is_kept_can_be_seen_and_removed(target: Model) -> None:
     cache.remember(SETTING, "auto", CHOICE)
     method = parse("qspec:2")
     assert method is not None
-    target.attach(method, folder=cache.folder, progress=lambda f: None, check=lambda: None).close()
+    target.make_self_draft(method, folder=cache.folder, progress=lambda f: None, check=lambda: None).close()
     (found,) = list_cached_drafts()
     assert found.model == "python-6m" and [c.name for c in found.copies] == ["target-q2_k.gguf"]
     assert found.choices == ("auto: layerskip:2, because",) and found.size == found.copies[0].stat().st_size

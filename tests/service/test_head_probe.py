@@ -28,7 +28,7 @@ from edgespec.planner.heads import HeadProbe, ProbeResult, is_better
 from edgespec.planner.plan import LoadConfig, plan
 from edgespec.planner.selfdraft_search import ProbeStore
 from edgespec.registry.schema import load_registry
-from edgespec.service.drafts import attach_head, probe_head
+from edgespec.service.drafts import load_head, probe_head
 from edgespec.service.load import Loader
 from edgespec.service.loaded_model import LoadedModel
 from tests.models import TARGET
@@ -163,7 +163,7 @@ class Block:
 @pytest.mark.parametrize("is_block", [False, True])
 def test_the_target_agrees_with_itself(is_block: bool) -> None:
     class Target(LlamaModel):
-        def attach_head(self, *_: object, **__: object) -> Copy:
+        def load_head(self, *_: object, **__: object) -> Copy:
             return Copy(self, is_block=is_block)
 
     target = load_llama(TARGET, OPTIONS)
@@ -251,7 +251,7 @@ def test_auto_goes_on_without_a_useless_head(llama: Model, heard: Heard, files: 
     path = files("useless")
     planned = plan(config(path), load_registry(), Hub.from_environment(), heard)
     (drafter,) = planned.drafters
-    assert attach_head(llama, drafter, (TARGET, path), planned, "auto", heard, lambda: None) is None
+    assert load_head(llama, drafter, (TARGET, path), planned, "auto", heard, lambda: None) is None
     (told,) = heard.notices
     assert told.startswith(f"Drafting without {path}: {path} agrees less")
 

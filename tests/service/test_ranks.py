@@ -168,7 +168,7 @@ def test_what_cannot_be_split_is_refused_and_the_next_model_loads(tmp_path: Path
     found = parse("layerskip:1")
     assert found is not None
     with pytest.raises(Unsupported, match="cannot draft for itself"):
-        model.attach(found, folder=tmp_path, progress=lambda fraction: None, check=lambda: None)
+        model.make_self_draft(found, folder=tmp_path, progress=lambda fraction: None, check=lambda: None)
     session.rewind(2)
     assert abs(session.forward(3, Draft.chain([])).logits(0) - expected).max() < 1e-3
     session.close()
@@ -180,5 +180,5 @@ def test_a_head_is_refused_where_the_output_matrix_is_split(tmp_path: Path) -> N
         make_folder(tmp_path / "target", RANK_CONFIGS["gated-delta"]), LoadOptions(context_size=256)
     )
     with pytest.raises(Unsupported, match="output matrix"):
-        model.attach_head(read_spec(HEAD), HEAD, progress=lambda fraction: None, check=lambda: None)
+        model.load_head(read_spec(HEAD), HEAD, progress=lambda fraction: None, check=lambda: None)
     model.close()

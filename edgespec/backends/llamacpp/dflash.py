@@ -170,7 +170,7 @@ class DflashSession:
         """Keeps the states of the prefix that `text` shares with the last one."""
         del self._text[shared_prefix(self._text, text, len(text)) :]
 
-    def unread(self, text: Sequence[int]) -> int:
+    def pending_tokens(self, text: Sequence[int]) -> int:
         """Tokens of `text` whose states are not in the cache; the root is always one of them."""
         return len(text) - max(self._settle(len(text) - 1), self._features.start)
 

@@ -204,13 +204,13 @@ class SettingsMeasurement:
 class LlamaModel(LlamaWeights):
     """A backends.Model."""
 
-    def attach(
+    def make_self_draft(
         self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
     ) -> AttachedDraft:
         """See backends.Model."""
         return open_self_draft(self, spec, folder, progress, check)
 
-    def attach_head(
+    def load_head(
         self, spec: HeadSpec, path: Path, *, progress: Callable[[float], None], check: CheckCancelled
     ) -> AttachedHead:
         """See backends.Model."""

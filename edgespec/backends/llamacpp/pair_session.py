@@ -131,7 +131,7 @@ class PairSession:
     accepted them.
     """
 
-    is_lazy = False
+    is_async = False
 
     def __init__(self, head: HeadContext, target: LlamaSession, features: Features[Floats]) -> None:
         """`features` are those of `target`, whose tap ends with this session.
@@ -156,7 +156,7 @@ class PairSession:
         self._base = shared_prefix(self._text[: self._base], text, len(text) - 1)
         del self._text[self._base :]
 
-    def unread(self, text: Sequence[int]) -> int:
+    def pending_tokens(self, text: Sequence[int]) -> int:
         """Pairs of `text` that are not in the cache."""
         return len(text) - 1 - max(self._settle(text), self._features.start)
 

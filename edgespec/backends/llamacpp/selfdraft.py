@@ -126,7 +126,7 @@ class SharedKVSession(LlamaSession):
     Its position is never below the target's.
     """
 
-    def attach(self, target: LlamaSession) -> None:
+    def bind(self, target: LlamaSession) -> None:
         """Draft for `target`. Called once, before any other method."""
         self._target = target
         self._capabilities = replace(self._capabilities, shares_kv=True)
@@ -277,11 +277,11 @@ class LlamaSelfDraft(AttachedDraft):
         assert isinstance(target, LlamaSession)
         if method.sparse is None:
             session = model.open_as(SharedKVSession, check)
-            session.attach(target)
+            session.bind(target)
             return session
         sink, window = method.sparse
         sparse = model.open_as(SparseSession, check, sink + window + SLACK)
-        sparse.attach(target)
+        sparse.bind(target)
         sparse.set_window(sink, window)
         return sparse
 
@@ -297,7 +297,7 @@ def open_self_draft(
     progress: Callable[[float], None],
     check: CheckCancelled,
 ) -> AttachedDraft:
-    """See backends.Model.attach."""
+    """See backends.Model.make_self_draft."""
     if method.sparse is not None and method.skip is not None:
         raise Unsupported("llama.cpp does not combine sparse with layerskip.", hint="Use one of them.")
     if method.sparse is not None and target.is_recurrent:

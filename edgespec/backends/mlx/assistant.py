@@ -86,7 +86,7 @@ class AssistantNetwork(OneMatrix):
 class AssistantSession:
     """A DraftSession without a cache: it reads the target's and the state of the token before the root."""
 
-    is_lazy = True
+    is_async = True
 
     def __init__(
         self, network: AssistantNetwork, target: MlxSession, features: Features[Any], check: CheckCancelled
@@ -109,7 +109,7 @@ class AssistantSession:
         """Nothing is cached."""
         self._text = []
 
-    def unread(self, text: Sequence[int]) -> int:
+    def pending_tokens(self, text: Sequence[int]) -> int:
         """1: a draft reads one state."""
         return min(1, len(text) - 1)
 

@@ -195,7 +195,7 @@ class CachedTokens:
         self.tokens: list[int] = []
         self.lag = 0
         self.snapshots: dict[str, Snapshot] = {}  # of the prompt, and of the last rollout
-        self.attached: CacheTenant | None = None  # until any forward or trim
+        self.bound: CacheTenant | None = None  # until any forward or trim
         self._open_runner = open_runner
         self._check = check
 
@@ -242,7 +242,7 @@ class CachedTokens:
                 self.restore(undo)
             raise
         finally:
-            self.attached = None
+            self.bound = None
         return rows
 
     def append(self, tokens: Sequence[int], features: Any) -> None:
@@ -277,7 +277,7 @@ class CachedTokens:
             self.runner.caches.restore(before)
             raise
         finally:
-            self.attached = None
+            self.bound = None
         mx.clear_cache()
 
     def settle(self) -> None:
@@ -308,7 +308,7 @@ class CachedTokens:
 
     def trim_to(self, position: int) -> int:
         """Drop all tokens from `position` on, or more where the caches cannot; returns how many are left."""
-        self.attached = None
+        self.bound = None
         caches, held = self.runner.caches, len(self.tokens) - self.lag
         if position >= held:
             reached, self.lag = position, position - held
@@ -327,7 +327,7 @@ class CachedTokens:
         """Hold copies of the present rows as tokens up to `n`; returns how many are held. Raises BackendError."""
         self.settle()
         if 0 < len(self.tokens) < n and self.runner.caches.extend(n):
-            self.attached = None
+            self.bound = None
             more = n - len(self.tokens)
             width = self.runner.features.shape[-1] if self.tap is not None else 0
             self.append([NO_TOKEN] * more, mx.broadcast_to(mx.zeros(width), (more, width)))

@@ -262,7 +262,7 @@ class BlockContext:
         """Keep what belongs to the prefix that `text` shares with the last one."""
         self._trim(shared_prefix(self.text, text, len(text)))
 
-    def unread(self, text: Sequence[int]) -> int:
+    def pending_tokens(self, text: Sequence[int]) -> int:
         """Tokens of `text` that a block computes: those whose hidden states were not read, and the root."""
         self._trim(len(text) - 1)
         return len(text) - len(self.text)
@@ -278,7 +278,7 @@ class BlockContext:
         if self._features.end < last:
             raise BackendError("the head has no hidden states of the text.", hint="Report this as a bug.")
         most = max(window - 1, 1)
-        if self.unread(text) - 1 > most or self._features.start > len(self.text):
+        if self.pending_tokens(text) - 1 > most or self._features.start > len(self.text):
             self._restart(max(self._features.start, last - most))
             self.text = list(text[: self._first])
         with map_errors():
@@ -332,8 +332,8 @@ class DFlashSession:
     def begin(self, text: Sequence[int]) -> None:
         self._context.begin(text)
 
-    def unread(self, text: Sequence[int]) -> int:
-        return self._context.unread(text)
+    def pending_tokens(self, text: Sequence[int]) -> int:
+        return self._context.pending_tokens(text)
 
     def block(self, text: Sequence[int], window: int, n: int) -> list[Logits] | None:
         """As core.drafter.BlockSession. None for a text of one token, and at the end of the context."""
@@ -382,7 +382,7 @@ def read_dspark(folder: Path, spec: HeadSpec, target: Any) -> DSparkNetwork:
 class DSparkSession:
     """A DraftSession. One forward computes a block; each token then chooses among the next row's with its bias."""
 
-    is_lazy = True
+    is_async = True
 
     def __init__(
         self, network: DSparkNetwork, target: MlxSession, features: Features[Any], check: CheckCancelled
@@ -402,9 +402,9 @@ class DSparkSession:
         self._block = []
         self._context.begin(text)
 
-    def unread(self, text: Sequence[int]) -> int:
+    def pending_tokens(self, text: Sequence[int]) -> int:
         self._block = []
-        return self._context.unread(text)
+        return self._context.pending_tokens(text)
 
     def read(self, text: Sequence[int], window: int) -> Logits | None:
         """As core.drafter.DraftSession. None for a text of one token, and at the end of the context."""

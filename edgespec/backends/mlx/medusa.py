@@ -105,7 +105,7 @@ class MedusaSession:
     def begin(self, text: Sequence[int]) -> None:
         """Nothing is cached."""
 
-    def unread(self, text: Sequence[int]) -> int:
+    def pending_tokens(self, text: Sequence[int]) -> int:
         """1: a block reads one state."""
         return min(1, len(text) - 1)
 

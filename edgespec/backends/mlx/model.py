@@ -225,7 +225,7 @@ class MlxModel:
         """A session with caches of its own; `check` is polled between the chunks and layers of a prefill."""
         return MlxSession(*self._session_parts(check))
 
-    def attach(
+    def make_self_draft(
         self,
         spec: SelfDraftSpec,
         *,
@@ -243,7 +243,7 @@ class MlxModel:
             runner, self._open_hooks(), self.tokenizer, spec, lambda: self.open_session(check), progress, check
         )
 
-    def attach_head(
+    def load_head(
         self,
         spec: HeadSpec,
         path: Path,
@@ -270,7 +270,9 @@ class MlxModel:
     def _session_parts(self, check: CheckCancelled) -> tuple[Any, ...]:
         """The arguments of a session."""
         tree_layout = self._probe_result.tree_layout
-        capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, tree_layout is not None, is_lazy=True)
+        capabilities = Capabilities(
+            self.tokenizer.vocab_size, self.context_size, tree_layout is not None, is_async=True
+        )
         return self._open_runner, self._open_hooks, tree_layout, capabilities, check
 
     def _open_runner(self) -> ModelRunner:

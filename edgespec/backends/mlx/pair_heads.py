@@ -130,7 +130,7 @@ def roll_out(score: Callable[[], Any], follow: Callable[[Any], None], n: int) ->
 class PairSession:
     """A DraftSession. Drafted tokens are read again, with the target's features, once the target has accepted them."""
 
-    is_lazy = True
+    is_async = True
 
     def __init__(
         self, network: PairNetwork, target: MlxSession, features: Features[Any], check: CheckCancelled
@@ -155,7 +155,7 @@ class PairSession:
         self._base = shared_prefix(self._text[: self._base], text, len(text))
         self._settle(text)
 
-    def unread(self, text: Sequence[int]) -> int:
+    def pending_tokens(self, text: Sequence[int]) -> int:
         """Pairs of `text` that a read computes: those that are not in the cache, the last one always."""
         self._settle(text)
         return min(len(text) - 1, max(1, len(text) - 1 - self._pairs.held))

@@ -116,11 +116,11 @@ class MlxSession:
         self._cached.drop_tap()
 
     @property
-    def attached(self) -> CacheTenant | None:
+    def bound(self) -> CacheTenant | None:
         """The draft whose rows follow this session's in the caches, until this session computes or drops anything."""
-        return self._cached.attached
+        return self._cached.bound
 
-    def attach(self, draft: CacheTenant) -> ModelRunner:
+    def bind(self, draft: CacheTenant) -> ModelRunner:
         """The runner with caches that hold the whole sequence. `draft` has to trim them to `position` after each use.
 
         Raises RollbackError, BackendError.
@@ -129,13 +129,13 @@ class MlxSession:
         self._sync()
         self._drop_ahead()
         self._cached.settle()
-        self._cached.attached = draft
+        self._cached.bound = draft
         return self._cached.runner
 
-    def detach(self, draft: CacheTenant) -> None:
+    def unbind(self, draft: CacheTenant) -> None:
         """`draft` uses the caches no longer."""
-        if self._cached.attached is draft:
-            self._cached.attached = None
+        if self._cached.bound is draft:
+            self._cached.bound = None
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         self._sync()
@@ -257,7 +257,7 @@ class MlxSession:
         """The rows of a root and a chain; the lagging tokens run first."""
         rows = chain_rows([*self._cached.lagging_tokens, root], draft)
         # A continuation does not run the first layers of all rows, whose hidden states a tap may want.
-        draft_session = self.attached if self._cached.tap is None else None
+        draft_session = self.bound if self._cached.tap is None else None
         continuation = draft_session.find_continuation(root, draft) if draft_session is not None else None
         return self._cached.start(continuation or self._cached.runner.run, rows, undo=before).skip(self._cached.lag)
 

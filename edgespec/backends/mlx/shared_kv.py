@@ -76,7 +76,7 @@ class SharedKVSession:
 
     @property
     def position(self) -> int:
-        return self._target.position + (self._tail_length if self._target.attached is self else 0)
+        return self._target.position + (self._tail_length if self._target.bound is self else 0)
 
     @property
     def peers(self) -> BatchPeers:
@@ -165,7 +165,7 @@ class SharedKVSession:
         if not self._is_closed:
             self._is_closed = True
             self._drop_tail()
-            self._target.detach(self)
+            self._target.unbind(self)
 
     def find_continuation(self, root: int, draft: Draft) -> Callable[[Any], Any] | None:
         """See pending.CacheTenant."""
@@ -206,7 +206,7 @@ class SharedKVSession:
         """
         self._check()
         network, base = self._network, self._target.position
-        runner = self._target.attach(self)
+        runner = self._target.bind(self)
         if not self._caches:
             entries: list[KeyValues] = runner.caches.entries
             self._caches = [entry.extract(*network.sparse) for entry in entries] if network.sparse else entries
@@ -252,7 +252,7 @@ class SharedKVSession:
         """Drop the tail if the target has changed. Raises BackendError once the session is closed."""
         if self._is_closed:
             raise BackendError("the session is closed.", hint="Open another.")
-        if self._target.attached is not self:
+        if self._target.bound is not self:
             self._drop_tail()
 
     def _drop_tail(self) -> None:

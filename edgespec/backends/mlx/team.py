@@ -188,11 +188,11 @@ class TeamModel(MlxModel):
         self._team.announce("open_session")
         return TeamSession(*self._session_parts(self._team.watch(check)), self._team, self._sessions)
 
-    def attach(self, spec: SelfDraftSpec, **arguments: Any) -> Any:
+    def make_self_draft(self, spec: SelfDraftSpec, **arguments: Any) -> Any:
         """Raises Unsupported."""
         raise Unsupported("a model on several ranks cannot draft for itself.", hint=_OTHER_DRAFT)
 
-    def attach_head(
+    def load_head(
         self,
         spec: HeadSpec,
         path: Path,
@@ -207,7 +207,7 @@ class TeamModel(MlxModel):
             raise Unsupported(
                 "this head uses the target's output matrix, which several ranks share.", hint=_OTHER_DRAFT
             )
-        return super().attach_head(spec, path, progress=progress, check=check)
+        return super().load_head(spec, path, progress=progress, check=check)
 
     def close(self) -> None:
         if self._model is not None:

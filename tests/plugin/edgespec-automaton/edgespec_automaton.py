@@ -90,7 +90,7 @@ class AutomatonDrafter(Drafter):
         self._read(text)
         self._outcomes = []
 
-    def foresee(self, text: Sequence[int]) -> float:
+    def predict_confidence(self, text: Sequence[int]) -> float:
         self._read(text)
         return float(self._text.length)
 
