@@ -24,26 +24,22 @@ from edgespec.adapt.teacher import Teacher, TeacherRows, Window, cut_windows, ha
 from edgespec.adapt.texts import TrainingText
 from edgespec.adapt.trainer import LOSSES, Objective
 from edgespec.backends.mlx.caches import ForwardContext, KeyValues
+from edgespec.backends.mlx.head_networks import PairNetwork, find_shifts
 from edgespec.backends.mlx.head_parts import HeadWeights, TargetParts, read_arrays, read_layer_shape, read_target
 from edgespec.backends.mlx.library import map_errors
-from edgespec.backends.mlx.pair_heads import Eagle3Network, EagleNetwork, MtpNetwork, PairNetwork, find_shifts
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.core.protocols import CheckCancelled
 from edgespec.core.sampling import Ints
 from edgespec.errors import BackendError, CacheError, DraftRefused, reason_of
 from edgespec.files import new_folder
-from edgespec.formats.head_tensors import eagle3_names, eagle_names, mtp_names
+from edgespec.formats.head_tensors import HEAD_NAMES
 from edgespec.formats.heads import HeadKind, HeadSpec, usual_layers
 from edgespec.formats.mlx_folder import read_json
 
 # A trained head in a folder as a trainable network, and the folder of the head once it was trained further.
 
 
-_NAMES: Mapping[HeadKind, Callable[[Any], dict[str, str]]] = {
-    "mtp": mtp_names,
-    "eagle": eagle_names,
-    "eagle3": eagle3_names,
-}
+_KINDS: tuple[HeadKind, ...] = ("mtp", "eagle", "eagle3")
 _SHARED = ("embedding", "output", "d2t")  # large matrices and tables, which are not trained
 
 Maker = Callable[[Mapping[str, Any]], PairNetwork]
@@ -91,14 +87,14 @@ class HeadStudent:
         Raises DraftRefused for heads that are not trained here, Unsupported for a head of another target;
         InvalidModelFile, CacheError, BackendError.
         """
-        if spec.kind not in _NAMES or not folder.is_dir():
+        if spec.kind not in _KINDS or not folder.is_dir():
             raise DraftRefused(
                 f"{folder.name} cannot be trained: it is not a folder with an MTP, EAGLE or EAGLE-3 head.",
                 hint="Use the folder with config.json and safetensors that the head was released as.",
             )
         spec = replace(spec, layers=usual_layers(n_layers)) if spec.layers is None else spec
         arrays = read_arrays(folder)
-        names = _NAMES[spec.kind](arrays)
+        names = HEAD_NAMES[spec.kind](arrays)
         if "router" in names:
             raise DraftRefused(
                 f"{folder.name} is a mixture of experts, which cannot be trained here.", hint="Use a dense head."
@@ -151,12 +147,8 @@ def _choose_maker(
 ) -> Maker:
     """Raises InvalidModelFile, CacheError, BackendError."""
     shape = read_layer_shape(folder)
-    if spec.kind == "eagle":
-        return lambda own: EagleNetwork(spec, shape, _LoadedWeights(own, names), target)
-    if spec.kind == "eagle3":
-        return lambda own: Eagle3Network(spec, shape, _LoadedWeights(own, names), target)
-    shifts = find_shifts(HeadWeights(arrays, names), names)
-    return lambda own: MtpNetwork(spec, shape, _LoadedWeights(own, names), shifts, target)
+    shifts = find_shifts(HeadWeights(arrays, names)) if spec.kind == "mtp" else None
+    return lambda own: PairNetwork(spec, shape, _LoadedWeights(own, names), target, shifts)
 
 
 def _find_parts(arrays: Mapping[str, Any], name: str) -> list[str]:

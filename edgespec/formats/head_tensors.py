@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -160,6 +160,16 @@ def mtp_names(names: Iterable[str]) -> dict[str, str]:
         wanted |= {neutral: f"{prefix}{name}.weight" for neutral, name in _MIXTURE.items()}
         extra |= {neutral: f"{prefix}{name}.weight" for neutral, name in _SHARED_EXPERT.items()}
     return _find(own, "MTP", wanted, extra)
+
+
+HEAD_NAMES: Mapping[str, Callable[[Iterable[str]], dict[str, str]]] = {
+    "eagle3": eagle3_names,
+    "eagle": eagle_names,
+    "mtp": mtp_names,
+    "dflash": dflash_names,
+    "dspark": dflash_names,
+}
+"""The function of each kind from the names of a file's tensors to {neutral name: the file's own}."""
 
 
 def _layer_names(prefix: str) -> dict[str, str]:

@@ -12,9 +12,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from edgespec.backends.mlx.head_session import HeadSession
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel
-from edgespec.backends.mlx.pair_heads import PairSession
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.drafter import BlockSession, Drafter
@@ -270,7 +270,7 @@ class LateFeatures:
         """Keep all."""
 
 
-def open_late(network: Any, target: MlxSession, features: Any, check: CheckCancelled) -> PairSession:
+def open_late(network: Any, target: MlxSession, features: Any, check: CheckCancelled) -> HeadSession:
     """A session whose features are shifted by one position."""
     late: Any = LateFeatures(features)
-    return PairSession(network, target, late, check)
+    return HeadSession(network, target, late, check)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.mlx import dflash
+from edgespec.backends.mlx import head_session
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.core.protocols import Draft
@@ -160,7 +160,7 @@ def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
 
 
 def test_a_cancelled_read_is_done_again(target: MlxModel, head: MlxHead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dflash, "_CHUNK", 8)
+    monkeypatch.setattr(head_session, "_CHUNK", 8)
     check_fresh(cancel_a_read(target, head, behind=2))
 
 
@@ -170,7 +170,7 @@ def test_a_failed_read_is_done_again(target: MlxModel, head: MlxHead, monkeypatc
     def fail(z: Any, cache: Any) -> None:
         raise RuntimeError("broken on purpose")
 
-    network: Any = head._network
+    network: Any = head.network
     with monkeypatch.context() as patch:
         patch.setattr(network._layers[1], "inject", fail)
         with pytest.raises(BackendError, match="broken on purpose"):

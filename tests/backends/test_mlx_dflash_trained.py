@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.backends.mlx.dflash import DFlashSession
+from edgespec.backends.mlx.head_session import BlockHeadSession
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.backends.mlx.session import MlxSession
@@ -83,8 +83,8 @@ def test_a_wrong_reading_is_accepted_less(
 
 
 def test_shifted_features_are_accepted_less(target: MlxModel, head: MlxHead, plain: Answers, rate: float) -> None:
-    def open_late(network: Any, session: MlxSession, features: Any, check: CheckCancelled) -> DFlashSession:
+    def open_late(network: Any, session: MlxSession, features: Any, check: CheckCancelled) -> BlockHeadSession:
         late: Any = LateFeatures(features)
-        return DFlashSession(network, session, late, check)
+        return BlockHeadSession(network, session, late, check)
 
-    assert measure(target, MlxHead("dflash", head._network, open_late, head.tokenizer), plain, BLOCK) < rate - 0.05
+    assert measure(target, MlxHead("dflash", head.network, open_late, head.tokenizer), plain, BLOCK) < rate - 0.05

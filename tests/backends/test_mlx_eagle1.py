@@ -121,7 +121,7 @@ def test_wrong_readings_are_accepted_less(
     target: MlxModel, trained: MlxHead, plain: Answers, rate: float, tmp_path: Path
 ) -> None:
     """And the text does not change, which `measure` checks."""
-    assert measure(target, MlxHead("eagle", trained._network, open_late, trained.tokenizer), plain) < rate - 0.1
+    assert measure(target, MlxHead("eagle", trained.network, open_late, trained.tokenizer), plain) < rate - 0.1
     before_norm = attach(target, FOLDER, layers=(6,))
     assert measure(target, before_norm, plain) < rate - 0.1
     tensors = load_file(FOLDER / "model.safetensors")

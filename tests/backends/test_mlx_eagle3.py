@@ -179,7 +179,7 @@ def test_a_wrong_reading_of_the_head_is_accepted_less(
 def test_shifted_features_and_ids_are_accepted_less(
     target: MlxModel, head: MlxHead, plain: Answers, rate: float, tmp_path: Path
 ) -> None:
-    assert measure(target, MlxHead("eagle3", head._network, open_late, head.tokenizer), plain) < rate - 0.2
+    assert measure(target, MlxHead("eagle3", head.network, open_late, head.tokenizer), plain) < rate - 0.2
     folder = rewrite(tmp_path / "head", {"d2t": mx.zeros(2048, mx.int64)})
     assert measure(target, target.load_head(make_spec(), folder), plain, n_prompts=1) < 0.05
 

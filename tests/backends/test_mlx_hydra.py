@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.mlx import pair_heads
+from edgespec.backends.mlx import head_session
+from edgespec.backends.mlx.head_session import HeadSession
 from edgespec.backends.mlx.heads import MlxHead
-from edgespec.backends.mlx.medusa import HydraSession
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.errors import InvalidModelFile
 from tests.backends.medusa_heads import make_hydra, pickle_head, read_arrays, rewrite, run_hydra
@@ -66,7 +66,7 @@ def head(target: MlxModel, folder: Path) -> MlxHead:
 def test_the_forward_pass_is_that_of_numpy(target: MlxModel, has_prefix: bool, blocks: int, tmp_path: Path) -> None:
     folder = make_hydra(tmp_path / "h", size=SIZE, vocab_size=VOCABULARY, blocks=blocks, has_prefix=has_prefix)
     pair = Pair(target, attach(target, folder), make_tokens(20))
-    assert isinstance(pair.draft, HydraSession)
+    assert isinstance(pair.draft, HeadSession)
     states = tapped_features(target, read_spec(folder), pair.text)
     embeddings = np.array(target.network.model.embed_tokens(mx.arange(VOCABULARY))).astype(np.float64)
     arrays, root = read_arrays(folder), pair.text[-1]
@@ -81,7 +81,12 @@ def test_the_forward_pass_is_that_of_numpy(target: MlxModel, has_prefix: bool, b
 
 def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, make_tokens(30))
-    check_rounds(pair, (0, 1, 2, 3, 3, 0), lambda: pair.propose(3), behind=1)
+    if head.network.depth:
+        check_rounds(pair, (0, 1, 2, 3, 3, 0), lambda: pair.propose(3), behind=1)
+    for accepted in (0, 2, 3):
+        pair.verify_chain(pair.propose(3), accepted, 11 + accepted)
+        assert pair.draft.pending_tokens(pair.text) == (accepted + 1 if head.network.depth else 1)
+        check_fresh(pair)
     assert len(pair.say()) == 3, "there are three heads"
 
 
@@ -96,7 +101,8 @@ def test_rollouts_are_as_long_as_there_are_heads(target: MlxModel, head: MlxHead
 @pytest.mark.parametrize("shared", [0, 1, 12, 29])
 def test_a_new_text_keeps_the_prefix_that_it_shares(target: MlxModel, head: MlxHead, shared: int) -> None:
     pair = follow_another_text(target, head, shared)
-    assert pair.draft.pending_tokens(pair.text) == len(pair.text) - 1 - max(0, shared - 1)
+    missing = len(pair.text) - 1 - max(0, shared - 1) if head.network.depth else 1
+    assert pair.draft.pending_tokens(pair.text) == missing
     check_fresh(pair)
 
 
@@ -110,9 +116,9 @@ def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
     assert [pair.draft.step(7) is None for _ in range(2)] == [False, True]
 
 
-def test_rewound_and_cancelled(target: MlxModel, head: MlxHead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_heads, "_CHUNK", 8)
-    pair = cancel_a_read(target, head, behind=1)
+def test_rewound_and_cancelled(target: MlxModel, plus_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_session, "_CHUNK", 8)
+    pair = cancel_a_read(target, attach(target, plus_folder), behind=1)
     check_fresh(pair)
     pair.session.rewind(25)
     pair.text = [*pair.text[:25], 8]

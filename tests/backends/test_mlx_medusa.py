@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.mlx.head_session import BlockHeadSession
 from edgespec.backends.mlx.heads import MlxHead
-from edgespec.backends.mlx.medusa import MedusaSession
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.core.protocols import Draft
 from edgespec.errors import BackendError, Cancelled, EdgespecError, InvalidModelFile
@@ -58,7 +58,7 @@ def test_the_forward_pass_is_that_of_numpy(target: MlxModel, blocks: int, own: t
     """Of heads with their own output matrix and the target's, from the state of the token before the root."""
     folder = make_medusa(tmp_path / "head", size=SIZE, vocab_size=VOCABULARY, blocks=blocks, own=own)
     pair = Pair(target, attach(target, folder), make_tokens(20))
-    assert isinstance(pair.draft, MedusaSession)
+    assert isinstance(pair.draft, BlockHeadSession)
     states = tapped_features(target, read_spec(folder), pair.text)
     output = np.array(target.network.model.embed_tokens(mx.arange(VOCABULARY))).astype(np.float64)  # tied
     rows = pair.block()

@@ -96,12 +96,12 @@ def read_late(head: MlxHead) -> None:
 
 
 def read_before_the_norm(head: MlxHead) -> None:
-    network: Any = head._network
+    network: Any = head.network
     network.layers = (6,)
 
 
 def skip_the_prefix(head: MlxHead) -> None:
-    network: Any = head._network
+    network: Any = head.network
     network._prefix = None
 
 

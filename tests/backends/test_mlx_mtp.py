@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.llamacpp.context import Floats
-from edgespec.backends.mlx import pair_heads
+from edgespec.backends.mlx import head_networks
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
@@ -192,14 +192,14 @@ def test_wrong_readings_are_accepted_less(
     target: MlxModel, trained: MlxHead, plain: Answers, rate: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the text does not change, which `measure` checks."""
-    assert measure(target, MlxHead("mtp", trained._network, open_late, trained.tokenizer), plain) < rate - 0.1
+    assert measure(target, MlxHead("mtp", trained.network, open_late, trained.tokenizer), plain) < rate - 0.1
     weights = mx.load(str(FOLDER / "model.safetensors"))
     halves = mx.split(weights["mtp.fc.weight"], 2, axis=1)
     folder = rewrite(tmp_path / "swapped", {"mtp.fc.weight": mx.concatenate(halves[::-1], axis=1)})
     assert measure(target, attach(target, folder), plain, n_prompts=1) < 0.1
     folder = rewrite(tmp_path / "less", {name: each - 1 for name, each in weights.items() if "norm" in name})
     assert measure(target, attach(target, folder), plain) > rate - 0.05
-    monkeypatch.setattr(pair_heads, "_PLAIN_MEAN", -10.0)
+    monkeypatch.setattr(head_networks, "_PLAIN_MEAN", -10.0)
     assert measure(target, attach(target, folder), plain, n_prompts=2) < rate - 0.3
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.backends.mlx import pair_heads
+from edgespec.backends.mlx import head_session
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.errors import BackendError
@@ -80,5 +80,5 @@ def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
 
 
 def test_a_cancelled_read_is_done_again(target: MlxModel, head: MlxHead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pair_heads, "_CHUNK", 8)
+    monkeypatch.setattr(head_session, "_CHUNK", 8)
     check_fresh(cancel_a_read(target, head, behind=1))

@@ -7,7 +7,6 @@ the root, since the cache ends there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.gemma4_text import DecoderLayer, Gemma4TextModel, ModelArgs
 
-from edgespec.backends.attached_draft import Features, Unsupported
-from edgespec.backends.mlx.draft_vocabulary import DraftVocabulary, OneMatrix, choose_scorer
+from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.mlx.draft_vocabulary import DraftVocabulary
 from edgespec.backends.mlx.head_parts import OTHER_HEAD, read_arrays, read_target
-from edgespec.backends.mlx.library import device, map_errors, read
-from edgespec.backends.mlx.pair_heads import roll_out
+from edgespec.backends.mlx.head_session import HeadNetwork
+from edgespec.backends.mlx.library import device, map_errors
 from edgespec.backends.mlx.session import MlxSession
-from edgespec.core.protocols import CheckCancelled, Draft
-from edgespec.core.sampling import Logits
-from edgespec.core.scores import Scores
-from edgespec.errors import BackendError, InvalidModelFile, reason_of
+from edgespec.errors import InvalidModelFile, reason_of
 from edgespec.formats.head_tensors import HEAD_HINT
 from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import read_json
@@ -45,10 +41,8 @@ class Assistant(nn.Module):  # type: ignore[misc]
         self.post_projection = nn.Linear(args.hidden_size, hidden_size, bias=False)
 
 
-class AssistantNetwork(OneMatrix):
-    """An assistant beside its target, whose embeddings it reads."""
-
-    layers = ()  # the last hidden state
+class AssistantNetwork(HeadNetwork):
+    """An assistant beside its target, whose embeddings it reads; it has no keys and values of its own."""
 
     def __init__(self, module: Assistant, trunk: Any, vocab_size: int, nbytes: int) -> None:
         """`trunk` is mlx-lm's model around the target's layers."""
@@ -56,119 +50,37 @@ class AssistantNetwork(OneMatrix):
         self.vocabulary = DraftVocabulary(None, vocab_size)
         self._module = module
         self._trunk = trunk
-        self._output = module.model.embed_tokens.as_linear
+        self._outputs = [module.model.embed_tokens.as_linear]
         kinds = [layer.layer_type for layer in trunk.layers]
         self._sources = {kind: trunk.previous_kvs[len(kinds) - 1 - kinds[::-1].index(kind)] for kind in set(kinds)}
 
-    def fetch(self, entries: Sequence[Any], position: int) -> dict[str, Any]:
-        """By the type of a layer the keys and values that a row at `position` attends to, of the target's caches."""
+    def open_caches(self, target: MlxSession, position: int) -> Any:
+        """The position, and by the type of a layer the keys and values of the target that a row there attends to."""
         windows = {"sliding_attention": self._module.model.window_size - 1}
-        return {kind: entries[at].before(position, windows.get(kind)) for kind, at in self._sources.items()}
+        entries = target.entries
+        return position, {kind: entries[at].before(position, windows.get(kind)) for kind, at in self._sources.items()}
 
-    def run(self, token: Any, state: Any, held: dict[str, Any], position: int) -> Any:
-        """Output [1, h], normed, of a `token` [1] and a `state` [1, H]."""
-        embedded = self._trunk.embed_tokens(token) * self._trunk.embed_scale
-        joined = mx.concatenate([embedded, state.astype(embedded.dtype)], axis=-1)
+    def fuse(self, features: Any) -> Any:
+        """See HeadNetwork."""
+        return features
+
+    def run(self, tokens: Any, states: Any, caches: Any) -> Any:
+        """Output [1, h], normed, of a token [1] and a state [1, H]."""
+        position, held = caches
+        embedded = self._trunk.embed_tokens(tokens) * self._trunk.embed_scale
+        joined = mx.concatenate([embedded, states.astype(embedded.dtype)], axis=-1)
         h = self._module.pre_projection(joined)[None]
         for layer in self._module.model.layers:
             h, _, _ = layer(h, shared_kv=held[layer.layer_type], offset=position)
         return self._module.model.norm(h)[0]
 
     def feed_back(self, output: Any) -> Any:
-        """The state [1, H] that stands for the target's where it has none yet."""
+        """See HeadNetwork."""
         return self._module.post_projection(output)
 
-    def score(self, output: Any) -> Any:
-        """Logits [1, V] float32."""
-        return self.vocabulary.spread(self._output(output).astype(mx.float32))
-
-
-class AssistantSession:
-    """A DraftSession without a cache: it reads the target's and the state of the token before the root."""
-
-    is_async = True
-
-    def __init__(
-        self, network: AssistantNetwork, target: MlxSession, features: Features[Any], check: CheckCancelled
-    ) -> None:
-        """`features` are those of `target`, whose tap ends with this session."""
-        self._network = self._scorer = network
-        self._target = target
-        self._features = features
-        self._check = check
-        self._text: list[int] = []
-        self._base = 0  # position of the root
-        self._held: dict[str, Any] = {}
-        self._output: Any = None  # [1, h] of the last row
-
-    @property
-    def text(self) -> Sequence[int]:
-        return self._text
-
-    def begin(self, text: Sequence[int]) -> None:
-        """Nothing is cached."""
-        self._text = []
-
-    def pending_tokens(self, text: Sequence[int]) -> int:
-        """1: a draft reads one state."""
-        return min(1, len(text) - 1)
-
-    def read(self, text: Sequence[int], window: int) -> Logits | None:
-        """As core.drafter.DraftSession. None for a text of one token, and at the end of the context."""
-        return self._host_scores() if self._start(text) else None
-
-    def step(self, token: int) -> Logits | None:
-        if len(self._text) >= self._target.capabilities.context_size:
-            return None
-        with map_errors():
-            self._continue(mx.array([token]))
-        self._text.append(token)
-        return self._host_scores()
-
-    def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:
-        if not self._start(text):
-            return None
-        with map_errors():
-            return roll_out(self._score, self._continue, min(n, self._target.capabilities.context_size - len(text) + 1))
-
-    def close(self) -> None:
-        self._target.untap()
-        self._held, self._output = {}, None
-        mx.clear_cache()
-
-    def _start(self, text: Sequence[int]) -> bool:
-        """Run the root of `text`; False where there is no state before it, or no room.
-
-        Raises BackendError, Cancelled.
-        """
-        self._base = last = len(text) - 1
-        if not self._features.start < last < self._target.capabilities.context_size:
-            return False
-        if self._features.end < last or self._target.position < last:
-            raise BackendError("the head has no hidden states of the text.", hint="Report this as a bug.")
-        self._check()
-        self._text = list(text)
-        self._scorer = choose_scorer(self._network, text)
-        self._features.release(last - 1)
-        with map_errors():
-            self._held = self._network.fetch(self._target.entries, last)
-            state = self._features.take(last - 1, last)
-            self._output = self._network.run(mx.array(text[-1:]), state, self._held, last)
-        return True
-
-    def _continue(self, token: Any) -> None:
-        """Run a drafted `token` [1]."""
-        state = self._network.feed_back(self._output)
-        self._output = self._network.run(token, state, self._held, self._base)
-
-    def _score(self) -> Any:
-        """Scores [1, V] after the last token."""
-        return self._scorer.score(self._output)
-
-    def _host_scores(self) -> Logits:
-        with map_errors():
-            logits: Logits = read(self._score())[0][0]
-        return logits
+    def score(self, output: Any, n: int = 1) -> Any:
+        """See HeadNetwork."""
+        return self.vocabulary.spread(self._outputs[0](output).astype(mx.float32))
 
 
 def read_assistant(folder: Path, spec: HeadSpec, target: Any) -> AssistantNetwork:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol, Self
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -50,35 +50,6 @@ class DraftVocabulary:
         return whole
 
 
-class ScoringNetwork(Protocol):
-    """A head.
-
-    vocabulary  the tokens that it scores
-    short       the same head with fewer tokens; None where there is none
-    """
-
-    vocabulary: DraftVocabulary
-    short: ShortVocabulary | None
-
-    def shorten(self, ids: Any) -> Any:
-        """The same head with the rows `ids` [W] int32 of its output matrices. Raises ValueError as `take_rows`."""
-
-
-class OneMatrix:
-    """A ScoringNetwork with one output matrix."""
-
-    short: ShortVocabulary | None = None
-    vocabulary: DraftVocabulary
-    _output: Callable[[Any], Any]
-
-    def shorten(self, ids: Any) -> Self:
-        """See ScoringNetwork."""
-        short = copy.copy(self)
-        short._output = take_rows(self._output, ids)
-        short.vocabulary = DraftVocabulary(ids, self.vocabulary.vocab_size)
-        return short
-
-
 @dataclass(frozen=True, slots=True)
 class ShortVocabulary:
     """A head that scores frequent tokens alone.
@@ -114,7 +85,7 @@ def choose_frequent(tokenizer: Tokenizer, count: int) -> npt.NDArray[np.int32]:
     return np.sort(np.array(kept, np.int32))
 
 
-def choose_scorer(network: ScoringNetwork, text: Sequence[int]) -> Any:
+def choose_scorer(network: Any, text: Sequence[int]) -> Any:
     """`network`, or what scores frequent tokens alone if that suits `text`."""
     short = network.short
     return short.network if short is not None and short.suits(text) else network
@@ -133,9 +104,6 @@ def take_rows(multiply: Callable[[Any], Any], ids: Any) -> Callable[[Any], Any]:
         rows[name] = module[name][ids]
     mx.eval(rows.parameters())
     return rows.as_linear if isinstance(rows, nn.Embedding | nn.QuantizedEmbedding) else rows  # type: ignore[no-any-return]
-
-
-# Whether a head on MLX drafts sooner with frequent tokens alone: measured when it is loaded.
 
 
 SHARE = 4  # one in so many tokens is kept
@@ -166,7 +134,7 @@ def shorten(
 
 
 def find_short(
-    network: ScoringNetwork,
+    network: Any,
     opener: Opener,
     open_target: Callable[[CheckCancelled], Session],
     ids: npt.NDArray[np.int32],

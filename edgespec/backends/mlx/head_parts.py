@@ -9,15 +9,17 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx_lm.models.rope_utils import initialize_rope
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.caches import KeyValues
+from edgespec.backends.mlx.draft_vocabulary import DraftVocabulary
 from edgespec.backends.mlx.library import device, map_errors
 from edgespec.errors import InvalidModelFile, reason_of
 from edgespec.formats.head_file import find_weights
-from edgespec.formats.head_tensors import HEAD_HINT
+from edgespec.formats.head_tensors import HEAD_HINT, read_draft_ids
 from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import read_json
 from edgespec.formats.torch_pickle import read_pickled_tensors
@@ -32,39 +34,37 @@ class HeadWeights:
 
     def __init__(self, arrays: Mapping[str, Any], names: Mapping[str, str]) -> None:
         """`names` leads from neutral names to those of `arrays`."""
+        self.names = names
         self._arrays = arrays
-        self._names = names
         self._taken: dict[str, Any] = {}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._names
+        return name in self.names
 
     @property
     def nbytes(self) -> int:
-        """Of the arrays that were taken."""
+        """Size of the arrays that were taken."""
         return sum(array.nbytes for array in self._taken.values())
 
     @property
+    def layer_prefixes(self) -> list[str]:
+        """What the names of each layer begin with; nothing where there is one layer."""
+        numbered = sum(name.endswith(".q") for name in self.names)
+        return [f"{i}." for i in range(numbered)] or [""]
+
+    @property
     def dtype(self) -> Any:
-        """In which the head computes: that of the first numbers that were taken."""
+        """Compute dtype: the first float tensor's."""
         return next(array.dtype for array in self._taken.values() if mx.issubdtype(array.dtype, mx.floating))
 
     def vector(self, name: str, size: int, shift: float = 0.0) -> Any:
         """[size] such as the weights of a norm, plus `shift`. Raises InvalidModelFile."""
         self._check(name, (size,), self.shape(name))
-        return self._take(self._names[name], lambda x: x + shift if shift else x)
+        return self._take(self.names[name], lambda x: x + shift if shift else x)
 
     def table(self, name: str) -> Any:
         """An array as it is in the file, such as the ids of a reduced vocabulary."""
-        return self._take(self._names[name])
-
-    def rows(self, name: str) -> int:
-        """Of a matrix."""
-        return self.shape(name)[0] if self.shape(name) else 0
-
-    def columns(self, name: str) -> int:
-        """Of a matrix that is not quantized."""
-        return self.shape(name)[-1] if self.shape(name) else 0
+        return self._take(self.names[name])
 
     def linear(self, name: str, rows: int, columns: int) -> Any:
         """A layer that multiplies by the matrix [rows, columns], with a bias if the file has one.
@@ -94,9 +94,9 @@ class HeadWeights:
         return self._fill(layer, name)
 
     def mean(self, name: str) -> float:
-        """Of an array's elements. Raises BackendError."""
+        """The mean of an array's elements. Raises BackendError."""
         with map_errors():
-            return float(mx.mean(self._arrays[self._names[name]].astype(mx.float32)).item())
+            return float(mx.mean(self._arrays[self.names[name]].astype(mx.float32)).item())
 
     def load(self) -> None:
         """Read what was taken from the files. Raises BackendError."""
@@ -104,11 +104,11 @@ class HeadWeights:
             mx.eval(self._taken)
 
     def _stem(self, name: str) -> str:
-        return self._names[name].removesuffix(".weight")
+        return self.names[name].removesuffix(".weight")
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of an array as it is in the file."""
-        return tuple(self._arrays[self._names[name]].shape)
+        """The shape of an array as it is in the file."""
+        return tuple(self._arrays[self.names[name]].shape)
 
     def _take(self, key: str, change: Callable[[Any], Any] = lambda x: x) -> Any:
         array = change(self._arrays[key])
@@ -253,7 +253,7 @@ class Mlp:
 
     def __init__(self, weights: HeadWeights, shape: LayerShape, prefix: str) -> None:
         """Raises InvalidModelFile for tensors of other shapes."""
-        inner = weights.rows(f"{prefix}gate")
+        inner = weights.shape(f"{prefix}gate")[0]
         self._gate = weights.linear(f"{prefix}gate", inner, shape.size)
         self._up = weights.linear(f"{prefix}up", inner, shape.size)
         self._down = weights.linear(f"{prefix}down", shape.size, inner)
@@ -293,10 +293,10 @@ class ExpertMlp:
 
 
 class HeadLayer:
-    """Attention and MLP, without the norm before the attention and without residuals.
+    """A layer of llama, or of a family that adds to it.
 
-    The tensors tell what the attention adds to llama's: biases, norms of queries and keys (Qwen3), a gate on its output
-    (Qwen3-Next).
+    The tensors tell what the attention adds: biases, norms of queries and keys (Qwen3), a gate on its output
+    (Qwen3-Next), and whether its input is normed.
     """
 
     def __init__(
@@ -308,37 +308,44 @@ class HeadLayer:
         """
         self._shape = shape
         heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
-        self._is_gated = weights.rows(f"{prefix}q") == 2 * heads * head_dim
+        self._is_gated = weights.shape(f"{prefix}q")[0] == 2 * heads * head_dim
         self._q = weights.linear(f"{prefix}q", (1 + self._is_gated) * heads * head_dim, width)
         self._k = weights.linear(f"{prefix}k", kv_heads * head_dim, width)
         self._v = weights.linear(f"{prefix}v", kv_heads * head_dim, width)
         self._o = weights.linear(f"{prefix}o", shape.size, heads * head_dim)
+        sizes = {"attention_norm": width, "ffn_norm": shape.size, "q_norm": head_dim, "k_norm": head_dim}
         self._norms = {
-            name: weights.vector(f"{prefix}{name}", head_dim, shift)
-            for name in ("q_norm", "k_norm")
+            name: weights.vector(f"{prefix}{name}", size, shift)
+            for name, size in sizes.items()
             if f"{prefix}{name}" in weights
         }
-        self._ffn_norm = weights.vector(f"{prefix}ffn_norm", shape.size, shift)
         kind = ExpertMlp if f"{prefix}router" in weights else Mlp
         self._mlp = kind(weights, shape, prefix)
 
-    def attend(self, x: Any, cache: KeyValues) -> Any:
-        """[n, size] of rows [n, width], which follow those in `cache`."""
+    def run(self, x: Any, cache: KeyValues, residual: Any) -> Any:
+        """[n, size] of rows `x` [n, width], which follow those in `cache`, added to `residual` [n, size]."""
+        h = residual + self._attend(self._norm(x, "attention_norm"), cache)
+        return h + self._mlp(self._norm(h, "ffn_norm"))
+
+    def inject(self, states: Any, cache: KeyValues) -> None:
+        """Append the keys and values of `states` [n, size] to `cache`."""
+        cache.update_and_fetch(*self._keys_and_values(states, cache))
+
+    def _keys_and_values(self, x: Any, cache: KeyValues) -> tuple[Any, Any]:
+        split = 1, len(x), self._shape.kv_heads, -1
+        keys = self._rotate(self._norm(self._k(x).reshape(split), "k_norm"), cache.offset)
+        return keys, self._v(x).reshape(split).transpose(0, 2, 1, 3)
+
+    def _attend(self, x: Any, cache: KeyValues) -> Any:
         n, mask = len(x), cache.make_mask(len(x))
         queries, gate = self._q(x).reshape(1, n, self._shape.heads, -1), None
         if self._is_gated:
             queries, gate = mx.split(queries, 2, axis=-1)
-        keys = self._k(x).reshape(1, n, self._shape.kv_heads, -1)
-        values = self._v(x).reshape(1, n, self._shape.kv_heads, -1).transpose(0, 2, 1, 3)
         queries = self._rotate(self._norm(queries, "q_norm"), cache.offset)
-        keys, values = cache.update_and_fetch(self._rotate(self._norm(keys, "k_norm"), cache.offset), values)
+        keys, values = cache.update_and_fetch(*self._keys_and_values(x, cache))
         y = mx.fast.scaled_dot_product_attention(queries, keys, values, scale=self._shape.head_dim**-0.5, mask=mask)
         y = y.transpose(0, 2, 1, 3).reshape(n, -1)
         return self._o(y if gate is None else y * mx.sigmoid(gate.reshape(n, -1)))
-
-    def feed_forward(self, x: Any) -> Any:
-        """[n, size] of rows [n, size], which are normed first."""
-        return self._mlp(mx.fast.rms_norm(x, self._ffn_norm, self._shape.eps))
 
     def _norm(self, x: Any, name: str) -> Any:
         return mx.fast.rms_norm(x, self._norms[name], self._shape.eps) if name in self._norms else x
@@ -384,7 +391,7 @@ class TargetParts:
         embedding: Callable[[Any], Any] = weights.embedding("embedding", self.vocab_size, size)
         return embedding
 
-    def find_output(self, weights: HeadWeights, size: int, name: str = "output") -> Callable[[Any], Any]:
+    def find_output(self, weights: HeadWeights, size: int, name: str) -> Callable[[Any], Any]:
         """The head's own output matrix [V, size] of this name, if it has one. Raises InvalidModelFile, Unsupported."""
         if name not in weights:
             return self.score
@@ -392,8 +399,22 @@ class TargetParts:
         output: Callable[[Any], Any] = weights.linear(name, self.vocab_size, size)
         return output
 
+    def find_vocabulary(self, weights: HeadWeights, size: int) -> tuple[DraftVocabulary, Callable[[Any], Any]]:
+        """The tokens that the head scores, and the matrix [W, size]. Raises InvalidModelFile, Unsupported."""
+        rows = weights.shape("output")[0] if "output" in weights else self.vocab_size
+        ids = None
+        if "d2t" in weights:
+            ids = mx.array(read_draft_ids(np.array(weights.table("d2t")), self.vocab_size)[0])
+        if rows != (self.vocab_size if ids is None else ids.size):
+            raise Unsupported(
+                f"the head scores {rows:,} tokens and does not name them in the vocabulary of {self.vocab_size:,}.",
+                hint=OTHER_HEAD,
+            )
+        output = weights.linear("output", rows, size) if "output" in weights else self.score
+        return DraftVocabulary(ids, self.vocab_size), output
+
     def _check_rows(self, weights: HeadWeights, name: str) -> None:
-        if (rows := weights.rows(name)) != self.vocab_size:
+        if (rows := weights.shape(name)[0]) != self.vocab_size:
             raise Unsupported(
                 f"the head is for a vocabulary of {rows:,} tokens; the model has {self.vocab_size:,}.", hint=OTHER_HEAD
             )

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from edgespec.backends.attached_draft import AttachedHead, Unsupported
-from edgespec.backends.mlx.assistant import AssistantSession, read_assistant
+from edgespec.backends.mlx.assistant import read_assistant
 from edgespec.backends.mlx.cached_tokens import ModelRunner, TreeLayout
-from edgespec.backends.mlx.dflash import DFlashSession, DSparkSession, read_dflash, read_dspark
-from edgespec.backends.mlx.draft_vocabulary import Opener, ScoringNetwork, shorten
+from edgespec.backends.mlx.draft_vocabulary import Opener, shorten
+from edgespec.backends.mlx.head_networks import read_blocks, read_pairs
+from edgespec.backends.mlx.head_session import BlockHeadSession, HeadNetwork, HeadSession
 from edgespec.backends.mlx.library import read
-from edgespec.backends.mlx.medusa import HydraSession, MedusaSession, read_hydra, read_medusa
-from edgespec.backends.mlx.pair_heads import PairSession, read_eagle, read_eagle3, read_mtp
+from edgespec.backends.mlx.medusa import read_hydra, read_medusa
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.core.drafter import BlockSession, DraftSession
 from edgespec.core.protocols import CheckCancelled, Draft, Session
@@ -27,33 +27,18 @@ from edgespec.errors import BackendError, EdgespecError, reason_of
 from edgespec.formats.heads import HeadKind, HeadSpec, usual_layers
 from edgespec.text.tokenizer import Tokenizer
 
-
-class HeadNetwork(ScoringNetwork, Protocol):
-    """The weights of a head.
-
-    layers  of the target, whose hidden states it reads; as formats.heads.HeadSpec
-    nbytes  of its own weights
-    """
-
-    @property
-    def layers(self) -> tuple[int, ...]: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-
 Reader = Callable[[Path, HeadSpec, Any], HeadNetwork]
 """Reads the head of a spec from its folder, for mlx-lm's model. Raises Unsupported, InvalidModelFile, BackendError."""
 
 _KINDS: dict[HeadKind, tuple[Reader, Opener]] = {
-    "eagle3": (read_eagle3, PairSession),
-    "eagle": (read_eagle, PairSession),
-    "mtp": (read_mtp, PairSession),
-    "gemma4-assistant": (read_assistant, AssistantSession),
-    "dflash": (read_dflash, DFlashSession),
-    "dspark": (read_dspark, DSparkSession),
-    "medusa": (read_medusa, MedusaSession),
-    "hydra": (read_hydra, HydraSession),
+    "eagle3": (read_pairs, HeadSession),
+    "eagle": (read_pairs, HeadSession),
+    "mtp": (read_pairs, HeadSession),
+    "gemma4-assistant": (read_assistant, HeadSession),
+    "dflash": (read_blocks, BlockHeadSession),
+    "dspark": (read_blocks, HeadSession),
+    "medusa": (read_medusa, BlockHeadSession),
+    "hydra": (read_hydra, HeadSession),
 }
 
 
@@ -65,25 +50,20 @@ class MlxHead(AttachedHead):
         self.name = "mtp" if kind == "gemma4-assistant" else kind
         self.shares_kv = kind == "gemma4-assistant"
         self.extra_bytes = network.nbytes
-        self._network = network
+        self.network = network
         self.opener = opener
-
-    @property
-    def network(self) -> ScoringNetwork:
-        """What it runs."""
-        return self._network
 
     def adjust(self, open_target: Callable[[CheckCancelled], Session], check: CheckCancelled) -> None:
         """See AttachedHead: score frequent tokens alone where that pays."""
-        self.extra_bytes += shorten(self._network, self.opener, open_target, self.tokenizer, check)
+        self.extra_bytes += shorten(self.network, self.opener, open_target, self.tokenizer, check)
 
     def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
         """For `target`, which holds no tokens yet. Raises ValueError, BackendError, Unsupported."""
         assert isinstance(target, MlxSession)
-        return self.opener(self._network, target, target.tap(self._network.layers), check)
+        return self.opener(self.network, target, target.tap(self.network.layers), check)
 
     def close(self) -> None:
-        del self._network
+        del self.network
         mx.clear_cache()
 
 

@@ -1,0 +1,345 @@
+"""Networks of trained heads on MLX that are transformers: EAGLE, MTP, DFlash and DSpark."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.mlx.caches import ForwardContext, KeyValues
+from edgespec.backends.mlx.head_parts import (
+    OTHER_HEAD,
+    HeadLayer,
+    HeadWeights,
+    LayerShape,
+    TargetParts,
+    read_arrays,
+    read_layer_shape,
+    read_target,
+)
+from edgespec.backends.mlx.head_session import HeadNetwork
+from edgespec.backends.mlx.session import MlxSession
+from edgespec.errors import InvalidModelFile
+from edgespec.formats.head_tensors import HEAD_HINT, HEAD_NAMES
+from edgespec.formats.heads import HeadSpec
+from edgespec.formats.mlx_folder import read_json
+
+_OUTER_NORMS = ("embedding_norm", "feature_norm", "output_norm")
+
+
+class PairNetwork(HeadNetwork):
+    """Layers over pairs of a token and the target's hidden state of the token before it.
+
+    EAGLE and EAGLE-2 (Li et al. 2024, arXiv:2401.15077) and MTP layers (DeepSeek-V3, arXiv:2412.19437, section 2.2)
+    join the two by `fc`, MTP after a norm of each. EAGLE-3 (Li et al. 2025) fuses the states of several layers by `fc`;
+    the attention of its layer reads both parts.
+    """
+
+    def __init__(
+        self,
+        spec: HeadSpec,
+        shape: LayerShape,
+        weights: HeadWeights,
+        target: TargetParts,
+        shifts: Mapping[str, float] | None = None,
+    ) -> None:
+        """`shifts` are added to the weights of norms, those of "layers" included.
+
+        Embeddings and output matrix are those of `target` where the head has none of its own. Raises InvalidModelFile
+        for tensors of other shapes, Unsupported for a head that the target does not fit.
+        """
+        target.check(spec)
+        size, self._fuses = spec.size, spec.kind == "eagle3"
+        if size != target.hidden_size and not ("embedding" in weights and "output" in weights):
+            raise Unsupported(
+                f"the head has a size of {size:,}, and not its own embeddings and output matrix.", hint=OTHER_HEAD
+            )
+        self._spec, self._eps, self.layers = spec, shape.eps, spec.layers or ()
+        width = max(len(self.layers), 1) * spec.hidden_size
+        sizes = {name: size for name in _OUTER_NORMS if name in weights}
+        if spec.norm_before_fc == "all":
+            sizes["input_norm"] = width
+        elif spec.norm_before_fc == "each":
+            sizes |= {f"fc_norm.{i}": spec.hidden_size for i in range(len(self.layers))}
+        shifts = shifts or {}
+        self._fc = weights.linear("fc", size, width if self._fuses else 2 * size)
+        self._norms = {name: weights.vector(name, n, shifts.get(name, 0.0)) for name, n in sizes.items()}
+        joined, shift = 2 * size if self._fuses else size, shifts.get("layers", 0.0)
+        self._layers = [HeadLayer(weights, shape, joined, prefix, shift) for prefix in weights.layer_prefixes]
+        self.depth = len(self._layers)
+        self._embed = target.find_embedding(weights, size)
+        vocabulary, output = target.find_vocabulary(weights, size)
+        self._outputs = [output]
+        self._finish(weights, vocabulary)
+
+    def fuse(self, features: Any) -> Any:
+        """See HeadNetwork."""
+        features = features.astype(self.dtype)
+        if not self._fuses:
+            return features
+        if self._spec.norm_before_fc == "each":
+            parts = mx.split(features, len(self.layers), axis=-1)
+            features = mx.concatenate([self._norm(part, f"fc_norm.{i}") for i, part in enumerate(parts)], axis=-1)
+        return self._fc(self._norm(features, "input_norm"))
+
+    def run(self, tokens: Any, states: Any, caches: Sequence[KeyValues]) -> Any:
+        """See HeadNetwork."""
+        embedded = self._norm(self._embed(tokens).astype(states.dtype), "embedding_norm")
+        normed = self._norm(states, "feature_norm")
+        x = mx.concatenate([embedded, normed], axis=-1)
+        if self._fuses:
+            h = normed if self._spec.norm_before_residual else states
+        else:
+            h = x = self._fc(x)
+        for layer, cache in zip(self._layers, caches, strict=True):
+            h = x = layer.run(x, cache, h)
+        return h
+
+    def feed_back(self, output: Any) -> Any:
+        """See HeadNetwork."""
+        return self._norm(output, "output_norm") if self._spec.feeds_normed else output
+
+    def score(self, output: Any, n: int = 1) -> Any:
+        """See HeadNetwork."""
+        scores = self._outputs[0](self._norm(output, "output_norm"))
+        return self.vocabulary.spread(scores.astype(mx.float32))
+
+    def _norm(self, x: Any, name: str) -> Any:
+        return mx.fast.rms_norm(x, self._norms[name], self._eps) if name in self._norms else x
+
+
+def read_pairs(folder: Path, spec: HeadSpec, target: Any) -> PairNetwork:
+    """The EAGLE or MTP head in a folder, which may be the target's, for mlx-lm's model `target`.
+
+    Raises InvalidModelFile, Unsupported, CacheError, BackendError.
+    """
+    arrays = read_arrays(folder)
+    if spec.kind == "mtp":
+        arrays = _stack_experts(arrays)
+    weights = HeadWeights(arrays, HEAD_NAMES[spec.kind](arrays))
+    shifts = find_shifts(weights) if spec.kind == "mtp" else None
+    return PairNetwork(spec, read_layer_shape(folder), weights, read_target(target), shifts)
+
+
+# Of a layer, not of the target
+_EXPERT = re.compile(
+    r"(?P<mlp>(?:.*\bmtp\.)?layers\.0\.mlp\.)experts\.(?:(?P<index>\d+)\.)?(?P<part>\w+_proj)(?:\.weight)?$"
+)
+_PLAIN_MEAN = 0.5  # means of weights are near 1, or near 0 where a file holds them less 1
+
+
+def _stack_experts(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """`arrays` with the matrices of all experts of the MTP layer in one, as mlx-lm has them in its own folders.
+
+    Original files have one for each expert, or one for all with those for gate and up behind each other.
+    """
+    found = {name: each for name, each in arrays.items() if not _EXPERT.match(name)}
+    groups: dict[str, dict[int, Any]] = {}
+    for name, each in arrays.items():
+        if not (match := _EXPERT.match(name)):
+            continue
+        stem = f"{match['mlp']}switch_mlp."
+        if match["index"]:
+            groups.setdefault(f"{stem}{match['part']}.weight", {})[int(match["index"])] = each
+        elif match["part"] == "gate_up_proj":
+            halves = mx.split(each, 2, axis=1)
+            found |= {f"{stem}{part}_proj.weight": half for part, half in zip(("gate", "up"), halves, strict=True)}
+        else:
+            found[f"{stem}{match['part']}.weight"] = each
+    return found | {name: mx.stack([group[i] for i in sorted(group)]) for name, group in groups.items()}
+
+
+def find_shifts(weights: HeadWeights) -> dict[str, float]:
+    """What is to be added to the weights of each norm of an MTP head, by neutral name; "layers": to those inside.
+
+    Original files with Qwen's names hold them less 1. Some converters add 1 to all, some to those of the layer alone,
+    some to the last one. The two norms before `fc` have true means of 0.3 to 0.5, so their size does not tell; but a
+    mean below 0 does.
+    """
+    if weights.names["fc"].endswith("eh_proj.weight"):  # DeepSeek's names
+        return {}
+    layer = [weights.mean(name) for name in ("attention_norm", "ffn_norm", "q_norm", "k_norm") if name in weights]
+    is_short = sum(layer) < _PLAIN_MEAN * len(layer)
+    shifts = {name: float(is_short or weights.mean(name) < 0) for name in ("embedding_norm", "feature_norm")}
+    return shifts | {"layers": float(is_short), "output_norm": float(weights.mean("output_norm") < _PLAIN_MEAN)}
+
+
+_MAX_BLOCK = 64  # positions; the target scores no more rows in one forward
+_PLAIN: Mapping[str, tuple[object, ...]] = {  # what a config may say where nothing else is computed
+    "hidden_act": ("silu",),
+    "rope_is_neox_style": (True,),
+    "attention_value_scale": (1,),
+    "input_embedding_scale": (1,),
+    "markov_head_type": ("vanilla",),
+}
+
+
+class BlockKeys(KeyValues):
+    """Keys and values of one layer, where the rows of a block attend to each other in both directions.
+
+    Positions before a window are kept, and masked.
+    """
+
+    def __init__(self, window: int | None, *, is_causal: bool) -> None:
+        super().__init__(ForwardContext())
+        self._reach = window
+        self._is_causal = is_causal
+
+    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
+        """[N, length + N] what the N rows of a block attend to; None for everything."""
+        end = self.length + N
+        if not self._is_causal and (self._reach is None or end <= self._reach):
+            return None
+        rows, keys = mx.arange(self.length, end)[:, None], mx.arange(end)[None]
+        mask = keys <= rows if self._is_causal else mx.ones((N, end), mx.bool_)
+        return mask if self._reach is None else mask & (rows - keys < self._reach)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What is run after the root.
+
+    n_rows      the root and masks
+    first_row   that predicts, the token after the root: 0 or 1
+    mask_token  the id of a mask
+    windows     [layers] the positions that a row attends to; None for all
+    is_causal   whether a row attends to none of the later ones
+    """
+
+    n_rows: int
+    first_row: int
+    mask_token: int
+    windows: Sequence[int | None]
+    is_causal: bool
+
+
+class BlockNetwork(HeadNetwork):
+    """DFlash (Chen et al. 2026): one forward fills a block of masks over the target's hidden states.
+
+    The scores of a row of DSpark also depend on the token before the one that it predicts, through two small matrices.
+    W is the size of the draft's vocabulary.
+    """
+
+    reads_pairs = False
+
+    def __init__(self, spec: HeadSpec, folder: Path, target: TargetParts) -> None:
+        """Reads a folder with config.json and safetensors.
+
+        Raises InvalidModelFile, CacheError, BackendError; Unsupported for a head that the target does not fit.
+        """
+        target.check(spec)
+        self.layers, size, arrays = spec.layers or (), target.hidden_size, read_arrays(folder)
+        weights, shape = HeadWeights(arrays, HEAD_NAMES[spec.kind](arrays)), read_layer_shape(folder)
+        self._eps = shape.eps
+        self._fc = weights.linear("fc", size, len(self.layers) * size)
+        self._norms = [weights.vector(name, size) for name in ("feature_norm", "output_norm")]
+        self._layers = [HeadLayer(weights, shape, size, prefix) for prefix in weights.layer_prefixes]
+        self.depth = len(self._layers)
+        self._block = _read_block(spec, folder, target.vocab_size, self.depth)
+        self.n_drafts = self._block.n_rows - self._block.first_row
+        vocabulary, output = target.find_vocabulary(weights, size)
+        self._outputs = [output]
+        self._embed = target.find_embedding(weights, size)
+        self._markov: Any = None
+        if spec.kind == "dspark":
+            if "markov_1" not in weights or "markov_2" not in weights:
+                raise InvalidModelFile("The DSpark head lacks its Markov head.", hint=HEAD_HINT)
+            rank = weights.shape("markov_1")[-1]
+            self._markov = weights.embedding("markov_1", target.vocab_size, rank)
+            self._outputs.append(weights.linear("markov_2", vocabulary.size, rank))
+        self._finish(weights, vocabulary)
+
+    def open_caches(self, target: MlxSession, position: int) -> Any:
+        """See HeadNetwork."""
+        return [BlockKeys(window, is_causal=self._block.is_causal) for window in self._block.windows]
+
+    def fuse(self, features: Any) -> Any:
+        """See HeadNetwork."""
+        return mx.fast.rms_norm(self._fc(features.astype(self.dtype)), self._norms[0], self._eps)
+
+    def run(self, tokens: Any, states: Any, caches: Sequence[KeyValues]) -> Any:
+        """See HeadNetwork."""
+        for layer, cache in zip(self._layers, caches, strict=True):
+            layer.inject(states, cache)
+        return [cache.state for cache in caches]
+
+    def start_draft(self, root: int, output: Any, caches: Sequence[KeyValues]) -> Any:
+        """Output [n_drafts, H] of the rows that predict; of DSpark (their scores [n_drafts, W], the root).
+
+        None of them is kept. All rows of a block run, as in training: since they attend to each other, fewer of them
+        would say other things.
+        """
+        held, masks = caches[0].length, [self._block.mask_token] * (self._block.n_rows - 1)
+        x = self._embed(mx.array([root, *masks], mx.int32)).astype(self.dtype)
+        try:
+            for layer, cache in zip(self._layers, caches, strict=True):
+                x = layer.run(x, cache, x)
+        finally:
+            for cache in caches:
+                cache.trim_to(held)
+        rows = mx.fast.rms_norm(x[self._block.first_row :], self._norms[1], self._eps)
+        return rows if self._markov is None else (self._outputs[0](rows).astype(mx.float32), mx.array([root]))
+
+    def follow(self, token: Any, output: Any, caches: Any) -> Any:
+        """See HeadNetwork; of DSpark."""
+        return output[0][1:], token
+
+    def score(self, output: Any, n: int = 1) -> Any:
+        """See HeadNetwork."""
+        if self._markov is None:
+            return self.vocabulary.spread(self._outputs[0](output[:n]).astype(mx.float32))
+        scores, token = output
+        return self.vocabulary.spread(scores[:1] + self._outputs[1](self._markov(token)).astype(mx.float32))
+
+
+def read_blocks(folder: Path, spec: HeadSpec, target: Any) -> BlockNetwork:
+    """The head in a folder for mlx-lm's model `target`. Raises as BlockNetwork."""
+    return BlockNetwork(spec, folder, read_target(target))
+
+
+def _read_block(spec: HeadSpec, folder: Path, vocab_size: int, count: int) -> Block:
+    """Raises Unsupported for a head without masks, or with blocks that are too long; and as _read_attention."""
+    if spec.mask_token is None or spec.mask_token >= vocab_size:
+        named = "none" if spec.mask_token is None else f"{spec.mask_token:,} of {vocab_size:,}"
+        raise Unsupported(
+            f"the head fills its blocks with a token of the model, and its config.json names {named}.", hint=OTHER_HEAD
+        )
+    if not 2 <= spec.block_size <= _MAX_BLOCK:
+        raise Unsupported(
+            f"the head has blocks of {spec.block_size:,} positions; those of 2 to {_MAX_BLOCK} are run.",
+            hint=OTHER_HEAD,
+        )
+    windows, is_causal = _read_attention(folder, count)
+    return Block(spec.block_size, 0 if spec.predicts_at_root else 1, spec.mask_token, windows, is_causal)
+
+
+def _read_attention(folder: Path, count: int) -> tuple[list[int | None], bool]:
+    """The windows and `is_causal` of a Block with `count` layers, as config.json has them.
+
+    A window without `use_sliding_window` or `use_swa` means nothing. Raises InvalidModelFile, CacheError; Unsupported
+    for layers that compute something else.
+    """
+    config = read_json(folder / "config.json")
+    for key in ("transformer_layer_config", "dflash_config"):
+        if isinstance(table := config.get(key), dict):
+            config = {**config, **table}
+    for key, allowed in _PLAIN.items():
+        if (value := config.get(key)) is not None and value not in allowed:
+            raise Unsupported(f"no head is run whose config.json says {key} = {str(value)[:40]}.", hint=OTHER_HEAD)
+    if (stated := config.get("num_hidden_layers", count)) != count:
+        raise InvalidModelFile(f"The head has {count} layers, its config.json names {stated}.", hint=HEAD_HINT)
+    causal = config.get("is_causal", config.get("causal")) is True
+    window = config.get("swa_window_size") or config.get("sliding_window")
+    everywhere, kinds = config.get("use_swa") is True, config.get("layer_types")
+    if not (everywhere or config.get("use_sliding_window") is True) or type(window) is not int or window < 1:
+        return [None] * count, causal
+    if everywhere:
+        return [window] * count, causal
+    if not isinstance(kinds, list) or len(kinds) != count:
+        raise InvalidModelFile("The head's config.json has a window and not a type for each layer.", hint=HEAD_HINT)
+    return [window if kind == "sliding_attention" else None for kind in kinds], causal
