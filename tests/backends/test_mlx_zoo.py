@@ -40,7 +40,7 @@ def test_the_lists_name_classes_that_exist() -> None:
 
 
 def test_the_document_names_them_all() -> None:
-    text = (REPOSITORY / "docs" / "mlx.md").read_text(encoding="utf-8")
+    text = (REPOSITORY / "docs" / "models.md").read_text(encoding="utf-8")
     assert {*BRANCHES, *NODES, *CHAINS, *REFUSED, *UNMADE} <= set(re.findall(r"[\w-]+", text))
     assert f"the {len(NAMES)} classes" in text.replace("\n", " ")
 

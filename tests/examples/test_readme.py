@@ -1,4 +1,4 @@
-"""What README.md and docs/python.md promise: options, commands and files exist.
+"""What README.md and docs/python.md promise: options, commands and figures exist.
 
 tests/architecture/test_style.py checks the types of their programs.
 """
@@ -41,11 +41,6 @@ def test_its_commands_exist() -> None:
     reference = (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8")
     commands = set(re.findall(r"(?:^    |`)edgespec ([a-z]+)", README, re.MULTILINE))
     assert {name for name in commands if f"## edgespec {name}\n" not in reference} == set()
-
-
-def test_its_links_lead_somewhere() -> None:
-    links = {link for link in re.findall(r"\]\(([^)#]+)", README) if "://" not in link}
-    assert {link for link in links if not (REPOSITORY / link).exists()} == set()
 
 
 def test_its_figures_are_those_of_the_benchmarks() -> None:

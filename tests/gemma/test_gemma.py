@@ -22,7 +22,7 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "jacobi": {"draft_max": 4},
     "sparse:4,64": {"draft_max": 3},
 }
-LONG = (REPOSITORY / "docs" / "selfdrafts.md").read_text(encoding="utf-8")[:3200]  # more tokens than the window of 512
+LONG = (REPOSITORY / "docs" / "models.md").read_text(encoding="utf-8")[:3200]  # more tokens than the window of 512
 ASKS = (Ask("The capital of France is", False, 32), Ask("1, 2, 3, 4, 5, 6, 7,", False, 32), Ask(LONG, False, 24))
 
 
