@@ -58,9 +58,10 @@ class Metrics:
         return asdict(self)
 
 
-_RECENT_PLAIN = 15  # plain rounds that a drafted one is compared with
+_RECENT_PLAIN = 5  # plain rounds that a drafted one is compared with
 _MIN_PLAIN = 3  # fewer are not compared with
-_CURVE_WEIGHT = 4  # of the measured curve, in drafted rounds that were compared
+_CURVE_WEIGHT = 20  # of the measured curve, in drafted rounds that were compared
+_MAX_ERROR = 1.5  # of the curve; a comparison beyond it tells of a machine that has become slower or faster meanwhile
 
 
 class SpeedupEstimate:
@@ -103,7 +104,10 @@ class SpeedupEstimate:
         steps = step.plain_steps or 1.0
         self._steps += steps
         if len(self._plain) >= _MIN_PLAIN and (usual_s := median(self._plain)) > 0:
-            self._compared.append(seconds / usual_s / steps)
+            multiple = seconds / usual_s / steps
+            if step.plain_steps is not None:
+                multiple = min(max(multiple, 1 / _MAX_ERROR), _MAX_ERROR)
+            self._compared.append(multiple)
 
     @property
     def speedup(self) -> float | None:

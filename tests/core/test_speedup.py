@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.core.metrics import SpeedupEstimate
@@ -121,3 +124,78 @@ def test_plain_rounds_stand_in_for_a_curve_that_was_not_measured() -> None:
     """As with a fixed length, under which no costs are measured on load."""
     steps, truth = make_answer(3, bias=1.0, share=0.1, load=3.0, drafted=0.5, sizes=(4,))
     assert estimate([replace(each, plain_steps=None) for each in steps]) == pytest.approx(truth, rel=0.05)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A real answer, as `benchmarks.said_speedup --record` keeps it: its rounds and its measured speedup."""
+
+    measured: float
+    steps: list[Step]
+
+    @property
+    def has_drafts(self) -> bool:
+        return any(step.n_drafted for step in self.steps)
+
+
+def read_recorded() -> list[Recorded]:
+    path = Path(__file__).with_name("recorded_rounds.json")
+    return [Recorded(each["measured"], make_steps(each["rounds"])) for each in json.loads(path.read_text("utf-8"))]
+
+
+def make_steps(rounds: list[tuple[int, int, int, int, float | None]]) -> list[Step]:
+    """Rounds are drafted and emitted tokens, microseconds, those of drafting, and plain steps of the forward."""
+    steps, at_s = [Step(0, (0,), 0, 0, 0, 0.0)], 0.0
+    for drafted, emitted, spent_us, drafting_us, plain_steps in rounds:
+        at_s += spent_us / 1e6
+        accepted = emitted - 1
+        draft_s = drafting_us / 1e6
+        step = Step(len(steps), (0,) * emitted, drafted, accepted, accepted, at_s, draft_s)
+        steps.append(replace(step, plain_steps=plain_steps))
+    return steps
+
+
+RECORDED = read_recorded()
+
+
+def test_recorded_answers_are_stated_as_measured() -> None:
+    """As near as the measurement is: the same without a draft, where the truth is known, strays by more than 5%."""
+    errors = {each.measured / (estimate(each.steps) or 0.0) - 1: each.has_drafts for each in RECORDED}
+    noise = max(abs(error) for error, has_drafts in errors.items() if not has_drafts)
+    assert noise > 0.1, "a single answer cannot show 5%"
+    assert abs(median(errors)) <= 0.05
+    assert median(map(abs, errors)) <= 0.1
+
+
+def test_a_recorded_answer_without_a_draft_is_plain_decoding_less_the_share_of_drafting() -> None:
+    plain = [each.steps for each in RECORDED if not each.has_drafts]
+    assert plain
+    for steps in plain:
+        assert estimate(steps) == pytest.approx(find_bound(steps)) and find_bound(steps) <= 1
+
+
+@settings(deadline=None, max_examples=50)
+@given(seed=st.integers(0, 10_000), noise=st.floats(0.0, 0.2), load=st.floats(1.0, 4.0))
+def test_other_timings_of_recorded_answers_change_little(seed: int, noise: float, load: float) -> None:
+    """Every round takes longer or shorter by up to `noise`, and in spells `load` times as long."""
+    rng = random.Random(seed)
+    errors = []
+    for each in RECORDED:
+        changed = list(_slow_down(each.steps, rng, noise, load))
+        said, before = estimate(changed), estimate(each.steps)
+        assert said is not None and before is not None and said <= find_bound(changed) * (1 + 1e-9)
+        errors.append(abs(said / before - 1))
+    assert sum(error <= 0.1 for error in errors) >= 0.8 * len(errors)
+    assert median(errors) <= 0.05 and max(errors) <= 0.4
+
+
+def _slow_down(steps: list[Step], rng: random.Random, noise: float, load: float) -> Iterator[Step]:
+    before_s, at_s, slow = steps[0].at_s, steps[0].at_s, 1.0
+    yield steps[0]
+    for step in steps[1:]:
+        if rng.random() < 0.05:
+            slow = load if slow == 1.0 else 1.0
+        factor = slow * rng.uniform(1 - noise, 1 + noise)
+        at_s += (step.at_s - before_s) * factor
+        before_s = step.at_s
+        yield replace(step, at_s=at_s, draft_s=step.draft_s * factor)
