@@ -71,6 +71,7 @@ def run_command(
         elif isinstance(event, Finished):
             finished = event
     engine.close()
+    notices += [] if raw or as_json else _advise(info, text)
     rounds = explain_rounds(steps) if explain else []
     if as_json:
         click.echo(json.dumps(_format_result(info, finished, texts), ensure_ascii=False))
@@ -80,6 +81,19 @@ def run_command(
     for line in (*rounds, *(f"note: {text}" for text in notices)):
         click.echo(line, err=True)
     return INTERRUPTED if finished.reason == "cancelled" else 0
+
+
+def _advise(info: ModelInfo, text: str) -> list[str]:
+    """What is said to a question that the model answers with code; for other models nothing."""
+    from edgespec.registry.schema import EMBEDDED_ALIAS
+
+    if info.name != EMBEDDED_ALIAS:
+        return []
+    from edgespec.tui.blocks import may_be_code  # not before it is needed: pygments takes a while
+
+    if may_be_code(text):
+        return []
+    return [f"{EMBEDDED_ALIAS} completes Python code; `edgespec chat` lists models that one can talk to."]
 
 
 def _build_request(text: str, raw: bool, options: dict[str, Any], info: ModelInfo) -> Request:

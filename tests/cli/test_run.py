@@ -36,6 +36,13 @@ def test_text_on_stdout_statistics_on_stderr(cli: Cli) -> None:
     assert re.search(r" tok/s \([\d.]+ ms a token, p99 of a step [\d.]+ ms\), plain decoding, first ", done.stderr)
 
 
+def test_a_question_to_a_model_that_completes_code_is_told_so(cli: Cli) -> None:
+    options = ("--max-tokens", "4", "--temperature", "0", "--threads", "1", "--draft", "none")
+    told = "note: python-6m completes Python code; `edgespec chat` lists models that one can talk to."
+    assert told in cli("run", "hello", *options).stderr
+    assert told not in cli("run", PROMPT, *options).stderr
+
+
 def test_statistics_name_only_drafters_that_drafted() -> None:
     steps = [
         Step(i, (1, 1), n_drafted, 1, 1, i / 10, decision=decision, plain_steps=1.6)
