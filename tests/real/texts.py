@@ -35,9 +35,9 @@ class Ask:
 
 
 def list_asks() -> list[Ask]:
-    """The 40 shortest shipped prompts as messages, and the beginnings of the next 20 as texts."""
+    """The beginnings of the 40 shortest shipped prompts as messages, and those of the next 20 as texts."""
     texts = sorted((prompt.turns[0] for prompt in read_shipped_prompts()), key=len)
-    return [*(Ask(text, True, 12) for text in texts[:40]), *(Ask(text[:80], False, 8) for text in texts[40:60])]
+    return [*(Ask(text[:160], True, 10) for text in texts[:40]), *(Ask(text[:80], False, 8) for text in texts[40:60])]
 
 
 def load(draft: str, model: str = MODEL, **arguments: Any) -> edgespec.Model:
