@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -95,6 +95,11 @@ class Database:
             except (OSError, sqlite3.Error) as error:
                 raise to_cache_error(error, self.folder / FILE_NAME) from error
 
+    def query(self, statement: str, *parameters: object) -> list[Any]:
+        """All rows of a statement. Raises CacheError."""
+        with self.read() as db:
+            return db.execute(statement, parameters).fetchall()
+
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
         """The connection in a transaction: the one lock under which all processes write the folder.
@@ -106,8 +111,7 @@ class Database:
 
     def version(self) -> int:
         """Another number after every change by another connection. Raises CacheError."""
-        with self.read() as db:
-            return int(db.execute("PRAGMA data_version").fetchone()[0])
+        return int(self.query("PRAGMA data_version")[0][0])
 
     def remove_leftovers(self) -> None:
         """Remove the files that no segment has: of processes that were killed, of removed texts. Raises CacheError."""
@@ -196,8 +200,7 @@ class BuildPlan:
 
 def read_epoch(database: Database) -> int:
     """How many times texts have been forgotten. Raises CacheError, as everything here."""
-    with database.read() as db:
-        return int(db.execute("SELECT coalesce(max(id), 0) FROM forgotten").fetchone()[0])
+    return int(database.query("SELECT coalesce(max(id), 0) FROM forgotten")[0][0])
 
 
 def add_texts(database: Database, key: SpaceKey, texts: Sequence[StoredText]) -> None:
@@ -215,46 +218,39 @@ def read_texts(database: Database, key: SpaceKey, first: int, last: int) -> list
     """The texts with ids from `first` to `last`, in that order, without damaged ones."""
     columns = "tokens, n_lead, answer, is_corpus, source, time, keys, id, checksum"
     query = f"SELECT {columns} FROM texts WHERE space = {_SPACE} AND id BETWEEN ? AND ? ORDER BY id"
-    with database.read() as db:
-        return list(_to_texts(db.execute(query, (*_columns(key), first, last))))
+    return list(_to_texts(database.query(query, *_columns(key), first, last)))
 
 
 def list_ids(database: Database, key: SpaceKey, first: int, limit: int) -> list[int]:
     """The ids of texts from `first` on, `limit` at most, in rising order."""
     query = f"SELECT id FROM texts WHERE space = {_SPACE} AND id >= ? ORDER BY id LIMIT ?"
-    with database.read() as db:
-        return [id for (id,) in db.execute(query, (*_columns(key), first, limit))]
+    return [id for (id,) in database.query(query, *_columns(key), first, limit)]
 
 
 def list_unindexed(database: Database, key: SpaceKey) -> list[tuple[int, int]]:
     """(id, number of tokens) of every text that is in no segment, by id."""
     inside = "SELECT 1 FROM segments WHERE space = texts.space AND texts.id BETWEEN first AND last"
     query = f"SELECT id, length(tokens) / 4 FROM texts WHERE space = {_SPACE} AND NOT EXISTS ({inside}) ORDER BY id"
-    with database.read() as db:
-        return db.execute(query, _columns(key)).fetchall()
+    return database.query(query, *_columns(key))
 
 
 def read_keys(database: Database, key: SpaceKey) -> Keys:
     """The keys of all blocks."""
-    with database.read() as db:
-        rows = db.execute(f"SELECT keys FROM texts WHERE space = {_SPACE}", _columns(key)).fetchall()
+    rows = database.query(f"SELECT keys FROM texts WHERE space = {_SPACE}", *_columns(key))
     return np.frombuffer(b"".join(keys for (keys,) in rows), np.uint64)
 
 
 def read_source_keys(database: Database, key: SpaceKey, source: str) -> list[tuple[int, Keys]]:
     """(id, keys of the blocks) of every text of a source."""
     query = f"SELECT id, keys FROM texts WHERE source = ? AND space = {_SPACE}"
-    with database.read() as db:
-        found = db.execute(query, (source, *_columns(key))).fetchall()
-    return [(id, np.frombuffer(keys, np.uint64)) for id, keys in found]
+    return [(id, np.frombuffer(keys, np.uint64)) for id, keys in database.query(query, source, *_columns(key))]
 
 
 def list_documents(database: Database, key: SpaceKey, path: Path) -> list[str]:
     """The sources of the documents at an absolute path and below it."""
     condition, parameters = match_documents(path)
     query = f"SELECT DISTINCT source FROM texts t WHERE {condition} AND space = {_SPACE}"
-    with database.read() as db:
-        return [source for (source,) in db.execute(query, (*parameters, *_columns(key)))]
+    return [source for (source,) in database.query(query, *parameters, *_columns(key))]
 
 
 def match_documents(path: Path) -> tuple[str, tuple[str, ...]]:
@@ -276,9 +272,8 @@ def clean_source(source: str) -> str:
 
 def count_corpus_tokens(database: Database) -> int:
     """The tokens of all documents."""
-    with database.read() as db:
-        query = "SELECT coalesce(sum(length(tokens) / 4 - n_lead), 0) FROM texts WHERE is_corpus"
-        return int(db.execute(query).fetchone()[0])
+    query = "SELECT coalesce(sum(length(tokens) / 4 - n_lead), 0) FROM texts WHERE is_corpus"
+    return int(database.query(query)[0][0])
 
 
 def name_tokenizer(database: Database, tokenizer: str, model: str) -> None:
@@ -298,8 +293,7 @@ def mark_used(database: Database, ids: Iterable[int]) -> None:
 def list_segments(database: Database, key: SpaceKey) -> list[SegmentRow]:
     """The segments, by id of their texts; no two of them have the same text."""
     query = f"SELECT {_SEGMENT} FROM segments WHERE space = {_SPACE} ORDER BY first"
-    with database.read() as db:
-        return [SegmentRow(*row) for row in db.execute(query, _columns(key))]
+    return [SegmentRow(*row) for row in database.query(query, *_columns(key))]
 
 
 def add_segment(database: Database, key: SpaceKey, plan: BuildPlan, data: bytes, epoch: int) -> None:
@@ -332,9 +326,8 @@ def drop_segments(database: Database, segments: Sequence[SegmentRow]) -> None:
 def read_learned(database: Database, key: SpaceKey, name: str) -> bytes | None:
     """What was saved under `name`."""
     query = f"SELECT data FROM learned WHERE space = {_SPACE} AND name = ?"
-    with database.read() as db:
-        row = db.execute(query, (*_columns(key), name)).fetchone()
-    return row and bytes(row[0])
+    found = database.query(query, *_columns(key), name)
+    return bytes(found[0][0]) if found else None
 
 
 def save_learned(database: Database, key: SpaceKey, name: str, data: bytes, epoch: int) -> None:

@@ -8,7 +8,7 @@ ids        [texts] int64, rows of the database
 starts     [texts] uint32, the position of the first token of each
 answers    [texts] uint32, the position where its answer starts, or _CORPUS
 order      [positions] uint32, see `sort_positions`; without those after which nothing follows
-tokens     [tokens] uint32, see `reverse`
+tokens     [tokens] uint32, the last one first, big-endian, so that their bytes compare as they do
 """
 
 from __future__ import annotations
@@ -17,36 +17,87 @@ import mmap
 import struct
 import threading
 import zlib
-from bisect import bisect_right
+from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from sys import byteorder
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from edgespec.memory.database import BuildPlan, SegmentRow
-from edgespec.memory.texts import (
-    SEPARATOR,
-    WIDTH,
-    Kind,
-    SpaceKey,
-    StoredText,
-    SuffixIndex,
-    join_texts,
-    reverse,
-    sort_positions,
-)
+from edgespec.memory.texts import MAX_MATCH, SEPARATOR, Kind, SpaceKey, StoredText, Tokens
 
 _HEADER = struct.Struct("=8sI16s16s4xIII4x")
 _MAGIC = b"edgemem1"
 _CORPUS = 0xFFFF_FFFF
 _N_SORTED = 256  # places of a match that are all looked at for the latest ones
+_WIDTH = 4  # bytes of a token and of a position
+_HALF = np.uint64(32)  # bits
 _N_SPREAD = 64  # places that are looked at where there are more: every one would be a cache miss
 
 
 class DamagedSegment(Exception):
     """A file that is not a segment of the texts that were asked for."""
+
+
+def join_texts(texts: Sequence[Tokens]) -> Tokens:
+    """[n] texts with SEPARATOR around each."""
+    joined = np.full(sum(map(len, texts)) + len(texts) + 1, SEPARATOR, np.uint32)
+    start = 1
+    for text in texts:
+        joined[start : start + len(text)] = text
+        start += len(text) + 1
+    return joined
+
+
+def sort_positions(tokens: Tokens, check: Callable[[], None] = lambda: None) -> Tokens:
+    """[n] the positions of `tokens`, ordered by the MAX_MATCH tokens before each, the nearest first.
+
+    Positions with equal tokens before them are in rising order. Prefix doubling over the reversed text (Manber and
+    Myers 1990), in which only the positions that are still tied are sorted again (Larsson and Sadakane 1999). `check`
+    is called between the steps and may raise.
+    """
+    n = len(tokens)
+    padded = np.zeros(n + 2, np.uint64)
+    padded[2:] = tokens
+    keys = padded[1:-1] << _HALF | padded[:-2]  # of the two tokens before each position
+    length = 2
+    # ranks[MAX_MATCH + i] of position i: the place of the first one that is tied with it. Below every position: -1.
+    ranks = np.full(n + MAX_MATCH, -1, np.int32)
+    ranks[MAX_MATCH:] = 0
+    tied = np.arange(MAX_MATCH, n + MAX_MATCH, dtype=np.int32)
+    while True:
+        check()
+        order = np.argsort(keys, kind="stable")
+        tied, keys = tied[order], keys[order]
+        firsts, before = _find_firsts(keys), ranks[tied]
+        ranks[tied] = before + firsts - _find_firsts(before)
+        is_alone = firsts == np.arange(len(tied))
+        is_alone[:-1] &= is_alone[1:]
+        tied = tied[~is_alone]
+        if length == MAX_MATCH or not len(tied):
+            return np.argsort(ranks[MAX_MATCH:], kind="stable").astype(np.uint32)
+        keys = ranks[tied].astype(np.uint64) << _HALF | (ranks[tied - length] + 1).astype(np.uint64)
+        length *= 2
+
+
+def _find_firsts(ordered: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    """[n] the place of the first value that equals each."""
+    is_first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
+    return np.maximum.accumulate(np.where(is_first, np.arange(len(ordered), dtype=np.int32), 0))
+
+
+def encode_end(text: Sequence[int]) -> bytes:
+    """The last MAX_MATCH tokens of `text` as `Segment.longest` takes them: the nearest first, big-endian."""
+    end = array("I", text[-MAX_MATCH:][::-1])
+    if byteorder == "little":
+        end.byteswap()
+    return end.tobytes()
 
 
 def build_segment(key: SpaceKey, texts: Sequence[StoredText], check: Callable[[], None] = lambda: None) -> bytes:
@@ -69,7 +120,7 @@ def build_segment(key: SpaceKey, texts: Sequence[StoredText], check: Callable[[]
             starts.astype(np.uint32).tobytes(),
             np.array(answers, np.uint32).tobytes(),
             order.tobytes(),
-            reverse(tokens),
+            tokens[::-1].astype(">u4").tobytes(),
         )
     )
     counts = (len(texts), len(order), len(tokens))
@@ -77,7 +128,10 @@ def build_segment(key: SpaceKey, texts: Sequence[StoredText], check: Callable[[]
 
 
 class Segment:
-    """The texts of one segment; any thread may read it."""
+    """The texts of one segment; any thread may read it.
+
+    The end of a text is found in O(log n) comparisons of MAX_MATCH tokens.
+    """
 
     def __init__(self, data: bytes | mmap.mmap, *, is_live: bool) -> None:
         """`data` is of `build_segment`. `is_live`: it is of texts that are not in a segment file yet."""
@@ -90,19 +144,34 @@ class Segment:
         self._starts = np.frombuffer(data, np.uint32, n_texts, start + 16 * n_texts)
         self._answers = np.frombuffer(data, np.uint32, n_texts, start + 20 * n_texts)
         order = start + 24 * n_texts
-        self.order = memoryview(data)[order : order + WIDTH * n_positions].cast("I")
-        self.index = SuffixIndex(data, order + WIDTH * n_positions, n_tokens, self.order)
+        self._data = data
+        self._first = order + _WIDTH * n_positions  # byte of the tokens
+        self.order = memoryview(data)[order : self._first].cast("I")
+
+    def longest(self, end: bytes) -> int:
+        """The number of tokens of the longest match of `end`, which is of `encode_end`."""
+        place = self._bisect(end)
+        return max((self._count_common(i, end) for i in (place - 1, place) if 0 <= i < len(self.order)), default=0)
 
     def find_recent(self, end: bytes, limit: int) -> tuple[int, list[int]]:
         """How many positions follow all of `end`, and up to `limit` of them, the latest first.
 
         Of very many positions, the latest are those of a sample that is spread over all contexts of the match.
         """
-        places = self.index.find(end)
-        step = 1 if len(places) <= _N_SORTED else len(places) // _N_SPREAD
-        positions = self.order[places.start : places.stop : step].tolist()
+        above = (int.from_bytes(end) + 1).to_bytes(len(end))  # tokens are below SEPARATOR: this cannot overflow
+        low = self._bisect(end)
+        n = self._bisect(above, low) - low
+        step = 1 if n <= _N_SORTED else n // _N_SPREAD
+        positions = self.order[low : low + n : step].tolist()
         positions.sort(reverse=True)
-        return len(places), positions[:limit]
+        return n, positions[:limit]
+
+    def read(self, position: int, n: int) -> list[int]:
+        """Up to `n` tokens from `position`; they end with their text."""
+        stop = self._first + (self.n_tokens - position) * _WIDTH
+        data = self._data[max(self._first, stop - n * _WIDTH) : stop]
+        read: list[int] = np.frombuffer(data, ">u4")[::-1].tolist()
+        return read[: read.index(SEPARATOR)] if SEPARATOR in read else read
 
     def find_text(self, position: int) -> int:
         """The number of the text in which `position` lies."""
@@ -113,6 +182,24 @@ class Segment:
         if answer == _CORPUS:
             return "corpus"
         return "answer" if position >= answer else "prompt"
+
+    def _bisect(self, end: bytes, low: int = 0) -> int:
+        """How many places come before those that `end` precedes; `low` at least."""
+        data, base, n_bytes = self._data, self._first + self.n_tokens * _WIDTH, len(end)
+
+        def before(position: int) -> bytes:
+            start = base - position * _WIDTH
+            return data[start : start + n_bytes]
+
+        return bisect_left(self.order, end, low, key=before)
+
+    def _count_common(self, i: int, end: bytes) -> int:
+        """The number of tokens at the end of `end` that precede the position at place `i`."""
+        start = self._first + (self.n_tokens - self.order[i]) * _WIDTH
+        known = self._data[start : start + len(end)]
+        n = min(len(known), len(end))
+        differing = int.from_bytes(known[:n]) ^ int.from_bytes(end[:n])
+        return (n - (differing.bit_length() + 7) // 8) // _WIDTH
 
 
 def open_segment(path: Path, key: SpaceKey) -> Segment:
@@ -127,7 +214,7 @@ def open_segment(path: Path, key: SpaceKey) -> Segment:
     magic, checksum, *digests, n_texts, n_positions, n_tokens = _HEADER.unpack_from(data)
     if magic != _MAGIC:
         raise DamagedSegment("it is of another version")
-    if len(data) != _HEADER.size + 24 * n_texts + WIDTH * (n_positions + n_tokens):
+    if len(data) != _HEADER.size + 24 * n_texts + _WIDTH * (n_positions + n_tokens):
         raise DamagedSegment("its size is wrong")
     if tuple(digests) != _digests(key):
         raise DamagedSegment("it is of other texts")
@@ -156,7 +243,7 @@ class Place:
 
     def read(self, n: int) -> list[int]:
         """Up to `n` tokens from here; they end with their text."""
-        return self.segment.index.read(self.position, n)
+        return self.segment.read(self.position, n)
 
     @property
     def is_live(self) -> bool:
@@ -188,14 +275,14 @@ def find_longest(segments: Sequence[Segment], end: bytes, limit: int) -> Matches
 
     None where its last token precedes no token in any of them.
     """
-    lengths = [segment.index.longest(end) for segment in segments]
+    lengths = [segment.longest(end) for segment in segments]
     length = max(lengths, default=0)
     if not length:
         return None
     n, places = 0, list[Place]()
     for segment, own in zip(reversed(segments), reversed(lengths), strict=True):
         if own == length:
-            more, positions = segment.find_recent(end[: length * WIDTH], limit - len(places))
+            more, positions = segment.find_recent(end[: length * _WIDTH], limit - len(places))
             n += more
             places += [Place(segment, position) for position in positions]
     return Matches(length, n, places)
@@ -207,48 +294,16 @@ def _digests(key: SpaceKey) -> tuple[bytes, bytes]:
     return first, second
 
 
-# The cold tier: segment files, and which of them to build or merge next.
+# Which segment files to build or merge next.
 
 
 MIN_BUILD = 2**14
-"""Tokens of new texts that make a segment; fewer stay in the live tier."""
+"""Tokens of new texts that make a segment file; fewer stay in memory."""
 MAX_SEGMENT = 2**22
 """Tokens: sorting so many takes 250 MB for some seconds."""
 QUICK_SEGMENT = 2**19
 """Tokens: sorting so many takes a fraction of a second."""
 _RATIO = 4  # a segment has more than so many times the tokens of the next one, so that there are few
-
-
-class ColdTexts:
-    """The open segments of a space. Any thread may read; one at a time synchronizes."""
-
-    def __init__(self, key: SpaceKey) -> None:
-        self._key = key
-        self._open: dict[SegmentRow, Segment] = {}  # replaced as a whole, so that readers need no lock
-
-    @property
-    def segments(self) -> list[Segment]:
-        """The oldest first."""
-        return list(self._open.values())
-
-    def sync(self, rows: Sequence[SegmentRow], folder: Path) -> list[SegmentRow]:
-        """Open those of `rows` that are not open and forget the others; returns those that are damaged or missing."""
-        opened = {row: self._open[row] for row in rows if row in self._open}
-        damaged = []
-        for row in rows:
-            if row not in opened:
-                try:
-                    opened[row] = open_segment(folder / row.name, self._key)
-                except (DamagedSegment, FileNotFoundError):
-                    damaged.append(row)
-                except OSError:
-                    continue  # such as too many open files: it may be whole, and another file would not open either
-        self._open = {row: opened[row] for row in rows if row in opened}
-        return damaged
-
-    def covers(self, id: int) -> bool:
-        """Whether a segment has the text `id`."""
-        return any(row.first <= id <= row.last for row in self._open)
 
 
 def plan_build(
@@ -293,79 +348,88 @@ def _extend(
     return BuildPlan(first, last, total, tuple(replaced))
 
 
-# The live tier: texts that are in no segment file yet, with indexes in memory.
-
-
-_SMALL = 2**11  # tokens of a run that further texts join, so that many short answers are a few runs
-MAX_TOKENS = 2**21
-"""Of the live tier; its oldest texts are not found where there are more."""
+MAX_LIVE = 2**21
+"""Tokens of texts in no file; the oldest of them are not found where there are more."""
+_MAX_JOINED = 2**16  # tokens that are sorted at once while a generation waits
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Run:
-    """Texts with one index."""
+    """Texts in no file, with one index."""
 
     texts: list[StoredText]
     segment: Segment
 
 
-class LiveTexts:
-    """Found as soon as they are added. Any thread may add; one at a time merges and drops."""
+class TextIndex:
+    """The segments of a space: those of files, and those of texts that are in no file yet. Any thread may use it."""
 
     def __init__(self, key: SpaceKey) -> None:
         self._key = key
-        self._runs: tuple[_Run, ...] = ()  # replaced as a whole, so that readers need no lock
+        self._files: dict[SegmentRow, Segment] = {}  # this and _runs are replaced as a whole: readers need no lock
+        self._runs: tuple[_Run, ...] = ()
         self._lock = threading.Lock()
 
     @property
-    def segments(self) -> list[Segment]:
+    def files(self) -> list[Segment]:
         """The oldest first."""
+        return list(self._files.values())
+
+    @property
+    def live(self) -> list[Segment]:
+        """Those of texts in no file, the oldest first."""
         return [run.segment for run in self._runs]
 
+    @property
+    def segments(self) -> list[Segment]:
+        """All, the oldest first."""
+        return [*self.files, *self.live]
+
     def texts(self) -> list[StoredText]:
-        """The oldest first."""
+        """Those in no file, the oldest first."""
         return [text for run in self._runs for text in run.texts]
 
-    def add(self, texts: Sequence[StoredText]) -> None:
+    def add(self, texts: list[StoredText]) -> None:
+        """Have `texts` found from now on. Indexes are joined, so that many short texts have a few."""
         with self._lock:
-            runs, joined = [*self._runs], list(texts)
-            if runs and runs[-1].segment.n_tokens < _SMALL:
-                joined = runs.pop().texts + joined
-            runs += self._index(joined)
-            while len(runs) > 1 and sum(run.segment.n_tokens for run in runs) > MAX_TOKENS:
+            runs = [*self._runs, *self._index(texts)]
+            while len(runs) > 1 and runs[-2].segment.n_tokens <= min(2 * runs[-1].segment.n_tokens, _MAX_JOINED):
+                newer, older = runs.pop(), runs.pop()
+                runs += self._index(older.texts + newer.texts)
+            while len(runs) > 1 and sum(run.segment.n_tokens for run in runs) > MAX_LIVE:
                 del runs[0]
             self._runs = tuple(runs)
 
-    def drop_stored(self) -> None:
-        """Keep only texts that are not in the database yet."""
-        with self._lock:
-            self._runs = tuple(self._index([text for text in self.texts() if not text.id]))
-
-    def merge(self) -> None:
-        """Bring the indexes down to a few: each has more than twice as many tokens as the one after it."""
-        i = len(self._runs) - 2
-        while i >= 0:
-            older, newer = self._runs[i : i + 2]
-            if older.segment.n_tokens <= 2 * newer.segment.n_tokens:
-                self._replace([older, newer], older.texts + newer.texts)
-                i = len(self._runs) - 1
-            i -= 1
-
     def keep(self, is_kept: Callable[[StoredText], bool]) -> None:
-        """Drop the other texts."""
-        for run in self._runs:
-            kept = [text for text in run.texts if is_kept(text)]
-            if len(kept) < len(run.texts):
-                self._replace([run], kept)
-
-    def _replace(self, runs: list[_Run], texts: list[StoredText]) -> None:
-        """One index of `texts` in place of adjacent `runs`, if these are still there."""
-        new = self._index(texts)
+        """Drop the other texts that are in no file."""
         with self._lock:
-            for i in range(len(self._runs) - len(runs) + 1):
-                if list(self._runs[i : i + len(runs)]) == runs:
-                    self._runs = (*self._runs[:i], *new, *self._runs[i + len(runs) :])
-                    return
+            kept: list[_Run] = []
+            for run in self._runs:
+                texts = list(filter(is_kept, run.texts))
+                kept += [run] if len(texts) == len(run.texts) else self._index(texts)
+            self._runs = tuple(kept)
+
+    def sync(self, rows: Sequence[SegmentRow], folder: Path) -> list[SegmentRow]:
+        """Open those of `rows` that are not open and forget the others; returns those that are damaged or missing.
+
+        One thread at a time synchronizes.
+        """
+        opened = {row: self._files[row] for row in rows if row in self._files}
+        damaged = []
+        for row in rows:
+            if row not in opened:
+                try:
+                    opened[row] = open_segment(folder / row.name, self._key)
+                except (DamagedSegment, FileNotFoundError):
+                    damaged.append(row)
+                except OSError:
+                    continue  # such as too many open files: it may be whole, and another file would not open either
+        self._files = {row: opened[row] for row in rows if row in opened}
+        return damaged
+
+    def covers(self, id: int) -> bool:
+        """Whether a file has the text `id`."""
+        return any(row.first <= id <= row.last for row in self._files)
 
     def _index(self, texts: list[StoredText]) -> list[_Run]:
         return [_Run(texts, Segment(build_segment(self._key, texts), is_live=True))] if texts else []

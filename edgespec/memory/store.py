@@ -44,17 +44,16 @@ def age_out(database: Database, limit_bytes: int) -> None:
 
     Raises CacheError.
     """
-    with database.read() as db:
-        pages, free, size = (
-            db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
-        )
-        if _WORDS * (pages - free) * size <= limit_bytes:
-            return
-        needed = db.execute("SELECT coalesce(sum(length(data)), 0) FROM learned").fetchone()[0]
-        by_use = db.execute(
-            f"SELECT coalesce(used, id), {_WORDS} * length(tokens) + length(keys) + {_ROW_BYTES}"
-            " FROM texts LEFT JOIN uses ON text = id ORDER BY 1"
-        ).fetchall()
+    pages, free, size = (
+        database.query(f"PRAGMA {name}")[0][0] for name in ("page_count", "freelist_count", "page_size")
+    )
+    if _WORDS * (pages - free) * size <= limit_bytes:
+        return
+    needed = database.query("SELECT coalesce(sum(length(data)), 0) FROM learned")[0][0]
+    by_use = database.query(
+        f"SELECT coalesce(used, id), {_WORDS} * length(tokens) + length(keys) + {_ROW_BYTES}"
+        " FROM texts LEFT JOIN uses ON text = id ORDER BY 1"
+    )
     excess = needed + sum(n for _, n in by_use) - limit_bytes
     if excess <= 0:
         return
@@ -236,8 +235,7 @@ class TextStore:
             " (SELECT coalesce(sum(bytes), 0) FROM segments WHERE space = spaces.id), max(time)"
             " FROM spaces JOIN texts ON texts.space = spaces.id GROUP BY spaces.id ORDER BY max(texts.id) DESC"
         )
-        with self._database.read() as db:
-            return [SpaceStatus(*row) for row in db.execute(query)]
+        return [SpaceStatus(*row) for row in self._database.query(query)]
 
     def size(self) -> int:
         """Bytes of all files in the folder."""
@@ -250,12 +248,8 @@ class TextStore:
 
     def export(self) -> Iterator[Record]:
         """All texts in the order of storing. A block that a turn has not filled comes again with the next turn."""
-        with self._database.read() as db:
-            query = (
-                "SELECT texts.id, tokenizer, namespace FROM texts JOIN spaces ON spaces.id = space ORDER BY texts.id"
-            )
-            found = db.execute(query).fetchall()
-        for id, tokenizer, namespace in found:
+        query = "SELECT texts.id, tokenizer, namespace FROM texts JOIN spaces ON spaces.id = space ORDER BY texts.id"
+        for id, tokenizer, namespace in self._database.query(query):
             key = SpaceKey(tokenizer, namespace)
             for text in rows.read_texts(self._database, key, id, id):
                 for kind, tokens in text.parts():
@@ -275,8 +269,7 @@ class TextStore:
             "SELECT coalesce(sum(max(length(tokens) / 4 - max(n_lead, answer), 0)), 0) FROM texts"
             " JOIN spaces ON spaces.id = space WHERE tokenizer = ? AND namespace = ? AND time > ? AND NOT is_corpus"
         )
-        with self._database.read() as db:
-            return int(db.execute(query, (tokenizer, namespace, since_s)).fetchone()[0])
+        return int(self._database.query(query, tokenizer, namespace, since_s)[0][0])
 
     def _remove(self, condition: str, parameters: Sequence[object], forgotten: tuple[str | None, str | None]) -> int:
         """Remove the texts that meet an SQL condition; `forgotten` is what it means: the namespace, the source."""

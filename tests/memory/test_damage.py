@@ -61,9 +61,9 @@ def test_segments_are_built_again(folder: Path, damage: str) -> None:
         segment.write_bytes({"truncated": data[:-1], "flipped": flipped, "empty": b""}[damage])
     memory = Memory(folder, "tokenizer", LIMIT)
     space = memory.space("")
-    assert not space.cold.segments and has_text(space, make_tokens(0))
+    assert not space.index.files and has_text(space, make_tokens(0))
     build(memory)
-    assert len(space.cold.segments) == 1 and not space.live.segments and has_text(space, make_tokens(0))
+    assert len(space.index.files) == 1 and not space.index.live and has_text(space, make_tokens(0))
     (built,) = folder.glob(SEGMENTS)
     assert built.name != segment.name and len(built.read_bytes()) == len(data)
     memory.close()
@@ -86,7 +86,7 @@ def test_a_segment_that_cannot_be_opened_for_now_is_kept(folder: Path) -> None:
     assert segment.is_symlink()
     whole.replace(segment)
     memory = Memory(folder, "tokenizer", LIMIT)
-    assert len(memory.space("").cold.segments) == 1 and has_text(memory.space(""), make_tokens(0))
+    assert len(memory.space("").index.files) == 1 and has_text(memory.space(""), make_tokens(0))
     memory.close()
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from edgespec.memory.memory import Memory
-from edgespec.memory.segments import MIN_BUILD, LiveTexts, find_longest
+from edgespec.memory.segments import MIN_BUILD, TextIndex, encode_end, find_longest
 from edgespec.memory.store import TextStore
-from edgespec.memory.texts import KnownBlocks, Origin, SpaceKey, encode_end, split_new
+from edgespec.memory.texts import KnownBlocks, Origin, SpaceKey, split_new
 from tests.memory.texts import N_LONG, build, has_text, make_tokens
 
 LIMIT = 2**30
@@ -73,13 +73,13 @@ def test_indexes_are_built_when_an_engine_is_closed_that_was_never_idle(
 
 
 def test_many_short_answers_are_a_few_indexes() -> None:
-    live = LiveTexts(SpaceKey("tokenizer", ""))
+    index = TextIndex(SpaceKey("tokenizer", ""))
     for number in range(100):
         tokens = np.array(make_tokens(number, 100), np.uint32)
-        live.add(split_new(tokens, 50, KnownBlocks(), Origin(None, 0.0)))
-    assert len(live.texts()) == 100 and len(live.segments) < 6
+        index.add(split_new(tokens, 50, KnownBlocks(), Origin(None, 0.0)))
+    assert len(index.texts()) == 100 and len(index.segments) < 6
     end = encode_end(make_tokens(40, 100)[:80])
-    assert [each.length for each in [find_longest(live.segments, end, 1)] if each is not None] == [32]
+    assert [each.length for each in [find_longest(index.segments, end, 1)] if each is not None] == [32]
 
 
 def test_kinds(memory: Memory) -> None:
@@ -105,7 +105,7 @@ def test_the_next_turn_of_a_conversation_is_stored_without_what_is_known(folder:
         matches = space.find(tokens[:end], 9)
         assert matches is not None and (matches.length, matches.n) == (min(end, 32), 1)
         assert space.read(matches.places[0], 3) == tokens[end : end + 3]
-    assert len(space.live.segments) == 1, "the indexes of small texts are merged"
+    assert len(space.index.live) == 1, "the indexes of small texts are merged"
 
 
 def test_the_same_block_after_another_beginning_is_stored_again(memory: Memory) -> None:
@@ -141,7 +141,7 @@ def test_many_texts_make_few_segments(folder: Path, memory: Memory) -> None:
     for text in texts:
         space.add(text, 0, None)
         build(memory)
-    assert len(space.cold.segments) <= 3 and len(list(folder.glob(SEGMENTS))) == len(space.cold.segments)
+    assert len(space.index.files) <= 3 and len(list(folder.glob(SEGMENTS))) == len(space.index.files)
     assert all(has_text(space, text) for text in texts)
 
 

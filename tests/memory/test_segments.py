@@ -13,8 +13,8 @@ from edgespec.memory.segments import (
     MAX_SEGMENT,
     MIN_BUILD,
     QUICK_SEGMENT,
-    ColdTexts,
     DamagedSegment,
+    TextIndex,
     build_segment,
     open_segment,
     plan_build,
@@ -37,7 +37,7 @@ def test_every_byte_of_a_file_is_checked(tmp_path: Path) -> None:
         except DamagedSegment:
             refused += 1
         else:
-            assert read.order.tolist() == good.order.tolist() and read.index.read(1, 9) == [1, 2, 3, 1, 2]
+            assert read.order.tolist() == good.order.tolist() and read.read(1, 9) == [1, 2, 3, 1, 2]
         path.write_bytes(data[:i])
         with pytest.raises(DamagedSegment):
             open_segment(path, KEY)
@@ -51,7 +51,7 @@ def test_a_file_of_other_texts_is_refused(tmp_path: Path) -> None:
         with pytest.raises(DamagedSegment, match="it is of other texts"):
             open_segment(path, other)
     row = SegmentRow(path.name, 1, 1, 3)
-    assert ColdTexts(SpaceKey("another", "")).sync([row], tmp_path) == [row]
+    assert TextIndex(SpaceKey("another", "")).sync([row], tmp_path) == [row]
 
 
 def run_plans(sizes: list[int], built: list[SegmentRow]) -> list[SegmentRow]:

@@ -63,7 +63,7 @@ def test_nothing_is_left_of_a_forgotten_conversation(folder: Path, store: TextSt
     small = make_tokens(4, 500)
     space.add(small, 0, "1")
     memory.flush()
-    assert space.live.segments and has_text(space, small)
+    assert space.index.live and has_text(space, small)
     assert store.forget("1") == 40_500 and store.forget("1") == 0
     assert left(folder) == [False, False, True, True] and not find_bytes(folder, small)
     learned = space.table("learned", Learned)
@@ -261,5 +261,5 @@ def test_two_engines_at_once(folder: Path) -> None:
     memory.flush()
     assert all(has_text(space, make_tokens(seed)) for seed in seeds)
     named = {file.name for file in folder.glob("*.segment")}
-    assert len(named) == len(space.cold.segments) <= 3
+    assert len(named) == len(space.index.files) <= 3
     memory.close()

@@ -9,18 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.memory.segments import Segment, build_segment, find_longest
-from edgespec.memory.texts import (
-    MAX_MATCH,
-    SEPARATOR,
-    Keys,
-    Origin,
-    SpaceKey,
-    StoredText,
-    encode_end,
-    join_texts,
-    sort_positions,
-)
+from edgespec.memory.segments import Segment, build_segment, encode_end, find_longest, join_texts, sort_positions
+from edgespec.memory.texts import MAX_MATCH, SEPARATOR, Keys, Origin, SpaceKey, StoredText
 
 KEY = SpaceKey("tokenizer", "")
 NO_KEYS: Keys = np.zeros(0, np.uint64)
