@@ -23,7 +23,6 @@ from edgespec.hub.cache import CachedModel, HubRepo, Kind, LocalPath, Reference,
 from edgespec.hub.hub import FoundRepo, Hub, search_repos
 from edgespec.planner.memory import MemoryEstimate, estimate_memory
 from edgespec.registry.external_models import find_external_models, read_gguf_size
-from edgespec.registry.originals import About, Task
 from edgespec.registry.resolve import (
     HubGguf,
     HubMlx,
@@ -33,7 +32,7 @@ from edgespec.registry.resolve import (
     resolve_pair,
     resolve_source,
 )
-from edgespec.registry.schema import Acceptance, Entry, Pair, Registry
+from edgespec.registry.schema import About, Acceptance, Entry, Pair, Registry, Task
 
 FitLevel = Literal["fits", "tight", "does not fit"]
 Origin = Literal["alias", "cache", "opened", "elsewhere"]

@@ -22,9 +22,8 @@ from edgespec.hub.hub import Hub
 from edgespec.planner.catalogue import Candidate, FitLevel, Query, list_candidates, rate_fit, search_candidates
 from edgespec.planner.memory import ModelFacts, guess_facts, read_facts
 from edgespec.planner.speed import ASSUMED, COMMON, FasterType, MachineSpeed, SpeedEstimate, load_speed, measure_speed
-from edgespec.registry.originals import About, Task
 from edgespec.registry.resolve import HubGguf, HubMlx, resolve_source
-from edgespec.registry.schema import Registry
+from edgespec.registry.schema import About, Registry, Task
 from edgespec.units import gib
 
 FAST_ENOUGH = 20.0  # tokens/s, 50 ms a token

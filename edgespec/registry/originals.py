@@ -5,12 +5,10 @@ from __future__ import annotations
 import importlib.resources
 import importlib.util
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING
 
-from edgespec.errors import RegistryError, UnknownModel
+from edgespec.errors import UnknownModel
 from edgespec.hub.cache import HubRepo, PackagedFile, Reference, parse_reference
 
 if TYPE_CHECKING:
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
 
 
 ROLES = ("target", "draft", "pard", "head")
-_BACKENDS = ("gguf", "mlx")
 _KEYS = (  # of a GGUF file, the surest first: what it was converted from, what it is, what it was made from
     "general.source.huggingface.repository",
     "general.source.repo_url",
@@ -30,31 +27,6 @@ _KEYS = (  # of a GGUF file, the surest first: what it was converted from, what 
 )
 _BASE_MODEL = re.compile(r"^base_model:\s*(?:-\s*)?[\"']?([\w./-]+)", re.MULTILINE)  # of a README's first lines
 _ADDRESS = re.compile(r"(?:https://(?:huggingface\.co|hf\.co)/)?([\w.-]+/[\w.-]+?)(?:/tree/[^/]+)?/?")
-
-
-@dataclass(frozen=True, slots=True)
-class Originals:
-    """`user/repo` of the weights as their authors released them; None where none is stated.
-
-    head  that of the target where the head lies in the target's own files
-    """
-
-    target: str | None = None
-    draft: str | None = None
-    pard: str | None = None
-    head: str | None = None
-
-
-def find_originals_error(table: object) -> str | None:
-    """What is wrong with the table `originals` of a model in models.toml; None for nothing."""
-    if not isinstance(table, dict):
-        return "originals is not a table"
-    for role, text in table.items():
-        if role not in ROLES:
-            return f"originals has the key {role!a}, which is not one of {', '.join(ROLES)}"
-        if not is_repository(text):
-            return f"the original of the {role} is not a repository such as Qwen/Qwen3-32B"
-    return None
 
 
 def is_repository(text: object) -> bool:
@@ -125,97 +97,7 @@ def _read_base_model(folder: Path) -> str | None:
     return match[1] if match else None
 
 
-def drop_stale_originals(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
-    """`base`, a model's table, without the originals of models that the table `over` replaces."""
-    changed = {role for name in _BACKENDS if isinstance(pair := over.get(name), dict) for role in ROLES if role in pair}
-    known = base.get("originals")
-    if not changed or not isinstance(known, dict):
-        return dict(base)
-    return {**base, "originals": {role: text for role, text in known.items() if role not in changed}}
-
-
-# What models.toml says about a model for whoever chooses one: size, licence and tasks.
-
-
-Task = Literal["chat", "code", "reasoning"]
-TASKS: tuple[Task, ...] = get_args(Task)
-ABOUT_KEYS = ("parameters", "active", "license", "tasks")
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """None or empty where nothing is stated.
-
-    parameters  of the target, in billions
-    active      those of them that one token uses, in a mixture of experts
-    license     of the weights, as people call it
-    tasks       what the model is known for
-    """
-
-    parameters: float | None = None
-    active: float | None = None
-    license: str | None = None
-    tasks: tuple[Task, ...] = ()
-
-
-def find_about_error(table: Mapping[str, object]) -> str | None:
-    """What is wrong with the keys of `ABOUT_KEYS` in a table of models.toml; None for nothing."""
-    for key in ("parameters", "active"):
-        number = table.get(key)
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int | float) or number <= 0):
-            return f"{key} is not a positive number of billions"
-    if not isinstance(table.get("license", ""), str):
-        return "license is not text"
-    tasks = table.get("tasks", [])
-    if not isinstance(tasks, list) or any(task not in TASKS for task in tasks):
-        return f"tasks is not a list of {', '.join(TASKS)}"
-    return None
-
-
-def read_about(table: Mapping[str, object]) -> About:
-    """From a table that has no error."""
-    stated = {key: table[key] for key in ABOUT_KEYS if key in table}
-    tasks = stated.pop("tasks", ())
-    assert isinstance(tasks, list | tuple)
-    return About(**stated, tasks=tuple(tasks))  # type: ignore[arg-type]
-
-
-# The user's models.toml over the shipped one, key by key.
-
-
-Table = dict[str, object]
-
-
-def merge_tables(base: dict[str, Table], over: dict[str, Table]) -> dict[str, Table]:
-    """The tables of both by alias; what was stated for a model that `over` replaces is dropped."""
-    merged = {alias: dict(table) for alias, table in base.items()}
-    for alias, table in over.items():
-        entry = merged[alias] = drop_stale_originals(merged.get(alias, {}), table)
-        for key, value in table.items():
-            old = entry.get(key)
-            if not isinstance(value, dict) or not isinstance(old, dict):
-                entry[key] = value
-                continue
-            stale = {"acceptance"} if {"target", "draft"} & value.keys() else set()  # measured for another pair
-            stale |= {"pard_token"} if "pard" in value else set()  # of another model
-            stale |= {"head_kind", "head_verified"} if "head" in value else set()  # of another head
-            entry[key] = {**{name: kept for name, kept in old.items() if name not in stale}, **value}
-    return merged
-
-
-# Files that come in Python packages: models.toml and the embedded pair in this one, weights in others.
-
-
-FILE_NAME = "models.toml"
-
-
-def read_shipped() -> str:
-    """models.toml of the installed package, or of a source checkout. Raises RegistryError."""
-    package = importlib.resources.files("edgespec")
-    for place in (package.joinpath(FILE_NAME), Path(str(package)).parent / FILE_NAME):
-        if place.is_file():
-            return place.read_text(encoding="utf-8")
-    raise RegistryError("The list of models is missing from this installation.", hint="Install edgespec again.")
+# Files that come in Python packages: the embedded pair in this one, weights in others.
 
 
 def find_packaged(reference: PackagedFile) -> Path | None:

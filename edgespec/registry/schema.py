@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import importlib.resources
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from edgespec.errors import CacheError, RegistryError, UnknownModel
 from edgespec.formats.heads import HeadKind
 from edgespec.hub.cache import Alias, PackagedFile, Reference, parse_reference
-from edgespec.registry.originals import (
-    ABOUT_KEYS,
-    FILE_NAME,
-    About,
-    Originals,
-    Table,
-    find_about_error,
-    find_originals_error,
-    find_packaged,
-    merge_tables,
-    read_about,
-    read_shipped,
-)
+from edgespec.registry.originals import ROLES, find_packaged, is_repository
 
 if TYPE_CHECKING:
     from edgespec.backends import FileBackend
@@ -37,19 +26,42 @@ HEAD_KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
 
 Acceptance = tuple[float, float]
 """Acceptance rates (alpha, from 0 to 1) of a draft model: on less predictable texts, and on more predictable ones."""
+Task = Literal["chat", "code", "reasoning"]
+TASKS: tuple[Task, ...] = get_args(Task)
+Table = dict[str, Any]
 
-_HEAD_KEYS = ("head", "head_kind", "head_verified", "with_head")
-_ENTRY_KEYS = ("description", "gguf", "mlx", "sampling", "originals", *ABOUT_KEYS)
-_PAIR_KEYS = ("target", "package", "draft", "pard", "pard_token", *_HEAD_KEYS, "acceptance", "verified")
+_FILE_NAME = "models.toml"
 _REFERENCES = ("target", "package", "draft", "pard", "head", "with_head")
-# Key: whether it must be an integer, minimum, maximum.
-_SAMPLING: dict[str, tuple[bool, float, float]] = {
-    "temperature": (False, 0.0, 100.0),
-    "top_k": (True, 0.0, 2.0**31 - 1),
-    "top_p": (False, 0.0, 1.0),
-    "min_p": (False, 0.0, 1.0),
-    "max_tokens": (True, 1.0, 2.0**31 - 1),
-}
+_ABOUT = ("parameters", "active", "license", "tasks")
+
+
+@dataclass(frozen=True, slots=True)
+class Originals:
+    """`user/repo` of the weights as their authors released them; None where none is stated.
+
+    head  that of the target where the head lies in the target's own files
+    """
+
+    target: str | None = None
+    draft: str | None = None
+    pard: str | None = None
+    head: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What helps to choose a model. None or empty where nothing is stated.
+
+    parameters  of the target, in billions
+    active      those of them that one token uses, in a mixture of experts
+    license     of the weights, as people call it
+    tasks       what the model is known for
+    """
+
+    parameters: float | None = None
+    active: float | None = None
+    license: str | None = None
+    tasks: tuple[Task, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +107,8 @@ class Pair:
     """
 
     target: Reference
-    draft: Reference | None
-    verified: bool
+    draft: Reference | None = None
+    verified: bool = False
     acceptance: Acceptance | None = None
     pard: Reference | None = None
     pard_token: int | None = None
@@ -172,8 +184,8 @@ def load_registry(user_file: Path | None = None) -> Registry:
     `user_file` defaults to models.toml in `config_dir()` and may be missing. Raises RegistryError, which names file,
     table and key, and CacheError if the file cannot be read.
     """
-    tables, origin = _parse_file(read_shipped(), FILE_NAME), FILE_NAME
-    path = user_file or config_dir() / FILE_NAME
+    tables, origin = _parse_file(_read_shipped(), _FILE_NAME), _FILE_NAME
+    path = user_file or config_dir() / _FILE_NAME
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
@@ -183,8 +195,99 @@ def load_registry(user_file: Path | None = None) -> Registry:
     except OSError as error:
         raise CacheError(f"{path} cannot be read: {error.strerror}.", hint="Check its permissions.") from error
     if text is not None:
-        tables, origin = merge_tables(tables, _parse_file(text, str(path))), str(path)
+        tables, origin = _merge(tables, _parse_file(text, str(path))), str(path)
     return Registry({alias: _make_entry(alias, table, origin) for alias, table in tables.items()})
+
+
+def _read_shipped() -> str:
+    """models.toml of the installed package, or of a source checkout."""
+    package = importlib.resources.files("edgespec")
+    for place in (package.joinpath(_FILE_NAME), Path(str(package)).parent / _FILE_NAME):
+        if place.is_file():
+            return place.read_text(encoding="utf-8")
+    raise RegistryError("The list of models is missing from this installation.", hint="Install edgespec again.")
+
+
+def _merge(base: dict[str, Table], over: dict[str, Table]) -> dict[str, Table]:
+    """The tables of both by alias, key by key; what was stated for a model that `over` replaces is dropped."""
+    merged = {alias: dict(table) for alias, table in base.items()}
+    for alias, table in over.items():
+        entry = merged.setdefault(alias, {})
+        replaced = table.get("gguf", {}).keys() | table.get("mlx", {}).keys()
+        if "originals" in entry:
+            entry["originals"] = {role: text for role, text in entry["originals"].items() if role not in replaced}
+        for key, value in table.items():
+            if not isinstance(value, dict):
+                entry[key] = value
+                continue
+            stale = {"acceptance"} if {"target", "draft"} & value.keys() else set()  # measured for another pair
+            stale |= {"pard_token"} if "pard" in value else set()  # of another model
+            stale |= {"head_kind", "head_verified"} if "head" in value else set()  # of another head
+            kept = {name: known for name, known in entry.get(key, {}).items() if name not in stale}
+            entry[key] = kept | value
+    return merged
+
+
+# A check is a test of a value, and what is wrong with one that fails it.
+
+Check = tuple[Callable[[Any], bool], str]
+
+
+def _within(low: float, high: float, *, whole: bool = False) -> Check:
+    kinds = (int,) if whole else (int, float)
+
+    def test(value: Any) -> bool:
+        return isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
+
+    return test, f"is not a {'whole ' if whole else ''}number from {low:g} to {high:g}"
+
+
+def _is_acceptance(value: Any) -> bool:
+    match value:
+        case [int() | float() as low, int() | float() as high]:
+            return 0 <= low <= high <= 1
+    return False
+
+
+_ANY: Check = (lambda value: True, "")
+_TEXT: Check = (lambda value: isinstance(value, str), "is not text")
+_FLAG: Check = (lambda value: isinstance(value, bool), "is not true or false")
+_BILLIONS: Check = (_within(1e-9, 1e9)[0], "is not a positive number of billions")
+_ENTRY_CHECKS: dict[str, Check] = {
+    "description": _TEXT,
+    **dict.fromkeys(("gguf", "mlx", "sampling", "originals"), _ANY),
+    "parameters": _BILLIONS,
+    "active": _BILLIONS,
+    "license": _TEXT,
+    "tasks": (
+        lambda value: isinstance(value, list) and all(task in TASKS for task in value),
+        f"is not a list of {', '.join(TASKS)}",
+    ),
+}
+_PAIR_CHECKS: dict[str, Check] = {
+    **dict.fromkeys(_REFERENCES, _TEXT),
+    "pard_token": (_within(0, 2**31 - 1, whole=True)[0], "is not a token id"),
+    "head_kind": (lambda value: value in HEAD_KINDS, f"is not one of {', '.join(HEAD_KINDS)}"),
+    "head_verified": _FLAG,
+    "acceptance": (_is_acceptance, "is not two numbers from 0 to 1, the smaller one first"),
+    "verified": _FLAG,
+}
+_ORIGINALS_CHECKS: dict[str, Check] = dict.fromkeys(
+    ROLES, (is_repository, "is not a repository such as Qwen/Qwen3-32B")
+)
+_SAMPLING_CHECKS: dict[str, Check] = {
+    "temperature": _within(0, 100),
+    "top_k": _within(0, 2**31 - 1, whole=True),
+    "top_p": _within(0, 1),
+    "min_p": _within(0, 1),
+    "max_tokens": _within(1, 2**31 - 1, whole=True),
+}
+_PARTS = {
+    "gguf": _PAIR_CHECKS,
+    "mlx": _PAIR_CHECKS,
+    "sampling": _SAMPLING_CHECKS,
+    "originals": _ORIGINALS_CHECKS,
+}
 
 
 def _parse_file(text: str, origin: str) -> dict[str, Table]:
@@ -195,20 +298,15 @@ def _parse_file(text: str, origin: str) -> dict[str, Table]:
         raise RegistryError(f"{origin} is not valid TOML: {error}.", hint=f"Correct {origin}.") from None
     tables: dict[str, Table] = {}
     for alias, value in raw.items():
-        where = f"[{alias}]"
+        where = f"{origin}, [{alias}]"
         if not _is_alias(alias):
-            raise _schema_error(origin, where, "a model name is letters, digits, dots, dashes and underscores")
-        table = _check_table(origin, where, value, _ENTRY_KEYS)
-        if not isinstance(table.get("description", ""), str):
-            raise _schema_error(origin, where, "description is not text")
-        if (problem := find_about_error(table) or find_originals_error(table.get("originals", {}))) is not None:
-            raise _schema_error(origin, where, problem)
-        for name in ("gguf", "mlx"):
-            if name in table:
-                table[name] = _check_pair(origin, f"[{alias}.{name}]", table[name])
-        if "sampling" in table:
-            table["sampling"] = _check_sampling(origin, f"[{alias}.sampling]", table["sampling"])
-        tables[alias] = table
+            raise _schema_error(where, "a model name is letters, digits, dots, dashes and underscores")
+        table = tables[alias] = _check_table(where, value, _ENTRY_CHECKS)
+        for name in _PARTS.keys() & table.keys():
+            where = f"{origin}, [{alias}.{name}]"
+            part = table[name] = _check_table(where, table[name], _PARTS[name])
+            if _PARTS[name] is _PAIR_CHECKS:
+                part |= {key: _parse(where, key, part[key]) for key in _REFERENCES if key in part}
     return tables
 
 
@@ -219,95 +317,62 @@ def _is_alias(name: str) -> bool:
         return False
 
 
-def _check_table(origin: str, where: str, value: object, known: tuple[str, ...]) -> Table:
+def _check_table(where: str, value: object, checks: Mapping[str, Check]) -> Table:
+    """A copy of a table whose keys are all known and right."""
     if not isinstance(value, dict):
-        raise _schema_error(origin, where, "it is a single value, not a table")
-    for key in value:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-            raise _schema_error(origin, where, f"the key {key!a} is not known; the nearest is {near!a}")
+        raise _schema_error(where, "it is a single value, not a table")
+    for key, each in value.items():
+        if key not in checks:
+            near = difflib.get_close_matches(key, checks, n=1, cutoff=0.0)[0]
+            raise _schema_error(where, f"the key {key!a} is not known; the nearest is {near!a}")
+        is_right, wrong = checks[key]
+        if not is_right(each):
+            raise _schema_error(where, f"{key} {wrong}")
     return dict(value)
 
 
-def _check_pair(origin: str, where: str, value: object) -> Table:
-    table = _check_table(origin, where, value, _PAIR_KEYS)
-    for key in _REFERENCES:
-        if key not in table or (key == "draft" and table[key] == NO_DRAFT):
-            continue
-        text = table[key]
-        if not isinstance(text, str):
-            raise _schema_error(origin, where, f"{key} is not text")
-        try:
-            reference = parse_reference(text)
-        except UnknownModel as error:
-            raise _schema_error(origin, where, f"{key}: {error.message.removesuffix('.')}") from None
-        if isinstance(reference, Alias):
-            raise _schema_error(origin, where, f"{key} is another alias ({text}); name a file or a repository")
-        if key == "package" and not isinstance(reference, PackagedFile):
-            raise _schema_error(origin, where, f"package is {text!a}, not package:NAME/FILE")
-        table[key] = reference
-    for key in ("verified", "head_verified"):
-        if not isinstance(table.get(key, False), bool):
-            raise _schema_error(origin, where, f"{key} is not true or false")
-    token = table.get("pard_token")
-    if token is not None and (isinstance(token, bool) or not isinstance(token, int) or token < 0):
-        raise _schema_error(origin, where, "pard_token is not a token id")
-    if (kind := table.get("head_kind")) is not None and kind not in HEAD_KINDS:
-        raise _schema_error(origin, where, f"head_kind is {kind!a}, not one of {', '.join(HEAD_KINDS)}")
-    if "acceptance" in table:
-        table["acceptance"] = _check_acceptance(origin, where, table["acceptance"])
-    return table
-
-
-def _check_acceptance(origin: str, where: str, value: object) -> Acceptance:
-    match value:
-        case [int() | float() as low, int() | float() as high] if 0 <= low <= high <= 1:
-            return float(low), float(high)
-    raise _schema_error(origin, where, "acceptance is not two numbers from 0 to 1, the smaller one first")
-
-
-def _check_sampling(origin: str, where: str, value: object) -> Table:
-    table = _check_table(origin, where, value, tuple(_SAMPLING))
-    for key, number in table.items():
-        whole, smallest, largest = _SAMPLING[key]
-        kinds = (int,) if whole else (int, float)
-        if isinstance(number, bool) or not isinstance(number, kinds):
-            raise _schema_error(origin, where, f"{key} is not a {'whole ' if whole else ''}number")
-        if not smallest <= number <= largest:
-            raise _schema_error(origin, where, f"{key} is {number}; it must be from {smallest:g} to {largest:g}")
-    return table
+def _parse(where: str, key: str, text: str) -> Reference | None:
+    """The model that a key of a pair names."""
+    if key == "draft" and text == NO_DRAFT:
+        return None
+    try:
+        reference = parse_reference(text)
+    except UnknownModel as error:
+        raise _schema_error(where, f"{key}: {error.message.removesuffix('.')}") from None
+    if isinstance(reference, Alias):
+        raise _schema_error(where, f"{key} is another alias ({text}); name a file or a repository")
+    if key == "package" and not isinstance(reference, PackagedFile):
+        raise _schema_error(where, f"package is {text!a}, not package:NAME/FILE")
+    return reference
 
 
 def _make_entry(alias: str, table: Table, origin: str) -> Entry:
-    pairs = {name: _make_pair(alias, name, table, origin) for name in ("gguf", "mlx")}
+    pairs = {
+        name: _make_pair(f"{origin}, [{alias}.{name}]", table[name]) if name in table else None
+        for name in ("gguf", "mlx")
+    }
     if not any(pairs.values()):
-        raise _schema_error(origin, f"[{alias}]", "it has neither a gguf nor an mlx table")
-    sampling, originals = table.get("sampling", {}), table.get("originals", {})
-    assert isinstance(sampling, dict) and isinstance(originals, dict)
-    description, defaults = str(table.get("description", "")), SamplingDefaults(**sampling)
-    about = read_about(table)
-    return Entry(alias, description, pairs["gguf"], pairs["mlx"], defaults, about, Originals(**originals))
+        raise _schema_error(f"{origin}, [{alias}]", "it has neither a gguf nor an mlx table")
+    stated = {key: table[key] for key in _ABOUT if key in table}
+    about = About(**{**stated, "tasks": tuple(stated.get("tasks", ()))})
+    sampling, originals = SamplingDefaults(**table.get("sampling", {})), Originals(**table.get("originals", {}))
+    return Entry(alias, table.get("description", ""), pairs["gguf"], pairs["mlx"], sampling, about, originals)
 
 
-def _make_pair(alias: str, name: str, table: Table, origin: str) -> Pair | None:
-    pair = table.get(name)
-    if not isinstance(pair, dict):
-        return None
-    if "target" not in pair:
-        raise _schema_error(origin, f"[{alias}.{name}]", "the key 'target' is missing")
-    if ("head" in pair) != ("head_kind" in pair):
-        raise _schema_error(origin, f"[{alias}.{name}]", "head and head_kind need each other")
-    draft = pair.get("draft", NO_DRAFT)
-    verified = bool(pair.get("verified", False))
-    package = pair.get("package")
-    return Pair(
-        pair["target"] if package is None or find_packaged(package) is None else package,
-        None if draft == NO_DRAFT else draft,
-        verified,
-        pair.get("acceptance"),
-        **{key: pair[key] for key in ("pard", "pard_token", *_HEAD_KEYS) if key in pair},
-    )
+def _make_pair(where: str, table: Table) -> Pair:
+    if "target" not in table:
+        raise _schema_error(where, "the key 'target' is missing")
+    if ("head" in table) != ("head_kind" in table):
+        raise _schema_error(where, "head and head_kind need each other")
+    stated = {key: value for key, value in table.items() if key != "package"}
+    package = table.get("package")
+    if package is not None and find_packaged(package) is not None:
+        stated["target"] = package
+    if "acceptance" in table:
+        low, high = table["acceptance"]
+        stated["acceptance"] = float(low), float(high)
+    return Pair(**stated)
 
 
-def _schema_error(origin: str, where: str, detail: str) -> RegistryError:
-    return RegistryError(f"{origin}, {where}: {detail}.", hint=f"Correct {where} in {origin}.")
+def _schema_error(where: str, detail: str) -> RegistryError:
+    return RegistryError(f"{where}: {detail}.", hint=f"Correct {where}.")

@@ -9,8 +9,8 @@ import pytest
 
 from edgespec.errors import CacheError, RegistryError, UnknownModel
 from edgespec.hub.cache import HubFile, HubQuant, HubRepo, LocalPath, PackagedFile
-from edgespec.registry.originals import ROLES, Originals
-from edgespec.registry.schema import EMBEDDED_ALIAS, Registry, load_registry
+from edgespec.registry.originals import ROLES
+from edgespec.registry.schema import EMBEDDED_ALIAS, Originals, Registry, load_registry
 
 FAMILIES = ["llama-70b-q4", "llama-8b-q4", "qwen2.5-72b-q4", "qwen3-32b-q4", "qwen3.5-9b-q4", "qwen3.6-27b-q4"]
 FAMILIES += ["qwen3.8-27b-q4", "gemma-3-27b-q4", "gemma-4-31b-q4", "gpt-oss-20b", "mistral-small-24b-q4"]
@@ -178,21 +178,21 @@ def test_the_config_folder_can_be_moved(tmp_path: Path, monkeypatch: pytest.Monk
         ('[x.gguf]\ntarget = "a/b"\nhead = 7\nhead_kind = "mtp"\n', "head is not text"),
         ('[x.gguf]\ntarget = "a/b"\nhead = "c/d"\n', "head and head_kind need each other"),
         ('[x.gguf]\ntarget = "a/b"\nhead_kind = "mtp"\n', "head and head_kind need each other"),
-        ('[x.gguf]\ntarget = "a/b"\nhead = "c/d"\nhead_kind = "eagle4"\n', "head_kind is 'eagle4', not one of eagle3,"),
+        ('[x.gguf]\ntarget = "a/b"\nhead = "c/d"\nhead_kind = "eagle4"\n', "head_kind is not one of eagle3,"),
         ('[x.gguf]\ntarget = "a/b"\nhead_verified = 1\n', "head_verified is not true or false"),
         ('[x.gguf]\ntarget = "a/b"\nwith_head = "python-6m"\n', "with_head is another alias"),
-        ('[x]\noriginals = "a/b"\n', "originals is not a table"),
-        ('[x.originals]\ntraget = "a/b"\n', "originals has the key 'traget', which is not one of target, draft,"),
+        ('[x]\noriginals = "a/b"\n', "[x.originals]: it is a single value"),
+        ('[x.originals]\ntraget = "a/b"\n', "the key 'traget' is not known; the nearest is 'target'"),
         *(
-            (f"[x.originals]\ndraft = {value}\n", "the original of the draft is not a repository")
+            (f"[x.originals]\ndraft = {value}\n", "draft is not a repository")
             for value in ("7", '"a"', '"a/b:Q4_0"', '"a/b/c.gguf"', '"a/b@main"', '"https://huggingface.co/a/b"', '""')
         ),
         ('[x]\ndescription = "only"\n', "neither a gguf nor an mlx"),
         ("[x]\ndescription = 3\n", "description is not text"),
         ("[x.sampling]\ntemperature = true\n", "temperature is not a number"),
         ("[x.sampling]\ntop_k = 1.5\n", "top_k is not a whole number"),
-        ("[x.sampling]\ntop_p = 1.5\n", "top_p is 1.5; it must be from 0 to 1"),
-        ("[x.sampling]\ntemperature = nan\n", "temperature is nan"),
+        ("[x.sampling]\ntop_p = 1.5\n", "top_p is not a number from 0 to 1"),
+        ("[x.sampling]\ntemperature = nan\n", "temperature is not a number"),
         ("[x.sampling]\ntopk = 1\n", "nearest is 'top_k'"),
         ('["a b".gguf]\ntarget = "a/b"\n', "a model name is letters"),
     ],
