@@ -31,7 +31,7 @@ _GROUPS = {
         "list": ("List aliases and downloaded models", "models"),
         "pull": ("Download a model with its draft", "models"),
         "show": ("Describe a model before its download", "models"),
-        "plan": ("Foretell memory and speed of a model", "models"),
+        "plan": ("Estimate memory and speed of a model", "models"),
         "rm": ("Remove a downloaded model", "models"),
     },
     "Serving": {

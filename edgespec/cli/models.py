@@ -57,7 +57,7 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
     options = LoadOptions(context_size=ctx)
     request = LoadConfig(model, parse_backend(backend), draft, load=options, force=force, fetch_heads=True)
     planned = plan(request, load_registry(), hub, reporter)
-    if told := describe_faster(planned.metadata, measure=False):
+    if told := describe_faster(planned.metadata):
         reporter.notice(f"{told}.")
     for source in planned.sources:
         if verify and isinstance(source, HubGguf | HubMlx):
@@ -310,7 +310,7 @@ def _format_tensor_types(header: Header) -> str:
 def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: Any) -> None:
     """Show whether REF fits in memory, its runtime and draft, and its expected speed. Reads only its header.
 
-    The speed is extrapolated from a few blocks of the same shape and quantization, measured on this machine. Where the
+    The speed is estimated from how fast this machine reads weights of each type, which is measured once. Where the
     header of an alias cannot be read, offline, it is estimated from what the registry says.
     """
     from edgespec.cli.terminal import TerminalReporter

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from edgespec.backends import FileBackend, device_memory
 from edgespec.backends.devices import Memory, host_memory
-from edgespec.backends.llamacpp.shape import count_blocks
 from edgespec.backends.options import DEFAULT_CONTEXT
 from edgespec.controller.store import calibration_folder
 from edgespec.errors import BackendUnavailable, DoesNotFit, InvalidRequest
@@ -23,9 +22,9 @@ from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import Folder
 from edgespec.hub.cache import HubFile, HubQuant, Reference, RemoteModel, parse_quant
 from edgespec.hub.hub import Hub
-from edgespec.planner.speed import find_main_type, read_by_type
-from edgespec.registry.originals import About
+from edgespec.planner.speed import read_by_type
 from edgespec.registry.resolve import HubGguf, HubMlx, Source, read_metadata
+from edgespec.registry.schema import About
 from edgespec.units import gib
 
 # llama.cpp's n_ubatch: the rows of a graph, which determine its scratch memory.
@@ -262,7 +261,7 @@ def _or_default(stated: int | None, default: int) -> int:
 # A header at the hub is several MB, mostly vocabulary. What follows from it is stored by repository and commit.
 
 
-_VERSION = 2  # of the stored facts
+_VERSION = 3  # of the stored facts
 _BITS = 4.85  # a weight of a 4-bit model, the mean of Q4_K_M files of 7B to 70B
 _ADDED = 1.15  # memory over weights with a context of 8,192 tokens, where no header says more
 
@@ -275,6 +274,7 @@ class ModelFacts:
     needed      of memory with a context of 8,192 tokens, or the trained one if that is shorter
     read        of the weights that a forward of one row reads, by their type; empty for MLX models, whose speed is not
                 estimated
+    cache       of a token in the KV cache; 0 where no header says
     parameters  in billions; None where nothing says
     mixture     whether rows may route to different experts
     exact       read from the header, not derived from the number of parameters
@@ -285,12 +285,8 @@ class ModelFacts:
     read: Mapping[str, float]
     parameters: float | None
     mixture: bool
+    cache: int = 0
     exact: bool = True
-
-    @property
-    def kind(self) -> str | None:
-        """The type of most weights that are read."""
-        return find_main_type(self.read)
 
 
 def guess_facts(about: About, reference: Reference, size: int | None = None) -> ModelFacts | None:
@@ -326,7 +322,7 @@ def read_facts(source: Source, hub: Hub) -> ModelFacts:
     stored = _path(source.model) if isinstance(source, HubGguf | HubMlx) else None
     if stored is not None and (known := _load(stored)) is not None:
         return known
-    facts = _describe(read_metadata(source, hub))
+    facts = describe_model(read_metadata(source, hub))
     if stored is not None:
         with suppress(OSError):
             stored.parent.mkdir(parents=True, exist_ok=True)
@@ -334,14 +330,15 @@ def read_facts(source: Source, hub: Hub) -> ModelFacts:
     return facts
 
 
-def _describe(model: ModelMetadata) -> ModelFacts:
+def describe_model(model: ModelMetadata) -> ModelFacts:
+    """From a header or config. Raises InvalidModelFile."""
     context = min(model.trained_context or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     needed = estimate_memory(model, context).total
     if not isinstance(model, Header):
         return ModelFacts(model.weight_bytes, needed, {}, None, mixture=False)
     parameters = sum(math.prod(tensor.shape) for tensor in model.tensors) / 1e9
-    read = read_by_type(model, -1, count_blocks(model) or 1)
-    return ModelFacts(model.weight_bytes, needed, read, parameters, bool(model.own("expert_count")))
+    mixture, cache = bool(model.own("expert_count")), kv_bytes(model, 1)
+    return ModelFacts(model.weight_bytes, needed, read_by_type(model), parameters, mixture, cache)
 
 
 def _path(model: RemoteModel) -> Path:

@@ -194,7 +194,7 @@ class Recommender:
             self._measure([facts for each, draft in kept for facts in (each.facts, draft) if facts])
         return Recommendations(sorted((self._judge(*each) for each in kept), key=_rank), notices, self._speed)
 
-    def predict_confidence(self, alias: str, *, measure: bool = True) -> Recommendation | None:
+    def estimate(self, alias: str, *, measure: bool = True) -> Recommendation | None:
         """What is expected of one alias of the registry; None where there is no such alias. Raises Cancelled."""
         found = (each for each in list_candidates(self.registry, self.backend, Query(alias)) if each.name == alias)
         for candidate in found:

@@ -7,28 +7,26 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.backends import prefers_mlx
-from edgespec.backends.llamacpp.shape import count_blocks
 from edgespec.backends.options import RuntimeSettings
 from edgespec.controller.cost_model import Profile
 from edgespec.controller.profiler import CONTEXTS, choose_contexts
 from edgespec.controller.store import SettingsStore
 from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import CacheError
 from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata
 from edgespec.hub.cache import shorten_names, snapshot_path
 from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub
 from edgespec.planner.draft_finder import AUTO, PlannedDrafter
-from edgespec.planner.memory import estimate_head, read_memory
+from edgespec.planner.memory import ModelFacts, describe_model, estimate_head, read_memory
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, plan
 from edgespec.planner.recommend import Recommender
 from edgespec.planner.speed import (
     ASSUMED,
+    CACHE,
+    FasterType,
     SpeedEstimate,
     count_weights,
-    estimate_speed,
-    find_main_type,
     find_similar,
     load_speed,
     measure_speed,
@@ -124,30 +122,23 @@ def describe_settings(planned: Plan, hub: Hub) -> dict[str, Any]:
 def describe_speed(
     planned: Plan, check: CheckCancelled, report: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """The expected speed, or `not_foretold` with the reason why there is none. Raises BackendError, Cancelled.
+    """The expected speed, or `not_foretold` with the reason why there is none. Raises Cancelled.
 
     `report` is told in words what is being done.
     """
-    target = planned.metadata
     models = {each.spec.name: each.model.metadata for each in planned.drafters if each.model is not None}
     draft = models.get("model")
-    if not isinstance(target, Header) or not (draft is None or isinstance(draft, Header)):
+    if not isinstance(planned.metadata, Header) or not (draft is None or isinstance(draft, Header)):
         return {"not_foretold": "only GGUF models can be measured"}
-    report(f"measuring blocks of the shape of {shorten_names(planned.name)} …")
-    try:
-        expected = estimate_speed(target, draft, planned.options, check)
-    except CacheError as error:  # the plan is valid without a speed
-        return {"not_foretold": error.message.removesuffix(".")}
-    if expected is None:
-        return {"not_foretold": "a few of its blocks do not fit in memory, or llama.cpp does not support them"}
-    read = read_by_type(target, -1, count_blocks(target) or 1)
-    alone = expected
-    if planned.network is not None:
-        expected = expected.with_network(planned.network.wait_s)
-    facts = _describe_forwards(expected, read) | {
+    target, drafted = describe_model(planned.metadata), read_by_type(draft) if draft is not None else {}
+    types = {CACHE, *target.read, *find_similar(target.read), *drafted}
+    speed = measure_speed(types, report, check, planned.options)
+    alone = speed.estimate(target.read, drafted, target.cache)
+    if alone is None:
+        return {"not_foretold": "its type of weights could not be measured on this machine"}
+    expected = alone.with_network(planned.network.wait_s) if planned.network is not None else alone
+    facts = _describe_forwards(expected, target, speed.find_faster(target.read)) | {
         "seconds_by_context": expected.by_context(choose_contexts(CONTEXTS, planned.fit.context)),
-        "mixture": bool(target.own("expert_count")),
-        "faster_type": describe_faster(target, report, check),
     }
     if planned.self_draft is not None:
         return facts | {"drafts_not_foretold": "`edgespec draft build` measures self-drafts"}
@@ -160,26 +151,12 @@ def describe_speed(
     return facts
 
 
-def describe_faster(
-    target: ModelMetadata,
-    report: Callable[[str], None] = lambda text: None,
-    check: CheckCancelled = lambda: None,
-    *,
-    measure: bool = True,
-) -> str | None:
+def describe_faster(target: ModelMetadata) -> str | None:
     """A sentence on another type of weights that would be much faster, at about the same size; None where none is.
 
-    Without `measure`, only what is stored of this machine is used. Raises Cancelled.
+    Only what is stored of this machine is used.
     """
-    if not isinstance(target, Header):
-        return None
-    read = read_by_type(target, -1, count_blocks(target) or 1)
-    main = find_main_type(read)
-    similar = find_similar(main) if main else frozenset()
-    if not similar:
-        return None
-    speed = measure_speed(similar | read.keys(), report, check) if measure else load_speed()
-    faster = speed.find_faster(read)
+    faster = load_speed().find_faster(read_by_type(target)) if isinstance(target, Header) else None
     return None if faster is None else f"{faster} of this model"
 
 
@@ -201,7 +178,7 @@ def estimate_alias(
         return None
     memory = read_memory(backend)
     recommender = Recommender(registry, replace(hub, offline=True), backend, memory, report, check)
-    found = recommender.predict_confidence(request.model or registry.default, measure=measure)
+    found = recommender.estimate(request.model or registry.default, measure=measure)
     if found is None:
         return None
     facts, candidate = found.facts, found.candidate
@@ -218,23 +195,24 @@ def estimate_alias(
     }
     if facts is None or found.expected is None:
         return described
-    faster = None if found.faster is None else f"{found.faster} of this model"
-    described |= _describe_forwards(found.expected, facts.read) | {"mixture": facts.mixture, "faster_type": faster}
+    described |= _describe_forwards(found.expected, facts, found.faster)
     if candidate.draft is not None and found.expected.draft_s is None:
         return described | {"drafts_not_foretold": "`edgespec plan` measures the draft model"}
     return described | _describe_drafts(found.expected, candidate.acceptance)
 
 
-def _describe_forwards(expected: SpeedEstimate, read: Mapping[str, float]) -> dict[str, Any]:
+def _describe_forwards(expected: SpeedEstimate, model: ModelFacts, faster: FasterType | None) -> dict[str, Any]:
     """What forwards without drafts take, and what they read."""
     low, high = expected.plain
-    read_bytes = sum(read.values())
+    read_bytes = sum(model.read.values())
     return {
         "plain_tokens_per_second": [float(f"{low:.3g}"), float(f"{high:.3g}")],
         "cost_of_rows": {n: round(s / expected.rows[1], 2) for n, s in expected.rows.items()},
         "bytes_per_token": round(read_bytes),
         "bytes_per_second": float(f"{read_bytes / expected.rows[1]:.3g}"),
-        "operations_per_byte": round(2 * count_weights(read) / read_bytes, 2) if read_bytes else None,
+        "operations_per_byte": round(2 * count_weights(model.read) / read_bytes, 2) if read_bytes else None,
+        "mixture": model.mixture,
+        "faster_type": None if faster is None else f"{faster} of this model",
     }
 
 
@@ -323,7 +301,7 @@ def _format_speed(facts: dict[str, Any]) -> Iterator[str]:
     if "seconds_by_context" in facts:
         yield from (f"  {line}" for line in _format_contexts(facts["seconds_by_context"]))
     if facts["mixture"]:
-        yield "  measured with the same experts for all rows; rows that route to other experts cost more"
+        yield "  estimated with the same experts for all rows; rows that route to other experts cost more"
     if "drafts_not_foretold" in facts:
         yield f"  {facts['drafts_not_foretold']} once the model is downloaded"
         return

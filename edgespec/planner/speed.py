@@ -1,4 +1,10 @@
-"""Estimate a model's speed before its download: measure a few blocks and scale to the whole model."""
+"""Estimate the speed of a model that is not here, from how fast this machine reads weights of each type.
+
+The time of a forward is nearly proportional to the bytes that it reads. The seconds of a byte, by type of the weights
+and number of rows, are measured once on a few blocks of a common shape, and stored. Types of the same size differ: on a
+CPU llama.cpp reads Q4_0 weights, which it repacks, faster than other types of four bits. Keys and values count as one
+more type.
+"""
 
 from __future__ import annotations
 
@@ -13,36 +19,47 @@ from time import perf_counter, process_time
 from typing import Any
 
 from edgespec.backends import device_memory, open_model
-from edgespec.backends.devices import host_memory
 from edgespec.backends.isolated import ChildDied, run_in_child
 from edgespec.backends.llamacpp.shape import block_of, count_blocks, write_shape
 from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.controller.cost_model import Profile, choose_chain_length
-from edgespec.controller.profiler import LOAD_CONTEXTS, measure_contexts, measure_rows
+from edgespec.controller.profiler import measure_contexts, measure_rows
 from edgespec.controller.store import ProfileKey, calibration_folder, read_entries, save_entry
-from edgespec.core.protocols import CheckCancelled
+from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import BackendError, BackendUnavailable, CacheError
 from edgespec.formats.gguf import GGML_TYPES, Header, TensorInfo
 from edgespec.formats.gguf_validate import read_file
 
 ASSUMED = (0.5, 0.8)  # acceptance per draft token if the registry states none
-_TOLERANCE = 0.2  # relative, of a speed that is scaled from a few blocks
-_PROFILE_S = 3.0
-_CONTEXT = 2048  # of the measured blocks
+CACHE = "KV cache"  # the type of keys and values, in half precision
+_TOLERANCE = 0.2  # relative, of an estimated speed
 _LONG_ROWS = (1, 4, 16)  # that are stated after longer contexts
-_SAMPLE_BYTES = 2**29  # of the measured blocks; more bytes give less noise
+_VERSION = 3  # of the measured shape
+_WIDTH, _FEED_FORWARD = 2048, 8192
+_BYTES = 128 * 2**20  # of the measured blocks at least: more than the caches of most CPUs
+_TYPE_PROFILE_S = 0.6  # for each type
+_CACHE_PROFILE_S = 3.0
+_MEASURED_CONTEXT = 512
+_LONG_CONTEXT = 2048
+_ROUND_S = 4e-4  # of the loop in each round, outside of the forward
+_TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
+COMMON = frozenset({"Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "F16"})
+_MEASURABLE = _TYPES.keys() - {"F32", "F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"} | {CACHE}
+_TRAINED = frozenset({"MXFP4", "NVFP4", "F16", "BF16", "F32"})  # other types of these weights are less exact
+_SAME_SIZE = 1.15  # the ratio of the bits of two types that are about as large
+_MUCH_FASTER = 1.25
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedEstimate:
-    """Seconds of a target forward by rows, and of a draft token; None without a draft model.
+    """Seconds of a target forward by rows, of a draft token (None without a draft model), and of a token of context.
 
-    longer  those of forwards after more tokens, by their number
+    context  the seconds that a forward, by rows, takes longer for each token of context; empty where not known
     """
 
     rows: dict[int, float]
     draft_s: float | None
-    longer: dict[int, dict[int, float]] = field(default_factory=dict)
+    context: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def plain(self) -> tuple[float, float]:
@@ -56,17 +73,13 @@ class SpeedEstimate:
 
     def with_network(self, wait_s: float) -> SpeedEstimate:
         """The same where each forward of the target waits for a network."""
-
-        def add(rows: dict[int, float]) -> dict[int, float]:
-            return {n: seconds + wait_s for n, seconds in rows.items()}
-
-        return SpeedEstimate(add(self.rows), self.draft_s, {n: add(rows) for n, rows in self.longer.items()})
+        return replace(self, rows={n: seconds + wait_s for n, seconds in self.rows.items()})
 
     def by_context(self, contexts: Sequence[int]) -> dict[int, dict[int, float]]:
-        """Seconds of a forward by rows after no and after each of `contexts` tokens; see `Profile`."""
-        profile = Profile(self.rows, longer={n: Profile(rows) for n, rows in self.longer.items()})
-        known = _LONG_ROWS if self.longer else ()
-        return {0: self.rows, **{n: {m: profile.seconds(m, n) for m in known} for n in contexts if known}}
+        """Seconds of a forward by rows after no and after each of `contexts` tokens."""
+        known = [n for n in _LONG_ROWS if n in self.rows and n in self.context]
+        longer = {length: {n: self.rows[n] + length * self.context[n] for n in known} for length in contexts}
+        return {0: self.rows, **(longer if known else {})}
 
     @property
     def pays_from(self) -> float | None:
@@ -74,138 +87,16 @@ class SpeedEstimate:
         return next((a / 100 for a in range(5, 101, 5) if self.speculative(a / 100)[1] > 1.0), None)
 
 
-def estimate_speed(
-    target: Header, draft: Header | None, options: LoadOptions, check: CheckCancelled = lambda: None
-) -> SpeedEstimate | None:
-    """Measure blocks of the same shape and quantization; None if they do not fit in memory or llama.cpp rejects them.
-
-    Runs in a child process, since llama.cpp aborts on models that it does not expect. Raises CacheError, BackendError,
-    InvalidModelFile, Cancelled.
-    """
-    with tempfile.TemporaryDirectory(prefix="edgespec-") as folder:  # owned by the parent, since the child may abort
-        try:
-            return run_in_child(_estimate, target, draft, options, Path(folder), check=check)
-        except ChildDied:
-            return None
-
-
-def _estimate(target: Header, draft: Header | None, options: LoadOptions, folder: Path) -> SpeedEstimate | None:
-    rows = _scale(target, options, folder)
-    drafted = _scale(draft, options, folder) if draft is not None else None
-    if rows is None or (draft is not None and drafted is None):
-        return None
-    draft_s = drafted.rows[1] if drafted is not None else None
-    return SpeedEstimate(dict(rows.rows), draft_s, _rows_by_context(rows))
-
-
-def _scale(header: Header, options: LoadOptions, folder: Path) -> Profile | None:
-    """Seconds of forwards of the whole model: the weights' by the bytes that they read, attention's by the blocks.
-
-    The difference of two noisy measurements is bounded: a block's byte takes at most the time it would if the
-    embedding and output took none, and at least half of the mean over all bytes. No forward is faster than one row.
-    """
-    blocks = count_blocks(header) or 1
-    first, period = find_pattern(header)
-    periods = 1 + max(1, _SAMPLE_BYTES // max(1, _bytes(header, first, first + period)))
-    few, more = min(first + period, blocks), min(first + periods * period, blocks)
-    if _bytes(header, -1, more) > host_memory().usable:
-        return None
-    measured = _measure_blocks(header, few, options, folder)
-    if more == few:
-        return measured
-    of_few, measured = measured.rows, _measure_blocks(header, more, options, folder)
-    of_more = measured.rows
-    read = read_bytes(header, 0, more)
-    share = read / (read + read_bytes(header, -1, 0))
-    whole = {}
-    for n in sorted(of_few.keys() & of_more.keys()):
-        max_byte_s = of_more[n] / read
-        byte_s = (of_more[n] - of_few[n]) / read_bytes(header, few, more)
-        byte_s = min(max(byte_s, max_byte_s * share / 2), max_byte_s)
-        whole[n] = of_more[n] + byte_s * read_bytes(header, more, blocks)
-    rows = {n: max(seconds, whole[1]) for n, seconds in whole.items()}
-    longer = {}
-    for context, by_rows in _rows_by_context(measured).items():
-        attention = {n: (seconds - of_more[n]) * blocks / more for n, seconds in by_rows.items() if n in of_more}
-        longer[context] = Profile({n: rows[n] + max(0.0, more_s) for n, more_s in attention.items() if n in rows})
-    return Profile(rows, longer=longer)
-
-
-def _bytes(header: Header, first: int, end: int) -> int:
-    """Bytes of the weights of blocks `first` to `end - 1`; block -1 holds the embedding and output."""
-    return sum(tensor.nbytes for tensor in header.tensors if first <= block_of(tensor) < end)
-
-
-def read_bytes(header: Header, first: int, end: int) -> float:
-    """The part of `_bytes` that a forward of one row reads: only the routed experts, and no embedding table."""
-    return sum(read_by_type(header, first, end).values())
-
-
-def read_by_type(header: Header, first: int, end: int) -> dict[str, float]:
-    """`read_bytes` by type of the weights."""
+def read_by_type(header: Header) -> dict[str, float]:
+    """Bytes of weights that a forward of one row reads, by type: only the routed experts, and no embedding table."""
     chosen = (header.own("expert_used_count") or 1) / (header.own("expert_count") or 1)
     untied = any(tensor.name == "output.weight" for tensor in header.tensors)
+    blocks = count_blocks(header) or 1
     read: defaultdict[str, float] = defaultdict(float)
     for tensor in header.tensors:
-        if first <= block_of(tensor) < end and not (untied and tensor.name == "token_embd.weight"):
+        if block_of(tensor) < blocks and not (untied and tensor.name == "token_embd.weight"):
             read[tensor.type.name] += tensor.nbytes * (chosen if "_exps." in tensor.name else 1)
     return dict(read)
-
-
-def find_pattern(header: Header) -> tuple[int, int]:
-    """(first, period): from block `first` on, every `period`-th block has tensors of the same names and shapes."""
-    blocks = count_blocks(header) or 1
-    shapes: list[set[tuple[str, tuple[int, ...]]]] = [set() for _ in range(blocks)]
-    for tensor in header.tensors:
-        block = block_of(tensor)
-        if 0 <= block < blocks:
-            shapes[block].add((tensor.name.split(".", 2)[2], tensor.shape))
-    for first in range(blocks):
-        for period in range(1, (blocks - first) // 2 + 1):
-            if all(shapes[i] == shapes[i + period] for i in range(first, blocks - period)):
-                return first, period
-    return 0, blocks
-
-
-def _rows_by_context(profile: Profile) -> dict[int, dict[int, float]]:
-    return {context: dict(each.rows) for context, each in profile.longer.items()}
-
-
-def _measure_blocks(header: Header, blocks: int, options: LoadOptions, folder: Path) -> Profile:
-    small = replace(options.alone, context_size=_CONTEXT, mmap=False)
-    path = folder / "shape.gguf"
-    write_shape(header, blocks, path)
-    model = open_model("llamacpp", path, small, progress=lambda fraction: None, check=lambda: None)
-    try:
-        session = model.open_session(lambda: None)
-        try:
-            rows = measure_rows(session, _PROFILE_S)
-            return measure_contexts(session, Profile(rows), LOAD_CONTEXTS, _PROFILE_S, {})
-        finally:
-            session.close()
-    finally:
-        model.close()
-
-
-# How fast this machine reads weights of each type, to estimate the speed of models that are not here.
-#
-# The time of a forward is nearly proportional to the bytes of the weights that it reads. The seconds of a byte, by type
-# and number of rows, are measured once on a few blocks of a common shape, and stored. Types of the same size differ:
-# on a CPU llama.cpp reads Q4_0 weights, which it repacks, faster than other types of four bits.
-
-
-_VERSION = 2  # of the measured shape
-_WIDTH, _FEED_FORWARD = 2048, 8192
-_BYTES = 128 * 2**20  # of the measured blocks at least: more than the caches of most CPUs
-_TYPE_PROFILE_S = 0.6  # for each type
-_MEASURED_CONTEXT = 512
-_ROUND_S = 4e-4  # of the loop in each round, outside of the forward
-_TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
-COMMON = frozenset({"Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "F16"})
-_MEASURABLE = COMMON | {"Q2_K", "Q3_K", "Q5_0", "Q5_1", "Q5_K", "IQ4_NL", "IQ4_XS", "MXFP4", "BF16"}
-_TRAINED = frozenset({"MXFP4", "NVFP4", "F16", "BF16", "F32"})  # other types of these weights are less exact
-_SAME_SIZE = 1.15  # the ratio of the bits of two types that are about as large
-_MUCH_FASTER = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,11 +120,18 @@ class MachineSpeed:
 
     rates: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
-    def estimate(self, target: Mapping[str, float], draft: Mapping[str, float] | None = None) -> SpeedEstimate | None:
-        """Of models of which one row reads so many bytes of each type; None where the target's type is not measured."""
+    def estimate(
+        self, target: Mapping[str, float], draft: Mapping[str, float] | None = None, cache_bytes: float = 0.0
+    ) -> SpeedEstimate | None:
+        """Of models of which one row reads so many bytes of each type; None where the target's type is not measured.
+
+        `cache_bytes` are those of a token in the target's KV cache, 0 where that is not known.
+        """
         rows = self._forward_s(target)
         drafted = self._forward_s(draft) if draft else {}
-        return SpeedEstimate(rows, drafted.get(1)) if rows else None
+        context = self.rates.get(CACHE, {}) if cache_bytes else {}
+        by_rows = {n: byte_s * cache_bytes for n, byte_s in context.items()}
+        return SpeedEstimate(rows, drafted.get(1), by_rows) if rows else None
 
     def find_faster(self, read: Mapping[str, float]) -> FasterType | None:
         """A type that would be much faster than that of most of the weights, at about the same size; None for none."""
@@ -242,7 +140,7 @@ class MachineSpeed:
         if main is None or not present:
             return None
         found = None
-        for name in find_similar(main) & self.rates.keys():
+        for name in find_similar(read) & self.rates.keys():
             as_large = read[main] * _bits(name) / _bits(main)
             others = {kind: n for kind, n in read.items() if kind != main}
             then = self._forward_s({**others, name: others.get(name, 0.0) + as_large})
@@ -253,7 +151,7 @@ class MachineSpeed:
 
     def compare_types(self) -> dict[str, float]:
         """Seconds of a weight in a forward of one row, over those of the fastest type, in ascending order."""
-        seconds = {name: rate[1] * _bits(name) for name, rate in self.rates.items()}
+        seconds = {name: rate[1] * _bits(name) for name, rate in self.rates.items() if name != CACHE}
         least = min(seconds.values(), default=1.0)
         return {name: seconds[name] / least for name in sorted(seconds, key=lambda each: seconds[each])}
 
@@ -277,22 +175,23 @@ def count_weights(read: Mapping[str, float]) -> float:
     return sum(8 * n / _bits(kind) for kind, n in read.items())
 
 
-def find_similar(name: str) -> frozenset[str]:
-    """The common types of about the size of a type; none of a type in which models are trained."""
-    if name in _TRAINED:
+def find_similar(read: Mapping[str, float]) -> frozenset[str]:
+    """The common types of about the size of the main type; none for a type in which models are trained."""
+    main = find_main_type(read)
+    if main is None or main in _TRAINED:
         return frozenset()
-    bits = _bits(name)
-    return frozenset(each for each in COMMON - {name} if 1 / _SAME_SIZE <= _bits(each) / bits <= _SAME_SIZE)
+    bits = _bits(main)
+    return frozenset(each for each in COMMON - {main} if 1 / _SAME_SIZE <= _bits(each) / bits <= _SAME_SIZE)
 
 
 def _bits(name: str) -> float:
     return 8 * _TYPES[name].block_bytes / _TYPES[name].block_items
 
 
-def load_speed() -> MachineSpeed:
-    """What is stored for this machine and runtime."""
+def load_speed(options: LoadOptions = LoadOptions()) -> MachineSpeed:  # noqa: B008 - frozen
+    """What is stored for this machine and runtime; of `options`, threads and GPU layers count."""
     for entry in read_entries(_path(), "rates"):
-        if entry["setting"] == _setting():
+        if entry["setting"] == _setting(options):
             try:
                 return MachineSpeed({kind: _read_rate(rate) for kind, rate in entry["rates"].items()})
             except (TypeError, ValueError, AttributeError):
@@ -300,16 +199,17 @@ def load_speed() -> MachineSpeed:
     return MachineSpeed()
 
 
-def save_speed(speed: MachineSpeed) -> None:
+def save_speed(speed: MachineSpeed, options: LoadOptions = LoadOptions()) -> None:  # noqa: B008 - frozen
     """Store it for this machine and runtime."""
     rates = {kind: {str(rows): seconds for rows, seconds in rate.items()} for kind, rate in speed.rates.items()}
-    save_entry(_path(), {"setting": _setting(), "rates": rates}, "rates")
+    save_entry(_path(), {"setting": _setting(options), "rates": rates}, "rates")
 
 
 def measure_speed(
     types: Iterable[str],
     report: Callable[[str], None] = lambda text: None,
     check: CheckCancelled = lambda: None,
+    options: LoadOptions = LoadOptions(),  # noqa: B008 - frozen
     *,
     again: bool = False,
 ) -> MachineSpeed:
@@ -318,7 +218,7 @@ def measure_speed(
     Takes about a second for each type, in a child process, which may abort. Types are left out where llama.cpp or
     the memory does not allow the measurement. `report` is told in words what is being done.
     """
-    stored = load_speed()
+    stored = load_speed(options)
     missing = sorted(_MEASURABLE.intersection(types) - (set() if again else stored.rates.keys()))
     if not missing:
         return stored
@@ -328,39 +228,42 @@ def measure_speed(
         def tell() -> None:
             nonlocal at
             at = next((path.stem for path in folder.glob("*.gguf")), at)
-            report(f"measuring this machine once: {at} weights ({missing.index(at) + 1} of {len(missing)}) …")
+            kind = at if at == CACHE else f"{at} weights"
+            report(f"measuring this machine once: {kind} ({missing.index(at) + 1} of {len(missing)}) …")
 
         tell()
         try:
-            measured = run_in_child(_measure, missing, folder, check=check, on_poll=tell)
+            measured = run_in_child(_measure, missing, folder, options, check=check, on_poll=tell)
         except (ChildDied, BackendError, BackendUnavailable, CacheError):
             return stored
     speed = MachineSpeed({**stored.rates, **measured})
-    save_speed(speed)
+    save_speed(speed, options)
     return speed
 
 
-def _measure(types: list[str], folder: Path) -> dict[str, dict[int, float]]:
-    return {name: _measure_type(name, folder / f"{name}.gguf") for name in types}
+def _measure(types: list[str], folder: Path, options: LoadOptions) -> dict[str, dict[int, float]]:
+    return {name: _measure_type(name, folder / f"{name}.gguf", options) for name in types}
 
 
-def _measure_type(name: str, path: Path) -> dict[int, float]:
+def _measure_type(name: str, path: Path, options: LoadOptions) -> dict[int, float]:
     """Seconds of a byte by rows.
 
-    On CPUs they are those of the processor, which its threads share: other programs on the machine would otherwise
-    decide which type is the fastest.
+    On CPUs those of weights are of the processor, which its threads share: other programs on the machine would
+    otherwise decide which type is the fastest.
     """
-    header = _make_header(name)
-    blocks = header.own("block_count") or 1
-    write_shape(header, blocks, path)
-    threads = idle_cores()
-    options = LoadOptions(context_size=_MEASURED_CONTEXT, mmap=False, threads=threads)
+    header = _make_header("Q4_0" if name == CACHE else name)
+    write_shape(header, count_blocks(header), path)
+    threads = options.threads or idle_cores()
+    context = _LONG_CONTEXT if name == CACHE else _MEASURED_CONTEXT
+    small = LoadOptions(context_size=context, mmap=False, threads=threads, gpu_layers=options.gpu_layers)
     clock = perf_counter if device_memory("llamacpp") else lambda: process_time() / threads
-    model = open_model("llamacpp", path, options, progress=lambda fraction: None, check=lambda: None)
+    model = open_model("llamacpp", path, small, progress=lambda fraction: None, check=lambda: None)
     try:
         session = model.open_session(lambda: None)
         try:
-            n_bytes = sum(read_by_type(header, -1, blocks).values())
+            if name == CACHE:
+                return _measure_cache(session, count_blocks(header))
+            n_bytes = sum(read_by_type(header).values())
             rows = measure_rows(session, _TYPE_PROFILE_S, clock=clock)
             return {n: seconds / n_bytes for n, seconds in rows.items()}
         finally:
@@ -368,6 +271,19 @@ def _measure_type(name: str, path: Path) -> dict[int, float]:
     finally:
         model.close()
         path.unlink()
+
+
+def _measure_cache(session: Session, blocks: int) -> dict[int, float]:
+    """Seconds of a byte of keys and values by rows: how much longer forwards take after a longer context."""
+    short = Profile(measure_rows(session, _TYPE_PROFILE_S))
+    longer = measure_contexts(session, short, (_LONG_CONTEXT,), _CACHE_PROFILE_S, {}).longer
+    token_bytes = blocks * 2 * 2 * _WIDTH // 4  # of keys and of values, two each
+    return {
+        n: max(seconds - short.rows[n], _ROUND_S / 100) / (length * token_bytes)
+        for length, each in longer.items()
+        for n, seconds in each.rows.items()
+        if n in short.rows
+    }
 
 
 def _make_header(type_name: str) -> Header:
@@ -404,9 +320,9 @@ def _make_header(type_name: str) -> Header:
 
 
 def _read_rate(rate: Mapping[str, Any]) -> dict[int, float]:
-    """Raises ValueError without a time for one row."""
+    """Raises ValueError for times that are not above zero."""
     read = {int(rows): float(seconds) for rows, seconds in rate.items()}
-    if 1 not in read or min(read.values()) <= 0:
+    if read and (1 not in read or min(read.values()) <= 0):
         raise ValueError("a rate needs one row, and times above zero")
     return read
 
@@ -415,7 +331,8 @@ def _path() -> Path:
     return calibration_folder() / "weights.json"
 
 
-def _setting() -> dict[str, Any]:
+def _setting(options: LoadOptions) -> dict[str, Any]:
     """As JSON reads it back."""
-    key = ProfileKey.current("llamacpp", LoadOptions())
-    return {"processor": key.processor, "runtime": key.runtime, "shape": _VERSION}
+    key = ProfileKey.current("llamacpp", options)
+    stated = {"threads": options.threads, "gpu_layers": options.gpu_layers}
+    return {"processor": key.processor, "runtime": key.runtime, "shape": _VERSION, **stated}

@@ -12,7 +12,6 @@ from edgespec.backends.llamacpp.model import load
 from edgespec.backends.options import LoadOptions
 from edgespec.errors import InvalidModelFile
 from edgespec.formats.gguf_validate import read_file
-from edgespec.planner.speed import estimate_speed, find_pattern
 from tests.backends.mtp_heads import WIDTH, make_mixture, spec_of
 from tests.contract.runtimes import prefill
 from tests.models import TARGET
@@ -73,11 +72,3 @@ def test_what_llama_cpp_would_abort_on_is_refused(mixture: Path, tmp_path: Path)
         with pytest.raises(InvalidModelFile):
             open_mtp(target, tmp_path / "cut.gguf", spec_of(mixture))
     target.close()
-
-
-def test_the_speed_of_a_model_is_that_of_its_own_layers(mixture: Path) -> None:
-    """The MTP layer, which has other tensors, is not one of the blocks that are measured."""
-    header = read_file(mixture)
-    assert find_pattern(header) == (0, 1)
-    found = estimate_speed(header, None, LoadOptions(threads=1))
-    assert found is not None and found.rows[1] > 0

@@ -11,15 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import edgespec.planner.report as report
 import edgespec.planner.speed as speed
-from edgespec.backends.llamacpp.shape import block_of
-from edgespec.backends.options import LoadOptions
 from edgespec.cli.models import plan_command
-from edgespec.controller.cost_model import Profile
 from edgespec.errors import CacheError
-from edgespec.formats.gguf import Header
-from edgespec.formats.gguf_validate import read_file
 from edgespec.planner.report import format_plan
 from edgespec.units import GIB
 from laboratory.hub import OutlineHub
@@ -84,43 +78,6 @@ def test_a_small_mixture_is_measured(plan: Plan) -> None:
     assert any("same experts" in line for line in format_plan(facts))
 
 
-def test_blocks_of_several_quantizations_are_scaled_by_their_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Q4_K_M gives the first blocks, which are those measured, more bits than most of the others."""
-    file = with_words(FILES["llama-8b-q4"][0], BYTE_WORDS)
-    file.write(tmp_path)
-    header = read_file(tmp_path / file.repo / file.path)
-    measured = []
-
-    def by_bytes(header: Header, blocks: int, options: LoadOptions, folder: Path) -> Profile:
-        measured.append(blocks)
-        weights = float(sum(t.nbytes for t in header.tensors if block_of(t) < blocks))
-        return Profile({1: weights}, longer={2048: Profile({1: weights + 10.0 * blocks})})
-
-    monkeypatch.setattr(speed, "_measure_blocks", by_bytes)
-    profile = speed._scale(header, LoadOptions(), tmp_path)
-    assert profile is not None and profile.rows == {1: pytest.approx(header.weight_bytes)}
-    assert profile.longer[2048].rows[1] - profile.rows[1] == pytest.approx(320), "of 32 blocks"
-    assert measured[0] == 1 < measured[1] < 8
-
-
-def test_noise_does_not_become_a_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer blocks that take longer, and more rows that take less, are noise."""
-    file = with_words(FILES["gpt-oss-20b"][0], BYTE_WORDS)
-    file.write(tmp_path)
-    header = read_file(tmp_path / file.repo / file.path)
-
-    def noisy(header: Header, blocks: int, options: LoadOptions, folder: Path) -> Profile:
-        return Profile({1: 1.0, 2: 0.3, 4: 2.0} if blocks > 1 else {1: 1.2, 2: 0.5, 4: 0.1})
-
-    monkeypatch.setattr(speed, "_measure_blocks", noisy)
-    profile = speed._scale(header, LoadOptions(), tmp_path)
-    assert profile is not None
-    rows = profile.rows
-    assert 1.0 < rows[1] == rows[2] < rows[4] <= 4 * rows[1]
-
-
 def test_what_run_would_do_where_the_pair_does_not_fit() -> None:
     facts = {
         "name": "m", "backend": "llamacpp", "draft": "d", "draft_models": ["d"], "context": 8192,
@@ -132,11 +89,12 @@ def test_what_run_would_do_where_the_pair_does_not_fit() -> None:
 
 
 def test_no_room_for_a_measurement_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise CacheError("/tmp has no room for a measurement of 2.0 GiB.", hint="Free some disk space.")
 
     monkeypatch.setenv("EDGESPEC_CONFIG_DIR", str(tmp_path))
-    monkeypatch.setattr(report, "estimate_speed", full)
+    monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(speed, "run_in_child", full)
     done = CliRunner().invoke(plan_command, ["--backend", "llamacpp"], catch_exceptions=False)
     assert done.exit_code == 0
-    assert "speed: no estimate, since /tmp has no room for a measurement of 2.0 GiB" in done.output
+    assert "speed: no estimate, since its type of weights could not be measured" in done.output

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.backends.options import LoadOptions
 from edgespec.controller.store import save_entry
 from edgespec.planner import speed
-from edgespec.planner.speed import MachineSpeed, load_speed, measure_speed, save_speed
+from edgespec.planner.speed import CACHE, MachineSpeed, load_speed, measure_speed, save_speed
 
 SPEED = MachineSpeed({"Q4_0": {1: 1e-10, 4: 2e-10}, "Q4_1": {1: 1.6e-10, 4: 5e-10}, "Q8_0": {1: 0.9e-10, 4: 1.5e-10}})
 
@@ -19,10 +20,10 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_types_are_measured_on_a_shape_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"_WIDTH": 256, "_FEED_FORWARD": 512, "_BYTES": 2**20, "_PROFILE_S": 0.05}.items():
+    for name, value in {"_WIDTH": 256, "_FEED_FORWARD": 512, "_BYTES": 2**20, "_TYPE_PROFILE_S": 0.05}.items():
         monkeypatch.setattr(speed, name, value)
-    rates = speed._measure(["Q4_1", "Q4_K"], tmp_path)
-    assert [*rates] == ["Q4_1", "Q4_K"] and not [*tmp_path.glob("*.gguf")]
+    rates = speed._measure(["Q4_1", "Q4_K", CACHE], tmp_path, LoadOptions(threads=1))
+    assert [*rates] == ["Q4_1", "Q4_K", CACHE] and not [*tmp_path.glob("*.gguf")]
     assert all(1 in rate and all(seconds > 0 for seconds in rate.values()) for rate in rates.values())
     few, many = (speed._make_header(kind).own("block_count") or 0 for kind in ("F16", "Q4_0"))
     assert few < many, "about as many bytes of each type"
@@ -31,7 +32,7 @@ def test_types_are_measured_on_a_shape_of_each(tmp_path: Path, monkeypatch: pyte
 def test_only_what_is_not_stored_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []
 
-    def measure(_work: object, types: list[str], _folder: Path, **_more: object) -> dict[str, dict[int, float]]:
+    def measure(_work: object, types: list[str], *_rest: object, **_more: object) -> dict[str, dict[int, float]]:
         asked.append(types)
         return {kind: {1: 1e-10, 2: 2e-10} for kind in types}
 
@@ -49,7 +50,7 @@ def test_only_what_is_not_stored_is_measured(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_damaged_store_reads_as_empty() -> None:
     for rate in ({"2": 1e-10}, {"1": 0}, {"1": "fast"}, []):
-        entry = {"setting": speed._setting(), "rates": {"Q4_0": rate}}
+        entry = {"setting": speed._setting(LoadOptions()), "rates": {"Q4_0": rate}}
         save_entry(speed._path(), entry, "rates")
         assert load_speed() == MachineSpeed()
     save_speed(SPEED)
@@ -62,6 +63,11 @@ def test_the_time_of_a_round_grows_with_the_bytes_of_each_type() -> None:
     assert large.rows[1] - small.rows[1] == pytest.approx(0.09, rel=1e-4)
     assert large.rows[4] - small.rows[4] == pytest.approx(0.15, rel=1e-4)
     assert SPEED.estimate({"Q5_K": 1e9}) is None and SPEED.estimate({}) is None
+    assert small.by_context([4096]) == {0: small.rows}, "the cache is not measured"
+    cached = MachineSpeed({**SPEED.rates, CACHE: {1: 1e-10, 16: 1e-9}}).estimate({"Q4_0": 1e9}, None, 1e5)
+    assert cached is not None and list(cached.by_context([4096])) == [0, 4096]
+    assert cached.by_context([4096])[4096] == {1: pytest.approx(cached.rows[1] + 0.04096)}
+    assert "KV cache" not in SPEED.compare_types()
     pair = SPEED.estimate({"Q4_0": 1e9}, {"Q8_0": 1e8})
     assert pair is not None and pair.draft_s == pytest.approx(0.009, rel=0.1)
 

@@ -11,7 +11,7 @@ from edgespec.hub.cache import HubRepo
 from edgespec.hub.hub import Hub
 from edgespec.planner.catalogue import Query
 from edgespec.planner.recommend import Recommendation, Recommendations, Recommender
-from edgespec.planner.speed import MachineSpeed, save_speed
+from edgespec.planner.speed import MachineSpeed, find_main_type, save_speed
 from edgespec.registry.schema import load_registry
 from edgespec.units import GIB
 from tests.hub.hubserver import HubServer
@@ -79,7 +79,7 @@ def test_headers_alone_tell_fit_and_speed(hub: Hub, served: Path, server: HubSer
     found = recommend(hub, tmp_path)
     coder, giant = found.models
     assert (coder.candidate.name, giant.candidate.name) == ("coder", "giant") and not found.notices
-    assert coder.facts is not None and coder.facts.exact and coder.facts.kind == "Q8_0"
+    assert coder.facts is not None and coder.facts.exact and find_main_type(coder.facts.read) == "Q8_0"
     assert coder.missing == TARGET.stat().st_size + DRAFT.stat().st_size
     assert (coder.fit, coder.group, coder.quality) == ("fits", "fast", "toy")
     assert coder.plain is not None and 100 < coder.plain < 170, "6 MB at 1 GB/s, with the time of the loop"
@@ -161,8 +161,9 @@ def test_the_registry_foretells_a_pair_and_another_type_of_weights(hub: Hub, tmp
     found = recommender.recommend(Query("8b"), measure=False)
     (told,) = found.advice
     assert told.startswith("Q4_0 weights are 1.6 times as fast as Q4_K weights") and told.endswith("of llama-8b-q4.")
-    pair = recommender.predict_confidence("qwen3-4b-q4", measure=False)
-    assert pair is not None and pair.facts is not None and pair.facts.kind == "Q4_0" and not pair.facts.exact
+    pair = recommender.estimate("qwen3-4b-q4", measure=False)
+    assert pair is not None and pair.facts is not None and not pair.facts.exact
+    assert find_main_type(pair.facts.read) == "Q4_0"
     assert pair.drafted is not None and pair.plain is not None and pair.drafted[1] > pair.plain
     assert pair.missing is not None and pair.missing > pair.facts.weights and pair.faster is None
-    assert recommender.predict_confidence("qwen3", measure=False) is None, "no alias is called so"
+    assert recommender.estimate("qwen3", measure=False) is None, "no alias is called so"

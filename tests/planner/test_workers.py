@@ -68,9 +68,10 @@ def test_a_draft_that_reads_the_targets_cache_is_left_out(tmp_path: Path) -> Non
 
 
 def test_the_network_adds_to_every_forward_and_so_less_to_a_token_of_a_draft() -> None:
-    alone = SpeedEstimate({1: 0.010, 2: 0.012, 4: 0.016}, 0.001, {100: {1: 0.011}})
+    alone = SpeedEstimate({1: 0.010, 2: 0.012, 4: 0.016}, 0.001, {1: 1e-5})
     slow = alone.with_network(0.050)
-    assert slow.rows == pytest.approx({1: 0.060, 2: 0.062, 4: 0.066}) and slow.longer[100] == pytest.approx({1: 0.061})
+    assert slow.rows == pytest.approx({1: 0.060, 2: 0.062, 4: 0.066})
+    assert slow.by_context([100])[100] == pytest.approx({1: 0.061})
     tokens = 1 + 0.8 + 0.8**2 + 0.8**3
     (near, gain), (far, slow_gain) = alone.speculative(0.8), slow.speculative(0.8)
     assert near == far == 3
