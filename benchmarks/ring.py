@@ -33,7 +33,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.backends.ranks import RANK, listen_for_ranks, take_ranks
 from edgespec.engine.engine import Engine
 from edgespec.formats.gguf_validate import read_file
-from edgespec.registry.resolve import LocalMlx
+from edgespec.registry.resolve import LocalModel
 from edgespec.service.ranks import load_leading
 
 _RANK_0 = "rank0"  # the first argument of the process that decides
@@ -167,7 +167,7 @@ def _lead(target: str, sizes: str) -> None:
     with ExitStack() as stack:
         alone = stack.enter_context(closing(Engine(load_model("mlx", path, options), [], PLAIN)))
         pair = list_loaded(model=load_model("mlx", DRAFT, options))
-        split = load_leading(LocalMlx(path), path, options, _Reporter())
+        split = load_leading(LocalModel(path, "mlx"), path, options, _Reporter())
         engine = stack.enter_context(closing(Engine(split, pair, PLAIN)))
         client = Client(engine, alone, **json.loads(sizes))
         for _ in sys.stdin:

@@ -17,7 +17,7 @@ from typing import Any
 from edgespec.backends import Model
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.ranks import ADDRESS, listen_for_ranks, set_rank_address, take_ranks
-from edgespec.registry.resolve import LocalMlx, PackagedGguf
+from edgespec.registry.resolve import LocalModel
 from edgespec.service import ranks as lead
 from tests.mlx_models import CONFIGS, DENSE
 
@@ -84,5 +84,5 @@ def _join_two() -> tuple[object, ...]:
 def load_on_two_ranks(path: Path, options: LoadOptions) -> Model:
     """An MLX model of which this process has one half, and a child the other."""
     _join_two()
-    source = LocalMlx(path) if path.is_dir() else PackagedGguf(path)
+    source = LocalModel(path, "mlx") if path.is_dir() else LocalModel(path, "gguf")
     return lead.load_leading(source, path, options, Reporter())

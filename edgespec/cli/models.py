@@ -47,10 +47,10 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
     """
     from edgespec.backends.options import LoadOptions
     from edgespec.cli.terminal import TerminalReporter
+    from edgespec.hub.cache import RemoteModel
     from edgespec.hub.hub import Hub
     from edgespec.planner.plan import LoadConfig, fetch, plan
     from edgespec.planner.report import describe_faster
-    from edgespec.registry.resolve import HubGguf, HubMlx
     from edgespec.registry.schema import load_registry
 
     hub, reporter = Hub.from_environment(), TerminalReporter()
@@ -60,8 +60,8 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
     if told := describe_faster(planned.metadata):
         reporter.notice(f"{told}.")
     for source in planned.sources:
-        if verify and isinstance(source, HubGguf | HubMlx):
-            hub.verify(source.model, lambda name: click.echo(f"checking {name}", err=True))
+        if verify and isinstance(source, RemoteModel):
+            hub.verify(source, lambda name: click.echo(f"checking {name}", err=True))
         click.echo(str(fetch(source, hub, reporter)))
 
 

@@ -18,12 +18,11 @@ from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.heads import HeadSpec
 from edgespec.hub.cache import Alias, HubFile, HubQuant, HubRepo, LocalPath, Reference, parse_reference
 from edgespec.hub.hub import Hub
-from edgespec.planner.adapted import find_local
-from edgespec.planner.draft_finder import AUTO, DraftTerm, PlannedDrafter, parse_draft
+from edgespec.planner.draft_finder import AUTO, PlannedDrafter, parse_draft
 from edgespec.planner.heads import drafter_of, refuse_kind
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, choose_backend, plan
 from edgespec.registry.originals import find_original, is_repository, read_folder_original, read_gguf_original
-from edgespec.registry.resolve import LocalMlx
+from edgespec.registry.resolve import LocalModel, find_local
 from edgespec.registry.schema import Entry, Pair, Registry
 
 _PREFERENCE = (
@@ -114,7 +113,7 @@ def _read_weights(drafter: PlannedDrafter, given: str | None, registry: Registry
     )
     if drafter.card is None or weights.bits is not None or given is not None:
         return weights
-    if isinstance(model.source, LocalMlx):  # an adapted version of 16 bits, which others load too
+    if isinstance(model.source, LocalModel) and model.source.kind == "mlx":  # an adapted version, of 16 bits
         return replace(weights, original=str(model.source.path.resolve()), known_from="its adapted version")
     return weights
 
@@ -253,7 +252,7 @@ class RegistryPair:
         elif self._has_own_head:
             yield Draft("mtp")
 
-    def _find(self, term: DraftTerm) -> Draft:
+    def _find(self, term: PlannedDrafter) -> Draft:
         name, pair = term.spec.name, self.pair
         if term.spec.needs not in ("model", "head"):
             return Draft(name)

@@ -10,12 +10,12 @@ from edgespec.backends import FileBackend
 from edgespec.errors import DraftRefused, EdgespecError, InvalidModelFile
 from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata
-from edgespec.hub.cache import Alias, HubFile, HubQuant, HubRepo, snapshot_path
+from edgespec.hub.cache import Alias, HubFile, HubQuant, HubRepo
 from edgespec.hub.hub import Hub
 from edgespec.planner.draft_finder import Adaptation, PlannedDrafter, PlannedModel
 from edgespec.planner.heads import read_draft
 from edgespec.registry.adapted import BASE, AdaptedDrafts, Card
-from edgespec.registry.resolve import HubGguf, HubMlx, LocalGguf, LocalMlx, ResolvedPair, Source, resolve_source
+from edgespec.registry.resolve import LocalModel, ResolvedPair, find_local, resolve_source
 from edgespec.registry.schema import Registry
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 
@@ -80,7 +80,7 @@ def choose_version(drafter: PlannedDrafter, target: ModelMetadata, hub: Hub) -> 
     if number == BASE:
         return replace(known.base, adaptation=replace(known, active=BASE, card=None))
     version = known.pair.read(number)
-    source = LocalMlx(version.path) if version.path.is_dir() else LocalGguf(version.path)
+    source = LocalModel(version.path, "mlx" if version.path.is_dir() else "gguf")
     facts, head = read_draft(source, hub, is_head=drafter.head is not None)
     if (head and head.kind) != (drafter.head and drafter.head.kind):
         raise DraftRefused(f"version {number} of the draft is another kind of draft.", hint="Use another version.")
@@ -116,16 +116,6 @@ def find_version(pair: ResolvedPair, backend: FileBackend, folder: Path, registr
     except InvalidModelFile as refusal:
         return refusal.message.removesuffix(".")
     return f"version {version.card.version} of {version.card.date}" if version is not None else None
-
-
-def find_local(source: Source, hub: Hub) -> Path | None:
-    """The GGUF file or MLX folder of a source; None where a file of it is not downloaded."""
-    if not isinstance(source, HubGguf | HubMlx):
-        return source.path
-    paths = [snapshot_path(hub.cache_dir, source.model, file.path) for file in source.model.files]
-    if not all(path.exists() for path in paths):
-        return None
-    return paths[0] if source.model.kind == "gguf" else paths[0].parent
 
 
 def _read_active(known: Adaptation) -> int | None:

@@ -19,15 +19,13 @@ from edgespec.formats.gguf import join_parts
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.mlx_folder import read_config
-from edgespec.hub.cache import CachedModel, HubRepo, Kind, LocalPath, Reference, list_parts, snapshot_path
+from edgespec.hub.cache import CachedModel, HubRepo, Kind, LocalPath, Reference, RemoteModel, list_parts
 from edgespec.hub.hub import FoundRepo, Hub, search_repos
 from edgespec.planner.memory import MemoryEstimate, estimate_memory
 from edgespec.registry.external_models import find_external_models, read_gguf_size
 from edgespec.registry.resolve import (
-    HubGguf,
-    HubMlx,
-    LocalMlx,
     detect_local_backend,
+    find_local,
     is_head,
     resolve_pair,
     resolve_source,
@@ -184,15 +182,14 @@ def _find_files(reference: Reference, backend: FileBackend, local: Hub) -> Files
     """The files of `reference` for `backend` if all are local; `local` is a hub that sends no request."""
     try:
         source = resolve_source(reference, backend, local)
-        if isinstance(source, HubGguf | HubMlx):
-            first = snapshot_path(local.cache_dir, source.model, source.model.files[0].path)
-            path, size = first if isinstance(source, HubGguf) else first.parent, source.model.size
+        path = find_local(source, local)
+        if isinstance(source, RemoteModel):
+            size = source.size
         else:
-            path = source.path
-            size = _weight_bytes(path) if isinstance(source, LocalMlx) else read_gguf_size(path) or 0
+            size = _weight_bytes(source.path) if source.kind == "mlx" else read_gguf_size(source.path) or 0
     except _UNUSABLE:
         return None
-    return _stat(path, "mlx" if isinstance(source, HubMlx | LocalMlx) else "gguf", size) if size else None
+    return _stat(path, source.kind, size) if path is not None and size else None
 
 
 @lru_cache(maxsize=1024)

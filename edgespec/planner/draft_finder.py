@@ -23,12 +23,13 @@ from edgespec.hub.cache import (
     HubFile,
     HubQuant,
     HubRepo,
+    Kind,
     LocalPath,
     Reference,
+    RemoteModel,
     is_model_file,
     list_parts,
     parse_reference,
-    snapshot_path,
 )
 from edgespec.hub.hub import Hub
 from edgespec.planner.heads import (
@@ -42,11 +43,9 @@ from edgespec.planner.heads import (
 )
 from edgespec.registry.adapted import BASE, AdaptedPair, Card
 from edgespec.registry.resolve import (
-    HubGguf,
-    LocalGguf,
-    LocalMlx,
     ResolvedPair,
     Source,
+    find_local,
     find_pard_token,
     find_with_head,
     is_head,
@@ -69,19 +68,70 @@ _HEADS = "trained heads of the target"
 
 
 @dataclass(frozen=True, slots=True)
-class DraftTerm:
-    """One drafter that was asked for.
+class PlannedDrafter:
+    """A drafter before anything is loaded for it.
 
-    reference   of a model to load; None for the one that the registry pairs with the target
+    reference   of the model that the user has named, or the address of a draft on another machine
     self_draft  how the target drafts for itself
+    model       its draft model or trained head; for a head in the target's own file the target
+    mask_token  of a PARD model
+    head        what the file of `model` says, where that is a trained head
+    found       of a head that 'auto' has found: a sentence for the user once it is loaded, or shown in a plan
+    adaptation  the versions of `model` that were adapted to the user; None where it lies in the target or is not here
     """
 
     spec: DrafterSpec
     reference: str | None = None
     self_draft: SelfDraftSpec | None = None
+    model: PlannedModel | None = None
+    mask_token: int | None = None
+    head: HeadSpec | None = None
+    found: str = ""
+    adaptation: Adaptation | None = None
+
+    @property
+    def label(self) -> str:
+        """What the user calls it."""
+        named = None if self.is_in_target or self.model is None else self.model.reference
+        version = f" (version {self.card.version})" if self.card is not None else ""
+        return f"{named or self.self_draft or self.reference or self.spec.name}{version}"
+
+    @property
+    def card(self) -> Card | None:
+        """Of the adapted version that is used; None for the draft itself."""
+        return self.adaptation.card if self.adaptation is not None else None
+
+    @property
+    def is_in_target(self) -> bool:
+        """Whether it is a head in the target's own file."""
+        return self.head is not None and self.head.in_target
 
 
-def parse_draft(text: str) -> list[DraftTerm]:
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A draft model before it is loaded."""
+
+    reference: Reference
+    source: Source
+    metadata: ModelMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptation:
+    """The versions of a draft that were adapted to the user.
+
+    base    the drafter with the draft that they were made from
+    active  the number of the version that was to be used when it was last looked at; None where that was not known
+    card    of the version that is used; None for the base draft
+    """
+
+    base: PlannedDrafter
+    pair: AdaptedPair
+    active: int | None = BASE
+    card: Card | None = None
+
+
+def parse_draft(text: str) -> list[PlannedDrafter]:
     """The drafters that `text` names, joined by '+': 'ngram+model', 'ngram+./draft.gguf', 'layerskip:4+qspec'.
 
     Methods of self-drafting together make one drafter. Whatever names no drafter is a reference to a draft model. Not
@@ -90,7 +140,7 @@ def parse_draft(text: str) -> list[DraftTerm]:
     if text == NONE:
         return []
     parts = _split(text)
-    terms: dict[str, DraftTerm] = {}
+    terms: dict[str, PlannedDrafter] = {}
     methods = [part for part in parts if _find_name(part) == SELF]
     words = [part.partition(":")[0] for part in parts]
     if twice := next((word for word in words if find_spec(word) and words.count(word) > 1), None):
@@ -99,15 +149,15 @@ def parse_draft(text: str) -> list[DraftTerm]:
         word, colon, rest = part.partition(":")
         spec = find_spec(word)
         if spec is None:
-            term = DraftTerm(drafter_specs()["model"], part)
+            term = PlannedDrafter(drafter_specs()["model"], part)
         elif spec.name == SELF:
-            term = DraftTerm(spec, self_draft=parse("+".join(methods)))
+            term = PlannedDrafter(spec, self_draft=parse("+".join(methods)))
         elif spec.needs == "server":
-            term = DraftTerm(spec, part)
+            term = PlannedDrafter(spec, part)
         elif colon and spec.needs not in ("model", "head"):
             raise InvalidRequest(f"the drafter '{word}' takes no options.", hint=f"Use --draft {word}.")
         else:
-            term = DraftTerm(spec, rest if colon else None)
+            term = PlannedDrafter(spec, rest if colon else None)
         if term.spec.name != SELF and term.spec.name in terms:
             raise InvalidRequest(f"--draft {text} names two draft models.", hint="Name one.")
         terms[term.spec.name] = term
@@ -198,102 +248,26 @@ MAX_LOOKS = 32  # files or folders whose first bytes are read
 
 def list_sidecars(target: Source, hub: Hub) -> list[Path]:
     """The heads beside a local target, by name. Looks into 32 of the folder's first 256 entries at most."""
-    if isinstance(target, LocalGguf):
-        found = _list_files(target.path)
-    elif isinstance(target, HubGguf):
-        found = _list_files(snapshot_path(hub.cache_dir, target.model, target.model.files[0].path))
-    elif isinstance(target, LocalMlx):
-        found = _list_folders(target.path.resolve())
-    else:
+    path = find_local(target, hub)
+    if path is None or (isinstance(target, RemoteModel) and target.kind == "mlx"):
         return []
+    path = path.resolve() if path.is_dir() else path
     try:
-        return [path for path in islice(found, MAX_LOOKS) if is_head(path)]
+        entries = sorted(islice(path.parent.iterdir(), MAX_ENTRIES))
     except OSError:  # a folder that cannot be listed
         return []
+    own = list_parts(path.name)
+    others = (each for each in entries if each.name not in own and _may_hold_head(each, target.kind))
+    return [each for each in islice(others, MAX_LOOKS) if is_head(each)]
 
 
-def _list_files(target: Path) -> Iterator[Path]:
-    own = list_parts(target.name)
-    for path in _list_entries(target.parent):
-        if path.name not in own and is_model_file(path.name) and path.is_file():
-            yield path
-
-
-def _list_folders(target: Path) -> Iterator[Path]:
-    for path in _list_entries(target.parent):
-        if path.name != target.name and (path / "config.json").is_file():
-            yield path
-
-
-def _list_entries(folder: Path) -> list[Path]:
-    return sorted(islice(folder.iterdir(), MAX_ENTRIES))
+def _may_hold_head(path: Path, kind: Kind) -> bool:
+    if kind == "mlx":
+        return (path / "config.json").is_file()
+    return is_model_file(path.name) and path.is_file()
 
 
 _EXAMPLES = {"pard": "pard:REF", "model": "REF"}  # how a model of the user's is named for a drafter
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedDrafter:
-    """A drafter before anything is loaded for it.
-
-    model       its draft model or trained head; for a head in the target's own file the target
-    self_draft  how the target drafts for itself
-    mask_token  of a PARD model
-    head        what the file of `model` says, where that is a trained head
-    found       of a head that 'auto' has found: a sentence for the user once it is loaded, or shown in a plan
-    adaptation  the versions of `model` that were adapted to the user; None where it lies in the target or is not here
-    server      the address of a draft on another machine
-    """
-
-    spec: DrafterSpec
-    model: PlannedModel | None = None
-    self_draft: SelfDraftSpec | None = None
-    mask_token: int | None = None
-    head: HeadSpec | None = None
-    found: str = ""
-    adaptation: Adaptation | None = None
-    server: str | None = None
-
-    @property
-    def label(self) -> str:
-        """What the user calls it."""
-        named = None if self.is_in_target or self.model is None else self.model.reference
-        version = f" (version {self.card.version})" if self.card is not None else ""
-        return f"{named or self.self_draft or self.server or self.spec.name}{version}"
-
-    @property
-    def card(self) -> Card | None:
-        """Of the adapted version that is used; None for the draft itself."""
-        return self.adaptation.card if self.adaptation is not None else None
-
-    @property
-    def is_in_target(self) -> bool:
-        """Whether it is a head in the target's own file."""
-        return self.head is not None and self.head.in_target
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedModel:
-    """A draft model before it is loaded."""
-
-    reference: Reference
-    source: Source
-    metadata: ModelMetadata
-
-
-@dataclass(frozen=True, slots=True)
-class Adaptation:
-    """The versions of a draft that were adapted to the user.
-
-    base    the drafter with the draft that they were made from
-    active  the number of the version that was to be used when it was last looked at; None where that was not known
-    card    of the version that is used; None for the base draft
-    """
-
-    base: PlannedDrafter
-    pair: AdaptedPair
-    active: int | None = BASE
-    card: Card | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +314,7 @@ class DraftFinder:
                 found.append(head)
         return found
 
-    def find(self, terms: Sequence[DraftTerm]) -> list[PlannedDrafter]:
+    def find(self, terms: Sequence[PlannedDrafter]) -> list[PlannedDrafter]:
         """Those that the user named. Raises DraftRefused."""
         found = []
         for term in terms:
@@ -351,9 +325,9 @@ class DraftFinder:
                 )
             if term.spec.needs == "server":
                 open_server(term.reference).close()  # before anything is downloaded or loaded
-                found.append(PlannedDrafter(term.spec, server=term.reference))
+                found.append(term)
             elif term.spec.needs not in ("model", "head"):
-                found.append(PlannedDrafter(term.spec, self_draft=term.self_draft))
+                found.append(term)
             elif term.reference is not None:
                 with naming_drafters(term.reference):
                     found.append(self._find_model(term.spec, parse_reference(term.reference)))
@@ -399,7 +373,7 @@ class DraftFinder:
                 f"{reference} names no mask token, so it is not known to be a PARD model.",
                 hint="Set pard and pard_token for the target in models.toml.",
             )
-        return PlannedDrafter(spec, PlannedModel(reference, source, facts), mask_token=token, head=head)
+        return PlannedDrafter(spec, model=PlannedModel(reference, source, facts), mask_token=token, head=head)
 
     def _find_named_head(self, spec: DrafterSpec) -> PlannedDrafter:
         head = replace(self, may_fetch=True)._find_head(spec)
@@ -461,7 +435,7 @@ class DraftFinder:
     def _find_own_head(self, head: HeadSpec) -> PlannedDrafter:
         if error := refuse_kind(self.backend, "the head in the target's file", head.kind):
             raise error
-        return PlannedDrafter(drafter_of(head.kind), self.target, head=head)
+        return PlannedDrafter(drafter_of(head.kind), model=self.target, head=head)
 
     def _find_left_out(self, spec: DrafterSpec | None) -> DraftRefused | None:
         """Says which repository has the MTP head that the target's GGUF file lacks."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.resources
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from math import comb
 from pathlib import Path
 from time import perf_counter
@@ -15,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.backends import BackendName, Model
+from edgespec.controller.store import calibration_folder, read_entries, save_entry
 from edgespec.core.drafter import BlockSession, DraftSession
-from edgespec.core.protocols import Budget, CheckCancelled, Draft
+from edgespec.core.protocols import Budget, CheckCancelled, Draft, Session
 from edgespec.core.sampling import Ints, Logits, NonFiniteLogits, non_finite_error
 from edgespec.core.tree import DraftTree
 from edgespec.core.verify import decode_one, read_prompt
@@ -27,10 +29,10 @@ from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata, find_weights, read_gguf_head, read_head
 from edgespec.formats.head_tensors import HEAD_HINT
 from edgespec.formats.heads import HeadKind, HeadSpec, read_config_head, usual_layers
-from edgespec.formats.mlx_folder import read_config
-from edgespec.hub.cache import LocalPath, Reference, parse_reference
+from edgespec.formats.mlx_folder import fingerprint_weights, read_config
+from edgespec.hub.cache import LocalPath, Reference, RemoteModel, parse_reference
 from edgespec.hub.hub import Hub
-from edgespec.registry.resolve import HubMlx, LocalMlx, Source, read_metadata
+from edgespec.registry.resolve import LocalModel, Source, read_metadata
 from edgespec.text.chat_template import encode_prompt
 
 _OTHER = "Use --draft ngram, or another."
@@ -72,7 +74,7 @@ def read_draft(source: Source, hub: Hub, *, is_head: bool) -> tuple[ModelMetadat
     Folders of heads need no tokenizer. Of a folder on the hub the tensors' shapes are read where its config names a
     head, or where it `is_head` as the user says. Raises as read_metadata does.
     """
-    if isinstance(source, LocalMlx):
+    if isinstance(source, LocalModel) and source.kind == "mlx":
         if (head := _alone(read_head(source.path))) is None:
             return read_metadata(source, hub), None
         size = sum(file.stat().st_size for file in find_weights(source.path))
@@ -81,8 +83,8 @@ def read_draft(source: Source, hub: Hub, *, is_head: bool) -> tuple[ModelMetadat
     if isinstance(metadata, Header):
         return metadata, _alone(read_gguf_head(metadata))
     head = read_config_head(metadata.config, {})
-    if isinstance(source, HubMlx) and (is_head or head is not None):
-        head = read_config_head(metadata.config, hub.shapes(source.model))
+    if isinstance(source, RemoteModel) and (is_head or head is not None):
+        head = read_config_head(metadata.config, hub.shapes(source))
     return metadata, _alone(head)
 
 
@@ -482,17 +484,9 @@ class HeadProbe:
         session = self._target.open_session(self._check)
         try:
             read_prompt(session, self._text[: _FIRST - 1])
-            best: list[Ints] = []
-            at = _FIRST - 1
-            while at < len(self._text):
-                self._check()
-                n = min(len(self._text) - at, session.draft_limit + 1, _ROWS)
-                best.append(session.forward(self._text[at], Draft.chain(self._text[at + 1 : at + n])).argmax())
-                session.commit(range(n - 1))
-                at += n
+            return read_choices(session, self._text, self._check)
         finally:
             session.close()
-        return np.concatenate(best)
 
     def _follow_lookups(self) -> Hits:
         """[positions] where their proposal is right."""
@@ -510,6 +504,17 @@ class HeadProbe:
         """[positions] whether the last token before each is the target's own first choice there."""
         before = np.array(self._text[_FIRST - 1 : -1])
         return np.concatenate([[False], before[1:] == self._choices[:-2]])
+
+
+def read_choices(session: Session, text: Sequence[int], check: CheckCancelled) -> Ints:
+    """[rows] the most probable tokens after each token of `text` that the session has not read yet."""
+    best: list[Ints] = []
+    while (at := session.position) < len(text):
+        check()
+        n = min(len(text) - at, session.draft_limit + 1, _ROWS)
+        best.append(session.forward(text[at], Draft.chain(text[at + 1 : at + n])).argmax())
+        session.commit(range(n - 1))
+    return np.concatenate(best)
 
 
 def is_better(a: Hits, b: Hits, chance: float) -> bool:
@@ -541,3 +546,67 @@ def _choose(draft: DraftSession | BlockSession, text: Sequence[int], token: int)
 def _summarize(spec: HeadSpec, hits: Hits) -> Trial:
     first, second = hits.mean(axis=0).tolist()
     return Trial(spec, (first, second), len(hits))
+
+
+# Probes on disk: how a head is read beside a target, by the digests of both.
+
+
+_VERSION = 1  # of the file format and of the probe
+
+
+class ProbeStore:
+    """The file of a pair. What the head's file says is part of the key."""
+
+    def __init__(self, target: Path, head: Path) -> None:
+        """Raises CacheError if the weights cannot be read."""
+        self.path = calibration_folder() / f"head-{fingerprint_weights(target)}-{fingerprint_weights(head)}.json"
+
+    def load(self, backend: BackendName, spec: HeadSpec) -> ProbeResult | None:
+        """What was found for `spec`, without the trials; None if nothing was. A damaged entry reads as None."""
+        for entry in read_entries(self.path, "probe"):
+            if entry["setting"] == _setting(backend, spec):
+                with suppress(KeyError, TypeError, ValueError):
+                    return _from_dict(spec, entry["probe"])
+        return None
+
+    def save(self, backend: BackendName, spec: HeadSpec, result: ProbeResult) -> None:
+        """Store `result`. If the folder cannot be written, the next load probes again."""
+        save_entry(self.path, {"setting": _setting(backend, spec), "probe": _to_dict(spec, result)}, "probe")
+
+
+def _to_dict(spec: HeadSpec, result: ProbeResult) -> dict[str, Any]:
+    """`result` as JSON has it, without the trials; readings are what differs from `spec`, what the head's file says."""
+
+    def trial(tried: Trial) -> dict[str, Any]:
+        stated = asdict(spec)
+        reading = {name: value for name, value in asdict(tried.spec).items() if value != stated[name]}
+        return {"reading": reading, "agreement": list(tried.agreement), "positions": tried.positions}
+
+    return {
+        "chosen": trial(result.chosen),
+        "stated": trial(result.stated) if result.stated else None,
+        "lookups": result.lookups,
+        "own": list(result.own),
+        "seconds": result.seconds,
+    }
+
+
+def _from_dict(spec: HeadSpec, found: dict[str, Any]) -> ProbeResult:
+    """Raises KeyError, TypeError, ValueError for values of other types."""
+
+    def trial(tried: dict[str, Any]) -> Trial:
+        reading = dict(tried["reading"])
+        if "layers" in reading:
+            reading["layers"] = tuple(map(int, reading["layers"]))
+        first, second = map(float, tried["agreement"])
+        return Trial(replace(spec, **reading), (first, second), int(tried["positions"]))
+
+    own, lookups = map(float, found["own"])
+    stated = None if found["stated"] is None else trial(found["stated"])
+    return ProbeResult(stated, trial(found["chosen"]), float(found["lookups"]), (own, lookups), float(found["seconds"]))
+
+
+def _setting(backend: BackendName, spec: HeadSpec) -> dict[str, Any]:
+    """As JSON reads it back."""
+    setting: dict[str, Any] = json.loads(json.dumps({"version": _VERSION, "backend": backend, "stated": asdict(spec)}))
+    return setting

@@ -23,7 +23,7 @@ from edgespec.formats.mlx_folder import Folder
 from edgespec.hub.cache import HubFile, HubQuant, Reference, RemoteModel, parse_quant
 from edgespec.hub.hub import Hub
 from edgespec.planner.speed import read_by_type
-from edgespec.registry.resolve import HubGguf, HubMlx, Source, read_metadata
+from edgespec.registry.resolve import Source, read_metadata
 from edgespec.registry.schema import About
 from edgespec.units import gib
 
@@ -319,7 +319,7 @@ def read_facts(source: Source, hub: Hub) -> ModelFacts:
 
     Raises InvalidModelFile, HubError, CacheError.
     """
-    stored = _path(source.model) if isinstance(source, HubGguf | HubMlx) else None
+    stored = _path(source) if isinstance(source, RemoteModel) else None
     if stored is not None and (known := _load(stored)) is not None:
         return known
     facts = describe_model(read_metadata(source, hub))

@@ -21,7 +21,7 @@ from edgespec.engine.drafting import Rule
 from edgespec.errors import DoesNotFit, DraftRefused, HubError, InvalidRequest, UnknownModel
 from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata
-from edgespec.hub.cache import Alias, HubFile, HubQuant, HubReference, HubRepo, parse_reference
+from edgespec.hub.cache import Alias, HubFile, HubQuant, HubReference, HubRepo, RemoteModel, parse_reference
 from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub
 from edgespec.memory.store import DEFAULT_LIMIT_BYTES
@@ -29,7 +29,7 @@ from edgespec.planner.adapted import describe_version, use_adapted
 from edgespec.planner.draft_finder import AUTO, NONE, DraftFinder, PlannedDrafter, PlannedModel, parse_draft
 from edgespec.planner.heads import find_head, refuse_target, refusing_heads
 from edgespec.planner.memory import Fit, check_fit, read_memory, shares_context
-from edgespec.registry.resolve import HubGguf, HubMlx, Source, detect_backend, fetch_source, read_metadata, resolve_pair
+from edgespec.registry.resolve import Source, detect_backend, fetch_source, read_metadata, resolve_pair
 from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.units import gib
@@ -415,7 +415,7 @@ def list_used_files(request: LoadConfig, registry: Registry, hub: Hub) -> set[Fi
         planned = plan(replace(request, force=True), registry, offline, _Quiet())
     except HubError:  # its draft was removed since
         planned = plan(replace(request, force=True, draft=NONE), registry, offline, _Quiet())
-    models = [source.model for source in planned.sources if isinstance(source, HubGguf | HubMlx)]
+    models = [source for source in planned.sources if isinstance(source, RemoteModel)]
     return {(model.repo, file.path) for model in models for file in model.files}
 
 

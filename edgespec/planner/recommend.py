@@ -22,7 +22,7 @@ from edgespec.hub.hub import Hub
 from edgespec.planner.catalogue import Candidate, FitLevel, Query, list_candidates, rate_fit, search_candidates
 from edgespec.planner.memory import ModelFacts, guess_facts, read_facts
 from edgespec.planner.speed import ASSUMED, COMMON, FasterType, MachineSpeed, SpeedEstimate, load_speed, measure_speed
-from edgespec.registry.resolve import HubGguf, HubMlx, resolve_source
+from edgespec.registry.resolve import LocalModel, resolve_source
 from edgespec.registry.schema import About, Registry, Task
 from edgespec.units import gib
 
@@ -235,9 +235,9 @@ class Recommender:
     def _read(self, reference: Reference, backend: FileBackend, about: About) -> tuple[ModelFacts | None, int]:
         """The facts of a model and the bytes to download. Raises EdgespecError."""
         source = resolve_source(reference, backend, self.hub)
-        if not isinstance(source, HubGguf | HubMlx):
+        if isinstance(source, LocalModel):
             return read_facts(source, self.hub), 0
-        size = source.model.size
+        size = source.size
         missing = 0 if self._is_here(reference) else size
         if size > _OVERSIZE * self.memory.usable:
             return guess_facts(about, reference, size), missing

@@ -14,7 +14,7 @@ from edgespec.controller.store import SettingsStore
 from edgespec.core.protocols import CheckCancelled
 from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata
-from edgespec.hub.cache import shorten_names, snapshot_path
+from edgespec.hub.cache import shorten_names
 from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub
 from edgespec.planner.draft_finder import AUTO, PlannedDrafter
@@ -33,7 +33,7 @@ from edgespec.planner.speed import (
     read_by_type,
 )
 from edgespec.registry.adapted import Card
-from edgespec.registry.resolve import HubGguf, LocalGguf, PackagedGguf
+from edgespec.registry.resolve import find_local
 from edgespec.registry.schema import Acceptance, Registry
 from edgespec.units import gib, significant
 
@@ -106,16 +106,10 @@ def _describe_version(card: Card) -> dict[str, Any]:
 
 def describe_settings(planned: Plan, hub: Hub) -> dict[str, Any]:
     """The stored RuntimeSettings of a target on llama.cpp; None where they are not measured yet. Raises CacheError."""
-    source = planned.target
     if planned.backend != "llamacpp":
         return {}
-    if isinstance(source, HubGguf):
-        path = snapshot_path(hub.cache_dir, source.model, source.model.files[0].path)
-    elif isinstance(source, LocalGguf | PackagedGguf):
-        path = source.path
-    else:
-        return {}
-    stored = SettingsStore(path).load(planned.backend, planned.options) if path.exists() else None
+    path = find_local(planned.target, hub)
+    stored = SettingsStore(path).load(planned.backend, planned.options) if path is not None else None
     return {"settings": stored.to_dict() if stored is not None else None}
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import importlib.resources
-import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
@@ -21,15 +19,13 @@ from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Skip,
 from edgespec.controller.cost_model import Profile, choose_chain_length
 from edgespec.controller.profiler import measure_drafter, measure_rows
 from edgespec.controller.store import ProfileKey, calibration_folder, read_entries, save_entry
-from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Draft, Session
+from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Session
 from edgespec.core.sampling import Ints
 from edgespec.core.verify import read_prompt
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.errors import BackendError, CacheError, DoesNotFit, EdgespecError
-from edgespec.files import write_atomically
-from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import fingerprint_weights
-from edgespec.planner.heads import ProbeResult, Trial
+from edgespec.planner.heads import read_choices
 from edgespec.text.chat_template import encode_prompt
 
 # Measure the agreement and cost of a draft session on given texts.
@@ -118,24 +114,15 @@ class Evaluator:
 
     def _argmax(self, session: Session, passage: Passage) -> Ints:
         """[rows] the most probable tokens after the compared ones."""
-        text = passage.text
-        read_prompt(session, text[: passage.start])
-        best: list[Ints] = []
-        at = passage.start
-        while at < len(text):
-            self._check()
-            n = min(len(text) - at, session.draft_limit + 1)
-            chain = Draft.chain(text[at + 1 : at + n])
-            best.append(session.forward(text[at], chain).argmax())
-            session.commit(range(n - 1))
-            at += n
+        read_prompt(session, passage.text[: passage.start])
+        best = read_choices(session, passage.text, self._check)
         session.rewind(passage.start)
-        return np.concatenate(best)
+        return best
 
 
 EVALUATION_S = 10.0  # of a search that nobody has set a time for
 _MIN_SPEEDUP = 1.05  # a smaller speedup is not worth the memory
-_NOTES = "choices.json"
+_CHOICES = "choices.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,25 +272,19 @@ class SelfDraftCache:
 
     def look_up(self, setting: ProfileKey, request: str) -> Choice | None:
         """The cached choice for `request` under `setting`; None without one."""
-        for note in self._notes():
-            if note.get("setting") == asdict(setting) and note.get("asked") == request:
+        for entry in read_entries(self.folder / _CHOICES, "choice"):
+            if entry["setting"] == {**asdict(setting), "asked": request}:
                 with suppress(KeyError, TypeError, AttributeError, EdgespecError):
-                    method = parse(note["method"])
-                    return Choice(method, bool(note["pays"]), str(note["reason"])) if method else None
+                    found = entry["choice"]
+                    method = parse(found["method"])
+                    return Choice(method, bool(found["pays"]), str(found["reason"])) if method else None
         return None
 
     def remember(self, setting: ProfileKey, request: str, choice: Choice) -> None:
         """Store a choice. Errors are ignored: without it, the next run evaluates again."""
-        others = [n for n in self._notes() if (n.get("setting"), n.get("asked")) != (asdict(setting), request)]
-        found = {"method": str(choice.method), "pays": choice.pays, "reason": choice.reason}
-        note = {"setting": asdict(setting), "asked": request, **found}
-        with suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.folder / _NOTES, json.dumps({"model": self._name, "choices": [note, *others]}))
-
-    def _notes(self) -> list[dict[str, Any]]:
-        notes: list[dict[str, Any]] = _read_notes(self.folder).get("choices", [])
-        return notes
+        found = {"method": str(choice.method), "pays": choice.pays, "reason": choice.reason, "model": self._name}
+        entry = {"setting": {**asdict(setting), "asked": request}, "choice": found}
+        save_entry(self.folder / _CHOICES, entry, "choice")
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,11 +306,14 @@ def list_cached_drafts() -> list[CachedSelfDraft]:
     """The cached self-drafts of every model."""
     found = []
     for folder in sorted(cache_folder().glob("*")) if cache_folder().is_dir() else ():
-        notes = _read_notes(folder)
-        chosen = (f"{n.get('asked')}: {n.get('method')}, {n.get('reason')}" for n in notes.get("choices", ()))
+        choices = [
+            (entry["setting"].get("asked"), entry["choice"]) for entry in read_entries(folder / _CHOICES, "choice")
+        ]
+        chosen = tuple(f"{asked}: {each.get('method')}, {each.get('reason')}" for asked, each in choices)
         copies = tuple(sorted(folder.glob("*.gguf")))
-        if copies or notes:
-            found.append(CachedSelfDraft(folder, str(notes.get("model", folder.name)), copies, tuple(chosen)))
+        if copies or chosen:
+            name = str(choices[0][1].get("model")) if choices else folder.name
+            found.append(CachedSelfDraft(folder, name, copies, chosen))
     return found
 
 
@@ -346,88 +330,3 @@ def remove_cached_draft(cached: CachedSelfDraft) -> int:
 def cache_folder() -> Path:
     """The folder of all cached self-drafts."""
     return calibration_folder().with_name("drafts")
-
-
-def _read_notes(folder: Path) -> dict[str, Any]:
-    try:
-        found = json.loads((folder / _NOTES).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    notes = found.get("choices") if isinstance(found, dict) else None
-    return found if isinstance(notes, list) and all(isinstance(note, dict) for note in notes) else {}
-
-
-# Probes on disk: how a head is read beside a target, by the digests of both.
-
-
-_VERSION = 1  # of the file format and of the probe
-
-
-class ProbeStore:
-    """The file of a pair. What the head's file says is part of the key."""
-
-    def __init__(self, target: Path, head: Path) -> None:
-        """Raises CacheError if the weights cannot be read."""
-        self.path = calibration_folder() / f"head-{fingerprint_weights(target)}-{fingerprint_weights(head)}.json"
-
-    def load(self, backend: BackendName, spec: HeadSpec) -> ProbeResult | None:
-        """What was found for `spec`, without the trials; None if nothing was. A damaged entry reads as None."""
-        for entry in read_entries(self.path, "probe"):
-            if entry["setting"] == _setting(backend, spec):
-                try:
-                    return _from_dict(spec, entry["probe"])
-                except (KeyError, TypeError, ValueError):
-                    return None
-        return None
-
-    def save(self, backend: BackendName, spec: HeadSpec, result: ProbeResult) -> None:
-        """Store `result`. If the folder cannot be written, the next load probes again."""
-        save_entry(self.path, {"setting": _setting(backend, spec), "probe": _to_dict(spec, result)}, "probe")
-
-
-def _to_dict(spec: HeadSpec, result: ProbeResult) -> dict[str, Any]:
-    """`result` as JSON has it, without the trials; readings are what differs from `spec`, what the head's file says."""
-
-    def trial(tried: Trial) -> dict[str, Any]:
-        stated = asdict(spec)
-        reading = {name: value for name, value in asdict(tried.spec).items() if value != stated[name]}
-        return {"reading": reading, "agreement": list(tried.agreement), "positions": tried.positions}
-
-    return {
-        "chosen": trial(result.chosen),
-        "stated": trial(result.stated) if result.stated else None,
-        "lookups": result.lookups,
-        "own": list(result.own),
-        "seconds": result.seconds,
-    }
-
-
-def _from_dict(spec: HeadSpec, found: dict[str, Any]) -> ProbeResult:
-    """Raises KeyError, TypeError, ValueError for values of other types."""
-
-    def trial(tried: dict[str, Any]) -> Trial:
-        reading = {name: _check(spec, name, value) for name, value in dict(tried["reading"]).items()}
-        return Trial(replace(spec, **reading), _pair(tried["agreement"]), int(tried["positions"]))
-
-    stated = None if found["stated"] is None else trial(found["stated"])
-    lookups, own, seconds = float(found["lookups"]), _pair(found["own"]), float(found["seconds"])
-    return ProbeResult(stated, trial(found["chosen"]), lookups, own, seconds)
-
-
-def _check(spec: HeadSpec, name: str, value: object) -> Any:
-    if name == "layers" and isinstance(value, list) and all(type(each) is int for each in value):
-        return tuple(value)
-    if name in {each.name for each in fields(spec)} and isinstance(value, bool):
-        return value
-    raise ValueError(f"{name} is {value!r}")
-
-
-def _pair(values: list[float]) -> tuple[float, float]:
-    first, second = values
-    return float(first), float(second)
-
-
-def _setting(backend: BackendName, spec: HeadSpec) -> dict[str, Any]:
-    """As JSON reads it back."""
-    setting: dict[str, Any] = json.loads(json.dumps({"version": _VERSION, "backend": backend, "stated": asdict(spec)}))
-    return setting

@@ -236,7 +236,7 @@ def measure_speed(
             measured = run_in_child(_measure, missing, folder, options, check=check, on_poll=tell)
         except (ChildDied, BackendError, BackendUnavailable, CacheError):
             return stored
-    speed = MachineSpeed({**stored.rates, **measured})
+    speed = MachineSpeed({**stored.rates, **{kind: rate for kind, rate in measured.items() if rate}})
     save_speed(speed, options)
     return speed
 
@@ -320,9 +320,9 @@ def _make_header(type_name: str) -> Header:
 
 
 def _read_rate(rate: Mapping[str, Any]) -> dict[int, float]:
-    """Raises ValueError for times that are not above zero."""
+    """Raises ValueError without a time for one row."""
     read = {int(rows): float(seconds) for rows, seconds in rate.items()}
-    if read and (1 not in read or min(read.values()) <= 0):
+    if 1 not in read or min(read.values()) <= 0:
         raise ValueError("a rate needs one row, and times above zero")
     return read
 

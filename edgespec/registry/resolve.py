@@ -22,6 +22,7 @@ from edgespec.hub.cache import (
     HubQuant,
     HubReference,
     HubRepo,
+    Kind,
     LocalPath,
     PackagedFile,
     Reference,
@@ -29,6 +30,7 @@ from edgespec.hub.cache import (
     is_gguf_name,
     list_parts,
     parse_reference,
+    snapshot_path,
 )
 from edgespec.hub.download import Progress
 from edgespec.hub.hub import Hub
@@ -37,41 +39,15 @@ from edgespec.registry.schema import Acceptance, Entry, Pair, Registry, Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class LocalGguf:
-    """A GGUF file on this machine (the first part of a split one)."""
+class LocalModel:
+    """A model on this machine: a GGUF file (the first part of a split one) or an MLX folder."""
 
     path: Path
+    kind: Kind
 
 
-@dataclass(frozen=True, slots=True)
-class PackagedGguf:
-    """A GGUF file of a Python package, which both runtimes open."""
-
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class HubGguf:
-    """A GGUF model on the hub, cached or not."""
-
-    model: RemoteModel
-
-
-@dataclass(frozen=True, slots=True)
-class LocalMlx:
-    """An MLX model folder on this machine."""
-
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
-class HubMlx:
-    """An MLX model on the hub, cached or not."""
-
-    model: RemoteModel
-
-
-Source = LocalGguf | PackagedGguf | HubGguf | LocalMlx | HubMlx
+Source = LocalModel | RemoteModel
+"""What can be opened; a model of the hub is cached or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +114,12 @@ def resolve_source(reference: Reference, backend: FileBackend, hub: Hub) -> Sour
         case LocalPath(path):
             return _resolve_local(path, backend)
         case PackagedFile():
-            return _resolve_packaged(reference)
+            place = find_packaged(reference)
+            if place is None:
+                raise UnknownModel(
+                    f"No installed package has {reference}.", hint="Install that package, or edgespec again."
+                )
+            return LocalModel(place, "gguf")
         case HubRepo() | HubQuant() | HubFile():
             return _resolve_hub(reference, backend, hub)
         case _:
@@ -151,13 +132,13 @@ def read_metadata(source: Source, hub: Hub, progress: Progress | None = None) ->
     From the hub, this fetches the first bytes of a GGUF file, or the small files of a folder into the cache. Raises
     InvalidModelFile, HubError, CacheError.
     """
-    if isinstance(source, HubGguf):
-        return hub.header(source.model)
-    if isinstance(source, HubMlx):
-        weights = sum(file.size for file in source.model.files if file.path.endswith(".safetensors"))
-        small = tuple(file for file in source.model.files if not file.path.endswith(".safetensors"))
-        return read_config(hub.fetch(replace(source.model, files=small), progress), source.model.repo, weights)
-    if isinstance(source, LocalMlx):
+    if isinstance(source, RemoteModel) and source.kind == "gguf":
+        return hub.header(source)
+    if isinstance(source, RemoteModel):
+        weights = sum(file.size for file in source.files if file.path.endswith(".safetensors"))
+        small = tuple(file for file in source.files if not file.path.endswith(".safetensors"))
+        return read_config(hub.fetch(replace(source, files=small), progress), source.repo, weights)
+    if source.kind == "mlx":
         return read_folder(source.path)
     names = list_parts(source.path.name)
     return join_parts([read_file(source.path.with_name(name)) for name in names])
@@ -165,9 +146,17 @@ def read_metadata(source: Source, hub: Hub, progress: Progress | None = None) ->
 
 def fetch_source(source: Source, hub: Hub, progress: Progress | None = None) -> Path:
     """The GGUF file or MLX folder to open; downloads the missing files of a hub source. Raises as Hub.fetch does."""
-    if isinstance(source, HubGguf | HubMlx):
-        return hub.fetch(source.model, progress)
-    return source.path
+    return hub.fetch(source, progress) if isinstance(source, RemoteModel) else source.path
+
+
+def find_local(source: Source, hub: Hub) -> Path | None:
+    """The GGUF file or MLX folder of a source; None where a file of it is not downloaded."""
+    if isinstance(source, LocalModel):
+        return source.path
+    paths = [snapshot_path(hub.cache_dir, source, file.path) for file in source.files]
+    if not all(path.exists() for path in paths):
+        return None
+    return paths[0] if source.kind == "gguf" else paths[0].parent
 
 
 def detect_backend(text: str | None, registry: Registry, hub: Hub, *, prefer_mlx: bool) -> FileBackend:
@@ -223,33 +212,24 @@ def _resolve_local(path: Path, backend: FileBackend) -> Source:
             )
         if not (path / "config.json").is_file():
             raise InvalidModelFile(f"{path} is not an MLX model: it has no config.json.", hint="Name another folder.")
-        return LocalMlx(path)
+        return LocalModel(path, "mlx")
     if path.is_dir():
         found = sorted(each for each in path.iterdir() if is_gguf_name(each.name))
         first = [each for each in found if list_parts(each.name)[0] == each.name]
         if len(first) != 1:
             problem = f"{len(first)} GGUF models" if first else "no GGUF model"
             raise UnknownModel(f"The folder {path} holds {problem}.", hint="Name one .gguf file.")
-        return LocalGguf(first[0])
+        return LocalModel(first[0], "gguf")
     for name in list_parts(path.name):
         if not path.with_name(name).is_file():
             raise UnknownModel(f"There is no file {path.with_name(name)}.", hint="Check the path.")
-    return LocalGguf(path.with_name(list_parts(path.name)[0]))
-
-
-def _resolve_packaged(reference: PackagedFile) -> Source:
-    place = find_packaged(reference)
-    if place is None:
-        raise UnknownModel(f"No installed package has {reference}.", hint="Install that package, or edgespec again.")
-    return PackagedGguf(place)
+    return LocalModel(path.with_name(list_parts(path.name)[0]), "gguf")
 
 
 def _resolve_hub(reference: HubReference, backend: FileBackend, hub: Hub) -> Source:
     model = hub.find_cached(reference) or hub.resolve(reference)
-    if backend == "mlx" and model.kind == "mlx":
-        return HubMlx(model)
-    if backend == "llamacpp" and model.kind == "gguf":
-        return HubGguf(model)
+    if (backend == "mlx") == (model.kind == "mlx"):
+        return model
     kind, other = ("a GGUF", "llamacpp") if model.kind == "gguf" else ("an MLX", "mlx")
     raise UnknownModel(f"{reference} is {kind} model, which {backend} does not open.", hint=f"Use --backend {other}.")
 

@@ -29,14 +29,13 @@ from edgespec.errors import (
 from edgespec.formats.heads import HeadSpec
 from edgespec.hub.hub import Hub
 from edgespec.planner.draft_finder import AUTO, PlannedDrafter
-from edgespec.planner.heads import HeadProbe, ProbeResult, describe_change
+from edgespec.planner.heads import HeadProbe, ProbeResult, ProbeStore, describe_change
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, fetch, plan
 from edgespec.planner.selfdraft_search import (
     EVALUATION_S,
     DraftEval,
     Evaluator,
     Passage,
-    ProbeStore,
     SelfDraftCache,
     SelfDraftSearch,
     make_self_draft,

@@ -236,7 +236,7 @@ class Loader:
         paths: list[Path] = []
         with ExitStack() as undo:
             for each in planned.drafters:
-                source: Any = open_server(each.server) if each.server else None
+                source: Any = open_server(each.reference) if each.spec.needs == "server" else None
                 path = None
                 if each.model is not None:
                     path = self._fetch(each.model.source)
@@ -261,7 +261,7 @@ class Loader:
             speculation = _speculation(config, [each.spec.name for each in drafters])
             engine = Engine(target, drafters, speculation, planned.options.caches, memory)
             undo.pop_all()
-        versions = [f"version {each.card.version}" if each.card else each.server for each in loaded]
+        versions = [f"version {each.card.version}" if each.card else each.reference for each in loaded]
         store = ProfileStore(target_path, paths, "+".join(filter(None, [str(method or ""), *versions])))
         info = _describe(engine, planned.name, planned.backend, planned.sampling, planned.fit, settings)
         key = replace(key, exact_width=planned.options.exact_width)

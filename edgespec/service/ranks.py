@@ -28,11 +28,11 @@ from edgespec.backends.ranks import (
 )
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled, EdgespecError, InvalidRequest, reason_of
-from edgespec.hub.cache import HubRepo, LocalPath, parse_reference
+from edgespec.hub.cache import HubRepo, LocalPath, RemoteModel, parse_reference
 from edgespec.hub.hub import Hub
 from edgespec.planner.plan import Plan, Reporter
 from edgespec.registry.originals import name_packaged
-from edgespec.registry.resolve import HubMlx, LocalMlx, PackagedGguf, Source, fetch_source, resolve_source
+from edgespec.registry.resolve import LocalModel, Source, fetch_source, resolve_source
 
 if TYPE_CHECKING:
     from edgespec.backends.mlx.team import FollowingTeam, LeadingTeam, TeamModel, TeamSession
@@ -98,24 +98,22 @@ def mlx_leader(check: CheckCancelled) -> LeadingTeam:
 
 
 def write_source(source: Source) -> dict[str, str]:
-    """For read_source on another machine. Raises ValueError for one that MLX cannot open."""
+    """For read_source on another machine. A GGUF file is that of a package: MLX opens no other."""
     match source:
-        case HubMlx(model):
-            return {"reference": str(HubRepo(model.repo, model.revision)), "commit": model.commit}
-        case PackagedGguf(path):
+        case RemoteModel():
+            return {"reference": str(HubRepo(source.repo, source.revision)), "commit": source.commit}
+        case LocalModel(path, "gguf"):
             return {"reference": str(name_packaged(path))}
-        case LocalMlx(path):
+        case LocalModel(path):
             return {"reference": str(LocalPath(path.resolve()))}
-        case _:
-            raise ValueError(f"MLX does not open {source}")
 
 
 def read_source(message: dict[str, str], hub: Hub) -> Source:
     """What rank 0 has loaded. Raises UnknownModel, HubError, InvalidModelFile, InvalidRequest for another commit."""
     source = resolve_source(parse_reference(message["reference"]), "mlx", hub)
-    if isinstance(source, HubMlx) and source.model.commit != message["commit"]:
+    if isinstance(source, RemoteModel) and source.commit != message["commit"]:
         raise InvalidRequest(
-            f"{source.model.repo} is at another commit than on rank 0.", hint="Run `edgespec pull` on all machines."
+            f"{source.repo} is at another commit than on rank 0.", hint="Run `edgespec pull` on all machines."
         )
     return source
 

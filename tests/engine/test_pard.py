@@ -14,7 +14,7 @@ from edgespec.drafters import drafter_specs
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
-from edgespec.registry.resolve import LocalGguf, LocalMlx, find_pard_token, read_metadata
+from edgespec.registry.resolve import LocalModel, find_pard_token, read_metadata
 from tests.engine.prompts import CODE
 from tests.models import TARGET
 
@@ -80,6 +80,6 @@ def test_files_name_the_mask_token() -> None:
     from edgespec.hub.hub import Hub
 
     hub = Hub.from_environment()
-    assert find_pard_token(read_metadata(LocalGguf(FOLDER / "model.gguf"), hub)) == MASK
-    assert find_pard_token(read_metadata(LocalMlx(FOLDER), hub)) == MASK
-    assert find_pard_token(read_metadata(LocalGguf(TARGET), hub)) is None
+    assert find_pard_token(read_metadata(LocalModel(FOLDER / "model.gguf", "gguf"), hub)) == MASK
+    assert find_pard_token(read_metadata(LocalModel(FOLDER, "mlx"), hub)) == MASK
+    assert find_pard_token(read_metadata(LocalModel(TARGET, "gguf"), hub)) is None

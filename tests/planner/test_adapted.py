@@ -19,7 +19,7 @@ from edgespec.planner.draft_finder import PlannedDrafter
 from edgespec.planner.plan import LoadConfig, Plan, plan
 from edgespec.planner.report import describe_plan, format_plan
 from edgespec.registry.adapted import BASE, AdaptedDrafts, AdaptedPair
-from edgespec.registry.resolve import LocalGguf, find_pard_token, resolve_pair
+from edgespec.registry.resolve import LocalModel, find_pard_token, resolve_pair
 from edgespec.registry.schema import load_registry
 from tests.formats.head_files import H, V, write, write_eagle3
 from tests.models import DRAFT, REPOSITORY, TARGET, llama
@@ -88,11 +88,11 @@ def test_the_version_in_use_takes_the_place_of_its_base(
     drafter = model_of(found)
     version = pair.active()
     assert version is not None and drafter.model is not None
-    assert drafter.model.source == LocalGguf(version.path) and drafter.card == card
+    assert drafter.model.source == LocalModel(version.path, "gguf") and drafter.card == card
     assert drafter.label == f"{model_of(before).label} (version 1)"
     assert found.findings == [f"Drafting with version 1 of the draft, adapted on {card.date}."]
     assert found.fit.draft != before.fit.draft, "the memory of the version's own file"
-    assert found.sources == [found.target, LocalGguf(version.path)] and heard.notices == []
+    assert found.sources == [found.target, LocalModel(version.path, "gguf")] and heard.notices == []
     pair.use(BASE)
     assert model_of(planned(draft, backend=backend)).label == model_of(before).label
 

@@ -134,7 +134,7 @@ def test_a_changed_model_has_a_shelf_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["", "[]", "{}", '{"choices": 3}', '{"choices": [3]}', "[" * 9999, '{"choices": [{"asked": "auto"}]}']
+    "damage", ["", "[]", "{}", '{"entries": 3}', '{"entries": [3]}', "[" * 9999, '{"entries": [{"setting": {}}]}']
 )
 def test_a_damaged_note_is_no_note(damage: str) -> None:
     cache = SelfDraftCache(TARGET, "python-6m")
@@ -152,7 +152,7 @@ def test_a_choice_that_cannot_be_read_is_none() -> None:
     file = cache.folder / "choices.json"
     notes = json.loads(file.read_text())
     for method in ("qspec:99", "a model", None, 7):
-        notes["choices"][0]["method"] = method
+        notes["entries"][0]["choice"]["method"] = method
         file.write_text(json.dumps(notes))
         assert cache.look_up(SETTING, "auto") is None
 

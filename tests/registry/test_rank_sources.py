@@ -10,7 +10,7 @@ import pytest
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.hub.cache import parse_reference
 from edgespec.hub.hub import Hub
-from edgespec.registry.resolve import LocalMlx, resolve_source
+from edgespec.registry.resolve import LocalModel, resolve_source
 from edgespec.service.ranks import read_source, write_source
 from tests.hub.hubserver import HubServer
 from tests.mlx_models import DENSE, make_folder
@@ -19,7 +19,7 @@ from tests.mlx_models import DENSE, make_folder
 def test_every_rank_finds_the_same_files(hub: Hub, server: HubServer, root: Path, tmp_path: Path) -> None:
     make_folder(root / "mlx-community" / "M-4bit", DENSE)
     remote = resolve_source(parse_reference("mlx-community/M-4bit"), "mlx", hub)
-    local = LocalMlx(make_folder(tmp_path / "dense", DENSE))
+    local = LocalModel(make_folder(tmp_path / "dense", DENSE), "mlx")
     for source in (remote, local, resolve_source(parse_reference("package:python-6m/target.gguf"), "mlx", hub)):
         assert read_source(json.loads(json.dumps(write_source(source))), hub) == source
     with pytest.raises(InvalidRequest, match="another commit than on rank 0"):

@@ -8,15 +8,11 @@ import pytest
 
 from edgespec.errors import HubError, InvalidModelFile, UnknownModel
 from edgespec.formats.mlx_folder import read_config
-from edgespec.hub.cache import HubFile, HubRepo, PackagedFile, parse_reference
+from edgespec.hub.cache import HubFile, HubRepo, PackagedFile, RemoteModel, parse_reference
 from edgespec.hub.hub import Hub
 from edgespec.registry.originals import name_packaged
 from edgespec.registry.resolve import (
-    HubGguf,
-    HubMlx,
-    LocalGguf,
-    LocalMlx,
-    PackagedGguf,
+    LocalModel,
     detect_backend,
     fetch_source,
     find_pard_token,
@@ -52,10 +48,10 @@ def test_an_alias_gives_target_draft_and_sampling_without_a_download(
     source = serve(root, pad_bytes=2**20)
     draft = serve(root, "small-Q4_0.gguf", repo=DRAFT_REPO)
     pair = resolve_pair("pair", "llamacpp", registry, hub)
-    assert isinstance(pair.target, HubGguf) and pair.draft == HubRepo(DRAFT_REPO)
+    assert isinstance(pair.target, RemoteModel) and pair.draft == HubRepo(DRAFT_REPO)
     assert (pair.name, pair.sampling) == ("pair", SamplingDefaults(top_k=5))
     small = resolve_source(pair.draft, "llamacpp", hub)
-    assert isinstance(small, HubGguf) and small.model.files[0].path == "small-Q4_0.gguf"
+    assert isinstance(small, RemoteModel) and small.files[0].path == "small-Q4_0.gguf"
     assert not [each for each in server.log if "/resolve/" in each.path]
     assert read_metadata(pair.target, hub).size == source.stat().st_size
     assert fetch_source(pair.target, hub).read_bytes() == source.read_bytes()
@@ -83,7 +79,7 @@ def test_what_is_cached_opens_without_a_request(hub: Hub, server: HubServer, roo
 def test_an_mlx_alias(hub: Hub, root: Path, registry: Registry) -> None:
     mlx(root)
     pair = resolve_pair("only-mlx", "mlx", registry, hub)
-    assert isinstance(pair.target, HubMlx) and pair.draft is None
+    assert isinstance(pair.target, RemoteModel) and pair.draft is None
     assert {each.name for each in fetch_source(pair.target, hub).iterdir()} == {"config.json", "model.safetensors"}
     with pytest.raises(UnknownModel, match="only-mlx has no model for llamacpp") as caught:
         resolve_pair("only-mlx", "llamacpp", registry, hub)
@@ -104,7 +100,7 @@ def test_local_files_and_folders(hub: Hub, tmp_path: Path, registry: Registry) -
     path = write_gguf(folder / "one.gguf")
     for text in (str(path), str(folder)):
         pair = resolve_pair(text, "llamacpp", registry, hub)
-        assert pair.target == LocalGguf(path) and pair.draft is None
+        assert pair.target == LocalModel(path, "gguf") and pair.draft is None
     write_gguf(folder / "two.gguf")
     with pytest.raises(UnknownModel, match="holds 2 GGUF models"):
         resolve_pair(str(folder), "llamacpp", registry, hub)
@@ -116,7 +112,7 @@ def test_local_files_and_folders(hub: Hub, tmp_path: Path, registry: Registry) -
         resolve_pair(str(folder), "mlx", registry, hub)
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"")
-    assert resolve_pair(str(folder), "mlx", registry, hub).target == LocalMlx(folder)
+    assert resolve_pair(str(folder), "mlx", registry, hub).target == LocalModel(folder, "mlx")
 
 
 def test_the_best_backend_follows_the_format(hub: Hub, root: Path, tmp_path: Path, registry: Registry) -> None:
@@ -142,8 +138,8 @@ def test_the_best_backend_follows_the_format(hub: Hub, root: Path, tmp_path: Pat
 def test_a_local_split_model_opens_at_its_first_part(hub: Hub, tmp_path: Path, registry: Registry) -> None:
     first, second = (write_gguf(tmp_path / f"m-0000{part}-of-00002.gguf") for part in (1, 2))
     target = resolve_pair(str(second), "llamacpp", registry, hub).target
-    assert target == LocalGguf(first)
-    assert isinstance(target, LocalGguf)
+    assert target == LocalModel(first, "gguf")
+    assert isinstance(target, LocalModel)
     assert read_metadata(target, hub).size == first.stat().st_size + second.stat().st_size
     first.unlink()
     with pytest.raises(UnknownModel, match="00001-of-00002"):
@@ -154,7 +150,7 @@ def test_no_name_means_the_embedded_pair(hub: Hub, server: HubServer, registry: 
     pair = resolve_pair(None, "llamacpp", registry, hub)
     assert pair.draft == PackagedFile("python-6m/draft.gguf")
     draft = resolve_source(pair.draft, "llamacpp", hub)
-    assert isinstance(pair.target, PackagedGguf) and isinstance(draft, PackagedGguf)
+    assert isinstance(pair.target, LocalModel) and isinstance(draft, LocalModel)
     headers = read_metadata(pair.target, hub), read_metadata(draft, hub)
     assert headers[0].weight_bytes > headers[1].weight_bytes
     assert find_tokenizer_mismatch(*headers) is None
@@ -183,7 +179,7 @@ def test_the_target_in_an_installed_package(
     monkeypatch.syspath_prepend(tmp_path)
     registry = load_registry(tmp_path / "models.toml")
     for backend in ("llamacpp", "mlx"):
-        assert resolve_pair("wrapped", backend, registry, hub).target == PackagedGguf(path)
+        assert resolve_pair("wrapped", backend, registry, hub).target == LocalModel(path, "gguf")
     assert name_packaged(path) == PackagedFile("wrapped_weights/m.gguf")
     only = Registry({alias: registry.entries[alias] for alias in (EMBEDDED_ALIAS, "wrapped")})
     assert only.default == "wrapped"
@@ -197,8 +193,8 @@ def test_a_pard_model_and_its_mask_token(hub: Hub, tmp_path: Path, registry: Reg
     pair = resolve_pair("parallel", "llamacpp", registry, hub)
     assert (pair.draft, pair.pard, pair.pard_token) == (None, PackagedFile("python-6m/draft.gguf"), 7)
     assert (resolve_pair(None, "llamacpp", registry, hub).pard_token) is None
-    stated = read_metadata(LocalGguf(write_gguf(tmp_path / "stated.gguf", mask=9)), hub)
-    silent = read_metadata(LocalGguf(write_gguf(tmp_path / "silent.gguf")), hub)
+    stated = read_metadata(LocalModel(write_gguf(tmp_path / "stated.gguf", mask=9), "gguf"), hub)
+    silent = read_metadata(LocalModel(write_gguf(tmp_path / "silent.gguf"), "gguf"), hub)
     assert (find_pard_token(stated), find_pard_token(silent)) == (9, None)
 
 

@@ -24,9 +24,8 @@ from edgespec.errors import Cancelled, DraftRefused, InvalidRequest
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
 from edgespec.hub.hub import Hub
-from edgespec.planner.heads import HeadProbe, ProbeResult, is_better
+from edgespec.planner.heads import HeadProbe, ProbeResult, ProbeStore, is_better
 from edgespec.planner.plan import LoadConfig, plan
-from edgespec.planner.selfdraft_search import ProbeStore
 from edgespec.registry.schema import load_registry
 from edgespec.service.drafts import load_head, probe_head
 from edgespec.service.load import Loader
