@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
 from time import sleep
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from edgespec.backends import BackendName
 from edgespec.backends.devices import DeviceMemory
@@ -23,9 +24,6 @@ from edgespec.planner.memory import Fit
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import SamplingDefaults
 
-# A stream of events from a worker thread to one reader: a thread with `for`, or an event loop with `async for`.
-
-
 T = TypeVar("T")
 
 MAX_UNREAD = 2048  # events that work may be ahead of its reader
@@ -33,15 +31,11 @@ _BACKOFF_S = 0.005
 _POLL_S = 0.1  # waits are cut into these, so that Ctrl-C and cancellation are seen on every platform
 
 
-@dataclass(frozen=True, slots=True)
-class _End:
-    error: BaseException | None
-
-
 class Stream(Generic[T]):
-    """Events of one piece of work, in order. One reader; `cancel` may be called from any thread.
+    """Events of one piece of work, in order, from a worker thread to one reader: a thread, an event loop or a function.
 
-    Reading raises what the work raised, and Cancelled if the work was cancelled before it began.
+    Reading raises what the work raised, and Cancelled if the work was cancelled before it began. `cancel` may be called
+    from any thread.
     """
 
     def __init__(self, on_cancel: Callable[[], None] | None = None, *, is_bounded: bool = True) -> None:
@@ -49,22 +43,20 @@ class Stream(Generic[T]):
         self.is_cancelled = False
         self._on_cancel = on_cancel
         self._is_bounded = is_bounded
-        self._is_over = False
-        self._events: SimpleQueue[T | _End] = SimpleQueue()
-        self._lock = threading.Lock()  # of the switch from the queue to `_receive`
-        self._receive: Callable[[Sequence[T], _End | None], None] | None = None
-        self._wake_reader: Callable[[], None] | None = None  # of an event loop, while it may be waiting
+        self._unread: deque[T] = deque()
+        self._is_over = False  # with all its events among the unread ones
+        self._error: BaseException | None = None
+        self._lock = threading.RLock()
+        self._notify: Callable[[], None] | None = None  # who waits for events
 
     @staticmethod
     def of(produce: Callable[[], T]) -> Stream[T]:
         """A stream that has ended: the result of `produce`, or the error that it raised."""
         stream: Stream[T] = Stream()
         try:
-            stream.put(produce())
+            stream.end(None, produce())
         except Exception as error:  # noqa: BLE001 - reading raises it
             stream.end(error)
-        else:
-            stream.end()
         return stream
 
     def cancel(self) -> None:
@@ -74,32 +66,29 @@ class Stream(Generic[T]):
             if self._on_cancel is not None:
                 self._on_cancel()
 
-    # What the work calls.
-
     def put(self, *events: T) -> None:
         """Add events. Waits while too many are unread, unless the stream is cancelled."""
         while self._is_full and not self.is_cancelled:
             sleep(_BACKOFF_S)
-        self._add(events)
+        self._add(events, is_last=False)
 
     def end(self, error: BaseException | None = None, *events: T) -> None:
         """Add the last events. The work is over; once."""
-        self._is_over = True
-        self._add(events, _End(error))
-
-    # What the reader calls.
+        self._error = error
+        self._add(events, is_last=True)
 
     def __iter__(self) -> Iterator[T]:
+        arrived = threading.Event()
         while True:
-            try:
-                event = self._events.get(timeout=_POLL_S)
-            except Empty:
-                continue
-            if isinstance(event, _End):
-                self._events.put(event)  # for the next reader
-                _raise(event)
-                return
-            yield event
+            is_over = self._is_over
+            while self._unread:
+                yield self._unread.popleft()
+            if is_over:
+                return self._raise()
+            arrived.clear()
+            self._wait_for_events(arrived.set)
+            while not arrived.wait(_POLL_S):
+                pass
 
     async def __aiter__(self) -> AsyncIterator[T]:
         async for batch in self.batches():
@@ -108,37 +97,37 @@ class Stream(Generic[T]):
 
     async def batches(self) -> AsyncIterator[list[T]]:
         """Available events in batches: a reader that is slower than the work gets longer ones."""
-        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        loop, arrived = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(ready.set)
+                loop.call_soon_threadsafe(arrived.set)
 
         while True:
-            ready.clear()
-            with self._lock:
-                self._wake_reader = wake
-            events, end = self._take_all()
+            is_over, events = self._is_over, self._take_all()
             if events:
                 yield events
-            elif end is not None:
-                _raise(end)
+            elif is_over:
+                self._raise()
                 return
             else:
-                await ready.wait()
+                arrived.clear()
+                self._wait_for_events(wake)
+                await arrived.wait()
 
     def forward(self, put: Callable[[Sequence[T]], None], end: Callable[[BaseException | None], None]) -> None:
         """Call `put` and `end` on the thread that works, from now on, instead of keeping events for a reader."""
 
-        def receive(events: Sequence[T], last: _End | None) -> None:
-            if events:
+        def deliver() -> None:
+            is_over = self._is_over
+            if events := self._take_all():
                 put(events)
-            if last is not None:
-                end(last.error)
+            if is_over:
+                end(self._error)
+            else:
+                self._wait_for_events(deliver)
 
-        with self._lock:
-            self._receive = receive
-            receive(*self._take_all())
+        self._wait_for_events(deliver)
 
     def result(self) -> T:
         """The only event."""
@@ -155,35 +144,30 @@ class Stream(Generic[T]):
 
     @property
     def _is_full(self) -> bool:
-        return self._is_bounded and self._events.qsize() >= MAX_UNREAD
+        return self._is_bounded and len(self._unread) >= MAX_UNREAD
 
-    def _add(self, events: Sequence[T], end: _End | None = None) -> None:
+    def _add(self, events: Sequence[T], *, is_last: bool) -> None:
         with self._lock:
-            if self._receive is not None:
-                self._receive(events, end)
+            self._unread.extend(events)
+            self._is_over = is_last
+            notify, self._notify = self._notify, None
+            if notify is not None:
+                notify()
+
+    def _wait_for_events(self, notify: Callable[[], None]) -> None:
+        """Have `notify` called once, as soon as there are unread events or the work is over."""
+        with self._lock:
+            if self._unread or self._is_over:
+                notify()
             else:
-                for event in events:
-                    self._events.put(event)
-                if end is not None:
-                    self._events.put(end)
-            wake, self._wake_reader = self._wake_reader, None
-        if wake is not None:
-            wake()
+                self._notify = notify
 
-    def _take_all(self) -> tuple[list[T], _End | None]:
-        """All events that are there, and the end if it is. The end stays, for the next reader."""
-        events: list[T] = []
-        with suppress(Empty):
-            while not isinstance(event := self._events.get_nowait(), _End):
-                events.append(event)
-            self._events.put(event)
-            return events, event
-        return events, None
+    def _take_all(self) -> list[T]:
+        return [self._unread.popleft() for _ in range(len(self._unread))]
 
-
-def _raise(end: _End) -> None:
-    if end.error is not None:
-        raise end.error
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,61 +209,83 @@ class ModelInfo:
         return "+".join(self.drafters.values()) or "none"
 
 
-class EngineClient(Protocol):
+class EngineClient(ABC):
     """Every method returns at once. Jobs run in order, up to `max_concurrency` answers at the same time. The streams of
     `speculate`, `draft_stats`, `devices`, `count`, `render`, `tokenize` and `spell` do not wait for them.
 
-    `model_info` is None where no model is open; a stream of work that needs one raises InvalidRequest.
+    A stream of work that needs an open model raises InvalidRequest where there is none. What is not overridden is
+    forwarded to `_call`.
     """
 
     @property
-    def model_info(self) -> ModelInfo | None: ...
+    @abstractmethod
+    def model_info(self) -> ModelInfo | None:
+        """The open model; None where there is none."""
 
     @property
+    @abstractmethod
     def resident(self) -> int:
         """Bytes of memory that the engine and this process take."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Cancel all work, store what was learned and free the model."""
+
+    def _call(self, method: str, *arguments: Any, reporter: Reporter | None = None) -> Stream[Any]:
+        """Call the method of that name of the engine; `reporter` is its last argument, if it has one."""
+        raise NotImplementedError
+
     def take_failure(self) -> EdgespecError | None:
         """Why the engine has ended by itself while no stream was there to tell it; once for each end."""
+        return None
 
     def open(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
         """Open a model in place of the present one, which stays open where that fails."""
+        return self._call("open", config, reporter=reporter)
 
     def change_draft(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
         """Open another draft for the model. On failure the present draft stays."""
+        return self._call("change_draft", config, reporter=reporter)
 
     def stream(self, request: Request, speculation: Speculation | None = None) -> Stream[Event]:
         """Generate. `speculation` replaces the engine's for this generation."""
+        return self._call("stream", request, speculation)
 
     def plan(self, config: LoadConfig, reporter: Reporter) -> Stream[str]:
         """Report what `edgespec plan` reports of a model: what is known at once, then speeds once they are measured."""
+        return self._call("plan", config, reporter=reporter)
 
     def speculate(self, argument: str) -> Stream[ModelInfo]:
         """Run `/spec argument`, during a generation too. Raises InvalidRequest."""
+        return self._call("speculate", argument)
 
     def draft_stats(self) -> Stream[DraftStats | None]:
         """Read what the autopilot has learned; None before it has measured."""
+        return self._call("draft_stats")
 
     def count(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> Stream[int]:
         """Count the tokens of a prompt, which may be more than the context holds."""
+        return self._call("count", prompt, dict(variables), start)
 
     def render(self, request: Request) -> Stream[str]:
         """Write the prompt of a request, and the beginning of its answer, as the model reads it."""
+        return self._call("render", request)
 
     def tokenize(self, raw: RawText) -> Stream[list[int]]:
         """Split text into tokens."""
+        return self._call("tokenize", raw)
 
     def spell(self, tokens: Sequence[int]) -> Stream[list[bytes]]:
         """List the bytes of each token, and the spelling of control tokens. Raises InvalidRequest for unknown ids."""
+        return self._call("spell", list(tokens))
 
     def embed(self, texts: Sequence[str | Sequence[int]]) -> Stream[Embedding]:
         """Compute a vector for each text."""
+        return self._call("embed", list(texts))
 
     def devices(self) -> Stream[tuple[DeviceMemory, ...]]:
         """List the accelerators that a model would run on."""
-
-    def close(self) -> None:
-        """Cancel all work, store what was learned and free the model."""
+        return self._call("devices")
 
 
 def require_model(client: EngineClient) -> ModelInfo:

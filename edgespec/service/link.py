@@ -86,11 +86,10 @@ class Link:
                     self._n_queued -= 1
 
 
-# Messages between a process and the engine process that it started.
+# Messages between a process and the engine process that it started, one type each way.
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """Call `method` of the EngineClient; its stream is number `number`. Without a method: cancel that stream."""
 
     number: int
@@ -99,35 +98,25 @@ class Call:
     has_reporter: bool = False
 
 
-class Events(NamedTuple):
-    """New events of streams, by their numbers."""
+class Report(NamedTuple):
+    """An event of a stream that is a call of its Reporter."""
 
-    by_stream: dict[int, list[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The end of a stream, with its last events. `model_info` is left out where it has not changed since."""
-
-    number: int
-    events: list[Any]
-    error: BaseException | None
-    model_info: ModelInfo | None
-    is_model_info_new: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A call of the Reporter."""
-
-    number: int
     method: str
     arguments: tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """The engine process lives, and the thread that owns its models goes on."""
+class Update(NamedTuple):
+    """New events of streams by their numbers, and perhaps the end of one. An empty one is a sign of life: the thread
+    that owns the models goes on.
+
+    ended       number of the stream that has ended
+    model_info  that of the engine at that time
+    """
+
+    events: dict[int, list[Any]]
+    ended: int | None = None
+    error: BaseException | None = None
+    model_info: ModelInfo | None = None
 
 
 # The output of an engine process, and what it tells of the end of the process.

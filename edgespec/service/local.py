@@ -31,7 +31,7 @@ from edgespec.errors import Cancelled, EdgespecError, reason_of
 from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import load_registry
-from edgespec.service.client import ModelInfo, Stream, no_model, require_model
+from edgespec.service.client import EngineClient, ModelInfo, Stream, no_model, require_model
 from edgespec.service.drafts import search_when_idle
 from edgespec.service.learn import Activity, Learner, is_on_battery, open_learner
 from edgespec.service.load import Loader
@@ -224,8 +224,8 @@ class Notices:
                 yield Notice(self._texts.get_nowait())
 
 
-class LocalEngine:
-    """An EngineClient. Commands of one process use it directly; EngineProcess runs one in a process of its own."""
+class LocalEngine(EngineClient):
+    """Commands of one process use it directly; EngineProcess runs one in a process of its own."""
 
     def __init__(self, after_turn: Callable[[], None] = lambda: None, *, uses_idle_time: bool = False) -> None:
         """`after_turn`: see Worker. `uses_idle_time`: whether to search for a self-draft between answers."""
@@ -259,9 +259,6 @@ class LocalEngine:
         """
         loaded = self.loaded
         return 0.0 if loaded is not None and loaded.config.load.workers else self._worker.silent_s
-
-    def take_failure(self) -> None:
-        """It ends with this process."""
 
     def open(self, config: LoadConfig, reporter: Reporter, *, settings_s: float | None = None) -> Stream[ModelInfo]:
         """See EngineClient; `settings_s`: see Loader."""

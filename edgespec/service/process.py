@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import atexit
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
@@ -18,17 +18,12 @@ from typing import Any
 
 import psutil
 
-from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.isolated import block_sigint
 from edgespec.backends.ranks import get_rank_address
-from edgespec.controller.stats import DraftStats
-from edgespec.engine.drafting import Speculation
-from edgespec.engine.events import AnswerStart, Event, Prompt, Request
-from edgespec.engine.prompts import Embedding, RawText
 from edgespec.errors import BackendError
-from edgespec.planner.plan import LoadConfig, Reporter
-from edgespec.service.client import ModelInfo, Stream
-from edgespec.service.link import Beat, Call, Death, End, EngineLog, Events, Link, Report, Silence
+from edgespec.planner.plan import Reporter
+from edgespec.service.client import EngineClient, ModelInfo, Stream
+from edgespec.service.link import Call, Death, EngineLog, Link, Report, Silence, Update
 from edgespec.service.process_main import serve
 
 _NAME = "edgespec-engine"
@@ -44,8 +39,8 @@ class _Pending:
     reporter: Reporter | None
 
 
-class EngineProcess:
-    """An EngineClient. Starts its process at once, and a new one, with no model open, once that has ended.
+class EngineProcess(EngineClient):
+    """Starts its process at once, and a new one, with no model open, once that has ended.
 
     One thread reads what the process sends, and ends a process that says nothing.
     """
@@ -95,42 +90,6 @@ class EngineProcess:
                 return None
             self._death = replace(self._death, is_told=True)
         return self._describe(self._death)
-
-    def open(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
-        return self._call("open", config, reporter=reporter)
-
-    def change_draft(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
-        return self._call("change_draft", config, reporter=reporter)
-
-    def stream(self, request: Request, speculation: Speculation | None = None) -> Stream[Event]:
-        return self._call("stream", request, speculation)
-
-    def plan(self, config: LoadConfig, reporter: Reporter) -> Stream[str]:
-        return self._call("plan", config, reporter=reporter)
-
-    def speculate(self, argument: str) -> Stream[ModelInfo]:
-        return self._call("speculate", argument)
-
-    def draft_stats(self) -> Stream[DraftStats | None]:
-        return self._call("draft_stats")
-
-    def count(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> Stream[int]:
-        return self._call("count", prompt, dict(variables), start)
-
-    def render(self, request: Request) -> Stream[str]:
-        return self._call("render", request)
-
-    def tokenize(self, raw: RawText) -> Stream[list[int]]:
-        return self._call("tokenize", raw)
-
-    def spell(self, tokens: Sequence[int]) -> Stream[list[bytes]]:
-        return self._call("spell", list(tokens))
-
-    def embed(self, texts: Sequence[str | Sequence[int]]) -> Stream[Embedding]:
-        return self._call("embed", list(texts))
-
-    def devices(self) -> Stream[tuple[DeviceMemory, ...]]:
-        return self._call("devices")
 
     def kill(self, reason: str) -> None:
         """End the process now; its streams raise BackendError with `reason`, and the next call starts another one."""
@@ -216,13 +175,17 @@ class EngineProcess:
     def _describe(self, death: Death) -> BackendError:
         return BackendError(f"{death.reason}.", hint=f"{death.hint} {self._restart_hint}".lstrip())
 
-    def _take(self, message: Beat | Report | Events | End) -> None:
-        if isinstance(message, Events):
-            for number, events in message.by_stream.items():
-                self._pending[number].stream.put(*events)
-        elif isinstance(message, Report):
-            getattr(self._pending[message.number].reporter, message.method)(*message.arguments)
-        elif isinstance(message, End):
-            if message.is_model_info_new:
-                self._model_info = message.model_info
-            self._pending.pop(message.number).stream.end(message.error, *message.events)
+    def _take(self, update: Update) -> None:
+        for number, events in update.events.items():
+            pending = self._pending[number]
+            if pending.reporter is None:
+                pending.stream.put(*events)
+                continue
+            for event in events:
+                if isinstance(event, Report):
+                    getattr(pending.reporter, event.method)(*event.arguments)
+                else:
+                    pending.stream.put(event)
+        if update.ended is not None:
+            self._model_info = update.model_info
+            self._pending.pop(update.ended).stream.end(update.error)

@@ -6,7 +6,7 @@ import faulthandler
 import pickle
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from time import perf_counter, sleep
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.backends.ranks import RankAddress, set_rank_address
 from edgespec.errors import Cancelled, EdgespecError, reason_of
-from edgespec.service.client import EngineClient, ModelInfo, Stream
-from edgespec.service.link import Beat, Call, End, Events, Output, Report
+from edgespec.service.client import ModelInfo, Stream
+from edgespec.service.link import Call, Output, Report, Update
 from edgespec.text.stream import Piece
 
 if TYPE_CHECKING:
@@ -33,13 +33,38 @@ def serve(link: Connection, output: Output, address: RankAddress | None) -> None
     output.redirect()  # the terminal belongs to the parent
     faulthandler.enable(all_threads=False)  # reading the stack of a thread that runs can fault, and hide the signal
     set_rank_address(address)
-    outbox = _Outbox(link)
+    outbox = Outbox(link)
     client = LocalEngine(after_turn=outbox.flush_after_turn, uses_idle_time=True)
     threading.Thread(target=_beat, args=(outbox, client), name="edgespec-beat", daemon=True).start()
-    _Server(link, client, outbox).run()
+    streams: dict[int, Stream[Any]] = {}
+    try:
+        while (call := link.recv()) is not None:
+            if call.method:
+                _begin(call, client, outbox, streams)
+            elif (stream := streams.get(call.number)) is not None:
+                stream.cancel()
+    except (EOFError, OSError):  # the parent has died
+        pass
+    finally:
+        client.close()
 
 
-def _beat(outbox: _Outbox, client: LocalEngine) -> None:
+def _begin(call: Call, client: LocalEngine, outbox: Outbox, streams: dict[int, Stream[Any]]) -> None:
+    number, takes_turns = call.number, call.method == "stream"
+
+    def put(events: Sequence[Any]) -> None:
+        outbox.put(number, events, takes_turns=takes_turns)
+
+    def end(error: BaseException | None) -> None:
+        streams.pop(number, None)
+        outbox.end(number, _make_portable(error) if error else None, client.model_info)
+
+    arguments = (*call.arguments, _RemoteReporter(put)) if call.has_reporter else call.arguments
+    stream = streams[number] = getattr(client, call.method)(*arguments)
+    stream.forward(put, end)
+
+
+def _beat(outbox: Outbox, client: LocalEngine) -> None:
     """Tell every second that this process lives, unless the thread that owns the models has given no sign since."""
     while True:
         if client.silent_s < _BEAT_S:
@@ -47,7 +72,7 @@ def _beat(outbox: _Outbox, client: LocalEngine) -> None:
         sleep(_BEAT_S)
 
 
-class _Outbox:
+class Outbox:
     """What the process sends: the one place that gathers events into messages, one for all streams.
 
     Every message wakes the other process, and takes both some of the time for a fast model's token.
@@ -58,7 +83,6 @@ class _Outbox:
         self._lock = threading.RLock()
         self._events: dict[int, list[Any]] = {}
         self._talking: set[int] = set()  # streams whose text has begun
-        self._model_info: ModelInfo | None = None  # that the parent knows
         self._sent_s = self._turn_s = 0.0
         self._is_urgent = False  # whether a text begins
 
@@ -77,81 +101,37 @@ class _Outbox:
         with self._lock:
             now_s = perf_counter()
             is_slow, self._turn_s = now_s - self._turn_s >= _SLOW_S, now_s
-            if self._is_urgent or is_slow or now_s - self._sent_s >= _SEND_EVERY_S:
+            if self._events and (self._is_urgent or is_slow or now_s - self._sent_s >= _SEND_EVERY_S):
                 self._flush()
 
     def end(self, number: int, error: BaseException | None, model_info: ModelInfo | None) -> None:
-        """Send the end of a stream with its last events."""
+        """Send the end of a stream, after all events that were put."""
         with self._lock:
             self._talking.discard(number)
-            is_new, self._model_info = model_info != self._model_info, model_info
-            self._send(End(number, self._events.pop(number, []), error, model_info if is_new else None, is_new))
-
-    def report(self, number: int, method: str, *arguments: Any) -> None:
-        """Send a call of the Reporter."""
-        self._send(Report(number, method, arguments))
+            self._flush(number, error, model_info)
 
     def beat(self) -> None:
         """Send a sign of life."""
-        self._send(Beat())
+        with self._lock:
+            self._flush()
 
-    def _flush(self) -> None:
-        if self._events:
-            self._send(Events(self._events))
-            self._events, self._sent_s, self._is_urgent = {}, perf_counter(), False
-
-    def _send(self, message: Beat | Report | Events | End) -> None:
-        with self._lock, suppress(OSError):  # the parent has died
+    def _flush(
+        self, ended: int | None = None, error: BaseException | None = None, model_info: ModelInfo | None = None
+    ) -> None:
+        message = Update(self._events, ended, error, model_info)
+        self._events, self._sent_s, self._is_urgent = {}, perf_counter(), False
+        with suppress(OSError):  # the parent has died
             self._link.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
 
-class _Server:
-    def __init__(self, link: Connection, client: EngineClient, outbox: _Outbox) -> None:
-        self._link = link
-        self._client = client
-        self._outbox = outbox
-        self._streams: dict[int, Stream[Any]] = {}
-
-    def run(self) -> None:
-        try:
-            while (call := self._link.recv()) is not None:
-                if call.method:
-                    self._begin(call)
-                elif (stream := self._streams.get(call.number)) is not None:
-                    stream.cancel()
-        except (EOFError, OSError):  # the parent has died
-            pass
-        finally:
-            self._client.close()
-
-    def _begin(self, call: Call) -> None:
-        number = call.number
-        arguments = (*call.arguments, _RemoteReporter(number, self._outbox)) if call.has_reporter else call.arguments
-
-        def end(error: BaseException | None) -> None:
-            self._streams.pop(number, None)
-            self._outbox.end(number, _make_portable(error) if error else None, self._client.model_info)
-
-        stream = self._streams[number] = getattr(self._client, call.method)(*arguments)
-        takes_turns = call.method == "stream"
-        stream.forward(lambda events: self._outbox.put(number, events, takes_turns=takes_turns), end)
-
-
 class _RemoteReporter:
-    """A Reporter that calls the one in the other process."""
+    """A Reporter whose calls are events of a stream."""
 
-    def __init__(self, number: int, outbox: _Outbox) -> None:
-        self._number = number
-        self._outbox = outbox
+    def __init__(self, put: Callable[[Sequence[Any]], None]) -> None:
+        self._put = put
 
-    def notice(self, text: str) -> None:
-        self._outbox.report(self._number, "notice", text)
-
-    def download(self, name: str, done: int, total: int) -> None:
-        self._outbox.report(self._number, "download", name, done, total)
-
-    def loading(self, name: str, fraction: float) -> None:
-        self._outbox.report(self._number, "loading", name, fraction)
+    def __getattr__(self, method: str) -> Callable[..., None]:
+        return lambda *arguments: self._put([Report(method, arguments)])
 
 
 def _make_portable(error: BaseException) -> BaseException:

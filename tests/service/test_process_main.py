@@ -9,8 +9,8 @@ from multiprocessing.connection import Connection
 import pytest
 
 from edgespec.service import process_main
-from edgespec.service.link import End, Events
-from edgespec.service.process_main import _Outbox
+from edgespec.service.link import Update
+from edgespec.service.process_main import Outbox
 from edgespec.text.stream import Piece
 
 
@@ -21,7 +21,7 @@ class Sent:
         self.now_s = 1.0
         self._ours, self._theirs = Pipe()
         monkeypatch.setattr(process_main, "perf_counter", lambda: self.now_s)
-        self.outbox = _Outbox(self._theirs)
+        self.outbox = Outbox(self._theirs)
 
     def put(self, *events: object, number: int = 0) -> None:
         for event in events:
@@ -32,14 +32,14 @@ class Sent:
         self.now_s += seconds
         self.outbox.flush_after_turn()
 
-    def messages(self) -> list[Events | End]:
+    def messages(self) -> list[Update]:
         return list(_receive(self._ours))
 
 
-def _receive(link: Connection) -> Iterator[Events | End]:
+def _receive(link: Connection) -> Iterator[Update]:
     while link.poll(0):
         message = link.recv()
-        assert isinstance(message, Events | End)
+        assert isinstance(message, Update)
         yield message
 
 
@@ -53,7 +53,7 @@ def test_where_forwards_are_slow_no_event_waits_for_the_next_one(sent: Sent) -> 
         sent.now_s += 0.04
         sent.put(f"step {i}", f"piece {i}", f"another {i}")
         sent.turn(0)
-        arrived = [event for message in sent.messages() for event in message.by_stream[0]]  # type: ignore[union-attr]
+        arrived = [event for message in sent.messages() for event in message.events[0]]
         assert arrived == [f"step {i}", f"piece {i}", f"another {i}"]
 
 
@@ -68,11 +68,11 @@ def test_where_turns_are_fast_the_events_of_all_streams_are_one_message(sent: Se
         assert not sent.messages()
     sent.put(4)
     sent.turn(0.0021)
-    assert sent.messages() == [Events({0: [0, 1, 2, 3, 4], 1: [0, -1, -2, -3]})]
+    assert sent.messages() == [Update({0: [0, 1, 2, 3, 4], 1: [0, -1, -2, -3]})]
     sent.put(5)
     sent.outbox.end(0, None, None)
     (last,) = sent.messages()
-    assert isinstance(last, End) and last.events == [5], "none is lost"
+    assert last == Update({0: [5]}, 0), "none is lost"
 
 
 def test_the_first_text_of_a_stream_waits_for_nothing(sent: Sent) -> None:
@@ -81,7 +81,7 @@ def test_the_first_text_of_a_stream_waits_for_nothing(sent: Sent) -> None:
         sent.messages()
         sent.put(Piece("a", "answer", ""), number=number)
         sent.turn(0.001)
-        assert sent.messages() == [Events({number: [("a", "answer", "")]})]
+        assert sent.messages() == [Update({number: [("a", "answer", "")]})]
         sent.put(Piece("b", "answer", ""), number=number)
         sent.turn(0.001)
         assert not sent.messages(), "later text waits for a few milliseconds"
@@ -92,4 +92,4 @@ def test_what_takes_no_turns_is_sent_at_once(sent: Sent) -> None:
     sent.turn(0.001)
     sent.messages()
     sent.outbox.put(0, ["downloaded"], takes_turns=False)
-    assert sent.messages() == [Events({0: ["downloaded"]})]
+    assert sent.messages() == [Update({0: ["downloaded"]})]
