@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.backends import Model
 from edgespec.controller.cost_model import DraftCost, Profile
@@ -32,13 +32,16 @@ from edgespec.engine.drafting import (
 )
 from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request
 from edgespec.engine.generation import ForwardCost, Generation
-from edgespec.engine.grammar import Constraint, GrammarCompiler, compile_constraint
+from edgespec.engine.grammar import Constraint, GrammarCompiler, compile_constraint, list_unenforced
 from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
 from edgespec.engine.slots import DrafterPool, Slot, SlotPool, begin_text, keep_text, take_notices
 from edgespec.errors import BackendError, Cancelled
 from edgespec.hub.cache import shorten_names
 from edgespec.memory.memory import Memory
 from edgespec.text.stream import TextStream
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 _PROFILE_S = 0.5  # of the implicit calibration
 
@@ -102,6 +105,7 @@ class Engine:
         generation = Generation(request, prompt, text, tokenizer, started_s)
         controller: Controller | None = None
         slot: Slot | None = None
+        matcher: LLMatcher | None = None
         try:
             sampler = Sampler(request.sampling, tokenizer.vocab_size)
             matcher = yield from compile_constraint(request, self._grammars, check)
@@ -140,7 +144,8 @@ class Engine:
             self._has_warned = True
             yield Notice(warning)
         yield from map(Notice, self._tell_low_acceptance())
-        yield replace(generation.finished(), records=dict(self._draft_stats.records) if self._draft_stats else {})
+        records = dict(self._draft_stats.records) if self._draft_stats else {}
+        yield replace(generation.finished(), records=records, warnings=list_unenforced(request, matcher))
 
     def encode(self, prompt: Prompt, variables: Mapping[str, Any] | None = None) -> list[int]:
         """The tokens of `prompt`, chat template included. Raises what `generate` raises."""

@@ -99,7 +99,8 @@ class Request:
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The last event. `tokens` are the emitted ids, with the end-of-generation token; `stop` is the stop string that
-    ended the text; `records` has the acceptance of each drafter that the autopilot asks, over all answers.
+    ended the text; `records` has the acceptance of each drafter that the autopilot asks, over all answers; `warnings`
+    are sentences about what of the structure was not enforced.
     """
 
     reason: FinishReason
@@ -108,6 +109,7 @@ class Finished:
     metrics: Metrics
     stop: str | None = None
     records: Mapping[str, AcceptanceRecord] = field(default_factory=dict, hash=False)
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,10 @@ class GrammarCheck:
         with self._lock:
             fault = self._judge(grammar)
         if fault:
-            raise InvalidRequest(f"the answer's structure cannot be followed: {fault}.", hint="Correct or simplify it.")
+            raise InvalidRequest(
+                f"the answer's structure cannot be followed: {fault}.",
+                hint="Simplify it; without strict, what cannot be enforced is left out.",
+            )
 
     def close(self) -> None:
         """End the helper, also while a grammar is being compiled in it."""
@@ -273,6 +276,14 @@ def compile_constraint(
     finally:
         compiling.cancel()
     return compiling.result()
+
+
+def list_unenforced(request: Request, matcher: LLMatcher | None) -> tuple[str, ...]:
+    """What of the request's schemas the grammar of `matcher` leaves out, in sentences."""
+    if request.grammar is None or matcher is None:
+        return ()
+    found = (each.rstrip(".") for each in matcher.get_grammar_warnings())
+    return (*request.grammar.unenforced, *(f"the schema is not enforced as a whole: {each}." for each in found))
 
 
 def _find_end(reasoning: ReasoningFormat | None, prompt_tail: str) -> bytes:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from edgespec.backends.sequence import shared_prefix
 from edgespec.core.sampling import Distribution, Indices, Logits, Sampler, SamplingParams
 from edgespec.engine.grammar_check_main import describe_fault
-from edgespec.engine.json_schema import MAX_CHARACTERS, MAX_DEPTH, adapt_schema, check_bounds
+from edgespec.engine.json_schema import MAX_DEPTH, adapt_schema, is_shallow
 from edgespec.errors import InvalidRequest, reason_of
 from edgespec.text.tokenizer import Tokenizer
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _WHITESPACE = r"[\x20\x0A\x09]{0,24}"  # between JSON tokens; without a bound a model may never stop writing blanks
 _END_WINDOW = 16  # tokens in which the end of the reasoning may be spelled
 _EVERYTHING = 2**40
-_SCALARS = (str, int, float, type(None))
+MAX_CHARACTERS = 2**18  # of a schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Structure:
 
     @property
     def unenforced(self) -> tuple[str, ...]:
-        """What the schemas demand and the grammar does not, in sentences."""
+        """What was left out of the schemas, in sentences; the compiler may leave out more."""
         parts = (part for parts in self.alternatives for part in parts if isinstance(part, Json))
         return tuple(dict.fromkeys(each for part in parts for each in part.unenforced))
 
@@ -89,29 +89,27 @@ def texts(parts: Iterable[str]) -> tuple[Text, ...]:
 
 
 def json_part(schema: Any, *, is_strict: bool = False) -> Json:
-    """Raises InvalidRequest for a schema that is too large or nested too deep, and for one that cannot be enforced
-    as a whole if `is_strict`.
+    """Raises InvalidRequest for a schema that is too large or nested too deep. The engine refuses one that it cannot
+    enforce as a whole if `is_strict`; else it names what it leaves out, see Finished.
     """
+    if not is_shallow(schema, MAX_DEPTH):
+        raise InvalidRequest(f"the JSON schema is nested more than {MAX_DEPTH} deep.", hint="Simplify it.")
+    adapted, dropped = adapt_schema(schema)
+    if isinstance(adapted, dict):
+        options = {"whitespace_pattern": _WHITESPACE, "coerce_one_of": not is_strict, "lenient": not is_strict}
+        adapted["x-guidance"] = options
     try:
-        if not is_shallow(schema, MAX_DEPTH):
-            raise InvalidRequest(f"the JSON schema is nested more than {MAX_DEPTH} deep.", hint="Simplify it.")
-        check_bounds(schema)
-        adapted = adapt_schema(schema)
-        check_bounds(adapted.schema)
-        if isinstance(adapted.schema, Mapping):
-            options = {"whitespace_pattern": _WHITESPACE, "coerce_one_of": True}
-            adapted = replace(adapted, schema={**adapted.schema, "x-guidance": options})
-        text = json.dumps(adapted.schema)
+        text = json.dumps(adapted)
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"the JSON schema cannot be read: {error}.", hint="Check the schema.") from error
     if len(text) > MAX_CHARACTERS:
         raise InvalidRequest(f"the JSON schema has more than {MAX_CHARACTERS:,} characters.", hint="Simplify it.")
-    if is_strict and adapted.unenforced:
+    if is_strict and dropped:
         raise InvalidRequest(
-            f"strict is true, but the schema cannot be enforced: {adapted.unenforced[0]}",
+            f"strict is true, but the schema cannot be enforced: {dropped[0]}",
             hint="Remove strict, or change the schema.",
         )
-    return Json(text, adapted.unenforced)
+    return Json(text, tuple(dropped))
 
 
 def json_structure(schema: Any = None, *, is_strict: bool = False) -> Structure:
@@ -269,14 +267,3 @@ def _shared(one: list[int], other: list[int]) -> int:
     """How many leading tokens agree."""
     n = min(len(one), len(other))
     return n if one[:n] == other[:n] else shared_prefix(one, other, n)
-
-
-def is_shallow(value: object, depth: int) -> bool:
-    """Whether a JSON value is nested at most `depth` deep."""
-    if isinstance(value, list | tuple):
-        inner: Iterable[object] = value
-    elif isinstance(value, Mapping):
-        inner = value.values()
-    else:
-        return True
-    return depth > 0 and all(isinstance(each, _SCALARS) or is_shallow(each, depth - 1) for each in inner)

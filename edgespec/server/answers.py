@@ -95,7 +95,7 @@ async def _generate(
 
     def prepare() -> tuple[Request, ResponseStream]:
         request = spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
-        return request, spec.make_response(model_info, model_info.plain_speed, request.grammar)
+        return request, spec.make_response(model_info, model_info.plain_speed)
 
     try:
         request, response = await compute(body_bytes, prepare)

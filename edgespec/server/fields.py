@@ -19,7 +19,8 @@ from pydantic import (
     ValidationError,
 )
 
-from edgespec.engine.structured_output import Structure, is_shallow, json_structure
+from edgespec.engine.json_schema import is_shallow
+from edgespec.engine.structured_output import Structure, json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.service.generation_spec import Settings, Tool, make_tool
 

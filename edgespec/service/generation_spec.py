@@ -11,8 +11,8 @@ from typing import Any, Literal
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import MAX_DRAFT, Speculation
 from edgespec.engine.events import AnswerStart, MemoryUse, Prompt, Request
-from edgespec.engine.json_schema import MAX_DEPTH, check_bounds
-from edgespec.engine.structured_output import Block, Part, Structure, either, is_shallow, json_part, texts
+from edgespec.engine.json_schema import is_shallow
+from edgespec.engine.structured_output import Block, Part, Structure, either, json_part, texts
 from edgespec.errors import InvalidRequest
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import ModelInfo
@@ -267,12 +267,8 @@ class GenerationSpec:
         """The tools that the model may call."""
         return () if self.tool_choice == "none" else self.tools
 
-    def make_response(
-        self, model_info: ModelInfo, plain_speed: float | None = None, structure: Structure | None = None
-    ) -> ResponseStream:
-        """The stream that turns the engine's events into the parts of an answer. `plain_speed` is in tokens/s,
-        `structure` that of the request.
-        """
+    def make_response(self, model_info: ModelInfo, plain_speed: float | None = None) -> ResponseStream:
+        """The stream that turns the engine's events into the parts of an answer. `plain_speed` is in tokens/s."""
         tool_format, reader = detect_tool_format(model_info.chat_template), None
         if self._needs_reader(tool_format):
             reader = make_reader(tool_format, {tool.name: tool.parameters for tool in self.tools_in_use})
@@ -282,7 +278,6 @@ class GenerationSpec:
             *self.thinking.plan(model_info.chat_template).warnings,
             *self.draft_length.warnings(model_info.speculation),
             *(f"the tool '{each.name}' is strict only where a call is demanded." for each in unenforced),
-            *(structure.unenforced if structure is not None else ()),
         )
         return ResponseStream(
             reader,
@@ -356,9 +351,6 @@ def build_call_structure(tool_format: ToolFormat, tools: Sequence[Tool], *, para
 
     Raises InvalidRequest.
     """
-    schemas = [dict(tool.parameters) for tool in tools]
-    if is_shallow(schemas, MAX_DEPTH + 1):
-        check_bounds(schemas)  # together: each of many may be within them
     frame = tool_format.frame
     alternatives: list[tuple[Part, ...]] = []
     for tool in tools:

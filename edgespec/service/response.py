@@ -173,7 +173,9 @@ class ResponseStream:
                 )
             if not self._has_started:  # cancelled before prefill
                 yield Started(event.metrics.prompt_tokens, event.metrics.cached_tokens)
-            yield Done(self._ending(event), event.stop, event.metrics, self._plain_speed, self._warnings)
+            yield Done(
+                self._ending(event), event.stop, event.metrics, self._plain_speed, (*self._warnings, *event.warnings)
+            )
 
     def _split(self, found: Iterable[AnswerPart | Thought]) -> Iterator[Part]:
         for each in found:
