@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgespec.core.drafter import MATCH_GROWTH, Confidence
+from edgespec.core.drafter import Confidence
 from edgespec.units import count
 
 # Discounted means of observations, in the present text and over earlier texts.
@@ -174,21 +174,17 @@ class AcceptanceModel:
     The feature is the drafter's confidence; for a token that several drafters propose, the rate that all of them give.
     """
 
-    def __init__(self, edges: Sequence[float], rates: Sequence[DecayedMean], growth: float = 0.0) -> None:
-        """`edges` separate the bins of `rates` [len(edges) + 1]. Raises ValueError if their lengths do not match.
-
-        Along a chain the feature grows by `growth` with each token.
-        """
+    def __init__(self, edges: Sequence[float], rates: Sequence[DecayedMean]) -> None:
+        """`edges` separate the bins of `rates` [len(edges) + 1]. Raises ValueError if their lengths do not match."""
         if len(rates) != len(edges) + 1:
             raise ValueError("one rate for each bin")
         self._edges = edges
-        self._growth = growth
         self.rates = list(rates)
         self._values: list[float] | None = None  # of the rates, until the next observation
 
     def fork(self) -> AcceptanceModel:
         """See DecayedMean.fork."""
-        return AcceptanceModel(self._edges, [rate.fork() for rate in self.rates], self._growth)
+        return AcceptanceModel(self._edges, [rate.fork() for rate in self.rates])
 
     def merge(self, text: AcceptanceModel) -> None:
         """See DecayedMean.merge."""
@@ -203,25 +199,6 @@ class AcceptanceModel:
     def rate(self, feature: float) -> float:
         return self.values[bisect_right(self._edges, feature)]
 
-    def survival(self, feature: float, limit: int) -> list[float]:
-        """[n] probabilities that a chain is accepted up to each of its tokens, the first of which has `feature`.
-
-        n is at most `limit`; the chain ends where the next token would hardly be reached. A token that follows a match
-        of m tokens is as often right at the first place of a draft as behind others.
-        """
-        found: list[float] = []
-        reached, values = 1.0, self.values
-        while reached > LEAST_REACHED and len(found) < limit:
-            reached *= values[bisect_right(self._edges, feature)]
-            found.append(reached)
-            feature += self._growth
-        return found
-
-    def simplify(self, feature: float) -> float:
-        """The least feature that has the same `survival`."""
-        index = bisect_right(self._edges, feature)
-        return float(int(feature)) if self._growth else self._edges[index - 1] if index else 0.0
-
     @property
     def values(self) -> Sequence[float]:
         """The rate of each bin."""
@@ -234,7 +211,7 @@ def make_acceptance_model(confidence: Confidence) -> AcceptanceModel:
     """For a drafter that gives each token a probability, or the number of matching tokens before it."""
     if confidence == "length":
         rates = [0.1, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95]
-        return _guess([2, 3, 4, 5, 7, 11, 17, 32], rates, MATCH_GROWTH)
+        return _guess([2, 3, 4, 5, 7, 11, 17, 32], rates)
     edges = [0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97]
     return _guess(edges, [0.01, 0.03, 0.07, 0.14, 0.27, 0.42, 0.57, 0.72, 0.85, 0.93, 0.98])
 
@@ -245,6 +222,6 @@ def make_agreement_model() -> AcceptanceModel:
     return _guess(edges, [0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.93, 0.97])
 
 
-def _guess(edges: Sequence[float], guesses: Sequence[float], growth: float = 0.0) -> AcceptanceModel:
+def _guess(edges: Sequence[float], guesses: Sequence[float]) -> AcceptanceModel:
     """With the rates `guesses` before any observation."""
-    return AcceptanceModel(edges, [DecayedMean(guess) for guess in guesses], growth)
+    return AcceptanceModel(edges, [DecayedMean(guess) for guess in guesses])

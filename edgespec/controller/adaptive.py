@@ -10,193 +10,62 @@ choices. A round takes five steps:
 4. Verify as many of the most probable nodes as are worth most (`controller/round.py`).
 5. Record the cost and the gain of the round (`controller/review.py`).
 
-A regret budget (`controller/gate.py`) limits what drafting may lose against plain decoding. docs/autopilot.md gives
-the reasons and a worked round.
+A regret budget (`controller/gate.py`) limits what drafting may lose against plain decoding. Where nothing was drafted
+of late, rounds go by without a decision. docs/autopilot.md gives the reasons and a worked round.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import accumulate
-from operator import attrgetter
-from time import perf_counter
-from typing import NamedTuple
 
 from edgespec.controller.cost_model import MarginalCost
 from edgespec.controller.drafter_set import DrafterSet
 from edgespec.controller.gate import DraftGate, DraftRequest, TreeBuilder
-from edgespec.controller.own_time import Pace
-from edgespec.controller.review import Review
-from edgespec.controller.round import MAX_NODES, Asked, DraftSize, RoundPlan, ScoredTree, list_counts
-from edgespec.controller.stats import DraftStats, TextStats
+from edgespec.controller.review import RoundRecorder
+from edgespec.controller.round import DrafterCall, DraftSize, RoundPlan, ScoredTree
+from edgespec.controller.stats import DecisionTime, DraftStats, TextStats
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, SOLO, BatchPeers, Budget, Decision, Draft, Round, Step
-from edgespec.core.tree import DraftTree
-
-# Chains of lookups for rounds so short that weighing a draft tree would take a large part of one.
-
-
-_CHEAP = (1, 3)  # drafted tokens of the cheapest rounds: four rows may take less time than two
-
-
-class Chain(NamedTuple):
-    """A chain of `drafter`, and what a round with it is expected to emit and to take."""
-
-    drafter: Drafter
-    size: DraftSize
-
-
-class QuickLookups:
-    """Asks drafters that take no time what they promise, and the one that promises most for a chain.
-
-    Its length is that of most tokens per second by the learned rates. It is computed once for each promise, until
-    `forget`.
-    """
-
-    def __init__(self, cost: MarginalCost, stats: TextStats, drafters: DrafterSet) -> None:
-        self._cost = cost
-        self._stats = stats
-        self._drafters = drafters
-        self._seconds: dict[int, float] = {}  # by drafted tokens
-        self._sizes: dict[tuple[str, float], DraftSize] = {}  # by drafter and promise
-        self.is_unsure = False  # whether one of them could not say what it promises
-
-    def choose(self, tokens: Sequence[int]) -> Chain | None:
-        """The chain that is worth most after `tokens`; None where plain decoding is."""
-        best: Chain | None = None
-        self.is_unsure = False
-        for drafter in self._drafters.free:
-            confidence = self._drafters.predict_confidence(drafter, tokens)
-            if confidence is None:
-                self.is_unsure = True
-            elif confidence > 0:
-                size = self._choose_size(drafter, confidence)
-                if size.nodes and (best is None or size.speed > best.size.speed):
-                    best = Chain(drafter, size)
-        return best
-
-    def draft(self, chain: Chain, tokens: Sequence[int], limit: int) -> list[int]:
-        """[n] what the chain's drafter proposes after `tokens`; at most `limit` and as many as the chain has."""
-        n = min(chain.size.nodes, limit)
-        tree = DraftTree()
-        for _ in self._drafters.expand(chain.drafter, tree, tokens, Budget(n, n)):
-            break
-        return tree.path_tokens(tree.deepest(chain.drafter.name))
-
-    def forget(self) -> None:
-        """Costs and rates have changed."""
-        self._seconds, self._sizes = {}, {}
-
-    def _choose_size(self, drafter: Drafter, confidence: float) -> DraftSize:
-        """The fastest size of a chain whose first token has `confidence`."""
-        acceptance = self._stats.drafter(drafter).acceptance
-        key = drafter.name, acceptance.simplify(confidence)
-        if (found := self._sizes.get(key)) is None:
-            expected = list(accumulate(acceptance.survival(key[1], MAX_NODES), initial=1.0))
-            found = DraftSize(0, 1.0, self._measure(0))
-            if expected[-1] / min(map(self._measure, _CHEAP)) > found.speed:  # else no size can be faster
-                sizes = [DraftSize(n, expected[n], self._measure(n)) for n in list_counts(len(expected) - 1)]
-                found = max(sizes, key=attrgetter("speed"))
-            self._sizes[key] = found
-        return found
-
-    def _measure(self, n: int) -> float:
-        """Seconds of a round with a chain of `n` tokens."""
-        if (found := self._seconds.get(n)) is None:
-            own_s = self._stats.own_time.quick_s(n) if n else 0.0
-            found = self._seconds[n] = self._cost.seconds(n + 1) + own_s
-        return found
-
-
-# Rounds so short that weighing a draft tree would take a large part of one: chains of lookups, few records.
-
-
-_PASSING_REASON = "steps are short: drafts are sought rarely"
-
-
-class ShortRounds:
-    """Of one text.
-
-    is_active   whether a decision takes a part of a plain step that matters, as of the last recorded round
-    is_passing  whether the present round goes by: plain, recorded with others later
-    passing     the decision of such rounds
-    """
-
-    def __init__(self, cost: MarginalCost, stats: TextStats, review: Review, drafters: DrafterSet) -> None:
-        self._cost = cost
-        self._own_time = stats.own_time
-        self._review = review
-        self._lookups = QuickLookups(cost, stats, drafters)
-        self._pace = Pace(stats.own_time)
-        self._asking_s = 0.0  # that lookups took in a round that goes by
-        self.is_active = False
-        self.is_passing = False
-        self.passing = Decision("none", _PASSING_REASON)
-
-    @property
-    def is_resting(self) -> bool:
-        """Whether the next round goes by unless a lookup promises something."""
-        return self._pace.is_resting
-
-    @property
-    def is_unsure(self) -> bool:
-        """Whether a lookup could not say what it promises."""
-        return self._lookups.is_unsure
-
-    def begin_text(self) -> None:
-        self._own_time.begin_text()
-        self.update()
-        if self.is_active:
-            self.rest()
-
-    def choose(self, tokens: Sequence[int]) -> Chain | None:
-        """The chain to draft after `tokens`, if any; sets `is_passing`."""
-        started_s = perf_counter()
-        chain = None if self._pace.is_blind else self._lookups.choose(tokens)
-        self.is_passing = chain is None and self._pace.is_resting
-        if self.is_passing:
-            self._pace.pass_round()
-            self._asking_s = perf_counter() - started_s
-        return chain
-
-    def update(self) -> None:
-        """A round begins that will be recorded."""
-        plain_s = self._cost.seconds(1)
-        self.is_active, self.is_passing = not self._own_time.is_negligible(plain_s), False
-        self.passing = Decision("none", _PASSING_REASON, 1.0, plain_s)
-        self._lookups.forget()
-
-    def draft(self, chain: Chain, tokens: Sequence[int], limit: int) -> list[int]:
-        """[n] of the chain's tokens; at most `limit`, and what the regret budget allows. The next rounds go by."""
-        drafted = self._lookups.draft(chain, tokens, limit)
-        allowed = self._review.find_max_nodes(len(drafted))
-        if allowed < len(drafted):
-            self._review.remember_blocked(tokens, drafted)
-        self.rest()
-        return drafted[:allowed]
-
-    def rest(self) -> None:
-        """The next rounds go by unless a lookup promises something."""
-        self._pace.rest(self._cost.seconds(1))
-
-    def rest_blind(self) -> None:
-        """Nothing was drafted though something was promised: nobody is asked in the next rounds."""
-        self._pace.rest_blind(self._cost.seconds(1))
-
-    def gain(self) -> None:
-        """A draft has gained tokens, or the regret budget lends for one that would have."""
-        self._pace.gain()
-
-    def record(self, step: Step) -> None:
-        """Record a round that goes by."""
-        self._review.pass_round(step, self._asking_s)
-
 
 _NO_DRAFT_REASON = "no draft is expected to pay"
 _LOOKUP_REASON = "a lookup is expected to pay"
-_BLOCKED_REASON = "a wrong draft would cost more than may be lost"
+_PAUSE_REASON = "nothing was drafted of late"
+_MIN_IDLE = 4  # rounds without a draft before a pause
+_MAX_PAUSE = 64  # rounds
+_DECIDING_SHARE = 0.01  # of the time of plain decoding, that decisions may take where nothing is drafted
 _MIN_PLAIN_ROUNDS = 3  # recent measurements of plain decoding without which nothing is drafted
+
+
+class DecisionPause:
+    """Rounds of one text in which nothing is decided and nothing drafted.
+
+    They follow rounds in which nothing was drafted: as many as keep decisions within a small share of the time.
+    """
+
+    def __init__(self, decision_time: DecisionTime) -> None:
+        self._decision_time = decision_time
+        self._n_idle = 0  # rounds since the last draft, without paused ones
+        self._n_left = 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the next round is paused."""
+        return self._n_left > 0
+
+    def pass_round(self) -> None:
+        """A paused round has ended."""
+        self._n_left -= 1
+
+    def record(self, step: Step, plain_s: float, *, is_free: bool) -> None:
+        """Record a round with a decision; `is_free`: no drafter that takes time was asked."""
+        if step.n_drafted:
+            self._n_idle = 0
+            return
+        self._n_idle += 1
+        if is_free:
+            self._decision_time.observe(step.draft_s)
+        if self._n_idle >= _MIN_IDLE:
+            self._n_left = min(int(self._decision_time.seconds / (_DECIDING_SHARE * plain_s)), _MAX_PAUSE)
 
 
 class Adaptive:
@@ -220,65 +89,39 @@ class Adaptive:
         self._drafters = DrafterSet(drafters, vocab_size, draw)
         self._cost = MarginalCost(draft_stats.costs, peers)
         self._stats = TextStats(draft_stats, sampling)
-        self._review = Review(self._cost, self._stats)
-        self._gate = DraftGate(self._cost, self._review.regret, self._drafters, self._stats)
+        self._recorder = RoundRecorder(self._cost, self._stats)
+        self._gate = DraftGate(self._cost, self._recorder.regret, self._drafters, self._stats)
         self._builder = TreeBuilder(self._drafters, self._stats, self._cost)
-        self._short = ShortRounds(self._cost, self._stats, self._review, self._drafters)
+        self._pause = DecisionPause(draft_stats.decision_time)
         self._trees = trees
         self._round: RoundPlan | None = None  # of a round that decides
         self.decision = Decision("none", "nothing decided yet")
 
     @property
     def expects_plain(self) -> bool:
-        return self._short.is_resting or self._review.expects_plain
+        return self._pause.is_on or self._recorder.expects_plain
 
     @property
     def failures(self) -> Mapping[str, str]:
         """The drafters that were dropped, and why."""
         return self._drafters.failures
 
-    def announce(self, prompt: Sequence[int]) -> None:
-        self._drafters.announce(prompt)
+    def prefill_started(self, prompt: Sequence[int]) -> None:
+        self._drafters.prefill_started(prompt)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._drafters.begin(prompt, has_cheap_rows=self._cost.has_cheap_rows)
         self._gate.begin(len(prompt))
-        self._short.begin_text()
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
-        self._round, chain = None, None
-        if is_short := self._short.is_active:
-            chain = self._short.choose(tokens)
-            if self._short.is_passing:
-                self.decision = self._short.passing
-                return NO_DRAFT
+        self._round = None
+        if self._pause.is_on:
+            return self._decode_plain(_PAUSE_REASON)
         self._cost.begin_round(len(tokens) - 1)
-        self._short.update()
-        if self._review.begin_round(tokens):
-            self._short.gain()
+        self._recorder.begin_round(tokens)
         if (reason := self._forbid_drafts(limit)) is not None:
             return self._decode_plain(reason)
-        return self._propose_quickly(chain, tokens, limit) if is_short else self._plan(tokens, limit)
-
-    def _propose_quickly(self, chain: Chain | None, tokens: Sequence[int], limit: Budget) -> Draft:
-        """Where a plain step is so short that a decision takes a part of it that matters."""
-        may_ask = self._gate.may_choose(len(tokens)) if chain is None else self._gate.has_gained
-        if may_ask or self._short.is_unsure:
-            draft = self._plan(tokens, limit)
-            if not len(draft):
-                self._short.rest_blind()
-            return draft
-        if chain is None:
-            self._short.rest()
-            return self._decode_plain(_NO_DRAFT_REASON)
-        round_ = RoundPlan(self._cost, tokens, limit, self._review.tokens_per_step, "quick")
-        drafted = self._short.draft(chain, tokens, min(round_.node_limit, round_.depth_limit))
-        if not drafted:
-            self._short.rest_blind()
-            return self._decode_plain(_BLOCKED_REASON)
-        self._round = round_
-        self.decision = Decision(chain.drafter.name, _LOOKUP_REASON, chain.size.tokens, chain.size.seconds)
-        return Draft.chain(drafted)
+        return self._plan(tokens, limit)
 
     def _forbid_drafts(self, limit: Budget) -> str | None:
         """The reason why this round cannot have a draft; None if it can."""
@@ -286,36 +129,38 @@ class Adaptive:
             return "the draft limit is zero"
         if self._cost.has_prefill:
             return "prompts of other generations are being read"
-        return None if self._review.knows_plain(_MIN_PLAIN_ROUNDS) else "to measure plain decoding"
+        return None if self._recorder.knows_plain(_MIN_PLAIN_ROUNDS) else "to measure plain decoding"
 
     def _plan(self, tokens: Sequence[int], limit: Budget) -> Draft:
-        round_ = self._round = RoundPlan(self._cost, tokens, limit, self._review.tokens_per_step)
+        round_ = self._round = RoundPlan(self._cost, tokens, limit, self._recorder.tokens_per_step)
         for drafter in self._drafters:
             self._stats.drafter(drafter)
         tree = ScoredTree(self._stats.rate, is_chain=not self._trees)
-        self._review.follow(round_, tree)
-        round_.max_nodes = self._review.find_max_nodes(round_.node_limit)
+        self._recorder.follow(round_, tree)
+        round_.max_nodes = self._recorder.find_max_nodes(round_.node_limit)
         self._builder.ask_free(tree, tokens, round_)
         size = round_.choose_size(tree)
-        self._review.remember_shadow(round_, tree, size)
+        self._recorder.remember_shadow(round_, tree, size)
         if self._drafters.timed:
             return self._ask_others(round_, tokens, limit.depth, tree, size)
         return self._decide(round_, _LOOKUP_REASON, tree, size)
 
     def observe(self, done: Round) -> None:
-        if self._short.is_passing:
+        if self._pause.is_on:
             self._drafters.observe_passed(done)
             return
-        self._drafters.observe(replace(done, scores=None) if self._short.is_active else done, self._learn)
-        self._review.learn(done)
+        self._drafters.observe(done, self._learn)
+        self._recorder.learn(done)
 
     def record(self, step: Step) -> None:
-        if self._short.is_passing:
-            self._short.record(step)
+        if self._pause.is_on:
+            self._pause.pass_round()
+            self._recorder.pass_round(step)
         elif self._round is None:
-            self._review.record_look(step)
-        elif self._review.record(self._round, step) > 0:
-            self._short.gain()
+            self._recorder.record_plain(step)
+        else:
+            self._recorder.record(self._round, step)
+            self._pause.record(step, self._cost.seconds(1), is_free=not self._round.asked)
 
     def set_phase(self, phase: str) -> None:
         self._stats.set_phase(phase)
@@ -325,7 +170,7 @@ class Adaptive:
         return next((text for text in found if text), None)
 
     def end(self) -> None:
-        self._review.end()
+        self._recorder.end()
         self._stats.merge()
 
     def _learn(self, drafter: Drafter, outcomes: Sequence[Outcome]) -> None:
@@ -342,7 +187,7 @@ class Adaptive:
         reason = _LOOKUP_REASON
         while (request := self._gate.choose(round_, tokens, remaining, has_lookup=has_lookup)) is not None:
             after = tuple(each.drafter.name for each in round_.asked)
-            asked = Asked(request.drafter, request.is_trial, after, request.n_read, size, size)
+            asked = DrafterCall(request.drafter, request.is_trial, after, request.n_read, size, size)
             if request.drafter.is_async:
                 if (draft := self._draft_async(round_, request, asked, tokens)) is None:
                     break
@@ -356,7 +201,7 @@ class Adaptive:
                 round_.silent.add(request.drafter.name)
                 continue
             asked.size = round_.measure_chain(grown) if request.drafter.is_drawn else round_.choose_size(grown)
-            self._review.follow(round_, grown)
+            self._recorder.follow(round_, grown)
             if request.drafter.is_drawn:
                 return self._verify_drawn(grown, asked, request.reason)
             if is_separate and asked.size.speed < size.speed:
@@ -367,7 +212,7 @@ class Adaptive:
         return self._decide(round_, reason, tree, size)
 
     def _draft_async(
-        self, round_: RoundPlan, request: DraftRequest, asked: Asked, tokens: Sequence[int]
+        self, round_: RoundPlan, request: DraftRequest, asked: DrafterCall, tokens: Sequence[int]
     ) -> Draft | None:
         """A chain of the drafter that the host does not wait for; None where lookups are expected to be faster."""
         drafter = request.drafter
@@ -384,7 +229,7 @@ class Adaptive:
             round_.asked.pop()
             return None
         asked.units = [1] * len(draft)
-        self._review.follow(round_, chain)
+        self._recorder.follow(round_, chain)
         size, name = asked.size, drafter.name
         self.decision = Decision(name, request.reason, size.tokens, size.seconds, {name: len(draft)})
         return draft
@@ -404,7 +249,7 @@ class Adaptive:
         self.decision = Decision("+".join(sources), reason, size.tokens, size.seconds, drafted)
         return draft
 
-    def _verify_drawn(self, chain: ScoredTree, asked: Asked, reason: str) -> Draft:
+    def _verify_drawn(self, chain: ScoredTree, asked: DrafterCall, reason: str) -> Draft:
         """The whole drawn chain: dropping a token because of its value would change the output distribution."""
         name, size = asked.drafter.name, asked.size
         self.decision = Decision(name, reason, size.tokens, size.seconds, {name: sum(asked.units)})

@@ -215,7 +215,7 @@ class CostModel:
         self.profile = profile
         self._position = 0  # for which seconds were looked up in the profile
         self._curves: dict[int, ContextCurve] = {}  # by rows
-        self._foreseen: dict[int | tuple[str, int], float] = {}  # seconds by the profile; of rows, or of units
+        self._predicted: dict[int | tuple[str, int], float] = {}  # seconds by the profile; of rows, or of units
         self._n_observed = 0
         self._measured = BandMedians()  # over what the profile says; by rows, and by drafter
         self._plain = 1.0  # the correction of one row
@@ -228,17 +228,17 @@ class CostModel:
         self.move_to(position)
         self._measured.count_round()
         if rows == 1:
-            self._measured.add(1, seconds / self._foresee(1))
+            self._measured.add(1, seconds / self._predict(1))
             self._plain = self._measured.estimate(1, 1.0) or 1.0
         else:
-            self._measured.add(rows, seconds / (self._foresee(rows) * self._plain))
+            self._measured.add(rows, seconds / (self._predict(rows) * self._plain))
             self._update_multiple(rows)
         self._n_observed += 1
         if self._n_observed % _REFRESH_ROUNDS == 0:
             self._refresh()
 
     def observe_drafting(self, drafter: str, seconds: float, expected_s: float) -> None:
-        """Units of `drafter` took `seconds`; `expected_s` by the profile, see `foresee_unit_s`."""
+        """Units of `drafter` took `seconds`; `expected_s` by the profile, see `predict_unit_s`."""
         self._measured.add(drafter, seconds / expected_s)
         self._drafting[drafter] = self._estimate_drafting(drafter)
 
@@ -246,19 +246,19 @@ class CostModel:
         """The next forwards are at `position`."""
         if abs(position - self._position) > _REFRESH_TOKENS:
             self._position = position
-            self._foreseen = {}
+            self._predicted = {}
         if self._measured.move_to(position):
             self._refresh()
 
     def seconds(self, rows: int) -> float:
         """Expected seconds of a forward of `rows` rows."""
-        plain = (self._foreseen.get(rows) or self._foresee(rows)) * self._plain
+        plain = (self._predicted.get(rows) or self._predict(rows)) * self._plain
         return plain if rows == 1 else plain * self._multiples.get(rows, self._drift)
 
     def add_drafters(self, drafts: Mapping[str, DraftCost]) -> None:
         """Add the costs of more drafters to the profile."""
         self.profile = replace(self.profile, drafts={**self.profile.drafts, **drafts})
-        self._foreseen = {}
+        self._predicted = {}
 
     def has_cost(self, drafter: str) -> bool:
         """Whether the time of `drafter` is known."""
@@ -266,14 +266,14 @@ class CostModel:
 
     def unit_s(self, drafter: str, n: int = 1) -> float:
         """Seconds of a unit of `drafter` that proposes `n` tokens on a path; see `has_cost`."""
-        return self.foresee_unit_s(drafter, n) * self._drafting.get(drafter, 1.0)
+        return self.predict_unit_s(drafter, n) * self._drafting.get(drafter, 1.0)
 
-    def foresee_unit_s(self, drafter: str, n: int = 1) -> float:
+    def predict_unit_s(self, drafter: str, n: int = 1) -> float:
         """`unit_s` by the profile alone."""
-        found = self._foreseen.get((drafter, n))
+        found = self._predicted.get((drafter, n))
         if found is None:
             curve = self.profile.draft_by_context(drafter, n)
-            found = self._foreseen[drafter, n] = interpolate(curve, self._position)
+            found = self._predicted[drafter, n] = interpolate(curve, self._position)
         return found
 
     def read_s(self, drafter: str) -> float:
@@ -284,13 +284,13 @@ class CostModel:
         """The number of recent measurements of `rows` rows in the present band of positions and those beside it."""
         return self._measured.count(rows)
 
-    def _foresee(self, rows: int) -> float:
+    def _predict(self, rows: int) -> float:
         """Seconds of a forward by the profile."""
-        found = self._foreseen.get(rows)
+        found = self._predicted.get(rows)
         if found is None:
             if rows not in self._curves:
                 self._curves[rows] = self.profile.by_context(rows)
-            found = self._foreseen[rows] = interpolate(self._curves[rows], self._position)
+            found = self._predicted[rows] = interpolate(self._curves[rows], self._position)
         return found
 
     def _refresh(self) -> None:

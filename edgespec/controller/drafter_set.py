@@ -38,10 +38,10 @@ class DrafterSet:
         self.free = tuple(each for each in self._drafters if each.is_free)
         self.timed = tuple(each for each in self._drafters if not each.is_free)
 
-    def announce(self, text: Sequence[int]) -> None:
+    def prefill_started(self, text: Sequence[int]) -> None:
         """The target starts to read `text`."""
         for drafter in self:
-            self._call(drafter, partial(drafter.announce, text, self._draw), None)
+            self._call(drafter, partial(drafter.prefill_started, text, self._draw), None)
 
     def begin(self, text: Sequence[int], *, has_cheap_rows: bool = True) -> None:
         """Where rows are not cheap, drafters that only fill rows are left out of a generation that has others."""
@@ -60,18 +60,18 @@ class DrafterSet:
         """
         passed, self._passed = self._passed, ()
         if not passed:
-            self._tell(self, done, learn)
+            self._observe_each(self, done, learn)
             return
         together = Round(done.text, passed + done.emitted, NO_DRAFT, (), 0, None)
-        self._tell(self.free, together, learn)
-        self._tell(self.timed, done, learn)
+        self._observe_each(self.free, together, learn)
+        self._observe_each(self.timed, done, learn)
 
     def observe_passed(self, done: Round) -> None:
         """The drafters that take time hear of the round; the others hear of it together with a later one."""
         self._passed += done.emitted
-        self._tell(self.timed, done, lambda drafter, outcomes: None)
+        self._observe_each(self.timed, done, lambda drafter, outcomes: None)
 
-    def _tell(self, drafters: Iterable[Drafter], done: Round, learn: Learn) -> None:
+    def _observe_each(self, drafters: Iterable[Drafter], done: Round, learn: Learn) -> None:
         for drafter in drafters:
             try:
                 learn(drafter, tuple(drafter.observe(done)))
@@ -79,17 +79,6 @@ class DrafterSet:
                 raise
             except Exception as error:  # noqa: BLE001 - see _call
                 self._drop(drafter, error)
-
-    def predict_confidence(self, drafter: Drafter, text: Sequence[int]) -> float | None:
-        """See Drafter; 0 for a drafter that fails."""
-        try:
-            confidence = drafter.predict_confidence(text)
-            return None if confidence is None else float(confidence)
-        except Cancelled:
-            raise
-        except Exception as error:  # noqa: BLE001 - see _call
-            self._drop(drafter, error)
-            return 0.0
 
     def pending_tokens(self, drafter: Drafter, text: Sequence[int]) -> int:
         """See Drafter; the length of the text for a drafter that fails."""

@@ -43,8 +43,8 @@ class FixedLength:
         """The drafters that were dropped, and why."""
         return self._drafters.failures
 
-    def announce(self, prompt: Sequence[int]) -> None:
-        self._drafters.announce(prompt)
+    def prefill_started(self, prompt: Sequence[int]) -> None:
+        self._drafters.prefill_started(prompt)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._drafters.begin(prompt)
@@ -135,8 +135,8 @@ class ControllerWrapper:
     def expects_plain(self) -> bool:
         return self._controller.expects_plain
 
-    def announce(self, prompt: Sequence[int]) -> None:
-        self._controller.announce(prompt)
+    def prefill_started(self, prompt: Sequence[int]) -> None:
+        self._controller.prefill_started(prompt)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._controller.begin(prompt)
@@ -166,7 +166,7 @@ class ControllerWrapper:
         self._controller.end()
 
 
-class Switchable(ControllerWrapper):
+class PausableController(ControllerWrapper):
     """A controller whose limit is zero while `is_paused` returns true; it still follows the text.
 
     `is_paused` must not depend on sampled tokens, so that the output keeps the target's distribution.

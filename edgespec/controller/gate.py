@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -10,7 +9,7 @@ from time import perf_counter
 from edgespec.controller.acceptance import LEAST_REACHED, DecayedMean
 from edgespec.controller.cost_model import MarginalCost
 from edgespec.controller.drafter_set import DrafterSet
-from edgespec.controller.round import Asked, RoundPlan, ScoredTree
+from edgespec.controller.round import DrafterCall, RoundPlan, ScoredTree
 from edgespec.controller.stats import TextStats
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget
@@ -23,7 +22,6 @@ _LEAST_ALLOWED, _MOST_ALLOWED = 1.0, 2.0  # plain steps, in addition
 _USUAL_ROWS = range(4, 17)  # of a forward with a lookup's draft
 _MAX_SAVINGS = 32.0  # plain steps of earlier gains that a round may risk, in addition: a long draft on a CPU
 _LENT_SHARE = 1 / 8  # of the gains that blocked drafts would have had, lent in any case
-_NOTABLE_LOAN = 0.5  # plain steps: as many as it takes to ask for a draft where steps are short
 _READ_ROUNDS = 64  # rounds over which the reading of the draft model is charged
 
 
@@ -67,12 +65,11 @@ class RegretBudget:
         self._credit -= repaid
         self._balance = min(self._balance + gain - repaid, _MAX_SAVINGS)
 
-    def add_shadow(self, tokens: int, steps: float) -> bool:
+    def add_shadow(self, tokens: int, steps: float) -> None:
         """A draft that the budget did not allow would have emitted `tokens` in `steps` plain steps.
 
-        Returns whether the next rounds may lose notably more for it. Once the gains of such drafts outweigh their
-        losses, the surplus is lent to the next rounds, up to the allowed loss, and a part of it beyond that. Their
-        losses cost no time and reduce nothing.
+        Once the gains of such drafts outweigh their losses, the surplus is lent to the next rounds, up to the allowed
+        loss, and a part of it beyond that. Their losses cost no time and reduce nothing.
         """
         balance = self._shadow_balance + tokens - steps
         self._shadow_balance = min(max(balance, -self._allowed), 0.0)
@@ -81,7 +78,6 @@ class RegretBudget:
         if lent > 0:
             self._balance += lent
             self._credit += lent
-        return lent >= _NOTABLE_LOAN
 
     def allowance(self, n_peers: int = 0) -> float:
         """Plain steps that the next round may lose if its whole draft is rejected.
@@ -95,7 +91,6 @@ _MIN_WINDOW = 16  # tokens of context; with fewer a draft model is not asked
 _AMORTIZED_ROUNDS = 64  # rounds over which a drafter has to earn the time of its reading
 _TOKENS_PER_ROUND = 2.0  # emitted where drafting pays; estimates the rounds that are left of a text
 _MIN_EVIDENCE = 4.0  # measured gains; a drafter with fewer that is expected to pay is asked before the others
-_IDLE_TOKENS = 32  # between two checks whether a drafter may be chosen, where none was
 _READ_SHARE = 0.03  # plain steps for each emitted token that reading may take, in addition to the regret budget
 
 
@@ -130,36 +125,10 @@ class DraftGate:
         self._drafters = drafters
         self._stats = stats
         self._prompt_length = 0
-        self._idle_until = 0  # position
-        self._trial_steps = 0.0  # plain steps of the last trial that was considered
         self._tried: dict[tuple[str, tuple[str, ...]], int] = {}  # (drafter, asked before it) -> position
 
     def begin(self, prompt_length: int) -> None:
-        self._prompt_length, self._idle_until = prompt_length, 0
-
-    @property
-    def has_gained(self) -> bool:
-        """Whether a drafter that takes time has gained when it was asked first."""
-        timed, has_cost = self._drafters.timed, self._cost.model.has_cost
-        return any(self._gain(each, ()).value > 0 for each in timed if has_cost(each.name))
-
-    def may_choose(self, position: int) -> bool:
-        """Whether a drafter may be chosen in a round that has asked none; a quick check before `choose`.
-
-        After a no it is not checked again for some tokens.
-        """
-        if self.has_gained:
-            return True
-        if position < self._idle_until:
-            return False
-        cost, cheapest_s = self._cost, math.inf
-        for each in self._drafters.timed:
-            if cost.model.has_cost(each.name):
-                cheapest_s = min(cheapest_s, cost.model.unit_s(each.name))
-        if self._stats.exploration.allows(max(cheapest_s / cost.seconds(1), self._trial_steps)):
-            return True
-        self._idle_until = position + _IDLE_TOKENS
-        return False
+        self._prompt_length = prompt_length
 
     def choose(
         self, round_: RoundPlan, tokens: Sequence[int], remaining: int, *, has_lookup: bool
@@ -229,8 +198,7 @@ class DraftGate:
             return None
         trial = self._make_request(drafter, tokens)
         reading_s = trial.n_read * costs.read_s(drafter.name) if trial is not None else 0.0
-        self._trial_steps = (unit_s + reading_s) / plain_s
-        if trial is not None and not budget.spend(self._trial_steps + lost):
+        if trial is not None and not budget.spend((unit_s + reading_s) / plain_s + lost):
             return None
         self._tried[drafter.name, after] = len(tokens) - 1  # also where it may not read enough: the others' turn
         return replace(trial, is_trial=True) if trial is not None else None
@@ -303,7 +271,7 @@ class TreeBuilder:
                     break
 
     def ask(
-        self, request: DraftRequest, asked: Asked, tree: ScoredTree, tokens: Sequence[int], round_: RoundPlan
+        self, request: DraftRequest, asked: DrafterCall, tree: ScoredTree, tokens: Sequence[int], round_: RoundPlan
     ) -> None:
         """Have the drafter of `request` draft while that is expected to pay; `asked` counts its units.
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
+from statistics import median
 
 from edgespec.controller.acceptance import RecentRate
 from edgespec.controller.cost_model import MarginalCost
 from edgespec.controller.gate import RegretBudget, ShadowDraft, choose_allowed_loss
-from edgespec.controller.own_time import Kind, PassedRounds
 from edgespec.controller.round import DraftSize, RoundPlan, ScoredTree, list_counts
 from edgespec.controller.stats import TextStats
 from edgespec.core.drafter import Drafter
@@ -17,11 +17,10 @@ from edgespec.core.tree import DraftTree
 
 _FEW_NODES = 15  # draft nodes, up to which more of them may take less time; beyond, more take more
 _MIN_DRAFTED_SHARE = 0.15  # share of rounds with drafts below which the next round is expected to be plain
-_MAX_FIRST_STEPS = 4.0  # plain steps that the first look at a text is charged with: the machine may be busy
 
 
-class Review:
-    """Of the rounds of one generation."""
+class RoundRecorder:
+    """Updates costs, acceptance and the regret budget after each round of one generation."""
 
     def __init__(self, cost: MarginalCost, stats: TextStats) -> None:
         self.regret = RegretBudget(choose_allowed_loss(cost.model.seconds))
@@ -29,9 +28,8 @@ class Review:
         self._stats = stats
         self._rate = RecentRate()
         self._shadow = ShadowDraft()
-        self._passed = PassedRounds()
-        self._has_looked = False  # at this text; the first look has the time of `begin` in it
-        self._has_drafted = False  # whether the last round has verified a quick draft
+        self._n_passed = 0  # rounds that are not recorded yet
+        self._passed_s: list[float] = []  # of their forwards that no other generation shared
         self._position = 0  # of the round's root
         self._round: RoundPlan | None = None
         self._tree: DraftTree = DraftTree()
@@ -46,13 +44,11 @@ class Review:
         """See RecentRate."""
         return self._rate.tokens_per_step
 
-    def begin_round(self, tokens: Sequence[int]) -> bool:
-        """A round begins after `tokens`; returns whether the regret budget allows more than before.
-
-        That is where they show that a draft which it did not allow would have gained.
-        """
+    def begin_round(self, tokens: Sequence[int]) -> None:
+        """A round begins after `tokens`. The budget lends for a draft that it did not allow and that they confirm."""
         self._position = len(tokens) - 1
-        return self._shadow.is_pending and self._compare_shadow(tokens)
+        if (outcome := self._shadow.resolve(tokens)) is not None:
+            self.regret.add_shadow(outcome[0], self._cost.seconds(outcome[1]) / self._cost.seconds(1))
 
     def follow(self, round_: RoundPlan, tree: ScoredTree) -> None:
         """`tree` holds what drafters that take time propose in `round_`."""
@@ -76,23 +72,9 @@ class Review:
             if wanted.nodes > size.nodes:
                 self._shadow.remember(round_.position + 1, tree.path_tokens(wanted.nodes), wanted.nodes)
 
-    def remember_blocked(self, tokens: Sequence[int], drafted: list[int]) -> None:
-        """Remember a chain after `tokens` that is larger than the regret budget allows."""
-        if not self._shadow.is_pending:
-            self._shadow.remember(len(tokens), drafted, len(drafted))
-
     def knows_plain(self, n: int) -> bool:
         """Whether plain decoding was measured `n` times of late."""
         return self._cost.plain_measured >= n
-
-    def _compare_shadow(self, tokens: Sequence[int]) -> bool:
-        """Compare the remembered draft with the emitted text; returns whether the budget lends for what it would have
-        gained.
-        """
-        if (outcome := self._shadow.resolve(tokens)) is None:
-            return False
-        emitted, steps = outcome[0], self._cost.seconds(outcome[1]) / self._cost.seconds(1)
-        return self.regret.add_shadow(emitted, steps)
 
     def learn(self, done: Round) -> None:
         """Compare what the drafters of the round have proposed with the emitted tokens."""
@@ -109,55 +91,37 @@ class Review:
         if not any(each.drafter.is_drawn for each in asked):
             self._learn_agreements(done.emitted)
 
-    def pass_round(self, step: Step, own_s: float) -> None:
-        """A plain round went by in which the controller took `own_s`."""
-        self._passed.add(own_s + self._charge_switch(step), step.forward_s(1) if step.n_peer_rows == 0 else None)
+    def pass_round(self, step: Step) -> None:
+        """A plain round went by, which is recorded together with a later one."""
+        self._n_passed += 1
+        if step.n_peer_rows == 0:
+            self._passed_s.append(step.forward_s(1))
 
-    def record_look(self, step: Step) -> None:
-        """Record a plain round, and those that went by before it."""
-        cost = self._cost
-        plain_s = cost.seconds(1)
+    def record_plain(self, step: Step) -> None:
+        """Record a round that could not have a draft."""
         if step.n_peer_rows is not None:
-            cost.model.observe(1 + step.n_peer_rows, self._position, step.forward_s(1 + cost.n_peers))
-        own_steps = self._charge("look", step.draft_s, plain_s) + self._charge_switch(step) / plain_s
-        self._count_passed(plain_s)
-        self._stats.own_time.wait(plain_s)
-        self.regret.add(1, 1.0 + own_steps)
-        self._rate.observe_plain(1)
-        self._stats.exploration.add(1.0)
+            self._cost.model.observe(1 + step.n_peer_rows, self._position, step.forward_s(1 + self._cost.n_peers))
+        self._count_passed()
+        self._count_plain(1)
 
-    def _charge(self, kind: Kind, seconds: float, plain_s: float, n_drafted: int = 0) -> float:
-        """Plain steps that the controller's own `seconds` in a round are charged with."""
-        if self._has_looked:
-            return self._stats.own_time.add(kind, seconds, n_drafted) / plain_s
-        self._has_looked = True  # lookups have read the whole prompt
-        self.regret.add_reading(min(seconds / plain_s, _MAX_FIRST_STEPS))
-        return 0.0
+    def _count_passed(self) -> None:
+        if self._passed_s:
+            self._cost.model.observe(1, self._position, median(self._passed_s))
+        if self._n_passed:
+            self._count_plain(self._n_passed)
+        self._n_passed, self._passed_s = 0, []
 
-    def _charge_switch(self, step: Step) -> float:
-        """Seconds by which the forward after a quick draft exceeds a usual plain one; charged to the drafts."""
-        if not self._has_drafted:
-            return 0.0
-        self._has_drafted = False
-        plain_s = self._cost.seconds(1)
-        return self._stats.own_time.add_switch(step.forward_s(1 + self._cost.n_peers) - plain_s, plain_s)
-
-    def _count_passed(self, plain_s: float) -> None:
-        n, own_s, forward_s = self._passed.take()
-        if n:
-            if forward_s is not None:
-                self._cost.model.observe(1, self._position, forward_s)
-            self._stats.own_time.wait(n * plain_s)
-            self.regret.add(n, n + own_s / plain_s)
-            self._rate.observe_plain(n)
-            self._stats.exploration.add(n)
+    def _count_plain(self, n: int) -> None:
+        self.regret.add(n, float(n))
+        self._rate.observe_plain(n)
+        self._stats.exploration.add(n)
 
     def end(self) -> None:
         """The text has ended; count the rounds that went by since the last look."""
-        self._count_passed(self._cost.seconds(1))
+        self._count_passed()
 
-    def record(self, round_: RoundPlan, step: Step) -> float:
-        """Record the costs, the gain and the loss of a round; returns the tokens gained over plain decoding."""
+    def record(self, round_: RoundPlan, step: Step) -> None:
+        """Record the costs, the gain and the loss of a round."""
         cost, rows = self._cost, step.n_drafted + 1
         round_.share_drafting(step.draft_s)
         drafting_s = round_.charged_s
@@ -176,16 +140,7 @@ class Review:
         # Of a drafter that runs ahead it is the measured time.
         plain_s = cost.seconds(1)
         steps = (drafting_s + cost.seconds(rows)) / plain_s
-        self._count_passed(plain_s)
-        if round_.asked:  # its own time is part of the units'
-            self._has_looked, own_steps = True, 0.0
-        else:
-            own_steps = self._charge(round_.kind, step.draft_s, plain_s, step.n_drafted)
-        if round_.kind == "quick":
-            if self._has_drafted:
-                self._stats.own_time.add_switch(0.0, plain_s)
-            self._has_drafted = True
-        steps += own_steps
+        self._count_passed()
         self.regret.add(len(step.tokens), steps)
         self._rate.observe(len(step.tokens), steps, drafted=step.n_drafted > 0)
         self._stats.exploration.add(steps)
@@ -195,7 +150,6 @@ class Review:
                 self._stats.gain(asked.drafter, cost.n_peers, asked.after).observe(gain)
                 if asked.is_trial and gain < 0:
                     self._stats.exploration.charge(-gain)
-        return len(step.tokens) - steps
 
     def _record_drafting(self, round_: RoundPlan) -> None:
         for asked in round_.asked:

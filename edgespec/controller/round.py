@@ -10,7 +10,6 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from edgespec.controller.cost_model import MarginalCost
-from edgespec.controller.own_time import Kind
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget, Draft, Step
 from edgespec.core.tree import DraftTree
@@ -168,7 +167,7 @@ _OBSERVED_WEIGHT = 0.75  # of the emitted tokens against the expected ones, when
 
 
 @dataclass(slots=True)
-class Asked:
+class DrafterCall:
     """A drafter that takes time, and what it was asked for in a round.
 
     is_trial  whether that was to measure it
@@ -199,17 +198,15 @@ class RoundPlan:
         tokens: Sequence[int],
         limit: Budget,
         tokens_per_step: float,
-        kind: Kind = "decide",
     ) -> None:
         """`tokens` are prompt and output; the last one is the root. `tokens_per_step` is that of recent rounds."""
         self._cost = cost
-        self.kind = kind
         self.position = len(tokens) - 1  # of the root
         self.node_limit, self.depth_limit = min(limit.nodes, MAX_NODES), min(limit.depth, MAX_NODES)
         self.max_nodes = 0  # of the draft, by the regret budget; at most node_limit
         self.recent_rate = tokens_per_step / cost.seconds(1)  # tokens per second
         self.price = 0.0  # tokens per second
-        self.asked: list[Asked] = []
+        self.asked: list[DrafterCall] = []
         self.silent: set[str] = set()  # drafters that had nothing to propose
         self._known: dict[int, float] = {}  # rows -> seconds
 
@@ -230,7 +227,7 @@ class RoundPlan:
         """`drafting_s`, with the measured seconds of drafters that run ahead."""
         return sum(each.seen_s if each.drafter.runs_ahead else self._usual_s(each) for each in self.asked)
 
-    def _usual_s(self, asked: Asked) -> float:
+    def _usual_s(self, asked: DrafterCall) -> float:
         return sum(self._cost.model.unit_s(asked.drafter.name, n) for n in asked.units)
 
     def share_drafting(self, seconds: float) -> None:
@@ -239,9 +236,9 @@ class RoundPlan:
         for each in self.asked:
             each.seen_s = seconds * (each.seen_s / seen_s if seen_s else 1.0 / len(self.asked))
 
-    def profile_s(self, asked: Asked) -> float:
+    def profile_s(self, asked: DrafterCall) -> float:
         """Seconds of its units by the profile."""
-        return sum(self._cost.model.foresee_unit_s(asked.drafter.name, n) for n in asked.units)
+        return sum(self._cost.model.predict_unit_s(asked.drafter.name, n) for n in asked.units)
 
     @property
     def reading_s(self) -> float:

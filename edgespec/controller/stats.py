@@ -16,13 +16,14 @@ from edgespec.controller.acceptance import (
     make_agreement_model,
 )
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile
-from edgespec.controller.own_time import OwnTime
 from edgespec.core.drafter import Confidence, Drafter
 
 PHASES = ("answer", "reasoning")
 _MIN_TESTED = 12.0  # tested tokens, discounted, before a warning about a drafter
 _MIN_ACCEPTANCE = 0.05  # below it a draft model probably does not belong to the target
 _EXPLORED_SHARE = 0.003  # of the time, for rounds that measure drafters which do not pay
+_MAX_OUTLIER = 2.0  # limit of one decision's time, as a multiple of the usual one
+_WEIGHT, _WEIGHT_BELOW = 0.05, 0.3  # of a new time in the usual one, and of a shorter one
 _MAX_CREDIT = 1.0  # plain steps that are saved for such rounds
 
 
@@ -55,6 +56,22 @@ class ExplorationBudget:
             return False
         self._credit = min(self._credit, max(steps, _MAX_CREDIT)) - steps
         return True
+
+
+class DecisionTime:
+    """Usual seconds of a decision of the autopilot that asks no drafter which takes time; shared by all texts."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        """Raises ValueError unless `seconds` is a length of time; 0: not measured yet."""
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise ValueError("not a length of time")
+        self.seconds = float(seconds)
+
+    def observe(self, seconds: float) -> None:
+        """A decision took `seconds`. Slower ones weigh less: the machine may be busy, and the first ones are slow."""
+        usual = self.seconds or seconds
+        excess = min(seconds, _MAX_OUTLIER * usual) - usual
+        self.seconds = usual + (_WEIGHT if excess > 0 else _WEIGHT_BELOW) * excess
 
 
 class DrafterStats:
@@ -128,7 +145,7 @@ class DraftStats:
     def __init__(self, profile: Profile) -> None:
         self.costs = CostModel(profile)
         self.exploration = ExplorationBudget()
-        self.own_time = OwnTime()
+        self.decision_time = DecisionTime()
         self.drafters: dict[str, DrafterStats] = {}
         self.agreements: dict[str, AcceptanceModel] = {}
         self.after: dict[str, DecayedMean] = {}
@@ -164,7 +181,7 @@ class DraftStats:
             "agreements": {key: [rate.evidence for rate in each.rates] for key, each in self.agreements.items()},
             "after": {key: gain.evidence for key, gain in self.after.items()},
             "records": {name: asdict(record) for name, record in self.records.items()},
-            "own_time": self.own_time.to_dict(),
+            "deciding_s": self.decision_time.seconds,
         }
 
     @staticmethod
@@ -186,7 +203,7 @@ class DraftStats:
             for key, evidence in state["after"].items():
                 _restore([stats.gain_after(key)], [evidence])
             stats.records = {name: AcceptanceRecord(**each) for name, each in state.get("records", {}).items()}
-            stats.own_time = OwnTime.from_dict(state["own_time"])
+            stats.decision_time = DecisionTime(state.get("deciding_s", 0.0))
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError("not the statistics of drafters") from error
         return stats
@@ -209,11 +226,6 @@ class TextStats:
     def exploration(self) -> ExplorationBudget:
         """Shared by all texts."""
         return self._shared.exploration
-
-    @property
-    def own_time(self) -> OwnTime:
-        """Shared by all texts."""
-        return self._shared.own_time
 
     def set_phase(self, phase: str) -> None:
         """One of PHASES."""

@@ -77,7 +77,7 @@ class Drafter(Protocol):
     pads_batch: bool = False
     runs_ahead: bool = False
 
-    def announce(self, text: Sequence[int], draw: TokenDraw | None) -> None:
+    def prefill_started(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         """The target starts to read `text`; `begin` may follow, with the same `text` and `draw`. For drafters that can
         read on another machine meanwhile.
         """
@@ -92,14 +92,6 @@ class Drafter(Protocol):
     def pending_tokens(self, text: Sequence[int]) -> int:
         """Tokens that it would have to read before it could draft; 0 for lookups and attached drafts."""
         return 0
-
-    def predict_confidence(self, text: Sequence[int]) -> float | None:
-        """The confidence that `expand` gives its best proposal for the token after `text`; 0 without a good one.
-
-        For free drafters that can tell in microseconds; None for others. Called where plain steps are short: `expand`
-        follows only where such a token may pay, and then proposes what was foreseen.
-        """
-        return None
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         """Add nodes that continue `text`, whose last token is the root.
@@ -121,9 +113,9 @@ class Drafter(Protocol):
         """Learn from a round.
 
         A free drafter returns what it would have said about each emitted token, so that its acceptance is known before
-        its proposals are used. Others return nothing: their acceptance is learned from what they have proposed. Where
-        plain steps are short, free drafters hear of rounds in which nothing was decided together with a later one, as
-        of one round without a draft that emitted all their tokens; of the last ones of an answer they may not hear.
+        its proposals are used. Others return nothing: their acceptance is learned from what they have proposed. Free
+        drafters hear of rounds in which nothing was decided together with a later one, as of one round without a draft
+        that emitted all their tokens; of the last ones of an answer they may not hear.
         """
         return ()
 

@@ -56,7 +56,7 @@ def speculate(
     `check`, between steps, or from the session.
     """
     if max_tokens:
-        controller.announce(prompt)
+        controller.prefill_started(prompt)
     scores = yield from session.prefill(prompt)
     session.checkpoint()  # the next turn may return here
     if not max_tokens:

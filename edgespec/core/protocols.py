@@ -236,7 +236,7 @@ class Controller(Protocol):
     def expects_plain(self) -> bool:
         """Whether the round after this one will probably have no draft."""
 
-    def announce(self, prompt: Sequence[int]) -> None:
+    def prefill_started(self, prompt: Sequence[int]) -> None:
         """The target starts to read `prompt`."""
 
     def begin(self, prompt: Sequence[int]) -> None:

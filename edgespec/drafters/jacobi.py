@@ -41,7 +41,7 @@ class _Rates:
 class JacobiDrafter(Drafter):
     """Guesses are seldom right, so that they are verified only where rows take next to no time, as on a large GPU.
 
-    Elsewhere it proposes something ever more rarely. Where plain steps are short it does nothing.
+    Elsewhere it proposes something ever more rarely.
     """
 
     name = "jacobi"
@@ -59,9 +59,6 @@ class JacobiDrafter(Drafter):
         self._guesses = list(text[-_WINDOW:])
         self._kinds = [0] * len(self._guesses)
         self._rest = self._last_rest = 0
-
-    def predict_confidence(self, text: Sequence[int]) -> float:
-        return 0.0
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         if not self._rest:

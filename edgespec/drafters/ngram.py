@@ -9,7 +9,6 @@ from edgespec.core.protocols import Budget, Round
 from edgespec.core.tree import DraftTree
 
 MAX_NGRAM = 5  # n-gram sizes in the index
-WATCHED = 3  # tokens of the n-grams that are always watched
 MAX_MATCH = 64  # tokens; longer matches count as this long
 _PART = 8  # tokens of a chain that are added at a time
 _MAX_OCCURRENCES = 8  # most recent occurrences kept for each n-gram
@@ -123,51 +122,6 @@ class SuffixLookup:
         return 0, 0
 
 
-class RepeatWatch:
-    """The latest earlier occurrence of the text's last three tokens: an index of one n-gram size, much the quickest.
-
-    end     the position after the match
-    length  its number of tokens; 0 without a match
-    """
-
-    def __init__(self, tokens: Sequence[int] = ()) -> None:
-        """Starts from a whole text."""
-        self.tokens = list(tokens)
-        grams = zip(*(self.tokens[i:] for i in range(WATCHED)), strict=False)
-        self._latest = dict(zip(grams, range(WATCHED, len(self.tokens)), strict=False))  # those that a token follows
-        self._gram = tuple(self.tokens[-WATCHED:])
-        self.end, self.length = self._find()
-
-    def extend(self, tokens: Sequence[int]) -> list[Outcome]:
-        """Add the tokens that `tokens`, the whole text, has beyond the last call, and follow the match.
-
-        Returns what the match before each new token predicted.
-        """
-        outcomes: list[Outcome] = []
-        known, latest, gram = self.tokens, self._latest, self._gram
-        for position in range(len(known), len(tokens)):
-            token = tokens[position]
-            is_right = self.length > 0 and known[self.end] == token
-            if self.length:
-                outcomes.append(Outcome(self.length, is_right))
-            latest[gram] = position
-            known.append(token)
-            self._gram = gram = (*gram[1 - WATCHED :], token)
-            if is_right:
-                self.end, self.length = self.end + 1, min(self.length + 1, MAX_MATCH)
-            else:
-                self.end, self.length = self._find()
-        return outcomes
-
-    def read_continuation(self, n: int) -> list[int]:
-        """[n] tokens after the match."""
-        return continue_from(self.tokens, self.end, n)
-
-    def _find(self) -> tuple[int, int]:
-        end = self._latest.get(self._gram)
-        return (0, 0) if end is None else (end, count_common(self.tokens, end, self.tokens, WATCHED))
-
-
 def count_common(tokens: Sequence[int], end: int, suffix: Sequence[int], known: int) -> int:
     """The number of `tokens` before `end` that equal the end of `suffix`; at least `known`."""
     n, limit = known, min(MAX_MATCH, len(suffix), end)
@@ -190,9 +144,7 @@ class NgramDrafter(Drafter):
     """Deterministic drafts from the prompt and the output; needs no model.
 
     It proposes what followed the longest match of the text's end; with a budget for a tree also what followed the other
-    matches, longest and latest first. Where others have drafted already, it continues their paths. Where
-    `predict_confidence` was asked for the same text, only matches of three tokens and more count, and the index of
-    shorter ones is not made.
+    matches, longest and latest first. Where others have drafted already, it continues their paths.
     """
 
     name = "ngram"
@@ -202,27 +154,13 @@ class NgramDrafter(Drafter):
     def __init__(self) -> None:
         self._lookup = SuffixLookup(min_length=1)
         self._is_indexed = False  # whether the lookup has read this text's prompt
-        self._watch: RepeatWatch | None = None  # of this text, once something was foreseen
         self._n_prompt = 0
-        self._n_foreseen = -1  # tokens of the text when something was foreseen last
         self._outcomes: list[Outcome] = []
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
-        self._n_prompt, self._n_foreseen = len(text), -1
-        self._is_indexed, self._watch = False, None
-        self._outcomes = []
-
-    def predict_confidence(self, text: Sequence[int]) -> float:
-        self._n_foreseen = len(text)
-        return float(self._follow(text).length)
+        self._n_prompt, self._is_indexed, self._outcomes = len(text), False, []
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
-        if self._watch is not None and self._n_foreseen == len(text):
-            if self._watch.length and not len(tree):
-                tokens = self._watch.read_continuation(limit.depth)
-                tree.add_chain(tokens, self.name, _confidences(self._watch.length, len(tokens)))
-            yield
-            return
         self._read(text)
         others = {source for votes in tree.votes for source in votes} - {self.name} if len(tree) else ()
         if not len(tree) or tree.deepest(self.name) < 0:
@@ -232,23 +170,12 @@ class NgramDrafter(Drafter):
         yield
 
     def observe(self, done: Round) -> Sequence[Outcome]:
-        if self._watch is None:
-            self._read(done.text)
-        else:
-            self._follow(done.text)
+        self._read(done.text)
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def _follow(self, text: Sequence[int]) -> RepeatWatch:
-        """The watch after `text`."""
-        if self._watch is None:
-            self._watch = RepeatWatch(text[: max(self._n_prompt, len(self._lookup.tokens) if self._is_indexed else 0)])
-        if len(text) > len(self._watch.tokens):
-            self._outcomes += self._watch.extend(text)
-        return self._watch
-
     def _read(self, text: Sequence[int]) -> None:
-        """The index of `text`; what its matches predicted is not counted if the watch's are."""
+        """Extend the index to `text`, and keep what its matches predicted."""
         lookup = self._lookup
         if not self._is_indexed:
             if len(lookup.tokens) > self._n_prompt or list(text[: len(lookup.tokens)]) != lookup.tokens:
@@ -256,9 +183,7 @@ class NgramDrafter(Drafter):
             lookup.read(text[: self._n_prompt])
             self._is_indexed = True
         if len(text) > len(lookup.tokens):
-            outcomes = lookup.extend(text)
-            if self._watch is None:
-                self._outcomes += outcomes
+            self._outcomes += lookup.extend(text)
 
     def _add_matches(self, tree: DraftTree, limit: Budget) -> Iterator[None]:
         """What followed the longest match of the text's end; all matches, if the budget is for a tree.

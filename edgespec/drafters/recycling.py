@@ -95,8 +95,7 @@ class SuccessorTable:
 class RecyclingDrafter(Drafter):
     """It proposes the chain of the most probable successors and, as far as the budget goes, the most probable paths.
 
-    Where plain steps are short it learns nothing and promises nothing. Where its proposals are never verified, since
-    rows take too long, it does so in few rounds.
+    Where its proposals are never verified, since rows take too long, it learns and proposes in few rounds.
     """
 
     name = "recycling"
@@ -115,9 +114,6 @@ class RecyclingDrafter(Drafter):
     @property
     def _is_resting(self) -> bool:
         return self._refused >= _MAX_REFUSED and self._refused % _REST > 0
-
-    def predict_confidence(self, text: Sequence[int]) -> float:
-        return 0.0
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         if not self._is_resting:

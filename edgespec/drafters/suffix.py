@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import count
 from math import exp, isfinite
-from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
@@ -112,8 +111,6 @@ def describe(length: int, n_agreeing: int, n: int, kind: str, *, is_live: bool, 
 
 _MAX_PLACES = 8  # that are followed at a time
 _READ = 192  # tokens that are read from a place; after them the memory is searched again
-_SEARCH_SHARE = 0.005  # of the time that searches may take where plain steps are short
-_LEAST_PROMISE = 0.4  # probability of a token that is promised there
 
 
 class _Path:
@@ -160,7 +157,6 @@ class SuffixDrafter(Drafter):
         self._length = 0  # tokens of the match
         self._n = 0  # tokens of the text that were followed
         self._n_searched = -1  # likewise, when the memory was last searched
-        self._begun_s = self._searching_s = 0.0  # when the generation began, and what searches have taken in it
         self._outcomes: list[Outcome] = []
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
@@ -170,29 +166,6 @@ class SuffixDrafter(Drafter):
             self._rates = self._space.table("suffix", SuffixRates.load)
         self._paths, self._outcomes = [], []
         self._length, self._n, self._n_searched = 0, len(text), -1
-        self._begun_s, self._searching_s = perf_counter(), 0.0
-
-    def predict_confidence(self, text: Sequence[int]) -> float:
-        if self._space is None:
-            return 0.0
-        self._follow(text)
-        if self._paths:
-            return self._promise()
-        started_s = perf_counter()
-        if self._searching_s > _SEARCH_SHARE * (started_s - self._begun_s):
-            return 0.0
-        self._search(text)
-        probability = self._promise()
-        self._searching_s += perf_counter() - started_s
-        return probability
-
-    def _promise(self) -> float:
-        """The probability of the most probable token; 0 if that is too low, and nothing is followed then."""
-        probability = self._choose(self._paths, 0)[0].probability if self._paths else 0.0
-        if probability < _LEAST_PROMISE:
-            self._paths, self._length = [], 0
-            return 0.0
-        return probability
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         self._follow(text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.backends import Model
 from edgespec.controller.cost_model import DraftCost, Profile
-from edgespec.controller.fixed import JumpForward, Switchable
+from edgespec.controller.fixed import JumpForward, PausableController
 from edgespec.controller.profiler import (
     LOAD_CONTEXTS,
     choose_contexts,
@@ -34,7 +34,7 @@ from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request
 from edgespec.engine.generation import ForwardCost, Generation
 from edgespec.engine.grammar import Constraint, GrammarCompiler, compile_constraint, list_unenforced
 from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
-from edgespec.engine.slots import DrafterPool, Slot, SlotPool, begin_text, keep_text, take_notices
+from edgespec.engine.slots import DrafterPool, Slot, SlotPool, open_space, store_text
 from edgespec.errors import BackendError, Cancelled
 from edgespec.hub.cache import shorten_names
 from edgespec.memory.memory import Memory
@@ -118,11 +118,11 @@ class Engine:
             while (slot := self._slots.acquire(prompt, check)) is None:  # there is no memory for one more
                 check()
                 yield YIELD
-            begin_text(slot, self.memory, request.memory)
+            open_space(slot, self.memory, request.memory)
             known = self._draft_stats.costs if self._draft_stats else None
             costs = ForwardCost(known, slot.target)
             chosen, verifier = self._choose_controller(generation, spec, slot, sampler, constraint, costs)
-            controller = Switchable(chosen, lambda: speculation is None and self.is_paused)
+            controller = PausableController(chosen, lambda: speculation is None and self.is_paused)
             yield from generation.run(slot.target, controller, verifier, costs, check)
         except Cancelled:
             generation.reason = "cancelled"
@@ -137,13 +137,15 @@ class Engine:
                 controller.end()
             if slot is not None:
                 self._drafters.drop(slot, controller.failures if controller is not None else {})
-                self._slots.release(slot, keep_text(slot, request.memory, prompt, generation.emitted))
+                self._slots.release(slot, store_text(slot, request.memory, prompt, generation.emitted))
         yield from generation.finish()
-        yield from map(Notice, (*self._drafters.take_notices(), *take_notices(self.memory)))
+        yield from map(Notice, self._drafters.take_notices())
+        while self.memory is not None and (notice := self.memory.take_notice()):
+            yield Notice(notice)
         if controller is not None and not self._has_warned and (warning := controller.warning()):
             self._has_warned = True
             yield Notice(warning)
-        yield from map(Notice, self._tell_low_acceptance())
+        yield from map(Notice, self._warn_low_acceptance())
         records = dict(self._draft_stats.records) if self._draft_stats else {}
         yield replace(generation.finished(), records=records, warnings=list_unenforced(request, matcher))
 
@@ -222,7 +224,7 @@ class Engine:
         self._slots.close()
         self._drafters.close()
 
-    def _tell_low_acceptance(self) -> Iterator[str]:
+    def _warn_low_acceptance(self) -> Iterator[str]:
         """A sentence for each drafter that many answers show to be right too seldom; it is told once."""
         records = self._draft_stats.records if self._draft_stats is not None else {}
         for name in tuple(records):  # other generations may add some meanwhile

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast, get_args
@@ -140,7 +140,7 @@ class SlotPool:
 # What a generation may use of the memory of earlier texts, and what it leaves there.
 
 
-def begin_text(slot: Slot, memory: Memory | None, use: MemoryUse | None) -> None:
+def open_space(slot: Slot, memory: Memory | None, use: MemoryUse | None) -> None:
     """Let the drafters of `slot` see the texts of its request's namespace, or none."""
     slot.memory.space = memory.space(use.namespace) if memory is not None and use is not None else None
     if slot.memory.space is not None:
@@ -148,19 +148,13 @@ def begin_text(slot: Slot, memory: Memory | None, use: MemoryUse | None) -> None
         slot.memory.epoch = slot.memory.space.epoch
 
 
-def keep_text(slot: Slot, use: MemoryUse | None, prompt: list[int], emitted: list[int]) -> list[int]:
+def store_text(slot: Slot, use: MemoryUse | None, prompt: list[int], emitted: list[int]) -> list[int]:
     """The text of a generation that has ended. It is kept in the memory that its drafters have seen, if any."""
     text = [*prompt, *emitted]
     space, slot.memory.space = slot.memory.space, None
     if space is not None and use is not None:
         space.add(text, len(prompt), use.source, slot.memory.epoch)
     return text
-
-
-def take_notices(memory: Memory | None) -> Iterator[str]:
-    """Sentences for the user, each once: that texts cannot be stored, and why."""
-    while memory is not None and (notice := memory.take_notice()):
-        yield notice
 
 
 # The drafters of an engine: loaded once, opened for each slot, dropped where they fail.
@@ -184,7 +178,7 @@ class DrafterPool:
         self.saved: dict[str, bytes] = {}  # see Slot
         self._vocab_size = target.tokenizer.vocab_size
         self._refused: set[str] = set()  # drafters that cannot be opened
-        self._told: set[str] = set()  # drafters that the user knows to have failed
+        self._warned: set[str] = set()  # drafters that the user knows to have failed
         self._priced: set[str] = set()  # drafters that take no time, or whose measurement was tried
         self._notices: list[str] = []
 
@@ -218,7 +212,7 @@ class DrafterPool:
                     self._refused.add(name)
                 elif is_new and loaded.source is not None:
                     raise
-                self._tell(name, f"cannot be used: {reason_of(error)}.")
+                self._warn_once(name, f"cannot be used: {reason_of(error)}.")
 
     def attached(self, names: Iterable[str]) -> dict[str, AttachedDraft]:
         """Those of `names` that share the target's cache, so that their time depends on what it holds."""
@@ -253,7 +247,7 @@ class DrafterPool:
         """Close drafters of `slot` that have failed; the next generation opens them anew."""
         for name, reason in failures.items():
             slot.close_drafter(name, has_failed=True)
-            self._tell(name, f"failed and was left out: {reason}")
+            self._warn_once(name, f"failed and was left out: {reason}")
 
     def take_notices(self) -> list[str]:
         """Sentences for the user that were not taken yet; one for each drafter."""
@@ -270,9 +264,9 @@ class DrafterPool:
                 each.source.close()
         self.loaded = {}
 
-    def _tell(self, name: str, text: str) -> None:
-        if name not in self._told:
-            self._told.add(name)
+    def _warn_once(self, name: str, text: str) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
             self._notices.append(f"The drafter {name} {text}")
 
 

@@ -90,11 +90,11 @@ class Lesson:
 class Learner:
     """Starts trainings from a thread of its own, until it is closed or three of them have failed in a row."""
 
-    def __init__(self, lesson: Lesson, options: LearnOptions, tell: Callable[[str], None]) -> None:
-        """`tell` gets sentences for the user, on the thread."""
+    def __init__(self, lesson: Lesson, options: LearnOptions, notify: Callable[[str], None]) -> None:
+        """`notify` gets sentences for the user, on the thread."""
         self._lesson = lesson
         self._options = options
-        self._tell = tell
+        self._notify = notify
         self._idle_s = inf  # since when the engine is idle
         self._counted_s = inf  # the idle time in which new texts were counted last
         self._rest_s = 0.0  # when the next training may begin
@@ -155,7 +155,7 @@ class Learner:
             self._lesson.note_learned(began_s)
             if (version := json.loads(output)["returned"]) is not None:
                 draft = "the draft before any training" if version == BASE else f"version {version} of the draft"
-                self._tell(f"Drafting with {draft} again: it predicts the newest texts better.")
+                self._notify(f"Drafting with {draft} again: it predicts the newest texts better.")
 
     def _wait(self, child: subprocess.Popen[str]) -> tuple[str, str]:
         """What the child writes to stdout and stderr until it ends; `close` kills it."""
@@ -168,15 +168,15 @@ class Learner:
     def _note_failure(self, reason: str) -> None:
         self._n_failures += 1
         if self._n_failures == 1:
-            self._tell(f"Learning failed: {reason}")
+            self._notify(f"Learning failed: {reason}")
         elif self._n_failures == _MAX_FAILURES:
-            self._tell(f"Learning has failed three times and stops: {reason}")
+            self._notify(f"Learning has failed three times and stops: {reason}")
 
 
-def open_learner(loaded: LoadedModel, notice: Callable[[str], None], tell: Callable[[str], None]) -> Learner | None:
+def open_learner(loaded: LoadedModel, notice: Callable[[str], None], notify: Callable[[str], None]) -> Learner | None:
     """A learner for the draft of `loaded`; None where none is asked for, or possible.
 
-    `notice` hears why nothing is learned, now; `tell` hears of trainings, later and on another thread.
+    `notice` hears why nothing is learned, now; `notify` hears of trainings, later and on another thread.
     """
     config, planned = loaded.config, loaded.planned
     if config.learn is None:
@@ -196,7 +196,7 @@ def open_learner(loaded: LoadedModel, notice: Callable[[str], None], tell: Calla
         notice(f"{_NOTHING} yet: `edgespec adapt` asks whether texts may be trained on.")
     tokenizer = identify_tokenizer(loaded.engine.target.tokenizer)
     lesson = Lesson(_make_command(config, loaded.info.backend), pair, config.memory.folder, tokenizer)
-    return Learner(lesson, config.learn, tell)
+    return Learner(lesson, config.learn, notify)
 
 
 def _make_command(config: LoadConfig, backend: str) -> tuple[str, ...]:

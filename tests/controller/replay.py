@@ -15,7 +15,7 @@ from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.controller.fixed import FixedLength
 from edgespec.controller.stats import DraftStats
-from edgespec.core.drafter import Drafter
+from edgespec.core.drafter import Drafter, TokenDraw
 from edgespec.core.protocols import Budget, Controller, Draft, Round, Step
 from edgespec.core.scores import Scores
 from edgespec.core.tree import DraftTree
@@ -72,6 +72,9 @@ class ReplayDrafter(Drafter):
         self._trace = trace
         self._read = 0
         self.drafted = 0.0  # tokens, those that were only read counted as READING
+
+    def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
+        """It reads a text when it is asked."""
 
     def pending_tokens(self, text: Sequence[int]) -> int:
         return len(text) - self._read

@@ -145,7 +145,7 @@ def make_profile(*contexts: int) -> Profile:
 
 @pytest.mark.parametrize("contexts", [(2048,), (4096, 16384)])
 @pytest.mark.parametrize("position", [0, 500, 3000, 8000, 32000])
-def test_unseen_contexts_are_foreseen(contexts: tuple[int, ...], position: int) -> None:
+def test_unseen_contexts_are_predicted(contexts: tuple[int, ...], position: int) -> None:
     costs = CostModel(make_profile(*contexts))
     costs.move_to(position)
     for rows in range(1, 17):
@@ -215,12 +215,12 @@ def test_drafting_costs_by_context() -> None:
     assert (costs.unit_s("self"), costs.unit_s("block", 8), costs.unit_s("sparse")) == (10.0, 13.0, 2.0)
     assert costs.read_s("self") == 0.5
     for _ in range(15):
-        costs.observe_drafting("self", 30.0, costs.foresee_unit_s("self"))
+        costs.observe_drafting("self", 30.0, costs.predict_unit_s("self"))
     assert costs.unit_s("self") == pytest.approx(30.0)
     costs.move_to(2000)
     assert costs.unit_s("self") == pytest.approx(12.0), "as far off the profile as in the nearest band"
-    costs.observe_drafting("self", 4.0, costs.foresee_unit_s("self"))
-    costs.observe_drafting("self", 4.0, costs.foresee_unit_s("self"))
+    costs.observe_drafting("self", 4.0, costs.predict_unit_s("self"))
+    costs.observe_drafting("self", 4.0, costs.predict_unit_s("self"))
     assert costs.unit_s("self") == pytest.approx(4.0), "this band has its own"
 
 

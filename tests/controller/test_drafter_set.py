@@ -44,10 +44,6 @@ class Counting(Drafter):
         self._note("unread")
         return 2
 
-    def predict_confidence(self, text: Sequence[int]) -> float | None:
-        self._note("predict_confidence")
-        return 0.5
-
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         node = -1
         for i in range(limit.depth):
@@ -69,8 +65,6 @@ def drive(drafters: DrafterSet) -> DraftTree:
     """Everything that a controller may call in a round."""
     tree = DraftTree()
     drafters.begin(TEXT)
-    for drafter in drafters:
-        drafters.predict_confidence(drafter, TEXT)
     for drafter in drafters:
         drafters.pending_tokens(drafter, TEXT)
         drafters.draft_async(drafter, TEXT, LIMIT)
@@ -94,7 +88,7 @@ def hear(drafters: DrafterSet) -> list[tuple[Drafter, Outcome]]:
     return found
 
 
-@pytest.mark.parametrize("method", ["begin", "predict_confidence", "unread", "draft_async", "expand", "observe"])
+@pytest.mark.parametrize("method", ["begin", "unread", "draft_async", "expand", "observe"])
 @pytest.mark.parametrize("error", [ValueError("it is broken."), KeyError("x"), BackendError("no device.", hint="")])
 def test_a_drafter_that_raises_is_dropped_and_the_others_go_on(method: str, error: Exception) -> None:
     bad, good = Counting("bad", method, error), Counting("good")
@@ -107,10 +101,10 @@ def test_a_drafter_that_raises_is_dropped_and_the_others_go_on(method: str, erro
     heard = len(bad.calls)
     assert drive(drafters).votes == [{"good": 0.5}] * 4
     assert len(bad.calls) == heard, "it is not called again"
-    assert good.calls == ["begin", "predict_confidence", "unread", "draft_async", "expand", "observe"] * 2
+    assert good.calls == ["begin", "unread", "draft_async", "expand", "observe"] * 2
 
 
-@pytest.mark.parametrize("method", ["begin", "predict_confidence", "unread", "draft_async", "expand", "observe"])
+@pytest.mark.parametrize("method", ["begin", "unread", "draft_async", "expand", "observe"])
 @pytest.mark.parametrize("error", [Cancelled(), KeyboardInterrupt()])
 def test_a_cancellation_is_no_failure(method: str, error: BaseException) -> None:
     drafters = DrafterSet([Counting("bad", method, error), Counting("good")], V)
@@ -142,15 +136,6 @@ def test_unread_of_a_drafter_that_fails_is_the_whole_text() -> None:
     drafters = DrafterSet([bad], V)
     assert drafters.pending_tokens(bad, TEXT) == 3
     assert DrafterSet([Counting("good")], V).pending_tokens(Counting("good"), TEXT) == 2
-
-
-@pytest.mark.parametrize(("value", "found"), [(None, None), (0, 0.0), (np.float32(0.5), 0.5), ("often", 0.0)])
-def test_what_is_foreseen_is_a_number_or_unknown(value: Any, found: float | None) -> None:
-    drafter = Counting("plugin")
-    drafter.predict_confidence = lambda text: value  # type: ignore[method-assign]
-    drafters = DrafterSet([drafter], V)
-    assert drafters.predict_confidence(drafter, TEXT) == found
-    assert list(drafters.failures) == (["plugin"] if value == "often" else [])
 
 
 def test_outcomes_come_with_their_drafter() -> None:

@@ -43,8 +43,7 @@ def learned() -> DraftStats:
         stats.gain(MODEL, 0).observe(1.0)
         stats.gain(MODEL, 5).observe(-1.0)
         stats.gain(PARD, 0, ["model"]).observe(0.5)
-        stats.own_time.add("decide", 3e-4)
-    stats.own_time.add_switch(2e-5, 1e-3)
+    draft_stats.decision_time.observe(3e-4)
     stats.merge()
     return draft_stats
 
@@ -55,7 +54,7 @@ def test_statistics_outlive_the_process() -> None:
     again = DraftStats.from_dict(state)
     assert again.to_dict() == draft_stats.to_dict()
     assert again.costs.profile == PROFILE
-    assert not again.own_time.is_negligible(6e-4) and again.own_time.is_negligible(0.05)
+    assert again.decision_time.seconds == 3e-4
     assert draft_stats.drafters.keys() == {f"{name}; greedy, answer" for name in ("ngram", "model", "pard")}
     assert draft_stats.agreements.keys() == {"model+ngram; greedy, answer"}
     assert draft_stats.after.keys() == {"pard after model; greedy, answer"}
@@ -192,13 +191,9 @@ DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
     "a gain of one number": lambda s: s["after"].update({AFTER: [1.0]}),
     "a gain that is infinite": lambda s: s["after"].update({AFTER: [float("inf"), 1.0]}),
     "a gain that is null": lambda s: s["after"].update({AFTER: None}),
-    "no time of its own": lambda s: s.pop("own_time"),
-    "usual times in a list": lambda s: s["own_time"].update(usual=[1.0]),
-    "a usual time below zero": lambda s: s["own_time"]["usual"].update(decide=-1.0),
-    "a usual time that is text": lambda s: s["own_time"]["usual"].update(decide="long"),
-    "no number of decisions": lambda s: s["own_time"].pop("n_decisions"),
-    "a wait below zero": lambda s: s["own_time"].update(waited_s=-1.0),
-    "an infinite switch": lambda s: s["own_time"].update(switch_s=float("inf")),
+    "a decision below zero": lambda s: s.update(deciding_s=-1.0),
+    "a decision that is text": lambda s: s.update(deciding_s="long"),
+    "an endless decision": lambda s: s.update(deciding_s=float("inf")),
 }
 
 

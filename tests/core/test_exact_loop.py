@@ -13,7 +13,7 @@ import pytest
 
 from edgespec.backends.toy import ToySession
 from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.fixed import FixedLength, Switchable
+from edgespec.controller.fixed import FixedLength, PausableController
 from edgespec.controller.round import Asked, ScoredTree
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Controller, Draft, Round, Step
@@ -224,6 +224,6 @@ def test_drafting_switched_off_and_on(rule: Rule, pauses: tuple[bool, ...]) -> N
     def control(random_source: Enumerated) -> Controller:
         asked = cycle(pauses)
         drafter = Drawn(Table(5, 2), random_source)
-        return Switchable(FixedLength([drafter], Budget(2, 2), 2), lambda: next(asked))
+        return PausableController(FixedLength([drafter], Budget(2, 2), 2), lambda: next(asked))
 
     assert generated(target, rule, control, frozenset(), 4) == truth(target, frozenset(), 4)

@@ -175,7 +175,7 @@ class Maker:
         self.announced: list[list[int]] = []
         self.begun: list[list[int]] = []
 
-    def announce(self, prompt: Sequence[int]) -> None:
+    def prefill_started(self, prompt: Sequence[int]) -> None:
         self.announced.append(list(prompt))
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -207,10 +207,10 @@ class RandomBudgets(Maker):
         self._rng = rng
         self.proposed: dict[int, tuple[list[int], Budget, Draft]] = {}  # length of the text -> (text, limit, draft)
 
-    def announce(self, prompt: Sequence[int]) -> None:
-        super().announce(prompt)
+    def prefill_started(self, prompt: Sequence[int]) -> None:
+        super().prefill_started(prompt)
         for drafter in self.drafters:
-            drafter.announce(prompt, None)
+            drafter.prefill_started(prompt, None)
 
     def begin(self, prompt: Sequence[int]) -> None:
         super().begin(prompt)

@@ -80,10 +80,6 @@ class Counting(JacobiDrafter):
         self.calls["begin"] += 1
         super().begin(text, draw)
 
-    def predict_confidence(self, text: Sequence[int]) -> float:
-        self.calls["predict_confidence"] += 1
-        return super().predict_confidence(text)
-
     def observe(self, done: Round) -> Sequence[Outcome]:
         self.calls["observe"] += 1
         return super().observe(done)

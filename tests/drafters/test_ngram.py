@@ -11,7 +11,7 @@ from edgespec.core.drafter import Outcome
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
 from edgespec.core.scores import HostScores
 from edgespec.core.tree import DraftTree, check_draft
-from edgespec.drafters.ngram import MAX_MATCH, WATCHED, NgramDrafter
+from edgespec.drafters.ngram import MAX_MATCH, NgramDrafter
 
 V = 4
 SCORES = HostScores([np.zeros(V, np.float32)])
@@ -234,46 +234,3 @@ def test_it_agrees_with_others_on_a_node() -> None:
     expand(begin(text), text, Budget(2, 2), tree)
     assert tree.votes[0] == {"model": 0.8, "ngram": 2.0}
     assert len(tree) == 2
-
-
-def watch(tokens: list[int], n_read: int) -> list[tuple[int, int]]:
-    """(end, length) after every prefix from `n_read` tokens on, as `follow`: of the latest match of three tokens."""
-
-    def find(n: int) -> tuple[int, int]:
-        ends = [end for end in range(WATCHED, n) if tokens[end - WATCHED : end] == tokens[max(0, n - WATCHED) : n]]
-        return (ends[-1], common(tokens[:n], ends[-1], tokens[:n])) if ends else (0, 0)
-
-    states = [find(n_read)]
-    for at, token in enumerate(tokens[n_read:], n_read):
-        end, length = states[-1]
-        is_right = length and tokens[end] == token
-        states.append((end + 1, min(length + 1, MAX_MATCH)) if is_right else find(at + 1))
-    return states
-
-
-@given(_texts, st.integers(1, 40), st.integers(1, 9))
-@settings(max_examples=200, deadline=None)
-def test_proposes_what_it_has_foreseen(tokens: list[int], n_read: int, depth: int) -> None:
-    n_read = min(n_read, len(tokens))
-    drafter, expected = begin(tokens[:n_read]), watch(tokens, n_read)
-    for n, (end, length) in enumerate(expected, n_read):
-        text = tokens[:n]
-        assert drafter.predict_confidence(text) == length
-        found = expand(drafter, text, Budget(depth, depth))
-        chain = continuation(text, end, depth) if length else []
-        assert found == {tuple(chain[: i + 1]): length + i / 2 for i in range(len(chain))}
-    done = Round(tokens, (), NO_DRAFT, (), 0, SCORES)
-    outcomes = [
-        Outcome(length, tokens[end] == token)
-        for (end, length), token in zip(expected, tokens[n_read:], strict=False)
-        if length
-    ]
-    assert list(drafter.observe(done)) == outcomes
-
-
-def test_what_was_not_foreseen_is_looked_up_in_the_whole_index() -> None:
-    drafter, text = begin([1, 2, 9, 2]), [1, 2, 9, 2]
-    assert drafter.predict_confidence(text) == 0 and not expand(drafter, text, Budget(2, 2))
-    text.append(9)
-    assert expand(drafter, text, Budget(2, 2)) == {(2,): 2, (2, 9): 2.5}
-    assert drafter.observe(Round(text, (9,), NO_DRAFT, (), 0, SCORES)) == [], "the watch had no match"

@@ -12,17 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.backends.toy import ToyModel, ToySession
-from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.cost_model import Profile
-from edgespec.controller.own_time import OwnTime
-from edgespec.controller.stats import DraftStats
 from edgespec.core.drafter import Outcome
-from edgespec.core.loop import speculate
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
-from edgespec.core.sampling import CounterRng, Logits, Sampler, SamplingParams
+from edgespec.core.sampling import Logits
 from edgespec.core.scores import HostScores
 from edgespec.core.tree import DraftTree
-from edgespec.core.verify import SampleMatching
 from edgespec.drafters import SlotMemory, SlotResources, drafter_specs
 from edgespec.drafters.recycling import _LEAST_PATH, WIDTH, RecyclingDrafter, SuccessorTable
 from edgespec.memory.memory import Memory
@@ -129,25 +123,6 @@ def test_scores_that_are_not_on_the_host_are_not_read() -> None:
     for token in range(V):
         table.follow(1, token)
     assert [token for token, _ in table.successors(1)] == [*range(V)][: -WIDTH - 1 : -1]
-
-
-def test_where_steps_are_short_it_does_nothing() -> None:
-    drafter, table = open_drafter()
-    table.learn(1, row(t2=1))
-    assert drafter.predict_confidence([0, 1]) == 0
-    assert drafter.observe(Round([0, 1, 2], (2,), NO_DRAFT, (), 0, None)) == () and not table.successors(2)
-
-
-@pytest.mark.parametrize("deciding_s", [0.0, 0.5])
-def test_the_autopilot_gives_scores_where_steps_are_long(deciding_s: float) -> None:
-    """A decision takes half of a plain step, or nothing."""
-    drafter, table = open_drafter()
-    stats = DraftStats(Profile({1: 1.0, 16: 1.0}))
-    stats.own_time = OwnTime.from_dict({"usual": {"decide": deciding_s}, "n_decisions": 99, "switch_s": 0.0})
-    controller = Adaptive([drafter], stats, "test", V, trees=True)
-    verifier = SampleMatching(Sampler(SamplingParams(temperature=0), V), CounterRng(1))
-    [*_] = speculate(ToySession(ToyModel(vocab_size=V)), controller, verifier, [1], max_tokens=40, stop=frozenset())
-    assert any(list_rows(table)) == (deciding_s == 0)
 
 
 def test_what_is_never_verified_is_proposed_rarely() -> None:

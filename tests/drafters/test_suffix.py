@@ -76,8 +76,6 @@ def test_it_proposes_what_followed_the_longest_match(memory: Memory, texts: list
         tree = expand(drafter, text, Budget(3, 100))
         paths = {tuple(tree.path_tokens(node)) for node in range(len(tree))}
         assert paths == {tuple(place[:n]) for place in places for n in range(1, min(3, len(place)) + 1)}
-    promise = drafter.predict_confidence(text)
-    assert not promise or (0.4 <= promise == chain.votes[0]["suffix"])
 
 
 def test_a_long_text_is_followed_to_its_end(memory: Memory) -> None:
@@ -108,7 +106,6 @@ def test_what_it_would_have_said_is_reported(memory: Memory) -> None:
 
 def test_without_a_memory_it_says_nothing() -> None:
     drafter = start(None, [0, 1, 2])
-    assert drafter.predict_confidence([0, 1, 2]) == 0
     assert not len(expand(drafter, [0, 1, 2], Budget(3, 3))) and not len(expand(drafter, [0, 1, 2], Budget(3, 9)))
     assert not drafter.observe(Round([0, 1, 2, 0], (0,), NO_DRAFT, (), 0, SCORES))
 

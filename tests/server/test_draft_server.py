@@ -218,7 +218,7 @@ def test_the_server_reads_the_prompt_while_the_target_does() -> None:
     remote = server.connect()
     drafter = RemoteDrafter(remote.open_link(V, lambda: None), V)
     text = PROMPT * 9
-    drafter.announce(text, None)
+    drafter.prefill_started(text, None)
     until(lambda: model.longest[0] >= len(text))
     drafter.begin(text, None)
     assert drafter._number == 1, "the text was sent once, so what is guessed after it counts"

@@ -68,7 +68,7 @@ class RemoteDrafter(Drafter):
         self._told = 0  # number of the last Ask of depth 0
         self._announced: Sequence[int] = ()  # a text that a generation will start from
 
-    def announce(self, text: Sequence[int], draw: TokenDraw | None) -> None:
+    def prefill_started(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         self.is_drawn = draw is not None
         self._sampling = draw.sampling if draw is not None else None
         self._seed = draw.spawn_seed() if draw is not None else 0
@@ -77,7 +77,7 @@ class RemoteDrafter(Drafter):
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         if text is not self._announced:
-            self.announce(text, draw)
+            self.prefill_started(text, draw)
         self._announced = ()
         self._clock.begin()
 

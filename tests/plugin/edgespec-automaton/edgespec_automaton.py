@@ -90,10 +90,6 @@ class AutomatonDrafter(Drafter):
         self._read(text)
         self._outcomes = []
 
-    def predict_confidence(self, text: Sequence[int]) -> float:
-        self._read(text)
-        return float(self._text.length)
-
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         self._read(text)
         if self._text.length:
