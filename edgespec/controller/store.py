@@ -7,13 +7,13 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edgespec.backends import BackendName
 from edgespec.backends.options import KvType, LoadOptions, RuntimeSettings, idle_cores, measured_lengths
@@ -24,6 +24,7 @@ from edgespec.formats.mlx_folder import fingerprint_weights
 
 _VERSION = 4  # of the file format and of the measurement
 _MAX_ENTRIES = 8  # keys kept for a pair of models
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +64,14 @@ class ProfileKey:
     def describe_difference(self, other: dict[str, Any]) -> str:
         """The fields of a stored key that differ, for the user: 'other settings (threads: 2, was 1)'."""
         differences = ", ".join(
-            f"{name.replace('_', ' ')}: {_say(value)}, was {_say(other.get(name))}"
+            f"{name.replace('_', ' ')}: {_format(value)}, was {_format(other.get(name))}"
             for name, value in asdict(self).items()
             if other.get(name) != value
         )
         return f"other settings ({differences})" if differences else "another version of edgespec"
 
 
-def _say(value: Any) -> str:
+def _format(value: Any) -> str:
     return "automatic" if value is None else "on" if value is True else "off" if value is False else str(value)
 
 
@@ -99,14 +100,10 @@ class ProfileStore:
 
         A damaged entry reads as None.
         """
-        entries = read_entries(self.path, "experience")
-        for entry in entries:
-            if entry["setting"] == asdict(key):
-                try:
-                    return DraftStats.from_dict(entry["experience"])
-                except ValueError:
-                    return None
-        return key.describe_difference(entries[0]["setting"]) if entries else None
+        setting, entries = asdict(key), read_entries(self.path, "experience")
+        if entries and all(entry["setting"] != setting for entry in entries):
+            return key.describe_difference(entries[0]["setting"])
+        return load_entry(self.path, "experience", setting, DraftStats.from_dict)
 
     def load_newest(self) -> DraftStats | None:
         """The statistics that were stored last on this processor, under whatever settings; None for none."""
@@ -134,6 +131,15 @@ def read_entries(path: Path, content: str) -> list[dict[str, Any]]:
         for entry in (entries if isinstance(entries, list) else ())
         if isinstance(entry, dict) and all(isinstance(entry.get(name), dict) for name in ("setting", content))
     ]
+
+
+def load_entry(path: Path, content: str, setting: dict[str, Any], read: Callable[[Any], T]) -> T | None:
+    """What `read` makes of a file's entry under `setting`; None without one, and for a damaged one."""
+    found = (entry[content] for entry in read_entries(path, content) if entry["setting"] == setting)
+    try:
+        return next((read(each) for each in found), None)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def save_entry(path: Path, entry: dict[str, Any], content: str) -> None:
@@ -206,14 +212,7 @@ class SettingsStore:
 
         A damaged entry reads as None.
         """
-        setting = _setting(backend, options)
-        for entry in read_entries(self.path, "chosen"):
-            if entry["setting"] == setting:
-                try:
-                    return RuntimeSettings.from_dict(entry["chosen"])
-                except ValueError:
-                    return None
-        return None
+        return load_entry(self.path, "chosen", _setting(backend, options), RuntimeSettings.from_dict)
 
     def save(self, backend: BackendName, options: LoadOptions, settings: RuntimeSettings) -> None:
         """Store `settings`. If the folder cannot be written, the next run has to measure again."""

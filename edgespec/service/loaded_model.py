@@ -17,7 +17,7 @@ from edgespec.controller.store import (
     ProfileStore,
     SettingsStore,
     calibration_folder,
-    read_entries,
+    load_entry,
     save_entry,
 )
 from edgespec.core.protocols import CheckCancelled
@@ -122,7 +122,7 @@ def keep_exact(
         key = ProfileKey.current(planned.backend, options)
         setting = asdict(replace(key, threads=options.threads))  # idle cores would make another text of another day
         store = calibration_folder() / f"{fingerprint_weights(path)}-exact.json"
-        width = options.exact_width or _find_stored(store, setting)
+        width = options.exact_width or load_entry(store, "exact", setting, _read_width)
         _check_room(target, width or min(EXACT_WIDTHS))
         if width is None:
             width = _measure(target, check)
@@ -147,12 +147,12 @@ def _check_room(target: Model, width: int) -> None:
         )
 
 
-def _find_stored(store: Path, setting: dict[str, Any]) -> int | None:
-    for entry in read_entries(store, "exact"):
-        width = entry["exact"].get("width")
-        if entry["setting"] == setting and type(width) is int and width in EXACT_WIDTHS:
-            return width
-    return None
+def _read_width(exact: dict[str, Any]) -> int:
+    """Raises ValueError for a width that is none, KeyError."""
+    width = exact["width"]
+    if type(width) is not int or width not in EXACT_WIDTHS:
+        raise ValueError("no width of forwards")
+    return width
 
 
 def _measure(target: Model, check: CheckCancelled) -> int:
