@@ -31,7 +31,7 @@ _NO_DRAFT_REASON = "no draft is expected to pay"
 _LOOKUP_REASON = "a lookup is expected to pay"
 _PAUSE_REASON = "nothing was drafted of late"
 _MIN_IDLE = 4  # rounds without a draft before a pause
-_MAX_PAUSE = 64  # rounds
+_MAX_PAUSE = 32  # rounds
 _DECIDING_SHARE = 0.01  # of the time of plain decoding, that decisions may take where nothing is drafted
 _MIN_PLAIN_ROUNDS = 3  # recent measurements of plain decoding without which nothing is drafted
 

@@ -1,0 +1,20 @@
+"""The program that compares the autopilot with a rule runs on the recorded texts."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.benchmarks.conftest import Program
+
+pytestmark = pytest.mark.slow
+
+
+def test_autopilot_rule(program: Program) -> None:
+    results = program("benchmarks.autopilot_rule", "--texts", 1, "--seeds", 1, "--curve", "a GPU", "--step-ms", "0,50")[
+        "results"
+    ]
+    assert [(row["texts"], row["step_ms"]) for row in results] == [
+        (texts, ms) for texts in ("greedy", "sampled") for ms in (0.0, 50.0)
+    ]
+    for row in results:
+        assert row["autopilot"] > 0.9 and row["rule"] > 0.5 and row["fixed"] > 0.5
