@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from benchmarks.harness import MODEL_PATH, print_result
-from edgespec.backends.llamacpp.model import LlamaModel, extend_cache, load
+from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import ROOM, KvType, LoadOptions, RuntimeSettings
 from edgespec.core.protocols import NO_DRAFT, Draft
@@ -108,7 +108,7 @@ def main(
             arms[kv_type] = open_arm(other, RuntimeSettings(), cells, closing)
         for length in contexts:
             for session in arms.values():
-                extend_cache(session, length)
+                session.extend(length)
             for n in rows:
                 found.append({"context": length, "rows": n, **compare(arms, n, repeats)})
                 click.echo(str(found[-1]), err=True)

@@ -190,7 +190,7 @@ class Features(Generic[A]):
             self.end += n
             self.release(self.end - _MOST_KEPT)
 
-    def truncate(self, position: int) -> None:
+    def rewind(self, position: int) -> None:
         """Drop the rows from `position` on."""
         while self._chunks and self._chunks[-1][0] >= position:
             self._chunks.pop()

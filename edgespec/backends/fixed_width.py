@@ -15,10 +15,9 @@ from typing import Protocol, runtime_checkable
 
 from edgespec.backends import Embedder, Model
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec, Unsupported
-from edgespec.backends.llamacpp import model
 from edgespec.backends.options import EXACT_WIDTHS
 from edgespec.backends.sequence import check_prompt, shared_prefix
-from edgespec.core.protocols import BatchPeers, Capabilities, CheckCancelled, Draft, PrefillProgress, Session, Yield
+from edgespec.core.protocols import BatchPeers, CheckCancelled, Draft, PrefillProgress, Session, Yield
 from edgespec.core.sampling import Ints, Logits, SamplingParams
 from edgespec.core.scores import Scores
 from edgespec.core.verify import greedy_rollout, read_prompt
@@ -39,9 +38,9 @@ def extend_cache(session: Session, n: int) -> int:
 
     Forwards then take the time that they take after a text of that length; their scores mean nothing. `rewind(0)` drops
     the copies. The cache has to hold a token. Fewer than `n` are held where the context ends, and where the runtime
-    cannot copy; see `llamacpp.filler`. Raises BackendError.
+    cannot copy. Raises BackendError.
     """
-    return session.extend(n) if isinstance(session, Extendable) else model.extend_cache(session, n)
+    return session.extend(n) if isinstance(session, Extendable) else session.position
 
 
 _CHUNK = 512  # tokens of a prompt that the runtimes read in one forward
@@ -61,12 +60,8 @@ class FixedWidthSession:
         self.inner = inner
         self._width = width
         limits = inner.capabilities
-        self._capabilities = replace(limits, context_size=limits.context_size - (width - 1), tree=False)
+        self.capabilities = replace(limits, context_size=limits.context_size - (width - 1), tree=False)
         self._prompt: list[int] = []  # tokens that the cache holds as prefill has computed them
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
 
     @property
     def position(self) -> int:
@@ -79,12 +74,12 @@ class FixedWidthSession:
     @property
     def draft_limit(self) -> int:
         """As in Session. A drafted token reads as many cells as it would if it were the root of the next forward."""
-        left = self._capabilities.context_size - self.position - 1
+        left = self.capabilities.context_size - self.position - 1
         end = (self.position + self._width) % _CELLS
         return max(0, min(self._width - 1, left, _CELLS - 1 - end if end else 0))
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
-        check_prompt(tokens, self._capabilities)
+        check_prompt(tokens, self.capabilities)
         shared = shared_prefix(self._prompt[:-1], tokens, len(tokens) - 1)  # the last token may be a chunk of its own
         if self.rewind(shared // _CHUNK * _CHUNK) % _CHUNK:
             self.rewind(0)  # a checkpoint of a recurrent state lies elsewhere
@@ -120,7 +115,7 @@ class FixedWidthSession:
 
     def extend(self, n: int) -> int:
         """See edgespec.backends.fixed_width."""
-        return extend_cache(self.inner, min(n, self._capabilities.context_size))
+        return extend_cache(self.inner, min(n, self.capabilities.context_size))
 
     def close(self) -> None:
         self.inner.close()

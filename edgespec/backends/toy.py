@@ -15,7 +15,6 @@ from edgespec.backends.options import LoadOptions
 from edgespec.backends.sequence import check_forward, check_prompt, shared_prefix
 from edgespec.core.protocols import (
     SOLO,
-    BatchPeers,
     Capabilities,
     CheckCancelled,
     Draft,
@@ -73,6 +72,8 @@ class ToyScores:
 class ToySession:
     """A session whose cache can be trimmed anywhere; with `tree` it takes trees. Prefill reads in chunks."""
 
+    peers = SOLO
+
     def __init__(
         self,
         model: ToyModel,
@@ -83,30 +84,22 @@ class ToySession:
         check: CheckCancelled = lambda: None,
     ) -> None:
         self.model = model
-        self._capabilities = Capabilities(model.vocab_size, context_size, tree)
+        self.capabilities = Capabilities(model.vocab_size, context_size, tree)
         self._chunk = chunk
         self._check = check
         self._cache: list[int] = []
         self._pending: tuple[int, Draft] | None = None
 
     @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
-
-    @property
     def position(self) -> int:
         return len(self._cache)
 
     @property
-    def peers(self) -> BatchPeers:
-        return SOLO
-
-    @property
     def draft_limit(self) -> int:
-        return max(0, self._capabilities.context_size - self.position - 1)
+        return max(0, self.capabilities.context_size - self.position - 1)
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
-        check_prompt(tokens, self._capabilities)
+        check_prompt(tokens, self.capabilities)
         done = reused = self.rewind(shared_prefix(self._cache, tokens, len(tokens) - 1))
         while done < len(tokens):
             self._check()

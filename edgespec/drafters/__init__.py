@@ -133,7 +133,9 @@ def _built_in() -> Mapping[str, DrafterSpec]:
         DrafterSpec(
             "jacobi", "guesses that the target improves, in rows that cost nothing", _open_jacobi, in_auto=False
         ),
-        DrafterSpec("model", "a small model of the same family", _open_model, needs="model", draws=True),
+        DrafterSpec(
+            "model", "a small model of the same family", partial(_open_model, "model"), needs="model", draws=True
+        ),
         *(
             DrafterSpec(kind, summary, partial(_open_head, kind), needs="head", draws=True)
             for kind, summary in _HEADS.items()
@@ -151,7 +153,7 @@ def _built_in() -> Mapping[str, DrafterSpec]:
         DrafterSpec(
             SELF,
             "the target itself with fewer layers, fewer bits or less context",
-            _open_self,
+            partial(_open_model, SELF),
             needs="target",
             draws=True,
             words=("layerskip", "skip", "qspec", "sparse"),
@@ -217,16 +219,10 @@ def _open_jacobi(resources: SlotResources) -> Drafter:
     return JacobiDrafter()
 
 
-def _open_model(resources: SlotResources) -> Drafter:
+def _open_model(name: str, resources: SlotResources) -> Drafter:
     from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 
-    return SequentialDrafter("model", ModelDraftSession(resources.require_session(), resources.vocab_size))
-
-
-def _open_self(resources: SlotResources) -> Drafter:
-    from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
-
-    return SequentialDrafter(SELF, ModelDraftSession(resources.require_session(), resources.vocab_size))
+    return SequentialDrafter(name, ModelDraftSession(resources.require_session(), resources.vocab_size))
 
 
 def _open_head(name: str, resources: SlotResources) -> Drafter:

@@ -15,20 +15,20 @@ class TextReader:
         self.session = session
         self._offset = 0  # tokens at the beginning of the text that the session does not read
         self._is_prefilled = False
-        self._text: list[int] = []  # the `_base` tokens that were emitted, then the drafted ones
+        self.text: list[int] = []  # the `_base` tokens that were emitted, then the drafted ones
         self._base = 0
         self._chain = NO_DRAFT  # drafted after them, and read by the next `settle`
 
     def begin(self, text: Sequence[int]) -> None:
         """`text` follows; keeps what the session holds of it."""
         kept, self._chain = 0, NO_DRAFT
-        while kept < min(len(self._text), len(text) - 1) and self._text[kept] == text[kept]:
+        while kept < min(len(self.text), len(text) - 1) and self.text[kept] == text[kept]:
             kept += 1
         if self.session.capabilities.shares_kv or not self._is_prefilled or kept <= self._offset:
             self._offset, self._is_prefilled, kept = 0, False, 0
         else:  # also drops a forward that was cancelled
             kept = self._offset + self.session.rewind(min(kept - self._offset, self.session.position))
-        del self._text[kept:]
+        del self.text[kept:]
         self._base = kept
 
     def pending_tokens(self, text: Sequence[int]) -> int:
@@ -56,18 +56,13 @@ class TextReader:
             else:
                 session.rewind(0)
             self._is_prefilled = True
-        self._text += text[len(self._text) :]
+        self.text += text[len(self.text) :]
         self._base = len(text)
         return list(text[self._offset + session.position :])
 
-    @property
-    def text(self) -> Sequence[int]:
-        """The emitted and the drafted tokens."""
-        return self._text
-
     def append(self, token: int) -> None:
         """The session holds one more drafted token."""
-        self._text.append(token)
+        self.text.append(token)
 
     def append_unread(self, chain: Draft) -> None:
         """Tokens were drafted that the host has not read; the session may hold fewer of them."""
@@ -75,12 +70,12 @@ class TextReader:
 
     def settle(self, text: Sequence[int]) -> None:
         """Remove drafted tokens that are not in `text`, prompt and output, from the session."""
-        self._text += self._chain.tokens.tolist()
+        self.text += self._chain.tokens.tolist()
         self._chain = NO_DRAFT
         agreed = min(self._base, len(text) - 1)
-        while agreed < min(len(self._text), len(text) - 1) and self._text[agreed] == text[agreed]:
+        while agreed < min(len(self.text), len(text) - 1) and self.text[agreed] == text[agreed]:
             agreed += 1
         if agreed - self._offset < self.session.position:
             self.session.rewind(max(0, agreed - self._offset))
-        del self._text[agreed:]
+        del self.text[agreed:]
         self._base = agreed

@@ -92,14 +92,7 @@ def eagle_names(names: Iterable[str]) -> dict[str, str]:
     target's). A prefix `model.` is let pass. Raises InvalidModelFile where a tensor is missing.
     """
     own = {name.removeprefix("model."): name for name in names}
-    wanted, extra = {"fc": "fc.weight"}, dict(_OWN)
-    layer = 0
-    while layer == 0 or any(name.startswith(f"layers.{layer}.") for name in own):
-        wanted |= {f"{layer}.{neutral}": name for neutral, name in _layer_names(f"layers.{layer}.").items()}
-        if layer:
-            wanted[f"{layer}.attention_norm"] = f"layers.{layer}.input_layernorm.weight"
-        extra |= {f"{layer}.{neutral}": f"layers.{layer}.{name}.weight" for neutral, name in _EXTRAS.items()}
-        layer += 1
+    wanted, extra = _add_layers(own, {"fc": "fc.weight"}, _OWN, normed_from=1)
     return _find(own, "EAGLE", wanted, extra)
 
 
@@ -114,13 +107,7 @@ def dflash_names(names: Iterable[str]) -> dict[str, str]:
     """
     own = {name.removeprefix("model."): name for name in names}
     wanted = {"fc": "fc.weight", "feature_norm": "hidden_norm.weight", "output_norm": "norm.weight"}
-    extra, layer = {**_OWN, **_DFLASH_EXTRAS}, 0
-    while layer == 0 or any(name.startswith(f"layers.{layer}.") for name in own):
-        prefix = f"layers.{layer}."
-        wanted |= {f"{layer}.{neutral}": name for neutral, name in _layer_names(prefix).items()}
-        wanted[f"{layer}.attention_norm"] = f"{prefix}input_layernorm.weight"
-        extra |= {f"{layer}.{neutral}": f"{prefix}{name}.weight" for neutral, name in _EXTRAS.items()}
-        layer += 1
+    wanted, extra = _add_layers(own, wanted, {**_OWN, **_DFLASH_EXTRAS}, normed_from=0)
     known = {_PART.sub("", name) for name in (*wanted.values(), *extra.values(), "t2d")}
     if unknown := sorted(name for name in own if _PART.sub("", name) not in known):
         raise InvalidModelFile(f"The head has the tensor {unknown[0]}, which is not run.", hint=HEAD_HINT)
@@ -178,6 +165,24 @@ def _layer_names(prefix: str) -> dict[str, str]:
     return {neutral: f"{prefix}{name}.weight" for neutral, (name, _) in both.items()}
 
 
+def _add_layers(
+    own: Mapping[str, str], wanted: Mapping[str, str], extra: Mapping[str, str], normed_from: int
+) -> tuple[dict[str, str], dict[str, str]]:
+    """`wanted` and `extra` with the names of layers 0, 1, ..., as many as the file has, and one at least.
+
+    Layers from number `normed_from` on have a norm before their attention.
+    """
+    wanted, extra, layer = dict(wanted), dict(extra), 0
+    while layer == 0 or any(name.startswith(f"layers.{layer}.") for name in own):
+        prefix = f"layers.{layer}."
+        wanted |= {f"{layer}.{neutral}": name for neutral, name in _layer_names(prefix).items()}
+        if layer >= normed_from:
+            wanted[f"{layer}.attention_norm"] = f"{prefix}input_layernorm.weight"
+        extra |= {f"{layer}.{neutral}": f"{prefix}{name}.weight" for neutral, name in _EXTRAS.items()}
+        layer += 1
+    return wanted, extra
+
+
 def _find(own: Mapping[str, str], kind: str, wanted: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
     """The file's own name of all that is `wanted`, and of what it has of `extra`."""
     if missing := [name for name in wanted.values() if name not in own]:
@@ -199,17 +204,17 @@ def read_draft_ids(d2t: np.ndarray, vocab_size: int) -> tuple[np.ndarray, Litera
         values = d2t.astype(np.int64)
         if _ascends(values, vocab_size):
             return values.astype(np.int32), "absolute"
-        if values.min() >= 0 and values.max() < vocab_size and _ascends(shifted := values + _count(values), vocab_size):
+        if (
+            values.min() >= 0
+            and values.max() < vocab_size
+            and _ascends(shifted := values + np.arange(len(values)), vocab_size)
+        ):
             return shifted.astype(np.int32), "offsets"
     raise InvalidModelFile(
         f"The head's table of draft tokens (d2t, {len(d2t) if d2t.ndim else 0:,} entries) does not name tokens of a "
         f"vocabulary of {vocab_size:,}.",
         hint="The head is for another model. Use --draft ngram, or another head.",
     )
-
-
-def _count(values: np.ndarray) -> np.ndarray:
-    return np.arange(len(values), dtype=np.int64)
 
 
 def _ascends(ids: np.ndarray, vocab_size: int) -> bool:

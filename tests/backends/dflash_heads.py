@@ -54,6 +54,18 @@ class Dialect:
         )
 
 
+DIALECTS = {
+    "dflash": Dialect(),
+    "causal": Dialect(is_causal=True),
+    "reduced": Dialect(is_reduced=True),
+    "window": Dialect(window=20),
+    "sections": Dialect(has_sections=True),
+    "dspark": Dialect(markov=True),
+    "dspark after the root": Dialect(markov=False),
+    "dspark reduced": Dialect(markov=True, is_reduced=True),
+}
+
+
 def make_dflash(
     path: Path, dialect: Dialect = Dialect(), *, size: int = HIDDEN, max_id: int | None = None, **keys: int
 ) -> Path:

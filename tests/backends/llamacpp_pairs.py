@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edgespec.backends.llamacpp.model import LlamaModel
-from edgespec.backends.llamacpp.pair_session import PairHead
+from edgespec.backends.llamacpp.head_session import LlamaHead
+from edgespec.backends.llamacpp.heads import open_mtp
+from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
+from edgespec.backends.options import LoadOptions
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Step
@@ -20,6 +24,7 @@ from edgespec.drafters.sequential import SequentialDrafter
 from edgespec.errors import Cancelled
 from tests.backends import head_sessions
 from tests.backends.head_sessions import Cancellation
+from tests.backends.mtp_heads import make_chain, make_dense, make_hybrid, make_mixture, spec_of
 
 CONTEXT = 512  # of the target
 TEXT: list[int] = np.random.default_rng(8).integers(1, 4000, 300).tolist()
@@ -31,6 +36,41 @@ class Pair(head_sessions.Pair):
 
 def is_close(a: Any, b: Any) -> bool:
     return head_sessions.is_close(a, b, Pair.tolerance)
+
+
+class BlockPair(head_sessions.Pair):
+    tolerance = 0.1  # of logits with a standard deviation of 0.8 to 4
+
+
+def check_fresh_block(pair: head_sessions.Pair) -> None:
+    """It drafts the block that a new pair does, as far as both take the same best tokens."""
+    fresh = pair.fresh()
+    ours, theirs = pair.block(), fresh.block()
+    fresh.close()
+    same = ours.argmax(1) == theirs.argmax(1)
+    n = len(same) if pair.head.name == "dflash" or same.all() else int(same.argmin()) + 1
+    assert head_sessions.is_close(ours[:n], theirs[:n], pair.tolerance)
+
+
+MTP_OPTIONS = LoadOptions(context_size=CONTEXT, threads=1, mtp=True)
+
+
+@dataclass
+class MtpSubject:
+    """A model and the file that has its MTP layer."""
+
+    target: LlamaModel
+    head: LlamaHead
+    file: Path
+
+
+def open_mtp_subject(kind: str, folder: Path) -> MtpSubject:
+    makers = {"hybrid": make_hybrid, "dense": make_dense, "chain": make_chain}
+    file = makers.get(kind, make_mixture)(folder / "model.gguf")
+    target = load(file, MTP_OPTIONS)
+    if kind == "alone":
+        file = make_mixture(folder / "mtp-model.gguf", is_alone=True)
+    return MtpSubject(target, open_mtp(target, file, spec_of(file)), file)
 
 
 def run_rounds(pair: head_sessions.Pair, behind: int) -> None:
@@ -52,7 +92,7 @@ def skip_rounds(pair: head_sessions.Pair, behind: int) -> None:
     assert pair.draft.pending_tokens(pair.text) == 5 + 0 + 1 + 2 + 0 + 1 + behind - 1
 
 
-def cancel_a_read(target: LlamaModel, head: PairHead) -> Pair:
+def cancel_a_read(target: LlamaModel, head: LlamaHead) -> Pair:
     """A pair whose read was cancelled after a round."""
     check = Cancellation()
     pair = Pair(target, head, TEXT[:50], check)
@@ -78,7 +118,7 @@ def check_steps(pair: head_sessions.Pair, reference: Callable[[list[int]], Logit
 
 
 def check_answers(
-    target: LlamaModel, head: PairHead, kind: str, prompts: Sequence[list[int]], nodes: int, temperature: float = 0.0
+    target: LlamaModel, head: LlamaHead, kind: str, prompts: Sequence[list[int]], nodes: int, temperature: float = 0.0
 ) -> None:
     """With drafts of the head they are those of plain decoding."""
     session, plain = target.open_session(), target.open_session()

@@ -28,7 +28,7 @@ def test_they_are_those_of_a_list(calls: list[tuple[str, int, int]]) -> None:
             features.append(np.array(new)[:, None], n)
             rows += new
         elif name == "truncate":
-            features.truncate(position)
+            features.rewind(position)
             del rows[position:]
         else:
             features.release(position)

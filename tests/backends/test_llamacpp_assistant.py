@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.llamacpp.head_session import LlamaHead
 from edgespec.backends.llamacpp.heads import open_assistant
 from edgespec.backends.llamacpp.model import LlamaModel, load
-from edgespec.backends.llamacpp.pair_session import PairHead
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Draft
 from edgespec.errors import InvalidModelFile
@@ -54,13 +54,13 @@ def target(folder: Path) -> Iterator[LlamaModel]:
 
 
 @pytest.fixture(scope="module")
-def head(target: LlamaModel, folder: Path) -> Iterator[PairHead]:
+def head(target: LlamaModel, folder: Path) -> Iterator[LlamaHead]:
     opened = open_assistant(target, folder / "head.gguf", spec_of(folder / "head.gguf"))
     yield opened
     opened.close()
 
 
-def test_the_forward_pass_is_that_of_numpy(target: LlamaModel, head: PairHead, folder: Path) -> None:
+def test_the_forward_pass_is_that_of_numpy(target: LlamaModel, head: LlamaHead, folder: Path) -> None:
     """Behind a window of 12 tokens, and where the text is shorter than that."""
     reference = Reference(folder / "target.gguf", folder / "head.gguf")
     for text in (TEXT[:40], TEXT[:5]):
@@ -70,7 +70,7 @@ def test_the_forward_pass_is_that_of_numpy(target: LlamaModel, head: PairHead, f
         pair.close()
 
 
-def test_after_rounds_it_drafts_as_a_fresh_session(target: LlamaModel, head: PairHead) -> None:
+def test_after_rounds_it_drafts_as_a_fresh_session(target: LlamaModel, head: LlamaHead) -> None:
     """Trees and rejected tokens leave nothing in the cells that it reads."""
     pair = LoosePair(target, head, TEXT[:50])
     run_rounds(pair, behind=1)
@@ -91,7 +91,7 @@ def test_a_probe_goes_along_with_the_target(target: LlamaModel, folder: Path) ->
     assert result.chosen == result.stated and result.chosen.positions == 38 and len(result.trials) == 1
 
 
-def test_the_end_of_the_context(target: LlamaModel, head: PairHead) -> None:
+def test_the_end_of_the_context(target: LlamaModel, head: LlamaHead) -> None:
     pair = LoosePair(target, head, TEXT[:256])
     assert np.isfinite(pair.say()).all() and pair.session.draft_limit == 0
     check_fresh(pair)
@@ -99,7 +99,7 @@ def test_the_end_of_the_context(target: LlamaModel, head: PairHead) -> None:
 
 
 @pytest.mark.parametrize("nodes", [3, 9], ids=["chain", "tree"])
-def test_answers_are_those_of_plain_decoding(target: LlamaModel, head: PairHead, nodes: int) -> None:
+def test_answers_are_those_of_plain_decoding(target: LlamaModel, head: LlamaHead, nodes: int) -> None:
     check_answers(target, head, "mtp", (TEXT[:30], TEXT[200:210]), nodes)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.llamacpp.dflash import open_dflash
+from edgespec.backends.llamacpp.heads import open_dflash
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.llamacpp.head_session import LlamaHead
 from edgespec.backends.llamacpp.heads import open_eagle3
 from edgespec.backends.llamacpp.model import LlamaModel, load
-from edgespec.backends.llamacpp.pair_session import PairHead
 from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import Draft
 from edgespec.core.sampling import Logits
 from edgespec.errors import BackendError, InvalidModelFile
 from edgespec.formats.gguf_validate import read_file
@@ -24,12 +23,9 @@ from tests.backends.llamacpp_pairs import (
     CONTEXT,
     TEXT,
     Pair,
-    cancel_a_read,
     check_answers,
     check_steps,
     is_close,
-    run_rounds,
-    skip_rounds,
 )
 from tests.contract.runtimes import prefill
 from tests.models import DRAFT, TARGET
@@ -50,13 +46,13 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def head(target: LlamaModel, made: Head) -> Iterator[PairHead]:
+def head(target: LlamaModel, made: Head) -> Iterator[LlamaHead]:
     found = open_eagle3(target, made.path, made.spec)
     yield found
     found.close()
 
 
-def test_the_forward_pass_is_that_of_numpy(target: LlamaModel, head: PairHead, made: Head) -> None:
+def test_the_forward_pass_is_that_of_numpy(target: LlamaModel, head: LlamaHead, made: Head) -> None:
     other = target.open_session()
     features = other.tap(made.spec.layers or ())
     text = TEXT[:140]  # three decodes of the head
@@ -70,45 +66,7 @@ def test_the_forward_pass_is_that_of_numpy(target: LlamaModel, head: PairHead, m
     pair.close()
 
 
-def test_after_rounds_it_drafts_as_a_fresh_session(target: LlamaModel, head: PairHead) -> None:
-    pair = Pair(target, head, TEXT[:50])
-    run_rounds(pair, behind=1)
-    check_fresh(pair)
-    pair.close()
-
-
-def test_rounds_without_its_drafts_are_read_later(target: LlamaModel, head: PairHead) -> None:
-    pair = Pair(target, head, TEXT[:30])
-    skip_rounds(pair, behind=1)
-    check_fresh(pair)
-    assert pair.draft.pending_tokens(pair.text) == 1  # the last one, which may be read again
-    check_fresh(pair)
-    pair.close()
-
-
-@pytest.mark.parametrize("kept", [0, 1, 2, 25, 48, 49])
-def test_a_new_text_keeps_the_prefix_that_it_shares(target: LlamaModel, head: PairHead, kept: int) -> None:
-    pair = Pair(target, head, TEXT[:50])
-    pair.read()
-    pair.draft.step(5)
-    pair.restart([*TEXT[:kept], *TEXT[100:130]])
-    assert pair.draft.pending_tokens(pair.text) == kept + 29 - max(kept - 1, 0)
-    check_fresh(pair)
-    pair.close()
-
-
-def test_another_root_after_the_same_text(target: LlamaModel, head: PairHead) -> None:
-    pair = Pair(target, head, TEXT[:50])
-    pair.read()
-    pair.restart([*TEXT[:49], 77])
-    assert pair.draft.pending_tokens(pair.text) == 1
-    check_fresh(pair)
-    pair.restart([*TEXT[:20], 78])
-    check_fresh(pair)
-    pair.close()
-
-
-def test_where_the_target_goes_back_without_a_prefill_it_starts_anew(target: LlamaModel, head: PairHead) -> None:
+def test_where_the_target_goes_back_without_a_prefill_it_starts_anew(target: LlamaModel, head: LlamaHead) -> None:
     """It has released the states before."""
     pair = Pair(target, head, TEXT[:50])
     pair.read()
@@ -127,7 +85,7 @@ def test_where_the_target_goes_back_without_a_prefill_it_starts_anew(target: Lla
     pair.close()
 
 
-def test_a_window_reads_the_end_of_the_text_alone(target: LlamaModel, head: PairHead, made: Head) -> None:
+def test_a_window_reads_the_end_of_the_text_alone(target: LlamaModel, head: LlamaHead, made: Head) -> None:
     pair, other = Pair(target, head, TEXT[:200]), target.open_session()
     features = other.tap(made.spec.layers or ())
     prefill(other, TEXT[:199])
@@ -142,7 +100,7 @@ def test_a_window_reads_the_end_of_the_text_alone(target: LlamaModel, head: Pair
     pair.close()
 
 
-def test_the_end_of_the_context(target: LlamaModel, head: PairHead) -> None:
+def test_the_end_of_the_context(target: LlamaModel, head: LlamaHead) -> None:
     text = (TEXT * 2)[:CONTEXT]
     pair = Pair(target, head, text)
     assert pair.draft.read(text, WHOLE) is not None  # half of the context
@@ -157,28 +115,7 @@ def test_the_end_of_the_context(target: LlamaModel, head: PairHead) -> None:
     pair.close()
 
 
-def test_a_cancelled_read_is_done_again(target: LlamaModel, head: PairHead) -> None:
-    pair = cancel_a_read(target, head)
-    check_fresh(pair)
-    pair.close()
-
-
-def test_a_closed_head_leaves_the_target_without_states(target: LlamaModel, head: PairHead) -> None:
-    session = target.open_session()
-    draft = head.open_session(session, lambda: None)
-    prefill(session, TEXT[:30])
-    draft.close()
-    for _ in range(3):
-        session.forward(5, Draft.chain([6]))
-        session.commit((0,))
-    session.rewind(0)
-    features = session.tap((1,))  # as another head does
-    prefill(session, TEXT[:20])
-    assert features.take(0, 20).shape == (20, HIDDEN)
-    session.close()
-
-
-def test_a_rollout_is_the_greedy_chain(target: LlamaModel, head: PairHead) -> None:
+def test_a_rollout_is_the_greedy_chain(target: LlamaModel, head: LlamaHead) -> None:
     pair, other = Pair(target, head, TEXT[:40]), Pair(target, head, TEXT[:40])
     chain, scores = pair.rollout(4)
     logits: Logits | None = other.read()

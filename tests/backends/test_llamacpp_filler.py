@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.llamacpp.model import LlamaModel, extend_cache, load
+from edgespec.backends.fixed_width import extend_cache
+from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load as load_toy
@@ -25,14 +26,14 @@ def test_copies_lie_one_behind_the_other(flash_attention: bool, held: int) -> No
     model = load(TARGET, LoadOptions(threads=1, context_size=1024, flash_attention=flash_attention))
     session = model.open_session()
     prefill(session, [TOKEN] * held)
-    assert extend_cache(session, LENGTH) == session.position == LENGTH
+    assert session.extend(LENGTH) == session.position == LENGTH
     memory = session.context.native.memory
     assert session.api.llama_memory_seq_pos_max(memory, session.sequence) == LENGTH - 1
     for _ in range(2):  # llama.cpp refuses rows whose positions do not follow
         scores = session.forward(TOKEN, Draft.chain([66, 67, 68]))
         assert all(np.isfinite(scores.logits(row)).all() for row in range(4))
         session.commit((0,))
-    assert extend_cache(session, 1024) == 1024  # every cell is free or held
+    assert session.extend(1024) == 1024  # every cell is free or held
     model.close()
 
 
@@ -41,7 +42,7 @@ def test_no_answer_reuses_the_copies() -> None:
     session, other = model.open_session(shared=True), model.open_session(shared=True)
     expected = prefill(other, [TOKEN, 70, 71])
     prefill(session, [TOKEN])
-    extend_cache(session, 100)
+    session.extend(100)
     assert np.abs(prefill(session, [TOKEN, 70, 71]) - expected).max() < 1e-3
     assert session.position == 3
     spare = session.context.sequences.acquire_spare(100)
@@ -52,10 +53,10 @@ def test_no_answer_reuses_the_copies() -> None:
 def test_the_context_limits_the_copies() -> None:
     model = load(TARGET, LoadOptions(threads=1, context_size=300))
     session = model.open_session()
-    assert extend_cache(session, 100) == 0  # there is nothing to copy
+    assert session.extend(100) == 0  # there is nothing to copy
     prefill(session, [TOKEN])
-    assert extend_cache(session, 1) == 1
-    assert extend_cache(session, 5000) == 300
+    assert session.extend(1) == 1
+    assert session.extend(5000) == 300
     assert session.rewind(299) == 299
     assert np.isfinite(session.forward(TOKEN, NO_DRAFT).logits(0)).all()
     model.close()
@@ -66,7 +67,7 @@ def test_recurrent_states_and_windows_are_left_as_they_are(kind: str, tmp_path: 
     model: LlamaModel = llama_model(kind, tmp_path)
     session: LlamaSession = model.open_session()
     prefill(session, [1, 2, 3])
-    assert extend_cache(session, 30) == 3
+    assert session.extend(30) == 3
     model.close()
 
 

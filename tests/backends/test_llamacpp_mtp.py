@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,60 +10,27 @@ import pytest
 
 from edgespec.backends.llamacpp.heads import open_mtp
 from edgespec.backends.llamacpp.model import LlamaModel, load
-from edgespec.backends.llamacpp.pair_session import PairHead
-from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Draft
 from edgespec.core.sampling import Logits
-from tests.backends.head_sessions import WHOLE, check_fresh
+from tests.backends.head_sessions import WHOLE
 from tests.backends.llamacpp_pairs import (
-    CONTEXT,
+    MTP_OPTIONS,
     TEXT,
+    MtpSubject,
     Pair,
-    cancel_a_read,
     check_answers,
     check_steps,
     is_close,
-    run_rounds,
+    open_mtp_subject,
 )
 from tests.backends.mtp_heads import (
     LAYERS,
     WIDTH,
     NumpyLayer,
-    make_chain,
-    make_dense,
-    make_hybrid,
     make_mixture,
     spec_of,
 )
 from tests.contract.runtimes import prefill
-
-OPTIONS = LoadOptions(context_size=CONTEXT, threads=1, mtp=True)
-
-
-@dataclass
-class Subject:
-    """A model and the file that has its MTP layer."""
-
-    target: LlamaModel
-    head: PairHead
-    file: Path
-
-
-def open_subject(kind: str, folder: Path) -> Subject:
-    makers = {"hybrid": make_hybrid, "dense": make_dense, "chain": make_chain}
-    file = makers.get(kind, make_mixture)(folder / "model.gguf")
-    target = load(file, OPTIONS)
-    if kind == "alone":
-        file = make_mixture(folder / "mtp-model.gguf", is_alone=True)
-    return Subject(target, open_mtp(target, file, spec_of(file)), file)
-
-
-@pytest.fixture(scope="module", params=["mixture", "alone", "dense", "chain", "hybrid"])
-def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
-    found = open_subject(request.param, tmp_path_factory.mktemp("mtp"))
-    yield found
-    found.head.close()
-    found.target.close()
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +50,7 @@ def states_of(target: LlamaModel, text: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["mixture", "alone", "dense"])
 def test_the_forward_pass_is_that_of_numpy(kind: str, tmp_path: Path) -> None:
-    subject = open_subject(kind, tmp_path)
+    subject = open_mtp_subject(kind, tmp_path)
     text = TEXT[:140]  # four decodes of the head
     rows, reference = states_of(subject.target, text[:-1]), NumpyLayer(subject.file)
     pair = Pair(subject.target, subject.head, text)
@@ -101,7 +67,7 @@ def test_the_forward_pass_is_that_of_numpy(kind: str, tmp_path: Path) -> None:
 
 
 def test_each_layer_of_a_chain_drafts_one_token(tmp_path: Path) -> None:
-    subject = open_subject("chain", tmp_path)
+    subject = open_mtp_subject("chain", tmp_path)
     layers = [NumpyLayer(subject.file, number) for number in range(3)]
     text = TEXT[:90]
     h, tokens = states_of(subject.target, text[:-1]).astype(np.float64), text[1:]
@@ -122,7 +88,7 @@ def test_each_layer_of_a_chain_drafts_one_token(tmp_path: Path) -> None:
 
 
 def test_the_last_hidden_state_gives_the_targets_logits(mixture: Path) -> None:
-    target = load(mixture, OPTIONS)
+    target = load(mixture, MTP_OPTIONS)
     session = target.open_session()
     features = session.tap((LAYERS,))
     logits = prefill(session, TEXT[:50])
@@ -137,7 +103,7 @@ def test_the_last_hidden_state_gives_the_targets_logits(mixture: Path) -> None:
 
 def test_the_last_hidden_states_are_those_of_the_text(mixture: Path) -> None:
     """After chains and trees, going back, and beside another session of the same context."""
-    target = load(mixture, replace(OPTIONS, caches=2))
+    target = load(mixture, replace(MTP_OPTIONS, caches=2))
     session, beside = target.open_session(shared=True), target.open_session(shared=True)
     features, text = session.tap(()), TEXT[:30]
     prefill(beside, TEXT[60:90])
@@ -160,52 +126,8 @@ def test_the_last_hidden_states_are_those_of_the_text(mixture: Path) -> None:
     target.close()
 
 
-def test_after_rounds_it_drafts_as_a_fresh_session(subject: Subject) -> None:
-    pair = Pair(subject.target, subject.head, TEXT[:50])
-    run_rounds(pair, behind=1)
-    check_fresh(pair)
-    pair.close()
-
-
-@pytest.mark.parametrize("kept", [0, 1, 25, 49])
-def test_a_new_text_keeps_the_prefix_that_it_shares(subject: Subject, kept: int) -> None:
-    pair = Pair(subject.target, subject.head, TEXT[:50])
-    pair.read()
-    pair.draft.step(5)
-    pair.restart([*TEXT[:kept], *TEXT[100:130]])
-    check_fresh(pair)
-    pair.restart(TEXT[:50])
-    check_fresh(pair)
-    pair.close()
-
-
-def test_another_root_after_the_same_text(subject: Subject) -> None:
-    pair = Pair(subject.target, subject.head, TEXT[:50])
-    pair.read()
-    pair.restart([*TEXT[:49], 77])
-    check_fresh(pair)
-    pair.close()
-
-
-def test_a_target_that_goes_back_to_its_checkpoint(subject: Subject) -> None:
-    pair = Pair(subject.target, subject.head, TEXT[:40])
-    pair.session.checkpoint()
-    pair.read()
-    pair.verify_chain([5, 6, 7], 2, 8)
-    pair.read()
-    pair.restart([*TEXT[:39], 9, 10, 11])
-    check_fresh(pair)
-    pair.close()
-
-
-def test_a_cancelled_read_is_done_again(subject: Subject) -> None:
-    pair = cancel_a_read(subject.target, subject.head)
-    check_fresh(pair)
-    pair.close()
-
-
 def test_a_window_reads_the_end_of_the_text_alone(mixture: Path) -> None:
-    target = load(mixture, OPTIONS)
+    target = load(mixture, MTP_OPTIONS)
     head = open_mtp(target, mixture, spec_of(mixture))
     pair = Pair(target, head, TEXT[:200])
     logits = pair.draft.read(pair.text, 90)
@@ -222,17 +144,17 @@ def test_a_window_reads_the_end_of_the_text_alone(mixture: Path) -> None:
 def test_answers_are_those_of_plain_decoding(nodes: int, temperature: float, tmp_path: Path) -> None:
     """With kernels whose results do not depend on the number of rows."""
     file = make_mixture(tmp_path / "model.gguf", is_quantized=True)
-    target = load(file, replace(OPTIONS, exact=True))
+    target = load(file, replace(MTP_OPTIONS, exact=True))
     assert target.is_row_invariant, "the router of the MTP layer, in F32, only drafts"
-    compare_answers(Subject(target, open_mtp(target, file, spec_of(file)), file), nodes, temperature)
+    compare_answers(MtpSubject(target, open_mtp(target, file, spec_of(file)), file), nodes, temperature)
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "chain"])
 def test_greedy_answers_are_those_of_plain_decoding(kind: str, tmp_path: Path) -> None:
-    compare_answers(open_subject(kind, tmp_path), 3, 0.0)
+    compare_answers(open_mtp_subject(kind, tmp_path), 3, 0.0)
 
 
-def compare_answers(subject: Subject, nodes: int, temperature: float) -> None:
+def compare_answers(subject: MtpSubject, nodes: int, temperature: float) -> None:
     """Closes the subject."""
     prompts = (TEXT[:30], [*TEXT[:20], *TEXT[50:60]], TEXT[200:210])
     check_answers(subject.target, subject.head, "mtp", prompts, nodes, temperature)
@@ -241,7 +163,7 @@ def compare_answers(subject: Subject, nodes: int, temperature: float) -> None:
 
 
 def test_a_closed_layer_ends_the_tap_and_leaves_the_target(mixture: Path) -> None:
-    target = load(mixture, OPTIONS)
+    target = load(mixture, MTP_OPTIONS)
     head = open_mtp(target, mixture, spec_of(mixture))
     assert head.extra_bytes == 0
     pair = Pair(target, head, TEXT[:30])

@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.backends.attached_draft import Features, Unsupported
 from edgespec.backends.llamacpp.context import Floats
-from edgespec.backends.llamacpp.model import LlamaModel, extend_cache, load
+from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.weights import MAX_UNIFIED
 from edgespec.backends.options import LoadOptions
@@ -244,7 +244,7 @@ def test_sessions_of_one_batch_have_their_own_states(kind: str, request: pytest.
 def test_copies_of_cells_for_measurements_have_states_of_zero(target: LlamaModel) -> None:
     session, features = tapped(target)
     prefill(session, TEXT[:20])
-    assert extend_cache(session, 300) == features.end == 300
+    assert session.extend(300) == features.end == 300
     session.forward(5, NO_DRAFT)
     session.commit(())
     assert features.take(0, 20).all() and not features.take(20, 300).any()

@@ -10,21 +10,15 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.mlx import head_session
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.core.protocols import Draft
 from edgespec.errors import BackendError, EdgespecError, InvalidModelFile
 from tests.backends.mlx_dflash_heads import NumpyHead, make_folder
 from tests.backends.mlx_pairs import (
-    WHOLE,
     Pair,
     attach,
-    cancel_a_read,
     check_fresh,
-    check_rounds,
-    check_window,
-    follow_another_text,
     is_close,
     make_tokens,
     read_spec,
@@ -127,41 +121,7 @@ def test_fewer_tokens_are_the_first_ones(target: MlxModel, head: MlxHead) -> Non
     rows = pair.block()
     assert pair.draft.block_size == len(rows) == 5
     assert is_close(pair.block(n=2), rows[:2])
-
-
-def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHead) -> None:
-    pair = Pair(target, head, make_tokens(30))
-    check_rounds(pair, (0, 1, 5, 3, 0), lambda: pair.block().argmax(axis=1).tolist(), behind=2)
-
-
-@pytest.mark.parametrize("shared", [0, 1, 12, 29])
-def test_a_new_text_keeps_the_prefix_that_it_shares(target: MlxModel, head: MlxHead, shared: int) -> None:
-    pair = follow_another_text(target, head, shared)
-    assert pair.draft.pending_tokens(pair.text) == len(pair.text) - shared
-    check_fresh(pair)
-
-
-def test_a_window_reads_the_end_alone(target: MlxModel, head: MlxHead) -> None:
-    check_window(target, head)
-    pair = Pair(target, head, make_tokens(60))
     assert is_close(pair.block(window=1), pair.fresh().block(window=2))
-
-
-def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
-    pair = Pair(target, head, [5, 6])
-    assert pair.draft.block([5], WHOLE, 3) is None
-    check_fresh(pair)
-    pair.restart(make_tokens(256))
-    check_fresh(pair)
-    assert pair.draft.block([*pair.text, 4], WHOLE, 1) is None
-    pair.session.rewind(100)
-    with pytest.raises(BackendError, match="no hidden states"):
-        pair.draft.block(pair.text, WHOLE, 1)
-
-
-def test_a_cancelled_read_is_done_again(target: MlxModel, head: MlxHead, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_session, "_CHUNK", 8)
-    check_fresh(cancel_a_read(target, head, behind=2))
 
 
 def test_a_failed_read_is_done_again(target: MlxModel, head: MlxHead, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,16 +14,13 @@ from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.core.protocols import Budget
 from edgespec.core.sampling import Logits
-from edgespec.errors import BackendError, EdgespecError, InvalidModelFile
+from edgespec.errors import EdgespecError, InvalidModelFile
 from tests.backends.mlx_dflash_heads import NumpyHead, make_folder
 from tests.backends.mlx_pairs import (
     WHOLE,
     Pair,
     answer,
     attach,
-    check_fresh,
-    check_rollout,
-    check_rounds,
     is_close,
     make_tokens,
     measure,
@@ -97,34 +94,6 @@ def test_a_reduced_vocabulary(target: MlxModel, head: MlxHead, tmp_path: Path) -
     expected = np.full((3, 4096), -np.inf)
     expected[:, ids] = np.asarray(whole)[:, ids]
     assert is_close(found, expected)
-
-
-def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHead) -> None:
-    pair = Pair(target, head, make_tokens(30))
-    check_rounds(pair, (0, 1, 6, 3, 0), lambda: pair.rollout(6)[0].tokens.tolist(), behind=2)
-    pair.restart([*pair.text[:12], 5, 6])
-    assert pair.draft.pending_tokens(pair.text) == 2
-    check_fresh(pair)
-
-
-def test_rollouts(target: MlxModel, head: MlxHead) -> None:
-    pair = Pair(target, head, make_tokens(30))
-    for n in (1, 4, 6, 20):
-        check_rollout(pair, n, length=min(n, 6))
-
-
-def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
-    pair = Pair(target, head, [5, 6])
-    assert pair.draft.read([5], WHOLE) is None
-    assert pair.draft.rollout([5], WHOLE, 3) is None
-    check_fresh(pair)
-    pair.restart(make_tokens(256))
-    assert pair.draft.rollout(pair.text, WHOLE, 8) is not None
-    assert pair.draft.rollout([*pair.text, 4], WHOLE, 8) is None
-    assert not is_close(pair.draft.read(pair.text, WHOLE), Pair(target, head, pair.text).draft.read(pair.text, 9))
-    pair.session.rewind(100)
-    with pytest.raises(BackendError, match="no hidden states"):
-        pair.draft.read(pair.text, WHOLE)
 
 
 def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:

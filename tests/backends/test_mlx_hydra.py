@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.mlx import head_session
 from edgespec.backends.mlx.head_session import HeadSession
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel
@@ -20,11 +19,6 @@ from tests.backends.medusa_heads import make_hydra, pickle_head, read_arrays, re
 from tests.backends.mlx_pairs import (
     Pair,
     attach,
-    cancel_a_read,
-    check_fresh,
-    check_rollout,
-    check_rounds,
-    follow_another_text,
     is_close,
     make_tokens,
     read_spec,
@@ -77,53 +71,6 @@ def test_the_forward_pass_is_that_of_numpy(target: MlxModel, has_prefix: bool, b
     assert pair.draft.step(5) is None
     assert not is_close(found[2], run_hydra(arrays, embeddings, states, [root, 30, 9])), "nothing was tested"
     assert is_close(found[0], run_hydra(arrays, embeddings, states[1:], [root])) != has_prefix, "it reads all states"
-
-
-def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHead) -> None:
-    pair = Pair(target, head, make_tokens(30))
-    if head.network.depth:
-        check_rounds(pair, (0, 1, 2, 3, 3, 0), lambda: pair.propose(3), behind=1)
-    for accepted in (0, 2, 3):
-        pair.verify_chain(pair.propose(3), accepted, 11 + accepted)
-        assert pair.draft.pending_tokens(pair.text) == (accepted + 1 if head.network.depth else 1)
-        check_fresh(pair)
-    assert len(pair.say()) == 3, "there are three heads"
-
-
-def test_rollouts_are_as_long_as_there_are_heads(target: MlxModel, head: MlxHead) -> None:
-    pair = Pair(target, head, make_tokens(30))
-    for accepted, n in ((3, 3), (1, 9), (0, 2)):
-        pair.verify(check_rollout(pair, n, length=min(n, 3)), range(accepted), 8)
-        check_fresh(pair)
-        assert pair.draft.step(9) is None
-
-
-@pytest.mark.parametrize("shared", [0, 1, 12, 29])
-def test_a_new_text_keeps_the_prefix_that_it_shares(target: MlxModel, head: MlxHead, shared: int) -> None:
-    pair = follow_another_text(target, head, shared)
-    missing = len(pair.text) - 1 - max(0, shared - 1) if head.network.depth else 1
-    assert pair.draft.pending_tokens(pair.text) == missing
-    check_fresh(pair)
-
-
-def test_ends_of_texts_and_contexts(target: MlxModel, head: MlxHead) -> None:
-    pair = Pair(target, head, [5, 6])
-    assert pair.draft.read([5], WHOLE) is None
-    assert pair.draft.rollout([5], WHOLE, 3) is None
-    check_fresh(pair)
-    pair.restart(make_tokens(255))
-    pair.read()
-    assert [pair.draft.step(7) is None for _ in range(2)] == [False, True]
-
-
-def test_rewound_and_cancelled(target: MlxModel, plus_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(head_session, "_CHUNK", 8)
-    pair = cancel_a_read(target, attach(target, plus_folder), behind=1)
-    check_fresh(pair)
-    pair.session.rewind(25)
-    pair.text = [*pair.text[:25], 8]
-    pair.draft.begin(pair.text)
-    check_fresh(pair)
 
 
 def test_pickled_heads_are_the_same(target: MlxModel, head: MlxHead, folder: Path, tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.head_session import BlockHeadSession
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel
-from edgespec.core.protocols import Draft
-from edgespec.errors import BackendError, Cancelled, EdgespecError, InvalidModelFile
+from edgespec.errors import Cancelled, EdgespecError, InvalidModelFile
 from edgespec.formats.head_file import read_head
 from tests.backends.medusa_heads import make_medusa, pickle_head, read_arrays, rewrite, run_medusa
 from tests.backends.mlx_pairs import (
@@ -22,7 +21,6 @@ from tests.backends.mlx_pairs import (
     Pair,
     attach,
     check_fresh,
-    follow_another_text,
     is_close,
     make_tokens,
     read_spec,
@@ -76,46 +74,21 @@ def test_a_block_has_as_many_positions_as_there_are_heads_in_the_file(target: Ml
     assert len(pair.block(n=9)) == 5
 
 
-def test_after_rounds_it_drafts_as_a_fresh_session(target: MlxModel, head: MlxHead) -> None:
+def test_a_state_that_the_target_has_dropped(target: MlxModel, head: MlxHead) -> None:
+    """It drafts again once the target has run the token before the root again."""
     pair = Pair(target, head, make_tokens(30))
-
-    def check() -> None:
-        assert pair.draft.pending_tokens(pair.text) == 1
-        check_fresh(pair)
-
-    tree = Draft(np.array([5, 9, 7, 3], np.int32), np.array([-1, -1, 0, 1], np.int32))
-    for draft, path in ((Draft.chain([4, 5, 6]), (0, 1)), (tree, (1, 3)), (tree, ()), (Draft.chain([9]), (0,))):
-        check()
-        check()  # the same text again
-        pair.verify(draft, path, 11)
-    pair.verify(tree, (0,), 20)  # rounds that it was not asked for
-    pair.verify(tree, (), 21)
-    check()
+    pair.block()
     pair.session.rewind(25)
     pair.text = [*pair.text[:25], 8]
-    assert pair.draft.block(pair.text, WHOLE, 3) is None, "the target has not run the token before the root again"
+    assert pair.draft.block(pair.text, WHOLE, 3) is None
     pair.verify_chain([4], 1, 9)
-    check()
-
-
-@pytest.mark.parametrize("shared", [0, 1, 12, 29])
-def test_another_text_begins(target: MlxModel, head: MlxHead, shared: int) -> None:
-    check_fresh(follow_another_text(target, head, shared))
+    check_fresh(pair)
 
 
 def test_only_one_state_is_kept(target: MlxModel, head: MlxHead) -> None:
     pair = Pair(target, head, make_tokens(90))
     pair.block()
     assert (pair.draft._features.start, pair.draft._features.end) == (88, 89)
-
-
-def test_ends_of_texts(target: MlxModel, head: MlxHead) -> None:
-    pair = Pair(target, head, [5, 6])
-    assert pair.draft.pending_tokens([5]) == 0
-    assert pair.draft.block([5], WHOLE, 3) is None
-    check_fresh(pair)
-    with pytest.raises(BackendError, match="no hidden state"):
-        pair.draft.block([*pair.text, 4], WHOLE, 3)
 
 
 def test_a_cancelled_block_is_done_again(target: MlxModel, head: MlxHead) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from edgespec.backends.llamacpp.dflash import open_dflash
+from edgespec.backends.llamacpp.heads import open_dflash
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.formats.head_file import read_head

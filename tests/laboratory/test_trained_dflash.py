@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.llamacpp import dflash
+from edgespec.backends.llamacpp import heads
 from edgespec.backends.llamacpp.context import Floats
-from edgespec.backends.llamacpp.dflash import BlockContext, LlamaBlockHead, open_dflash
+from edgespec.backends.llamacpp.head_session import BlockContext, LlamaHead
+from edgespec.backends.llamacpp.heads import open_dflash
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.fixed import FixedLength
@@ -61,7 +62,7 @@ def spec(file: Path) -> HeadSpec:
 
 def answer(
     target: LlamaModel,
-    head: LlamaBlockHead | None,
+    head: LlamaHead | None,
     budget: Budget,
     make: Callable[[Sampler], Verifier],
     temperature: float = 0.0,
@@ -194,7 +195,7 @@ def test_a_block_that_is_run_wrongly_drafts_worse(
     monkeypatch: pytest.MonkeyPatch,
     context: type[BlockContext],
 ) -> None:
-    monkeypatch.setattr(dflash, "BlockContext", context)
+    monkeypatch.setattr(heads, "BlockContext", context)
     head = open_dflash(target, file, spec)
     texts, found = answer(target, head, Budget(DEPTH, DEPTH), match)
     assert texts == plain[0.0]

@@ -263,18 +263,18 @@ class HiddenStates:
         return len(self._layers) * self._size
 
     def checkpoint(self) -> None:
-        """`truncate` may go back to where the features end now, and then has the row before it, released or not."""
+        """`rewind` may go back to where the features end now, and then has the row before it, released or not."""
         self._checkpoint_at = self.features.end
         is_kept = self.features.start < self.features.end
         self._checkpoint = self.features.take(self.features.end - 1, self.features.end).copy() if is_kept else None
 
-    def truncate(self, position: int) -> None:
+    def rewind(self, position: int) -> None:
         """Drop the rows from `position` on."""
-        self.features.truncate(position)
+        self.features.rewind(position)
         if position < self._checkpoint_at:
             self._checkpoint = None
         if self.features.start == position == self._checkpoint_at and self._checkpoint is not None:
-            self.features.truncate(position - 1)
+            self.features.rewind(position - 1)
             self.features.append(self._checkpoint, 1)
 
     def read(self, first: int, n: int) -> Floats:

@@ -1,8 +1,9 @@
-"""Trained heads on llama.cpp, by kind."""
+"""Trained heads on llama.cpp, by kind: their contexts, and checks of files on which it would abort the process."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,56 +11,93 @@ from typing import Any
 import numpy as np
 
 from edgespec.backends.attached_draft import AttachedHead, Unsupported
-from edgespec.backends.llamacpp import dflash
-from edgespec.backends.llamacpp.context import Floats, NativeBatch
-from edgespec.backends.llamacpp.library import Library, find_function
-from edgespec.backends.llamacpp.pair_session import (
+from edgespec.backends.llamacpp.head_session import (
     MAX_ROWS,
-    OTHER_HEAD,
+    AssistantContext,
+    Block,
+    BlockContext,
+    BlockHeadSession,
+    ChainContext,
+    ContextOpener,
+    DraftContext,
+    Eagle3Context,
     HeadContext,
-    PairHead,
-    check_ids,
-    float_pointer,
-    load_head_weights,
-    require_size,
+    LlamaHead,
 )
+from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.shape import count_blocks
-from edgespec.backends.llamacpp.weights import LlamaWeights
+from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
 from edgespec.core.protocols import CheckCancelled
-from edgespec.core.sampling import Logits
-from edgespec.formats.gguf import Header, join_parts
+from edgespec.errors import InvalidModelFile
+from edgespec.formats.gguf import Header, TensorInfo, join_parts
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadKind, HeadSpec, usual_layers
 
-# EAGLE-3 heads on llama.cpp (Li et al. 2025): one layer that drafts from hidden states of the target.
+OTHER_HEAD = "Use a head that was trained for this model, or --draft auto."
+
+
+def _open_context(
+    weights: LlamaWeights,
+    kind: Callable[..., DraftContext],
+    *,
+    is_mtp: bool = False,
+    more_cells: int = 0,
+    **settings: Any,
+) -> ContextOpener:
+    """Opens a context of `kind` over a head's weights. An MTP layer and an assistant are graphs of their own."""
+
+    def open_context(session: LlamaSession, check: CheckCancelled) -> DraftContext:
+        def make(lib: Library, model: Any, params: Any) -> DraftContext:
+            if is_mtp:
+                params.ctx_type = lib.api.LLAMA_CONTEXT_TYPE_MTP
+            params.n_ctx += more_cells
+            sequence = {"sequence": session.sequence} if kind is AssistantContext else {}
+            vocab_size = weights.tokenizer.vocab_size
+            return kind(lib, model, params, vocab_size=vocab_size, check=check, **settings, **sequence)
+
+        return weights.open_beside(session, make)
+
+    return open_context
+
+
+def _require_size(spec: HeadSpec, target: LlamaWeights, path: Path) -> None:
+    """Raises Unsupported for a head that reads hidden states of another size than the target's."""
+    if spec.hidden_size != target.hidden_size:
+        raise Unsupported(
+            f"{path.name} is a head for a hidden size of {spec.hidden_size}; the model has {target.hidden_size}.",
+            hint=OTHER_HEAD,
+        )
+
+
+def _load_weights(
+    path: Path, target: LlamaWeights, progress: Callable[[float], None], check: CheckCancelled, *, mtp: bool = False
+) -> LlamaWeights:
+    """Load the head in a GGUF file; `mtp`: with its MTP layers. Raises Unsupported, and what `load_weights` raises."""
+    options = replace(target.options.alone, mtp=mtp)
+    weights = load_weights(LlamaWeights, path, options, progress=progress, check=check)
+    if weights.tokenizer.vocab_size != target.tokenizer.vocab_size:
+        weights.close()
+        raise Unsupported(f"{path.name} has another vocabulary than the model.", hint=OTHER_HEAD)
+    return weights
+
+
+def _check_ids(header: Header, path: Path, d2t: TensorInfo, rows: int, vocab_size: int) -> None:
+    """That `d2t` names a token of the target for each of the `rows` of the output matrix. Raises InvalidModelFile."""
+    if d2t.type.name != "I64" or d2t.shape != (rows,):
+        raise header.invalid(f"d2t does not name a token for each of the {rows} rows of its output matrix")
+    try:
+        ids = np.fromfile(path, "<i8", rows, offset=header.data_offset + d2t.offset)
+    except OSError as error:
+        raise InvalidModelFile(f"{path.name} cannot be read: {error}.", hint="Pull it again.") from error
+    if len(ids) < rows or ids.min() < 0 or ids.max() >= vocab_size:
+        raise header.invalid("d2t names tokens that the model does not have")
+
+
+# EAGLE-3 (Li et al. 2025): one layer that drafts from hidden states of the target.
 
 
 _N_LAYERS = 3  # whose inputs llama.cpp's encoder takes
-
-
-class Eagle3Context(HeadContext):
-    """Follows src/models/eagle3.cpp of llama.cpp, whose encoder fuses the inputs of the target's layers.
-
-    It takes the embeddings and the output matrix of the target's context where the head has none.
-    """
-
-    def __init__(
-        self, lib: Library, model: Any, params: Any, *, width: int, vocab_size: int, check: CheckCancelled
-    ) -> None:
-        """`width`: numbers of a target's row. Raises BackendError, Unsupported."""
-        super().__init__(lib, model, params, vocab_size=vocab_size, check=check)
-        self._features = np.zeros((MAX_ROWS, width), np.float32)
-        self._encoded = NativeBatch(lib.api, MAX_ROWS, 1)
-        self._encoded.native.token = None
-        self._encoded.native.embd = float_pointer(self._features)
-
-    def encode(self, features: Floats, position: int) -> Floats:
-        n = len(features)
-        self._features[:n] = features
-        self._encoded.chain([0] * n, position, 0, outputs=n)
-        self._native.encode(self._encoded)
-        return self._read_states(n)
 
 
 def open_eagle3(
@@ -68,7 +106,7 @@ def open_eagle3(
     spec: HeadSpec,
     progress: Callable[[float], None] = lambda fraction: None,
     check: CheckCancelled = lambda: None,
-) -> PairHead:
+) -> LlamaHead:
     """Load the EAGLE-3 head in a GGUF file, which `spec` describes, for `target`.
 
     Raises Unsupported for a head that llama.cpp cannot run on this target, InvalidModelFile, Cancelled.
@@ -79,16 +117,11 @@ def open_eagle3(
             f"llama.cpp runs EAGLE-3 heads over {_N_LAYERS} layers of the target, and no other dialect.",
             hint="Use --draft auto.",
         )
-    require_size(spec, target, path)
+    _require_size(spec, target, path)
     _check_eagle3_file(read_file(path), path, spec, target.tokenizer.vocab_size)
-    head = load_head_weights(path, target, progress, check)
-    width, vocab_size = len(layers) * spec.hidden_size, target.tokenizer.vocab_size
-
-    def open_context(session: LlamaSession, check: CheckCancelled) -> HeadContext:
-        make = partial(Eagle3Context, width=width, vocab_size=vocab_size, check=check)
-        return head.open_beside(session, make)
-
-    return PairHead("eagle3", target, layers, open_context, extra_bytes=path.stat().st_size, weights=head)
+    head = _load_weights(path, target, progress, check)
+    context = _open_context(head, Eagle3Context, width=len(layers) * spec.hidden_size)
+    return LlamaHead("eagle3", target, layers, head, context)
 
 
 def _check_eagle3_file(header: Header, path: Path, spec: HeadSpec, vocab_size: int) -> None:
@@ -105,7 +138,7 @@ def _check_eagle3_file(header: Header, path: Path, spec: HeadSpec, vocab_size: i
         raise header.invalid(f"its embeddings have {embedding.shape[-1]} rows, and the model {vocab_size} tokens")
     rows = vocab_size if output is None else output.shape[-1]
     if (d2t := tensors.get("d2t")) is not None:
-        check_ids(header, path, d2t, rows, vocab_size)
+        _check_ids(header, path, d2t, rows, vocab_size)
     elif rows != vocab_size:
         raise header.invalid(f"its output matrix has {rows} rows, and the model {vocab_size} tokens")
 
@@ -142,88 +175,30 @@ _SAME_SHAPE = (
 )
 
 
-class ChainContext(HeadContext):
-    """Several MTP layers, of which each drafts one token. A layer has keys and values of its own.
-
-    Follows common/speculative.cpp of llama.cpp: every layer reads all pairs of the text with the target's states, and
-    the drafted ones with the state of the layer that drafted them.
-    """
-
-    def __init__(
-        self, lib: Library, model: Any, params: Any, *, count: int, vocab_size: int, check: CheckCancelled
-    ) -> None:
-        super().__init__(lib, model, params, vocab_size=vocab_size, check=check)
-        self._select = find_function("llama_set_nextn_layer_offset")
-        self._count = count
-        self._base = 0  # position of the first drafted pair
-        self._drafted: list[tuple[int, Floats]] = []
-
-    def read(self, tokens: Sequence[int], states: Floats, position: int) -> None:
-        for layer in range(self._count):
-            self._begin(layer, position)
-            super().read(tokens, states, position)
-
-    def decode(self, tokens: Sequence[int], states: Floats, position: int) -> tuple[Logits, Floats]:
-        """The scores are those of the first layer."""
-        for layer in range(1, self._count):
-            self._begin(layer, position)
-            super().read(tokens, states, position)
-        self._begin(0, position)
-        self._base, self._drafted = position + len(tokens), []
-        return super().decode(tokens, states, position)
-
-    def step(self, token: int, state: Floats, position: int) -> tuple[Logits, Floats] | None:
-        layer = len(self._drafted) + 1
-        if layer == self._count:
-            return None
-        self._drafted.append((token, state))
-        self._begin(layer, self._base)
-        tokens, states = [each for each, _ in self._drafted], np.concatenate([each for _, each in self._drafted])
-        return super().decode(tokens, states, self._base)
-
-    def _begin(self, layer: int, position: int) -> None:
-        """The next rows are those of `layer`, in the cells that the pairs from `position` on have in all layers."""
-        self.trim(position)
-        self._select(self._native.handle, layer)
-
-
 def open_mtp(
     target: LlamaWeights,
     path: Path,
     spec: HeadSpec,
     progress: Callable[[float], None] = lambda fraction: None,
     check: CheckCancelled = lambda: None,
-) -> PairHead:
+) -> LlamaHead:
     """Load the MTP layers that `spec` describes for `target`: in its own file, or another GGUF file.
 
     Raises Unsupported for layers that llama.cpp cannot run on this target, InvalidModelFile, Cancelled.
     """
-    require_size(spec, target, path)
+    _require_size(spec, target, path)
     header = _read_model(path)
     count = _check_layers(header, path)
+    weights = target
     if not spec.in_target:
         _check_same_mtp(header, _read_model(target.path), path)
-        weights = load_head_weights(path, target, progress, check, mtp=True)
-        return PairHead("mtp", target, (), _opener(weights, count), extra_bytes=path.stat().st_size, weights=weights)
-    if path != target.path:
+        weights = _load_weights(path, target, progress, check, mtp=True)
+    elif path != target.path:
         raise Unsupported(f"the MTP layers in {path.name} draft for the model in that file alone.", hint=OTHER_HEAD)
-    if not target.options.mtp:
+    elif not target.options.mtp:
         raise Unsupported(f"{path.name} was loaded without its MTP layers.", hint="Open it again with --draft mtp.")
-    return PairHead("mtp", target, (), _opener(target, count), extra_bytes=0, weights=None)
-
-
-def _opener(weights: LlamaWeights, count: int) -> Callable[[LlamaSession, CheckCancelled], HeadContext]:
-    def open_context(session: LlamaSession, check: CheckCancelled) -> HeadContext:
-        def make(lib: Library, model: Any, params: Any) -> HeadContext:
-            params.ctx_type = lib.api.LLAMA_CONTEXT_TYPE_MTP
-            vocab_size = weights.tokenizer.vocab_size
-            if count == 1:
-                return HeadContext(lib, model, params, vocab_size=vocab_size, check=check)
-            return ChainContext(lib, model, params, count=count, vocab_size=vocab_size, check=check)
-
-        return weights.open_beside(session, make)
-
-    return open_context
+    kind = HeadContext if count == 1 else partial(ChainContext, count=count)
+    return LlamaHead("mtp", target, (), weights, _open_context(weights, kind, is_mtp=True))
 
 
 def _read_model(path: Path) -> Header:
@@ -276,52 +251,23 @@ _SAME = ("key_length", "value_length", "key_length_swa", "value_length_swa", "sl
 _WINDOWS = "attention.sliding_window_pattern"
 
 
-class AssistantContext(HeadContext):
-    """Its cache is the target's, so that no pairs are read and none are dropped."""
-
-    _position = 0  # of the root
-
-    def read(self, tokens: Sequence[int], states: Floats, position: int) -> None:
-        """Nothing is cached."""
-
-    def decode(self, tokens: Sequence[int], states: Floats, position: int) -> tuple[Logits, Floats]:
-        """As HeadContext, of the last pair alone. The target holds the tokens before the root."""
-        self._position = position + len(tokens)
-        return super().decode(tokens[-1:], states[-1:], self._position)
-
-    def step(self, token: int, state: Floats, position: int) -> tuple[Logits, Floats] | None:
-        return super().decode([token], state, self._position)
-
-    def trim(self, position: int) -> None:
-        """The target trims its cache."""
-
-
 def open_assistant(
     target: LlamaWeights,
     path: Path,
     spec: HeadSpec,
     progress: Callable[[float], None] = lambda fraction: None,
     check: CheckCancelled = lambda: None,
-) -> PairHead:
+) -> LlamaHead:
     """Load the assistant in a GGUF file, which `spec` describes, for `target`.
 
     Raises Unsupported for one that llama.cpp cannot run on this target, InvalidModelFile, Cancelled.
     """
-    require_size(spec, target, path)
+    _require_size(spec, target, path)
     header = read_file(path)
     _check_assistant_file(header)
     _check_same_assistant(header, read_file(target.path), path)
-    weights = load_head_weights(path, target, progress, check, mtp=True)
-
-    def open_context(session: LlamaSession, check: CheckCancelled) -> HeadContext:
-        def make(lib: Library, model: Any, params: Any) -> HeadContext:
-            params.ctx_type = lib.api.LLAMA_CONTEXT_TYPE_MTP
-            vocab_size = weights.tokenizer.vocab_size
-            return AssistantContext(lib, model, params, vocab_size=vocab_size, check=check, sequence=session.sequence)
-
-        return weights.open_beside(session, make)
-
-    head = PairHead("mtp", target, (), open_context, extra_bytes=path.stat().st_size, weights=weights)
+    weights = _load_weights(path, target, progress, check, mtp=True)
+    head = LlamaHead("mtp", target, (), weights, _open_context(weights, AssistantContext, is_mtp=True))
     head.shares_kv = True
     return head
 
@@ -365,14 +311,98 @@ def _kv_heads(header: Header) -> tuple[int, ...]:
     return found
 
 
+# DFlash and DSpark: several tokens in one forward over hidden states of the target.
+#
+# A block has the root and a mask token for each of the positions after it. Its rows see each other and the target's
+# states before the root. DSpark adds to the logits of a row a bias that depends on the token before, for which the
+# graph takes the most probable one of the row before (SpecForge's Markov head).
+
+
+def open_dflash(
+    target: LlamaWeights,
+    path: Path,
+    spec: HeadSpec,
+    progress: Callable[[float], None] = lambda fraction: None,
+    check: CheckCancelled = lambda: None,
+) -> LlamaHead:
+    """Load the DFlash or DSpark head in a GGUF file, which `spec` describes, for `target`.
+
+    Raises Unsupported for a head that llama.cpp cannot run on this target, InvalidModelFile, Cancelled.
+    """
+    _require_size(spec, target, path)
+    header = read_file(path)
+    _check_dflash_file(header, path, target.tokenizer.vocab_size)
+    block = _read_block(header, path, spec, target.tokenizer.vocab_size)
+    head, layers = _load_weights(path, target, progress, check), spec.layers or ()
+    context = _open_context(
+        head,
+        BlockContext,
+        more_cells=block.size,
+        width=len(layers) * spec.hidden_size,
+        is_causal=header.metadata.get("dflash.attention.causal") is True,
+    )
+    return LlamaHead(spec.kind, target, layers, head, context, partial(BlockHeadSession, block=block))
+
+
+def _read_block(header: Header, path: Path, spec: HeadSpec, vocab_size: int) -> Block:
+    if not 2 <= spec.block_size <= MAX_ROWS:
+        raise Unsupported(
+            f"{path.name} drafts blocks of {spec.block_size} positions; those of 2 to {MAX_ROWS} are run.",
+            hint="Use --draft auto.",
+        )
+    if spec.mask_token is None or spec.mask_token >= vocab_size:
+        stated = "none" if spec.mask_token is None else spec.mask_token
+        raise header.invalid(f"its mask token is {stated}, and the model has the tokens 0 to {vocab_size - 1}")
+    return Block(spec.block_size, spec.mask_token, 0 if spec.predicts_at_root else 1)
+
+
+def _check_dflash_file(header: Header, path: Path, vocab_size: int) -> None:
+    """That llama.cpp runs the head for a target with `vocab_size` tokens. Raises InvalidModelFile, Unsupported."""
+    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+    for name, found in (
+        ("DFlash2", "selector_hidden.weight" in shapes),  # which drafts by its selector and not by its logits
+        ("DeepSeek V4's DSpark", bool(header.own("hyper_connection_count"))),
+    ):
+        if found:
+            raise Unsupported(f"{path.name} is a head of the kind {name}, which is not run.", hint="Use --draft auto.")
+    _check_attention(header)
+    _check_rope(header)
+    if (d2t := next((tensor for tensor in header.tensors if tensor.name == "d2t"), None)) is not None:
+        if "output.weight" not in shapes:
+            raise header.invalid("it has a reduced vocabulary and no output matrix")
+        _check_ids(header, path, d2t, shapes["output.weight"][-1], vocab_size)
+
+
+def _check_attention(header: Header) -> None:
+    if header.own("attention.key_length") != header.own("attention.value_length"):
+        raise header.invalid("its keys and values differ in size")
+    heads, kv_heads = header.per_block("attention.head_count"), header.per_block("attention.head_count_kv")
+    n, n_kv = set(heads or (0,)), set(kv_heads or heads or (0,))
+    if len(n) > 1 or len(n_kv) > 1 or min(*n, *n_kv) < 1 or max(n) % max(n_kv):
+        raise header.invalid("its layers differ in their heads, or heads do not share keys evenly")
+
+
+def _check_rope(header: Header) -> None:
+    heads = header.per_block("attention.head_count") or (1,)
+    width = header.own("attention.key_length") or (header.own("embedding_length") or 0) // heads[0]
+    rotated = header.own("rope.dimension_count")
+    if not 0 <= (rotated := width if rotated is None else rotated) <= width or rotated % 2:
+        raise header.invalid(f"it rotates {rotated} of {width} numbers of a key")
+    sections = header.metadata.get("dflash.rope.dimension_sections")
+    if isinstance(sections, int | np.ndarray):  # one number stands for all of them
+        numbers = [sections] * 4 if isinstance(sections, int) else [int(number) for number in sections]
+        if any(numbers) and (numbers[0] <= 0 or min(numbers) < 0 or sum(numbers) > width):
+            raise header.invalid(f"its rotary embedding has the sections {numbers} of {width} numbers")
+
+
 Opener = Callable[[LlamaWeights, Path, HeadSpec, Callable[[float], None], CheckCancelled], AttachedHead]
 
 _OPENERS: dict[HeadKind, Opener] = {
     "eagle3": open_eagle3,
     "mtp": open_mtp,
     "gemma4-assistant": open_assistant,
-    "dflash": dflash.open_dflash,
-    "dspark": dflash.open_dflash,
+    "dflash": open_dflash,
+    "dspark": open_dflash,
 }
 
 

@@ -129,13 +129,13 @@ class SharedKVSession(LlamaSession):
     def bind(self, target: LlamaSession) -> None:
         """Draft for `target`. Called once, before any other method."""
         self._target = target
-        self._capabilities = replace(self._capabilities, shares_kv=True)
+        self.capabilities = replace(self.capabilities, shares_kv=True)
         self._target_revision = -1  # the last one whose text is held
 
     @property
     def position(self) -> int:
         self._sync()
-        return len(self._tokens)
+        return len(self.tokens)
 
     @property
     def draft_limit(self) -> int:
@@ -144,10 +144,10 @@ class SharedKVSession(LlamaSession):
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         """The scores have no row where the target holds all of `tokens`."""
-        check_prompt(tokens, self._capabilities)
+        check_prompt(tokens, self.capabilities)
         self._sync()
         target_tokens = self._target.tokens
-        if len(self._tokens) < len(tokens) or shared_prefix(target_tokens, tokens, len(tokens)) < len(tokens):
+        if len(self.tokens) < len(tokens) or shared_prefix(target_tokens, tokens, len(tokens)) < len(tokens):
             return (yield from self._compute(tokens))
         self._trim_to(len(target_tokens))
         yield PrefillProgress(len(tokens), len(tokens))
@@ -163,7 +163,7 @@ class SharedKVSession(LlamaSession):
 
     def _compute(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         """Run the part of `tokens` that the cache does not hold."""
-        self._trim_to(shared_prefix(self._tokens, tokens, len(tokens) - 1))
+        self._trim_to(shared_prefix(self.tokens, tokens, len(tokens) - 1))
         return (yield from super().prefill(tokens))
 
     def _sync(self) -> None:
@@ -173,9 +173,9 @@ class SharedKVSession(LlamaSession):
             return
         self._target_revision = target.revision
         tokens = target.tokens
-        held = self._trim_to(shared_prefix(self._tokens, tokens, len(tokens)))
+        held = self._trim_to(shared_prefix(self.tokens, tokens, len(tokens)))
         if held < len(tokens) and self._copy_cells(self._missing_positions(held, len(tokens))):
-            self._tokens = list(tokens)
+            self.tokens = list(tokens)
 
     def _trim_to(self, position: int) -> int:
         """`LlamaSession.rewind`, which may go below the target's position."""
@@ -220,7 +220,7 @@ class SparseSession(SharedKVSession):
         return super().forward(root, draft)
 
     def _compute(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
-        done = self._trim_to(shared_prefix(self._tokens, tokens, len(tokens) - 1))
+        done = self._trim_to(shared_prefix(self.tokens, tokens, len(tokens) - 1))
         while True:
             self._slot.check()
             chunk = list(tokens[done : done + MAX_ROWS])
@@ -246,8 +246,8 @@ class SparseSession(SharedKVSession):
 
     def _reserve(self, rows: int) -> None:
         """Make the cache take `rows` more."""
-        if len(self._tokens) + rows - self._window_start > self._window + SLACK:
-            self._drop_middle(len(self._tokens) - self._window)
+        if len(self.tokens) + rows - self._window_start > self._window + SLACK:
+            self._drop_middle(len(self.tokens) - self._window)
 
     def _drop_middle(self, first: int) -> None:
         """Drop the cells between the sink and position `first`."""

@@ -207,6 +207,7 @@ class SnapshotRing(SnapshotCache):
         return position
 
 
+_NO_TOKEN = -1  # stands for copied cells; equals no token of a prompt, so that no answer reuses them
 _CHEAP_PREFILL = 64  # tokens that are read again rather than copying the cells of a stream
 
 
@@ -229,15 +230,11 @@ class LlamaSession:
         self._context: Context | None = context
         self._slot = slot
         self._rollback = rollback
-        self._capabilities = Capabilities(vocab_size, context_size, rollback.tree)
-        self._tokens: list[int] = []  # what the cache holds
+        self.capabilities = Capabilities(vocab_size, context_size, rollback.tree)
+        self.tokens: list[int] = []  # what the cache holds
         self.revision = 0  # grows with every change of them
         self._prompt: tuple[int, HostScores] | None = None  # tokens of the last one that is whole, and its scores
         self._pending: tuple[int, Draft] | None = None
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
 
     @property
     def context(self) -> Context:
@@ -261,17 +258,12 @@ class LlamaSession:
         return self.context.peers(self._slot)
 
     @property
-    def tokens(self) -> Sequence[int]:
-        """What the cache holds; callers must not change it."""
-        return self._tokens
-
-    @property
     def position(self) -> int:
-        return len(self._tokens)
+        return len(self.tokens)
 
     @property
     def draft_limit(self) -> int:
-        left = self._capabilities.context_size - len(self._tokens) - 1
+        left = self.capabilities.context_size - len(self.tokens) - 1
         return max(0, min(left, self.context.sequences.max_nodes, self._rollback.max_draft))
 
     def tap(self, layers: Sequence[int]) -> Features[Floats]:
@@ -281,7 +273,7 @@ class LlamaSession:
         context all decodes then copy these layers. Raises ValueError where the cache holds tokens, Unsupported where
         llama.cpp cannot give these layers of this model.
         """
-        if self._tokens or self._slot.is_dirty:
+        if self.tokens or self._slot.is_dirty:
             raise ValueError("a session is tapped before it holds tokens")
         self._slot.tap = HiddenStates(self._lib, self.context.native.handle, layers)
         return self._slot.tap.features
@@ -292,7 +284,7 @@ class LlamaSession:
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         context = self.context
-        check_prompt(tokens, self._capabilities)
+        check_prompt(tokens, self.capabilities)
         if (known := self._recall(tokens)) is not None:
             self._slot.check()
             yield PrefillProgress(len(tokens), len(tokens), len(tokens))
@@ -334,10 +326,10 @@ class LlamaSession:
     def hold(self, tokens: Sequence[int]) -> None:
         """The cells of its sequence have been set from outside, to those of `tokens`. New hidden states are zeros."""
         if (tap := self._slot.tap) is not None:
-            tap.truncate(shared_prefix(self._tokens, tokens, len(tokens)))
+            tap.rewind(shared_prefix(self.tokens, tokens, len(tokens)))
             n = len(tokens) - tap.features.end
             tap.features.append(np.broadcast_to(np.float32(0), (n, tap.width)), n)
-        self._tokens, self._prompt = list(tokens), None
+        self.tokens, self._prompt = list(tokens), None
         self.revision += 1
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
@@ -361,7 +353,7 @@ class LlamaSession:
         scores = self._slot.scores
         assert scores is not None
         self._wait(scores)
-        start = len(self._tokens)
+        start = len(self.tokens)
         kept = [root, *draft.tokens[list(path)].tolist()]
         end = start + len(kept)
         if draft.is_chain:
@@ -374,7 +366,7 @@ class LlamaSession:
         self._pending = self._slot.scores = None
         self._append(kept, None if scores.states is None else scores.states[[0, *(1 + node for node in path)]])
         if reached < end:
-            replay = self._tokens[reached:]
+            replay = self.tokens[reached:]
             self._forget(reached)
             self._replay(replay)
 
@@ -383,7 +375,7 @@ class LlamaSession:
 
     def checkpoint(self) -> None:
         self._require_open()
-        self._rollback.checkpoint(len(self._tokens))
+        self._rollback.checkpoint(len(self.tokens))
         if self._slot.tap is not None:
             self._slot.tap.checkpoint()
 
@@ -393,12 +385,40 @@ class LlamaSession:
         if self._slot.is_dirty:
             self.context.flush(self._slot)
             self._drop_pending()
-        if not position and self._tokens:
+        if not position and self.tokens:
             self._rollback.reset()
             self._forget(0)
-        elif position < len(self._tokens):
+        elif position < len(self.tokens):
             self._forget(self._rollback.rewind(position))
-        return len(self._tokens)
+        return len(self.tokens)
+
+    def extend(self, n: int) -> int:
+        """See backends.fixed_width.extend_cache: cells are copied.
+
+        Keys are rotated for other positions. llama.cpp cannot move cells of recurrent states, of several positions a
+        token, and of sliding windows, where it aborts if all layers have one. No other session of the context may hold
+        a text in a quantized cache: llama.cpp rounds all keys once more.
+        """
+        api, native, sequences = self.api, self.context.native, self.context.sequences
+        held, n = self.position, min(n, self.capabilities.context_size)
+        if not 0 < held < n or api.llama_model_n_swa(api.llama_get_model(native.handle)):
+            return held
+        spare = sequences.acquire_spare(1)
+        if spare and self.capabilities.tree and api.llama_memory_can_shift(native.memory):
+            (copy,), saved, size = spare, None, 0
+            while held < n:
+                if (next_size := min(MAX_TOKENS, held, n - held)) != size:
+                    size = next_size
+                    saved = self._save_cells(copy, size)
+                if saved is None or not api.llama_state_seq_set_data(native.handle, saved, len(saved), copy):
+                    break
+                api.llama_memory_seq_add(native.memory, copy, -1, -1, held)
+                api.llama_memory_seq_cp(native.memory, copy, self.sequence, -1, -1)
+                api.llama_memory_seq_rm(native.memory, copy, -1, -1)
+                held += size
+            self.hold([*self.tokens, *[_NO_TOKEN] * (held - self.position)])
+        sequences.release_spare(spare)
+        return held
 
     def close(self) -> None:
         if (context := self._context) is not None:
@@ -408,8 +428,18 @@ class LlamaSession:
             context.release(self._slot)
             self._pending = None
 
+    def _save_cells(self, spare: int, n: int) -> ctypes.Array[ctypes.c_uint8] | None:
+        """The first `n` cells of the text, in llama.cpp's format; None where it cannot read them."""
+        api, native = self.api, self.context.native
+        api.llama_memory_seq_cp(native.memory, self.sequence, spare, 0, n)
+        size = api.llama_state_seq_get_size(native.handle, spare)
+        saved = (ctypes.c_uint8 * size)()
+        n_read = api.llama_state_seq_get_data(native.handle, saved, size, spare)
+        api.llama_memory_seq_rm(native.memory, spare, -1, -1)
+        return saved if n_read == size else None
+
     def _stage(self, context: Context, root: int, draft: Draft) -> LlamaScores:
-        tokens, position = [root, *draft.tokens.tolist()], len(self._tokens)
+        tokens, position = [root, *draft.tokens.tolist()], len(self.tokens)
         if draft.is_chain:
             self._rollback.prepare(position, len(draft))
             return context.stage_chain(self._slot, tokens, position, outputs=len(tokens), is_prefill=False)
@@ -423,7 +453,7 @@ class LlamaSession:
         """Run accepted tokens again."""
         for i in range(0, len(tokens), MAX_TOKENS):
             chunk = tokens[i : i + MAX_TOKENS]
-            scores = self.context.stage_chain(self._slot, chunk, len(self._tokens), outputs=1, is_prefill=True)
+            scores = self.context.stage_chain(self._slot, chunk, len(self.tokens), outputs=1, is_prefill=True)
             self._wait(scores)
             self._append(chunk, scores.states)
 
@@ -433,7 +463,7 @@ class LlamaSession:
         Where a head has released the hidden states before that position, it has read them with the token after each but
         the last. That one is computed again, unless a checkpoint has it.
         """
-        kept = self.rewind(shared_prefix(self._tokens, tokens, len(tokens) - 1))
+        kept = self.rewind(shared_prefix(self.tokens, tokens, len(tokens) - 1))
         tap = self._slot.tap
         return self.rewind(kept - 1) if tap is not None and kept and tap.features.start == kept else kept
 
@@ -444,7 +474,7 @@ class LlamaSession:
         greedy answer might change from one request to the next.
         """
         n = len(tokens)
-        if self._prompt is None or self._prompt[0] != n or self._tokens[:n] != list(tokens):
+        if self._prompt is None or self._prompt[0] != n or self.tokens[:n] != list(tokens):
             return None
         if self._slot.tap is not None:  # the hidden states have to be computed
             return None
@@ -455,17 +485,17 @@ class LlamaSession:
         if states is not None:
             assert self._slot.tap is not None
             self._slot.tap.features.append(states, len(tokens))
-        self._tokens += tokens
+        self.tokens += tokens
         self._slot.is_dirty = False
         self.revision += 1
 
     def _forget(self, position: int) -> None:
         """The cache holds no more than `position` tokens."""
-        del self._tokens[position:]
+        del self.tokens[position:]
         if self._prompt is not None and position < self._prompt[0]:
             self._prompt = None
         if self._slot.tap is not None:
-            self._slot.tap.truncate(position)
+            self._slot.tap.rewind(position)
 
     def _require_open(self) -> None:
         """Raises BackendError."""
@@ -484,7 +514,7 @@ class LlamaSession:
         self._pending = self._slot.scores = None
         self._slot.is_dirty = False
         if isinstance(self._rollback, TrimmableCache):
-            at = len(self._tokens)
+            at = len(self.tokens)
             self._rollback.commit_branch(0, at, at, in_order=True)
         else:
-            self._forget(self._rollback.rewind(len(self._tokens)))
+            self._forget(self._rollback.rewind(len(self.tokens)))

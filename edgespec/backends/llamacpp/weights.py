@@ -161,7 +161,7 @@ class LlamaWeights:
         api = lib.api
         self._lib = lib
         self._handle = handle
-        self._options = self._given = options
+        self.options = self._given = options
         self.path = path
         self.remote: RemoteDevices | None = None
         self.tokenizer = LlamaTokenizer(api, api.llama_model_get_vocab(handle))
@@ -174,7 +174,7 @@ class LlamaWeights:
     @property
     def no_tree_reason(self) -> str | None:
         if self.has_streams:
-            return f"its {self._options.caches} parallel answers have caches of their own"
+            return f"its {self.options.caches} parallel answers have caches of their own"
         return "its state is recurrent" if self.is_recurrent else None
 
     @property
@@ -186,7 +186,7 @@ class LlamaWeights:
         taken where the masks of full caches take at least about half as long as a forward of one row. Measured on CPUs
         only.
         """
-        slots = self._options.caches
+        slots = self.options.caches
         if slots <= MAX_UNIFIED or self.lends_cells or self.no_batching_reason is not None:
             return False
         api = self._lib.api
@@ -196,7 +196,7 @@ class LlamaWeights:
 
     @property
     def no_batching_reason(self) -> str | None:
-        if self._options.caches == 1:
+        if self.options.caches == 1:
             return "the model has one cache"
         if self.is_recurrent:
             return "its state is recurrent"
@@ -205,9 +205,9 @@ class LlamaWeights:
         original = self._number("rope.scaling.original_context_length")
         if not original and self._metadata("rope.scaling.type") == b"longrope":
             original = self._lib.api.llama_model_n_ctx_train(self._handle)
-        if self.context_size <= original < self.context_size * self._options.caches:
+        if self.context_size <= original < self.context_size * self.options.caches:
             return "its rotary positions depend on the size of the cache"
-        return "the forwards of --exact have the rows of one text" if self._options.exact else None
+        return "the forwards of --exact have the rows of one text" if self.options.exact else None
 
     @property
     def chat_template(self) -> str | None:
@@ -233,14 +233,9 @@ class LlamaWeights:
         size: int = self._lib.api.llama_model_n_embd(self._handle)
         return size
 
-    @property
-    def options(self) -> LoadOptions:
-        """What sessions are opened with from now on."""
-        return self._options
-
     def use(self, settings: RuntimeSettings) -> None:
         """Open later sessions with `settings`, but for what the user has set."""
-        self._options = settings.apply(self._given)
+        self.options = settings.apply(self._given)
 
     def open_session(self, check: CheckCancelled = lambda: None, *, shared: bool = False) -> LlamaSession:
         """A session with a KV cache of its own, or in the shared context; `check` is polled during long forwards.
@@ -250,7 +245,7 @@ class LlamaWeights:
         if not shared or self.no_batching_reason is not None:
             return self.open_as(LlamaSession, check)
         if self._shared_context is None or not self._shared_context.is_usable:
-            slots = self._options.caches
+            slots = self.options.caches
             cells = self.context_size * slots
             self._shared_context = self._open_context(cells, slots, has_streams=self.has_streams)
         return self._open_session(LlamaSession, self._shared_context, check, self.context_size)
@@ -287,7 +282,7 @@ class LlamaWeights:
         return Context(self._lib, self._handle, params, vocab_size, slots, has_trees=has_trees, has_streams=has_streams)
 
     def _params(self, cells: int) -> Any:
-        api, options = self._lib.api, self._options
+        api, options = self._lib.api, self.options
         params = api.llama_context_default_params()
         params.n_ctx = cells
         params.n_rs_seq = _STATE_SNAPSHOTS

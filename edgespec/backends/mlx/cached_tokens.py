@@ -295,7 +295,7 @@ class CachedTokens:
             return
         self.lag = 0
         if n_rejected:
-            caches.trim_to(len(self.tokens))
+            caches.rewind(len(self.tokens))
 
     def commit_rows(self, start: int, rows: list[int]) -> None:
         """The tokens from `start` on were these `rows` of a tree's forward; drop the others."""
@@ -306,20 +306,20 @@ class CachedTokens:
         """The forward of the tokens from `start` on ran on copies of the caches."""
         self.lag = len(self.tokens) - start
 
-    def trim_to(self, position: int) -> int:
+    def rewind(self, position: int) -> int:
         """Drop all tokens from `position` on, or more where the caches cannot; returns how many are left."""
         self.bound = None
         caches, held = self.runner.caches, len(self.tokens) - self.lag
         if position >= held:
             reached, self.lag = position, position - held
-        elif caches.can_trim_to(position):
-            caches.trim_to(position)
+        elif caches.can_rewind(position):
+            caches.rewind(position)
             reached, self.lag = position, 0
         else:
             reached = self._restore_latest(position)
         del self.tokens[reached:]
         if self.tap is not None:
-            self.tap.kept.truncate(reached)
+            self.tap.kept.rewind(reached)
         self.snapshots = {name: each for name, each in self.snapshots.items() if each.position <= reached}
         return reached
 

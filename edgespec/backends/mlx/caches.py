@@ -230,7 +230,7 @@ class KeyValues:
         """The buffers, for mx.eval."""
         return self.keys, self.values
 
-    def can_trim_to(self, position: int) -> bool:
+    def can_rewind(self, position: int) -> bool:
         """Whether it holds every row that a token at `position` attends to."""
         return position <= self.length and self._start <= max(0, position - (self._window or 0) + 1)
 
@@ -262,7 +262,7 @@ class KeyValues:
         )
         return other
 
-    def trim_to(self, position: int) -> None:
+    def rewind(self, position: int) -> None:
         self.length = position
 
     def extend(self, n: int) -> None:
@@ -281,7 +281,7 @@ class KeyValues:
         index = mx.array([at + row for row in rows])
         self.keys = tree_map(lambda x: write_rows(x, at, mx.take(x, index, axis=-2)), self.keys)
         self.values = tree_map(lambda x: write_rows(x, at, mx.take(x, index, axis=-2)), self.values)
-        self.trim_to(position + len(rows))
+        self.rewind(position + len(rows))
 
     def take_snapshot(self, *, deep: bool) -> Any:
         """The present state, for `restore`; a deep one outlives any number of further tokens, but copies a window."""
@@ -291,7 +291,7 @@ class KeyValues:
     def can_restore(self, snapshot: Any) -> bool:
         """Whether `snapshot` can still be restored."""
         length, _, buffers = snapshot
-        return buffers is not None or self.can_trim_to(length)
+        return buffers is not None or self.can_rewind(length)
 
     def restore(self, snapshot: Any) -> None:
         length, start, buffers = snapshot
@@ -364,18 +364,18 @@ class ChunkedCache:
     def state(self) -> tuple[Any, Any]:
         return self.cache.keys, self.cache.values
 
-    def can_trim_to(self, position: int) -> bool:
+    def can_rewind(self, position: int) -> bool:
         start, end = self.cache.start_position, self.cache.offset
         return bool(position <= end and start <= max(0, position - self.cache.chunk_size))
 
-    def trim_to(self, position: int) -> None:
+    def rewind(self, position: int) -> None:
         self.cache.offset = position
 
     def take_snapshot(self, *, deep: bool) -> Any:
         return self.cache.offset
 
     def can_restore(self, snapshot: Any) -> bool:
-        return self.can_trim_to(snapshot)
+        return self.can_rewind(snapshot)
 
     def restore(self, snapshot: Any) -> None:
         self.cache.offset = snapshot
@@ -426,15 +426,15 @@ class Caches:
         """The recurrent arrays, which the scores of a forward do not depend on."""
         return [leaf.state for leaf in self._leaves if isinstance(leaf, RecurrentCache)]
 
-    def can_trim_to(self, position: int) -> bool:
+    def can_rewind(self, position: int) -> bool:
         return self.can_trim and all(
-            leaf.can_trim_to(position) for leaf in self._leaves if not isinstance(leaf, RecurrentCache)
+            leaf.can_rewind(position) for leaf in self._leaves if not isinstance(leaf, RecurrentCache)
         )
 
-    def trim_to(self, position: int) -> None:
+    def rewind(self, position: int) -> None:
         for leaf in self._leaves:
             assert not isinstance(leaf, RecurrentCache)
-            leaf.trim_to(position)
+            leaf.rewind(position)
 
     def extend(self, n: int) -> bool:
         """Hold copies of the present rows up to position `n`; False, and nothing changed, where a cache cannot.

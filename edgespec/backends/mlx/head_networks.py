@@ -281,7 +281,7 @@ class BlockNetwork(HeadNetwork):
                 x = layer.run(x, cache, x)
         finally:
             for cache in caches:
-                cache.trim_to(held)
+                cache.rewind(held)
         rows = mx.fast.rms_norm(x[self._block.first_row :], self._norms[1], self._eps)
         return rows if self._markov is None else (self._outputs[0](rows).astype(mx.float32), mx.array([root]))
 

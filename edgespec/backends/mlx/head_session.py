@@ -102,19 +102,21 @@ class HeadCache:
 
     def __init__(self, network: HeadNetwork, target: MlxSession, features: Features[Any]) -> None:
         self.caches: Any = None
+        self.first = self.held = self._n_states = 0
+        self._states: Any = None
         self._network = network
         self._target = target
         self._features = features
-        self.clear()
 
     def clear(self) -> None:
         """Hold nothing; `restart` comes before the next read."""
-        self._begin(0)
-        self.caches = None
+        self.first = self.held = self._n_states = 0
+        self._states = self.caches = None
 
     def restart(self, last: int, most: int) -> None:
         """Begin at most `most` rows before position `last`, where there are features."""
-        self._begin(max(self._features.start, last - most))
+        self.clear()
+        self.first = self.held = self._n_states = max(self._features.start, last - most)
         self.caches = self._network.open_caches(self._target, last)
 
     def trim(self, held: int, known_tokens: int) -> None:
@@ -125,7 +127,7 @@ class HeadCache:
         self.held = min(self.held, held)
         self._n_states = min(self._n_states, known_tokens)
         for cache in self.caches or ():  # which hold more after a read that failed
-            cache.trim_to(self.held - self.first)
+            cache.rewind(self.held - self.first)
 
     def can_read(self) -> bool:
         """Whether there are features or states from the first row that is not held."""
@@ -139,10 +141,6 @@ class HeadCache:
         self._features.release(end - 1)  # the last row may be read again
         self.held = end
         return output
-
-    def _begin(self, first: int) -> None:
-        self.first = self.held = self._n_states = first
-        self._states: Any = None
 
     def _take_states(self, end: int) -> Any:
         """[n, h] of the rows from `held` to `end`."""
@@ -167,13 +165,13 @@ class _HeadReader:
         self._features = features
         self._check = check
         self._cache = HeadCache(network, target, features)
-        self._text: list[int] = []  # the `_base` tokens that were read, then the drafted ones
+        self.text: list[int] = []  # the `_base` tokens that were read, then the drafted ones
         self._base = 0
         self._output: Any = None  # of the last token
 
     def begin(self, text: Sequence[int]) -> None:
         """Keeps the rows of the prefix that `text` shares with the last one."""
-        self._base = shared_prefix(self._text[: self._base], text, len(text))
+        self._base = shared_prefix(self.text[: self._base], text, len(text))
         self._settle(text)
 
     def pending_tokens(self, text: Sequence[int]) -> int:
@@ -195,7 +193,7 @@ class _HeadReader:
     def _settle(self, text: Sequence[int]) -> None:
         """Forget drafted tokens, and what belongs to other tokens than those of `text`."""
         self._base = min(self._base, len(text))
-        del self._text[self._base :]
+        del self.text[self._base :]
         held = self._base - 1 if self._network.reads_pairs else min(self._base, len(text) - 1)
         self._cache.trim(held, self._base)
 
@@ -215,17 +213,17 @@ class _HeadReader:
         most = max(1, window if network.reads_pairs else window - 1) if network.depth else 1
         if last - cache.held > most or not cache.can_read():
             cache.restart(last, most)
-            self._text, self._base = [], 0
+            self.text, self._base = [], 0
         with map_errors():
             while cache.held < last:
                 self._check()
                 end = min(cache.held + _CHUNK, last)
                 self._output = cache.read(text[cache.held + 1 : end + 1])
                 self._base = end + network.reads_pairs
-                self._text = list(text[: self._base])
+                self.text = list(text[: self._base])
             if cache.held == cache.first:
                 return False
-            self._text, self._base = list(text), len(text)
+            self.text, self._base = list(text), len(text)
             self._scorer = choose_scorer(network, text)
             self._output = self._scorer.start_draft(text[-1], self._output, cache.caches)
         return True
@@ -236,21 +234,17 @@ class HeadSession(_HeadReader):
 
     is_async = True
 
-    @property
-    def text(self) -> Sequence[int]:
-        return self._text
-
     def read(self, text: Sequence[int], window: int) -> Logits | None:
         """As core.drafter.DraftSession. None for a text of one token, and at the end of the context."""
         return self._host_scores() if self._start(text, window) else None
 
     def step(self, token: int) -> Logits | None:
         """[V] after one more token; None behind the last one that the head drafts, and at the end of the context."""
-        if len(self._text) - self._base + 1 >= self._most_drafts:
+        if len(self.text) - self._base + 1 >= self._most_drafts:
             return None
         with map_errors():
             self._follow(mx.array([token]))
-        self._text.append(token)
+        self.text.append(token)
         return self._host_scores()
 
     def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:

@@ -172,6 +172,7 @@ class MlxModel:
     """A loaded model. The thread that loaded it uses it and its sessions."""
 
     is_row_invariant = False
+    no_batching_reason = "MLX sessions do not share forwards"
 
     def __init__(
         self,
@@ -189,30 +190,15 @@ class MlxModel:
         self._model = model
         self._quantization = quantization
         self._hooks: LayerHooks | None = None
-        self._description = describe(model)
+        self.description = describe(model)
+        self.layer_count = len(get_layers(model))
         try:
-            self._probe_result = probe(self._open_runner, tokenizer.vocab_size, share)
+            result = probe(self._open_runner, tokenizer.vocab_size, share)
         except BackendError as error:
             if quantization is None:
                 raise
             raise BackendError(error.message, hint="Drop --kv-type: not every cache can be quantized.") from error
-
-    @property
-    def description(self) -> str:
-        """Architecture, size and quantization, such as 'llama 8.0B, 4.5 bits a weight (MLX)'."""
-        return self._description
-
-    @property
-    def no_batching_reason(self) -> str | None:
-        return "MLX sessions do not share forwards"
-
-    @property
-    def no_tree_reason(self) -> str | None:
-        return self._probe_result.no_tree_reason
-
-    @property
-    def layer_count(self) -> int:
-        return len(get_layers(self._model))
+        self.no_tree_reason, self._tree_layout = result.no_tree_reason, result.tree_layout
 
     @property
     def network(self) -> Any:
@@ -269,7 +255,7 @@ class MlxModel:
 
     def _session_parts(self, check: CheckCancelled) -> tuple[Any, ...]:
         """The arguments of a session."""
-        tree_layout = self._probe_result.tree_layout
+        tree_layout = self._tree_layout
         capabilities = Capabilities(
             self.tokenizer.vocab_size, self.context_size, tree_layout is not None, is_async=True
         )

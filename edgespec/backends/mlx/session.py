@@ -24,7 +24,6 @@ from edgespec.backends.mlx.scores import DeviceDraft, MlxScores, chain_rows
 from edgespec.backends.sequence import check_forward, check_ids, check_prompt, shared_prefix
 from edgespec.core.protocols import (
     SOLO,
-    BatchPeers,
     Capabilities,
     CheckCancelled,
     Draft,
@@ -44,6 +43,8 @@ _MAX_LAG = 16  # tokens that run again together with the next draft; more of the
 class MlxSession:
     """A Session over mlx-lm's models. The thread that made it owns it."""
 
+    peers = SOLO
+
     def __init__(
         self,
         open_runner: Callable[[], ModelRunner],
@@ -55,7 +56,7 @@ class MlxSession:
         self._cached = CachedTokens(open_runner, check)
         self._open_hooks = open_hooks
         self._tree_layout = tree_layout
-        self._capabilities = capabilities
+        self.capabilities = capabilities
         self._check = check
         self._pending: PendingForward | None = None
         self._ahead: AheadForward | None = None
@@ -63,20 +64,12 @@ class MlxSession:
         self._is_closed = False
 
     @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
-
-    @property
     def position(self) -> int:
         return len(self._cached) + (len(self._lazy) - 1 if self._lazy is not None else 0)
 
     @property
-    def peers(self) -> BatchPeers:
-        return SOLO
-
-    @property
     def draft_limit(self) -> int:
-        return max(0, min(self._capabilities.context_size - self.position - 1, MAX_ROWS - 1))
+        return max(0, min(self.capabilities.context_size - self.position - 1, MAX_ROWS - 1))
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -139,7 +132,7 @@ class MlxSession:
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         self._sync()
-        check_prompt(tokens, self._capabilities)
+        check_prompt(tokens, self.capabilities)
         done = reused = self._rewind(shared_prefix(self.tokens, tokens, len(tokens) - 1))
         self._cached.settle()
         while done < len(tokens) - 1:  # only the last token is scored
@@ -163,7 +156,7 @@ class MlxSession:
         check_forward(self, root, draft, is_on_device=isinstance(draft, DeviceDraft))
         self._check()
         n = len(draft)
-        can_run_ahead = run_ahead and not n and len(self._cached) + 2 <= self._capabilities.context_size
+        can_run_ahead = run_ahead and not n and len(self._cached) + 2 <= self.capabilities.context_size
         on_token = self._start_ahead if can_run_ahead else None
         ahead = self._ahead
         if ahead is not None and not n and ahead.scores.announced_token == root:
@@ -197,8 +190,8 @@ class MlxSession:
     def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
         self._sync()
         self._require_committed("a rollout")
-        check_ids(tokens, self._capabilities.vocab_size)
-        if len(self._cached) + len(tokens) + n - 1 > self._capabilities.context_size:
+        check_ids(tokens, self.capabilities.vocab_size)
+        if len(self._cached) + len(tokens) + n - 1 > self.capabilities.context_size:
             raise ContextOverflow(f"{n} drafted tokens do not fit.", hint="Report this as a bug.")
         self._check()
         self._drop_ahead()
@@ -233,7 +226,7 @@ class MlxSession:
         self._sync()
         self._require_committed("an extension")
         self._drop_ahead()
-        return self._cached.extend(min(n, self._capabilities.context_size))
+        return self._cached.extend(min(n, self.capabilities.context_size))
 
     def close(self) -> None:
         if not self._is_closed:
@@ -247,7 +240,7 @@ class MlxSession:
         self._drop_ahead()
         if position >= len(self._cached):
             return len(self._cached)
-        return self._cached.trim_to(position)
+        return self._cached.rewind(position)
 
     def _choose_best(self, logits: Any) -> Any:
         """The best token [1] of logits [1, V], on the device."""

@@ -17,8 +17,6 @@ from edgespec.backends.mlx.session import MAX_ROWS, MlxSession
 from edgespec.backends.sequence import check_ids, check_prompt, shared_prefix
 from edgespec.core.protocols import (
     SOLO,
-    BatchPeers,
-    Capabilities,
     CheckCancelled,
     Draft,
     PrefillProgress,
@@ -58,11 +56,13 @@ class SharedKVSession:
     tokens, because a longer one may push out rows that the target needs.
     """
 
+    peers = SOLO
+
     def __init__(self, target: MlxSession, network: DraftNetwork, check: CheckCancelled) -> None:
         self._target = target
         self._network = network
         self._check = check
-        self._capabilities = replace(target.capabilities, tree=False, shares_kv=True)
+        self.capabilities = replace(target.capabilities, tree=False, shares_kv=True)
         self._is_closed = False
         self._tail: list[int] = []
         self._lazy: DeviceDraft | None = None  # of the last rollout; all but its last token follow the tail
@@ -71,20 +71,12 @@ class SharedKVSession:
         self._caches: list[KeyValues] = []  # in use for the tail
 
     @property
-    def capabilities(self) -> Capabilities:
-        return self._capabilities
-
-    @property
     def position(self) -> int:
         return self._target.position + (self._tail_length if self._target.bound is self else 0)
 
     @property
-    def peers(self) -> BatchPeers:
-        return SOLO
-
-    @property
     def draft_limit(self) -> int:
-        return max(0, min(self._capabilities.context_size - self.position - 1, MAX_ROWS - 1))
+        return max(0, min(self.capabilities.context_size - self.position - 1, MAX_ROWS - 1))
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         """Run the part of `tokens` that is not held. The scores have no row where the target holds all of them.
@@ -93,7 +85,7 @@ class SharedKVSession:
         """
         self._sync()
         self._pending = None
-        check_prompt(tokens, self._capabilities)
+        check_prompt(tokens, self.capabilities)
         base = self._target.position
         self._read_lazy()
         held = [*self._target.tokens, *self._tail]
@@ -115,11 +107,11 @@ class SharedKVSession:
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         self._prepare()
-        check_ids((root,), self._capabilities.vocab_size)
+        check_ids((root,), self.capabilities.vocab_size)
         if not draft.is_chain:
             raise ValueError("this session takes chains only")
         if len(draft) and not isinstance(draft, DeviceDraft):
-            check_draft(draft, self._capabilities.vocab_size)
+            check_draft(draft, self.capabilities.vocab_size)
         self._require_space(len(draft) + 1)
         logits = self._run(chain_rows((root,), draft), len(self._tail))
         self._pending = root, draft
@@ -136,7 +128,7 @@ class SharedKVSession:
 
     def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
         self._prepare()
-        check_ids(tokens, self._capabilities.vocab_size)
+        check_ids(tokens, self.capabilities.vocab_size)
         self._require_space(len(tokens) + n - 1)
         rows = [self._run(mx.array([list(tokens)], mx.int32), len(self._tail))[-1:]]
         self._tail += tokens
@@ -187,16 +179,16 @@ class SharedKVSession:
         """
         network, base, done = self._network, self._target.position, hidden.shape[1]
         if done < rows.shape[1]:
-            self._trim_to(base + done)
+            self._rewind_caches(base + done)
             layer_pass = LayerPass(network.layers)
             with network.hooks.run_pass(layer_pass):
                 network.model(rows[:, done:], cache=self._caches)  # MLX computes only what is evaluated: these layers
             hidden = mx.concatenate([hidden, layer_pass.output], axis=1)
-            self._trim_to(base)
+            self._rewind_caches(base)
         others = range(len(network.layers), len(network.hooks.layers))
         with network.hooks.run_pass(LayerPass(others, input=hidden)):
             logits = network.model(rows, cache=self._caches)[0]
-        self._trim_to(base + rows.shape[1])
+        self._rewind_caches(base + rows.shape[1])
         return logits
 
     def _run(self, tokens: Any, at: int) -> Any:
@@ -213,11 +205,11 @@ class SharedKVSession:
         layer_pass = LayerPass(network.layers, network.is_low_bit)
         try:
             with map_errors(), network.hooks.run_pass(layer_pass):
-                self._trim_to(base + at)  # also those of skipped layers: models make masks from any cache
+                self._rewind_caches(base + at)  # also those of skipped layers: models make masks from any cache
                 logits = network.model(tokens, cache=self._caches)[0]
                 mx.async_eval(logits)
         finally:
-            self._trim_to(base)
+            self._rewind_caches(base)
         if network.continues_from_layer:
             if sum(hidden.shape[1] for hidden in self._hidden) > at:  # some rows were rewound
                 self._hidden = [self._hidden_rows(at)] if at else []
@@ -228,9 +220,9 @@ class SharedKVSession:
         """[1, n, H] the output of the draft's layers for the first rows of the tail."""
         return mx.concatenate(self._hidden, axis=1)[:, :n]
 
-    def _trim_to(self, position: int) -> None:
+    def _rewind_caches(self, position: int) -> None:
         for cache in self._caches:
-            cache.trim_to(position)
+            cache.rewind(position)
 
     @property
     def _tail_length(self) -> int:
@@ -261,6 +253,6 @@ class SharedKVSession:
 
     def _require_space(self, n: int) -> None:
         end = len(self._tail) + n
-        limit = self._capabilities.context_size - self._target.position
+        limit = self.capabilities.context_size - self._target.position
         if end > (min(limit, SLACK) if self._network.has_windows else limit):
             raise ContextOverflow(f"{n} drafted tokens do not fit.", hint="Report this as a bug.")

@@ -180,7 +180,7 @@ class TeamModel(MlxModel):
         self._team = team
         self._sessions = 0
         super().__init__(*parts, share=team.share)
-        self._description = f"{description} on {team.group.size()} ranks"
+        self.description = f"{description} on {team.group.size()} ranks"
 
     def open_session(self, check: CheckCancelled = lambda: None, *, shared: bool = False) -> TeamSession:
         """See MlxModel."""
