@@ -290,7 +290,7 @@ class RemoteDraft:
         """Sentences for the user that were not taken yet, each once."""
         return [self._notices.popleft() for _ in range(len(self._notices))]
 
-    def tell(self, kind: str, text: str) -> None:
+    def warn_once(self, kind: str, text: str) -> None:
         """Keep a notice, unless there was one of this kind."""
         if kind not in self._told:
             self._told.add(kind)

@@ -193,7 +193,7 @@ class Link:
                 reason = explain(error)
             finally:
                 self._lose()
-            self.draft.tell(
+            self.draft.warn_once(
                 kind,
                 f"The drafter remote has no connection to {self.draft.address}: {reason}. "
                 "Answers go on without it, and use it again when it is back.",
