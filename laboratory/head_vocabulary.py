@@ -24,7 +24,7 @@ from mlx_lm.models.llama import ModelArgs
 
 from benchmarks.harness import PLAIN, REPOSITORY, TARGET, generate, load_model, print_result
 from edgespec.backends.attached_draft import AttachedHead
-from edgespec.backends.mlx.draft_vocabulary import ShortVocabulary, choose_frequent, time_round
+from edgespec.backends.mlx.draft_vocabulary import ShortVocabulary, choose_frequent
 from edgespec.backends.mlx.heads import MlxHead, open_head
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.backends.options import LoadOptions
@@ -80,8 +80,8 @@ def measure_price(shape: Shape, vocabulary: int, keep: int) -> dict[str, float]:
         assert spec is not None
         head = open_head(model.network, model.layer_count, tokenizer, folder, spec)
     short = head.network.shorten(mx.array(choose_frequent(tokenizer, vocabulary // keep)))
-    whole_s, target_s = time_round(head.network, head.opener, model.open_session, lambda: None)
-    short_s, _ = time_round(short, head.opener, model.open_session, lambda: None)
+    whole_s, target_s = head.time_round(head.network, model.open_session, lambda: None)
+    short_s, _ = head.time_round(short, model.open_session, lambda: None)
     found = {"draft_ms": whole_s, "short_draft_ms": short_s, "forward_ms": target_s}
     found = {name: round(1000 * seconds, 2) for name, seconds in found.items()}
     head.close()

@@ -184,7 +184,7 @@ class Features(Generic[A]):
         self.start = self.end = 0
 
     def append(self, rows: A, n: int) -> None:
-        """Of the next `n` positions; `rows` [n, width] must stay valid."""
+        """Keep `rows` [n, width] of the next `n` positions, which must stay valid."""
         if n:
             self._chunks.append((self.end, rows))
             self.end += n

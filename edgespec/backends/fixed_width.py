@@ -73,7 +73,7 @@ class FixedWidthSession:
 
     @property
     def draft_limit(self) -> int:
-        """As in Session. A drafted token reads as many cells as it would if it were the root of the next forward."""
+        """See Session. A drafted token reads as many cells as it would if it were the root of the next forward."""
         left = self.capabilities.context_size - self.position - 1
         end = (self.position + self._width) % _CELLS
         return max(0, min(self._width - 1, left, _CELLS - 1 - end if end else 0))
@@ -114,7 +114,6 @@ class FixedWidthSession:
         return left
 
     def extend(self, n: int) -> int:
-        """See edgespec.backends.fixed_width."""
         return extend_cache(self.inner, min(n, self.capabilities.context_size))
 
     def close(self) -> None:

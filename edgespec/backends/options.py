@@ -169,7 +169,7 @@ class RuntimeSettings:
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON; see from_dict."""
+        """What `from_dict` takes, for JSON."""
         return asdict(self)
 
     @classmethod

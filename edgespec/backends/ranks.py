@@ -44,7 +44,7 @@ class Ranks:
 
     @property
     def address(self) -> str:
-        """Where rank 0 waits, as HOST:PORT."""
+        """HOST:PORT at which rank 0 waits."""
         return f"{self.host}:{self.port}"
 
     def export(self) -> None:
@@ -127,13 +127,13 @@ def listen_for_ranks(ranks: Ranks) -> RankAddress:
 
 
 def set_rank_address(address: RankAddress | None) -> None:
-    """Where this process meets the other ranks."""
+    """Set the address at which this process meets the other ranks."""
     global _address
     _address = address
 
 
 def get_rank_address() -> RankAddress | None:
-    """Where this process meets the other ranks; None where there are none."""
+    """The address at which this process meets the other ranks; None where there are none."""
     return _address
 
 

@@ -295,7 +295,6 @@ class ToyRuntimeModel:
         raise Unsupported("the toy model has no hidden states for a head.", hint="Use --draft model.")
 
     def open_embedder(self, cells: int, check: CheckCancelled) -> NoReturn:
-        """See backends.Model."""
         raise InvalidRequest("the toy runtime makes no embeddings.", hint="Serve the model with --backend llamacpp.")
 
     def close(self) -> None: ...

@@ -29,6 +29,7 @@ from edgespec.core.protocols import (
 )
 from edgespec.core.sampling import Logits, highest, sum_blocks, top_k
 from edgespec.core.scores import Scores
+from edgespec.core.verify import read_prompt
 
 TokenSink = Callable[[int, str], bool]
 """Takes an emitted token and the source that drafted it ('' for the target's own); returns whether the text ends."""
@@ -227,14 +228,8 @@ def score_text(
 
     Raises Cancelled, BackendError.
     """
-    prefill = session.prefill(tokens[:1])
-    while True:
-        try:
-            next(prefill)
-        except StopIteration as end:
-            first: Scores = end.value
-            break
-    scores = [score_token(first.logits(0), token, n_top) for token in tokens[1:2]]
+    first = read_prompt(session, tokens[:1]).logits(0)
+    scores = [score_token(first, token, n_top) for token in tokens[1:2]]
     at = 1
     while at < len(tokens) - 1:
         check()

@@ -62,7 +62,7 @@ class CounterRng:
 
     @cached_property
     def _stream(self) -> np.random.Generator:
-        """For the rules that reject; making it takes 0.1 ms."""
+        """The stream of the rules that reject; making it takes 0.1 ms."""
         return np.random.Generator(np.random.PCG64([self._seed, 1]))
 
     def accept(self, p: float, q: float) -> bool:

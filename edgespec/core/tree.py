@@ -35,7 +35,7 @@ def leaves(draft: Draft) -> list[int]:
 
 
 def branches(draft: Draft) -> list[list[int]]:
-    """For each node the branches that it is part of, as indices into `leaves`."""
+    """[n] the branches that each node is part of, as indices into `leaves`."""
     member: list[list[int]] = [[] for _ in range(len(draft))]
     for b, leaf in enumerate(leaves(draft)):
         for node in path_to(draft, leaf):

@@ -72,7 +72,7 @@ class SuccessorTable:
         return [each for each in zip(self._tokens[token].tolist(), shares, strict=True) if each[1] > 0]
 
     def dump(self) -> bytes:
-        """For `load`: the number of tokens in the vocabulary, and the rows that are in use."""
+        """What `load` takes: the number of tokens in the vocabulary, and the rows that are in use."""
         used = np.flatnonzero(self._shares[:, 0])
         rows = np.empty(len(used), _ROW)
         rows["token"], rows["successors"], rows["shares"] = used, self._tokens[used], self._shares[used]

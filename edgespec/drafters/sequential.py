@@ -42,11 +42,9 @@ class RequestDraw:
         self._rng = rng
 
     def spawn_seed(self) -> int:
-        """See TokenDraw."""
         return int(self._rng.integers(2**63))
 
     def draw(self, logits: Logits, prefix: Sequence[int]) -> tuple[int, Probs]:
-        """See TokenDraw."""
         distribution = self._sampler.distribution(logits, prefix)
         return distribution.token(index_at(distribution.weights, self._rng.random())), distribution.dense(len(logits))
 
@@ -68,11 +66,9 @@ class TruncatedDraw:
         self._most = most
 
     def spawn_seed(self) -> int:
-        """See TokenDraw."""
         return self._seed
 
     def draw(self, logits: Logits, prefix: Sequence[int]) -> tuple[int, Probs]:
-        """See TokenDraw."""
         found = self._sampler.distribution(logits, prefix)
         weights = found.weights
         ids = np.arange(len(weights), dtype=np.int32) if found.ids is None else found.ids

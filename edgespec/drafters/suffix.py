@@ -97,7 +97,7 @@ class SuffixRates:
 
 
 def describe(length: int, n_agreeing: int, n: int, kind: str, *, is_live: bool, is_latest: bool = True) -> Features:
-    """Of a token that `n_agreeing` of `n` places have after a match of `length` tokens.
+    """The features of a token that `n_agreeing` of `n` places have after a match of `length` tokens.
 
     `kind` and `is_live` are of the latest of them; `is_latest`: whether that is the latest of all.
     """

@@ -159,7 +159,7 @@ def read_head(path: Path) -> HeadSpec | None:
     """The head in a GGUF file or a folder with config.json; None where there is none, or nothing at all.
 
     Of a split GGUF file only the given part is read: join the headers and call `read_gguf_head`. `layers` are what the
-    format documents (see head_config.py), which a probe of the head may correct. Raises InvalidModelFile, CacheError.
+    format documents (see formats.heads), which a probe of the head may correct. Raises InvalidModelFile, CacheError.
     """
     if path.is_dir():
         config = path / "config.json"
@@ -196,7 +196,7 @@ def read_safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_shapes(source: ByteSource, name: str) -> dict[str, tuple[int, ...]]:
-    """As read_safetensors_shapes, of a local or remote file; `name` is the file's name in messages."""
+    """Reads the header of a local or remote file; `name` is the file's name in messages."""
     start = source.read(0, 8)
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
     if not 0 < length <= min(_MAX_HEADER_BYTES, source.size - 8):

@@ -160,7 +160,7 @@ HEAD_NAMES: Mapping[str, Callable[[Iterable[str]], dict[str, str]]] = {
 
 
 def _layer_names(prefix: str) -> dict[str, str]:
-    """Of a llama layer in safetensors, without the norm before its attention."""
+    """The names of a llama layer in safetensors, without the norm before its attention."""
     both = {neutral: each for neutral, each in _LAYER.items() if neutral not in ("embedding_norm", "feature_norm")}
     return {neutral: f"{prefix}{name}.weight" for neutral, (name, _) in both.items()}
 

@@ -62,7 +62,7 @@ class _Storage:
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where a tensor lies: `offset` and `strides` in elements of its storage, whose bytes are the entry `entry`."""
+    """A tensor's place: `offset` and `strides` in elements of its storage, whose bytes are the entry `entry`."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]

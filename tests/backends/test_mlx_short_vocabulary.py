@@ -7,7 +7,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
-from edgespec.backends.mlx import draft_vocabulary
+from edgespec.backends.mlx import heads
 from edgespec.backends.mlx.draft_vocabulary import ShortVocabulary, choose_frequent, take_rows
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
@@ -69,7 +69,7 @@ def test_answers_are_those_of_plain_decoding(target: MlxModel) -> None:
 
 
 def test_the_shorter_round_is_measured(target: MlxModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_vocabulary, "_LEAST", VOCABULARY)
+    monkeypatch.setattr(heads, "_LEAST", VOCABULARY)
     for kind in ("mtp", "dflash", "medusa"):
         head = attach(target, HEADS / f"{kind}-python-6m")
         before = head.extra_bytes

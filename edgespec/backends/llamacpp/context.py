@@ -638,7 +638,7 @@ class Context:
         return LlamaScores(slot, self._staged, n, outputs, is_prefill=is_prefill, is_after_flush=is_full)
 
     def _peer_scores(self, slot: SequenceSlot) -> list[LlamaScores]:
-        """Of each other session, the scores in the staged batch, or else in the last one."""
+        """The scores of each other session in the staged batch, or else in the last one."""
         latest = {**self._last.scores, **self._staged.scores}
         return [scores for sequence, scores in latest.items() if sequence != slot.sequence]
 

@@ -117,7 +117,7 @@ class HeadContext(DraftContext):
 
 
 def _float_pointer(array: Floats) -> Any:
-    """For a llama_batch's embeddings; `array` must stay alive."""
+    """A pointer for a llama_batch's embeddings; `array` must stay alive."""
     return array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
 
 
@@ -196,7 +196,7 @@ class AssistantContext(HeadContext):
         """Nothing is cached."""
 
     def decode(self, tokens: Sequence[int], states: Floats, position: int) -> tuple[Logits, Floats]:
-        """As HeadContext, of the last pair alone. The target holds the tokens before the root."""
+        """Decodes the last pair alone: the target holds the tokens before the root."""
         self._position = position + len(tokens)
         return super().decode(tokens[-1:], states[-1:], self._position)
 
@@ -333,7 +333,7 @@ class PairSession(_HeadReader):
     _logits: Logits | None = None
 
     def read(self, text: Sequence[int], window: int) -> Logits | None:
-        """As core.drafter.DraftSession. None where no pair can be made, such as for a text of one token."""
+        """[V] after `text`. None where no pair can be made, such as for a text of one token."""
         return self._logits if self._read(text, window) else None
 
     def step(self, token: int) -> Logits | None:
@@ -395,7 +395,7 @@ class BlockHeadSession(_HeadReader):
         self._block = block
 
     def block(self, text: Sequence[int], window: int, n: int) -> list[Logits] | None:
-        """As core.drafter.BlockSession. Each row is a distribution of its own, whatever the others turn out to be."""
+        """Up to `n` rows [V]. Each is a distribution of its own, whatever the others turn out to be."""
         self._read(text, window)
         masks = [self._block.mask_token] * (self._block.size - 1)
         rows = self._head.draft([text[-1], *masks], len(text) - 1)[self._block.first :]
@@ -434,7 +434,6 @@ class LlamaHead(AttachedHead):
         self._open_session = open_session
 
     def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
-        """See AttachedHead."""
         assert isinstance(target, LlamaSession)
         features = target.tap(self._layers)
         try:

@@ -83,7 +83,7 @@ def _load_weights(
 
 
 def _check_ids(header: Header, path: Path, d2t: TensorInfo, rows: int, vocab_size: int) -> None:
-    """That `d2t` names a token of the target for each of the `rows` of the output matrix. Raises InvalidModelFile."""
+    """Raises InvalidModelFile unless `d2t` names a token of the target for each of the output matrix' `rows`."""
     if d2t.type.name != "I64" or d2t.shape != (rows,):
         raise header.invalid(f"d2t does not name a token for each of the {rows} rows of its output matrix")
     try:
@@ -232,7 +232,7 @@ def _check_layers(header: Header, path: Path) -> int:
 
 
 def _check_same_mtp(header: Header, target: Header, path: Path) -> None:
-    """That an MTP layer in a file of its own states the shapes of the target; llama.cpp aborts on some others."""
+    """Raises Unsupported unless an MTP layer in its own file states the target's shapes: llama.cpp may abort."""
     is_same = header.architecture == target.architecture and all(
         header.own(key) == target.own(key) for key in _SAME_SHAPE
     )
@@ -281,7 +281,7 @@ def _check_assistant_file(header: Header) -> None:
 
 
 def _check_same_assistant(header: Header, target: Header, path: Path) -> None:
-    """That the layers attend to keys and values as the target's last two layers hold them. Raises Unsupported."""
+    """Raises Unsupported unless the layers attend to what the target's last two layers hold."""
     is_same = target.architecture == "gemma4" and all(
         header.own(f"attention.{key}") == target.own(f"attention.{key}") for key in _SAME
     )
@@ -304,7 +304,7 @@ def _windows(header: Header) -> list[bool]:
 
 
 def _kv_heads(header: Header) -> tuple[int, ...]:
-    """Of each layer. Raises InvalidModelFile."""
+    """Key-value heads of each layer. Raises InvalidModelFile."""
     found = header.per_block("attention.head_count_kv")
     if found is None:
         raise header.invalid(f"{header.architecture}.attention.head_count_kv is missing")
@@ -357,7 +357,7 @@ def _read_block(header: Header, path: Path, spec: HeadSpec, vocab_size: int) -> 
 
 
 def _check_dflash_file(header: Header, path: Path, vocab_size: int) -> None:
-    """That llama.cpp runs the head for a target with `vocab_size` tokens. Raises InvalidModelFile, Unsupported."""
+    """Raises InvalidModelFile, Unsupported unless llama.cpp runs the head for a target with `vocab_size` tokens."""
     shapes = {tensor.name: tensor.shape for tensor in header.tensors}
     for name, found in (
         ("DFlash2", "selector_hidden.weight" in shapes),  # which drafts by its selector and not by its logits

@@ -151,13 +151,11 @@ class LlamaModel(LlamaWeights):
     def make_self_draft(
         self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
     ) -> AttachedDraft:
-        """See backends.Model."""
         return open_self_draft(self, spec, folder, progress, check)
 
     def load_head(
         self, spec: HeadSpec, path: Path, *, progress: Callable[[float], None], check: CheckCancelled
     ) -> AttachedHead:
-        """See backends.Model."""
         return open_head(self, path, spec, progress, check)
 
     def measure_settings(self, seconds: float, check: CheckCancelled) -> RuntimeSettings | None:

@@ -297,7 +297,6 @@ def open_self_draft(
     progress: Callable[[float], None],
     check: CheckCancelled,
 ) -> AttachedDraft:
-    """See backends.Model.make_self_draft."""
     if method.sparse is not None and method.skip is not None:
         raise Unsupported("llama.cpp does not combine sparse with layerskip.", hint="Use one of them.")
     if method.sparse is not None and target.is_recurrent:

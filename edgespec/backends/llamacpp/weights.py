@@ -112,7 +112,6 @@ class LlamaEmbedder:
         self._batch = NativeBatch(api, _ROWS, 1)
 
     def embed(self, tokens: Sequence[int]) -> Generator[Yield, None, Logits]:
-        """See backends.Embedder."""
         api = self._lib.api
         check_ids(tokens, self._vocab_size)
         api.llama_memory_clear(api.llama_get_memory(self._context), True)
@@ -266,7 +265,6 @@ class LlamaWeights:
             self.remote = None
 
     def open_embedder(self, cells: int, check: CheckCancelled) -> LlamaEmbedder:
-        """See backends.Model."""
         params = self._params(cells)
         return LlamaEmbedder(self._lib, self._handle, params, self.tokenizer.vocab_size, check)
 

@@ -61,7 +61,6 @@ class AssistantNetwork(HeadNetwork):
         return position, {kind: entries[at].before(position, windows.get(kind)) for kind, at in self._sources.items()}
 
     def fuse(self, features: Any) -> Any:
-        """See HeadNetwork."""
         return features
 
     def run(self, tokens: Any, states: Any, caches: Any) -> Any:
@@ -75,11 +74,9 @@ class AssistantNetwork(HeadNetwork):
         return self._module.model.norm(h)[0]
 
     def feed_back(self, output: Any) -> Any:
-        """See HeadNetwork."""
         return self._module.post_projection(output)
 
     def score(self, output: Any, n: int = 1) -> Any:
-        """See HeadNetwork."""
         return self.vocabulary.spread(self._outputs[0](output).astype(mx.float32))
 
 

@@ -133,7 +133,7 @@ class ModelRunner:
     """
 
     def __init__(self, model: Any, quantization: KVQuantization | None = None) -> None:
-        """With empty caches, quantized by `quantization`. Raises BackendError for caches of unknown classes."""
+        """Starts with empty caches, quantized by `quantization`. Raises BackendError for caches of unknown classes."""
         self.context = ForwardContext()
         self.caches = Caches(model, self.context, quantization)
         self.model = model

@@ -78,7 +78,6 @@ class PairNetwork(HeadNetwork):
         self._finish(weights, vocabulary)
 
     def fuse(self, features: Any) -> Any:
-        """See HeadNetwork."""
         features = features.astype(self.dtype)
         if not self._fuses:
             return features
@@ -88,7 +87,6 @@ class PairNetwork(HeadNetwork):
         return self._fc(self._norm(features, "input_norm"))
 
     def run(self, tokens: Any, states: Any, caches: Sequence[KeyValues]) -> Any:
-        """See HeadNetwork."""
         embedded = self._norm(self._embed(tokens).astype(states.dtype), "embedding_norm")
         normed = self._norm(states, "feature_norm")
         x = mx.concatenate([embedded, normed], axis=-1)
@@ -101,11 +99,9 @@ class PairNetwork(HeadNetwork):
         return h
 
     def feed_back(self, output: Any) -> Any:
-        """See HeadNetwork."""
         return self._norm(output, "output_norm") if self._spec.feeds_normed else output
 
     def score(self, output: Any, n: int = 1) -> Any:
-        """See HeadNetwork."""
         scores = self._outputs[0](self._norm(output, "output_norm"))
         return self.vocabulary.spread(scores.astype(mx.float32))
 
@@ -255,15 +251,12 @@ class BlockNetwork(HeadNetwork):
         self._finish(weights, vocabulary)
 
     def open_caches(self, target: MlxSession, position: int) -> Any:
-        """See HeadNetwork."""
         return [BlockKeys(window, is_causal=self._block.is_causal) for window in self._block.windows]
 
     def fuse(self, features: Any) -> Any:
-        """See HeadNetwork."""
         return mx.fast.rms_norm(self._fc(features.astype(self.dtype)), self._norms[0], self._eps)
 
     def run(self, tokens: Any, states: Any, caches: Sequence[KeyValues]) -> Any:
-        """See HeadNetwork."""
         for layer, cache in zip(self._layers, caches, strict=True):
             layer.inject(states, cache)
         return [cache.state for cache in caches]
@@ -290,7 +283,6 @@ class BlockNetwork(HeadNetwork):
         return output[0][1:], token
 
     def score(self, output: Any, n: int = 1) -> Any:
-        """See HeadNetwork."""
         if self._markov is None:
             return self.vocabulary.spread(self._outputs[0](output[:n]).astype(mx.float32))
         scores, token = output

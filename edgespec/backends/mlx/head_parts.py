@@ -196,7 +196,7 @@ class LayerShape:
 
 
 def read_layer_shape(folder: Path, usual: Mapping[str, Any] | None = None) -> LayerShape:
-    """Of the config in a head's folder; tables for a text model or a layer go before the keys outside.
+    """Reads the config in a head's folder; tables for a text model or a layer go before the keys outside.
 
     `usual` has what the config leaves out. Raises InvalidModelFile, CacheError.
     """
@@ -362,7 +362,7 @@ OTHER_HEAD = "Use a head that was trained for this model, or --draft auto."
 
 @dataclass(frozen=True, slots=True)
 class TargetParts:
-    """Of mlx-lm's model.
+    """What a head shares with mlx-lm's model.
 
     vocab_size   V
     hidden_size  H
@@ -421,7 +421,7 @@ class TargetParts:
 
 
 def read_target(model: Any) -> TargetParts:
-    """Of mlx-lm's model, whose shapes are read from lazy arrays; nothing is computed. Raises Unsupported."""
+    """Reads shapes from lazy arrays of mlx-lm's model; nothing is computed. Raises Unsupported."""
     embedding = find_embedding(model)
     token = mx.array([[0]], mx.int32)
     return TargetParts(model(token).shape[-1], embedding(token).shape[-1], embedding, find_output(model))

@@ -235,7 +235,7 @@ class HeadSession(_HeadReader):
     is_async = True
 
     def read(self, text: Sequence[int], window: int) -> Logits | None:
-        """As core.drafter.DraftSession. None for a text of one token, and at the end of the context."""
+        """[V] after `text`. None for a text of one token, and at the end of the context."""
         return self._host_scores() if self._start(text, window) else None
 
     def step(self, token: int) -> Logits | None:
@@ -248,7 +248,7 @@ class HeadSession(_HeadReader):
         return self._host_scores()
 
     def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:
-        """As core.drafter.DraftSession; nothing waits for the device."""
+        """A chain of best tokens and their scores; nothing waits for the device."""
         if not self._start(text, window):
             return None
         with map_errors():
@@ -288,7 +288,7 @@ class BlockHeadSession(_HeadReader):
         return self._network.n_drafts
 
     def block(self, text: Sequence[int], window: int, n: int) -> list[Logits] | None:
-        """As core.drafter.BlockSession. None for a text of one token, and at the end of the context."""
+        """Up to `n` rows [V]. None for a text of one token, and at the end of the context."""
         if not self._start(text, window):
             return None
         with map_errors():

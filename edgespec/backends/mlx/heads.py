@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from edgespec.backends.attached_draft import AttachedHead, Unsupported
+from edgespec.backends.attached_draft import AttachedHead, Features, Unsupported
 from edgespec.backends.mlx.assistant import read_assistant
-from edgespec.backends.mlx.cached_tokens import ModelRunner, TreeLayout
-from edgespec.backends.mlx.draft_vocabulary import Opener, shorten
+from edgespec.backends.mlx.draft_vocabulary import ShortVocabulary, choose_frequent
 from edgespec.backends.mlx.head_networks import read_blocks, read_pairs
 from edgespec.backends.mlx.head_session import BlockHeadSession, HeadNetwork, HeadSession
-from edgespec.backends.mlx.library import read
 from edgespec.backends.mlx.medusa import read_hydra, read_medusa
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.core.drafter import BlockSession, DraftSession
 from edgespec.core.protocols import CheckCancelled, Draft, Session
-from edgespec.core.sampling import Logits, non_finite_error
-from edgespec.core.tree import leaves, path_to
-from edgespec.errors import BackendError, EdgespecError, reason_of
+from edgespec.core.verify import read_prompt
 from edgespec.formats.heads import HeadKind, HeadSpec, usual_layers
 from edgespec.text.tokenizer import Tokenizer
+
+SHARE = 4  # one in so many tokens is kept
+_LEAST = 65_536  # tokens; a quarter of smaller vocabularies lacks one in seven tokens of an English text
+_TEXT, _DRAFT, _REPEATS = 8, 3, 3  # tokens of the text and of a draft; rounds, of which the shortest counts
+
+Opener = Callable[[Any, MlxSession, Features[Any], CheckCancelled], DraftSession | BlockSession]
+"""Opens a session of a network for a target's session and its features, whose tap ends with the new session."""
 
 Reader = Callable[[Path, HeadSpec, Any], HeadNetwork]
 """Reads the head of a spec from its folder, for mlx-lm's model. Raises Unsupported, InvalidModelFile, BackendError."""
@@ -54,11 +59,48 @@ class MlxHead(AttachedHead):
         self.opener = opener
 
     def adjust(self, open_target: Callable[[CheckCancelled], Session], check: CheckCancelled) -> None:
-        """See AttachedHead: score frequent tokens alone where that pays."""
-        self.extra_bytes += shorten(self.network, self.opener, open_target, self.tokenizer, check)
+        """See AttachedHead: give the network a short vocabulary, if it scores many tokens and a round is shorter so."""
+        network, vocabulary = self.network, self.network.vocabulary
+        if vocabulary.ids is not None or vocabulary.vocab_size < _LEAST:
+            return
+        ids, before = choose_frequent(self.tokenizer, vocabulary.vocab_size // SHARE), int(mx.get_active_memory())
+        try:
+            short = network.shorten(mx.array(ids))
+        except ValueError:  # another kind of output matrix
+            return
+        (draft_s, target_s), (short_s, _) = (self.time_round(each, open_target, check) for each in (network, short))
+        saved = (draft_s - short_s) / (draft_s + target_s)
+        if saved > 0:
+            network.short = ShortVocabulary(short, np.isin(np.arange(vocabulary.vocab_size), ids), saved)
+            self.extra_bytes += int(mx.get_active_memory()) - before
+
+    def time_round(
+        self, network: HeadNetwork, open_target: Callable[[CheckCancelled], Session], check: CheckCancelled
+    ) -> tuple[float, float]:
+        """(seconds of a draft of three tokens, seconds of the target's forward on it)"""
+        text, times = list(range(_TEXT)), []
+        with ExitStack() as closing:
+            session = open_target(check)
+            closing.callback(session.close)
+            assert isinstance(session, MlxSession)
+            draft = self.opener(network, session, session.tap(network.layers), check)
+            closing.callback(draft.close)
+            read_prompt(session, text[:-1])
+            draft.begin(text)
+            for _ in range(_REPEATS):
+                check()
+                started = perf_counter()
+                tokens = _draft(draft, text)
+                drafted = perf_counter()
+                next_token = int(session.forward(text[-1], Draft.chain(tokens)).argmax()[0])
+                times.append((drafted - started, perf_counter() - drafted))
+                session.commit(())
+                text.append(next_token)
+        first, second = zip(*times, strict=True)
+        return min(first), min(second)
 
     def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
-        """For `target`, which holds no tokens yet. Raises ValueError, BackendError, Unsupported."""
+        """See AttachedHead. Raises ValueError where `target` holds tokens."""
         assert isinstance(target, MlxSession)
         return self.opener(self.network, target, target.tap(self.network.layers), check)
 
@@ -83,110 +125,9 @@ def open_head(model: Any, n_layers: int, tokenizer: Tokenizer, path: Path, spec:
     return MlxHead(spec.kind, read(path, spec, model), opener, tokenizer)
 
 
-# Tests a loaded model: whether several rows score as single ones do, and which tree layout it takes.
-
-
-# Node 5 stands in row 6 at depth 2: a model that places rows one after another puts it elsewhere.
-_TREE = np.array([-1, -1, -1, 0, 0, 1], np.int32)
-_PROMPT = 6  # tokens before the root
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """The tree layout that a model takes; None where it takes chains only, for the reason in `no_tree_reason`."""
-
-    tree_layout: TreeLayout | None
-    no_tree_reason: str | None
-
-
-Share = Callable[[Any], Any]
-"""Maps the scores of a forward to those that all processes of a split model go by."""
-
-
-def probe(open_runner: Callable[[], ModelRunner], vocab_size: int, share: Share = lambda scores: scores) -> ProbeResult:
-    """Compare a few forwards of several rows with the same tokens one at a time.
-
-    Differences of up to four times a chain's count as rounding. Raises BackendError if the model cannot decode, or if
-    it scores several tokens in one forward differently from one at a time, which prompts need too.
-    """
-    ids = ((np.arange(_PROMPT + 1 + len(_TREE)) * 7919 + 11) % vocab_size).astype(np.int32)
-    prompt, root, draft = ids[:_PROMPT].tolist(), int(ids[_PROMPT]), Draft(ids[_PROMPT + 1 :], _TREE)
-    tokens = [root, int(draft.tokens[0]), int(draft.tokens[3])]
-    expected = _score_singly(open_runner(), prompt, tokens, share)
-    try:
-        runner = open_runner()
-        _to_host(runner.run_chain(prompt), share)
-        noise = float(np.abs(_to_host(runner.run_chain(tokens), share) - expected).max())
-    except Exception as error:
-        raise _model_error(f"it fails on several tokens at once ({_short_reason(error)})") from error
-    spread = float(expected.std())
-    if not noise < 0.25 * spread:
-        raise _model_error("its scores of several tokens at once are not those of one at a time")
-    limit = max(4 * noise, 0.02 * spread)
-    expected_tree = _score_chains(open_runner, [*prompt, root], draft, share)
-    reasons = []
-    for layout in _candidate_layouts(runner):
-        scores = _try_layout(open_runner(), layout, prompt, root, draft, share)
-        if isinstance(scores, str):
-            reasons.append(f"{layout}: {scores}")
-        elif not np.abs(scores - expected_tree).max() <= limit:
-            reasons.append(f"{layout}: its scores are not those of chains")
-        else:
-            return ProbeResult(layout, None)
-    return ProbeResult(None, "; ".join(reasons) or "its caches cannot hold branches")
-
-
-def _score_singly(runner: ModelRunner, prompt: Sequence[int], tokens: Sequence[int], share: Share) -> Logits:
-    """[n, V] after each of `tokens`, by plain decoding. Raises BackendError."""
-    try:
-        _to_host(runner.run_chain(prompt), share)
-        rows = np.concatenate([_to_host(runner.run_chain([token]), share) for token in tokens])
-    except EdgespecError:
-        raise
-    except Exception as error:
-        raise _model_error(_short_reason(error)) from error
-    if np.isnan(rows).any():
-        raise non_finite_error()
-    return rows
-
-
-def _score_chains(open_runner: Callable[[], ModelRunner], before: Sequence[int], draft: Draft, share: Share) -> Logits:
-    """[1 + n, V] after the root, the last of `before`, and after each node; one chain for each leaf."""
-    rows: dict[int, Logits] = {}
-    for leaf in leaves(draft):
-        path = path_to(draft, leaf)
-        tokens = [*before, *draft.tokens[list(path)].tolist()]
-        scores = _to_host(open_runner().run_chain(tokens), share)[-len(path) - 1 :]
-        rows.update(zip((-1, *path), scores, strict=True))
-    return np.stack([rows[node] for node in range(-1, len(draft))])
-
-
-def _candidate_layouts(runner: ModelRunner) -> list[TreeLayout]:
-    """The layouts that its caches allow, the cheapest first."""
-    layouts: list[TreeLayout] = ["row", "nodes"] if runner.caches.can_gather else []
-    return [*layouts, "branches"] if runner.caches.can_branch else layouts
-
-
-def _try_layout(
-    runner: ModelRunner, layout: TreeLayout, prompt: Sequence[int], root: int, draft: Draft, share: Share
-) -> Logits | str:
-    """The scores of the tree in this layout, or why there are none."""
-    try:
-        _to_host(runner.run_chain(prompt), share)
-        return _to_host(runner.run_tree(layout, len(prompt), root, draft), share)
-    except Exception as error:  # noqa: BLE001 - any error means that the model does not take the layout
-        return _short_reason(error)
-
-
-def _model_error(reason: str) -> BackendError:
-    return BackendError(f"MLX cannot run this model: {reason}.", hint="Use --backend llamacpp.")
-
-
-def _to_host(logits: Any, share: Share) -> Logits:
-    rows: Logits = read(share(logits.astype(mx.float32)))[0]
-    return rows
-
-
-def _short_reason(error: Exception) -> str:
-    text = reason_of(error)
-    return text if len(text) <= 120 else f"{text[:119]}\N{HORIZONTAL ELLIPSIS}"
+def _draft(draft: DraftSession | BlockSession, text: list[int]) -> list[int]:
+    """At most three tokens after `text`, read from the device."""
+    if isinstance(draft, BlockSession):
+        return [int(row.argmax()) for row in draft.block(text, len(text), _DRAFT) or ()]
+    found = draft.rollout(text, len(text), _DRAFT)
+    return [] if found is None else found[0].tokens.tolist()

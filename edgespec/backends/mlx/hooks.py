@@ -19,7 +19,7 @@ class LayerPass:
     """How a forward differs from a plain one.
 
     layers      those that run, ascending; the others return their input
-    is_low_bit  whether linear layers read their weights with fewer bits, where they can (see `lowbit`)
+    is_low_bit  whether linear layers read their weights with fewer bits, where they can
     input       [1, n, H] replaces the input of the first of `layers`
     output      [1, n, H] the output of the last of them, once the forward is built
     """

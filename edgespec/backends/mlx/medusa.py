@@ -51,7 +51,6 @@ class MedusaNetwork(HeadNetwork):
         self._finish(weights, DraftVocabulary(None, target.vocab_size))
 
     def run(self, tokens: Any, states: Any, caches: Any) -> Any:
-        """See HeadNetwork."""
         return states
 
     def score(self, output: Any, n: int = 1) -> Any:

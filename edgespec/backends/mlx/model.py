@@ -21,9 +21,10 @@ from mlx_lm.utils import load_tokenizer as load_hf_tokenizer
 from edgespec.backends.attached_draft import SelfDraftSpec
 from edgespec.backends.mlx.cached_tokens import ModelRunner
 from edgespec.backends.mlx.caches import KVQuantization
-from edgespec.backends.mlx.heads import MlxHead, open_head, probe
+from edgespec.backends.mlx.heads import MlxHead, open_head
 from edgespec.backends.mlx.hooks import LayerHooks, get_layers
 from edgespec.backends.mlx.library import device, map_errors
+from edgespec.backends.mlx.probe import probe
 from edgespec.backends.mlx.selfdraft import MlxSelfDraft, check_layers
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.options import LoadOptions
@@ -237,14 +238,12 @@ class MlxModel:
         progress: Callable[[float], None] = lambda fraction: None,
         check: CheckCancelled = lambda: None,
     ) -> MlxHead:
-        """See backends.Model."""
         check()
         head = open_head(self.network, self.layer_count, self.tokenizer, path, spec)
         progress(1.0)
         return head
 
     def open_embedder(self, cells: int, check: CheckCancelled) -> NoReturn:
-        """See backends.Model."""
         raise InvalidRequest("edgespec makes no embeddings on MLX.", hint="Serve the model with --backend llamacpp.")
 
     def close(self) -> None:
@@ -299,7 +298,7 @@ class ModelParts(NamedTuple):
 
 
 def open_parts(path: Path, options: LoadOptions) -> ModelParts:
-    """Of a folder or a packaged GGUF file. Raises InvalidModelFile, BackendUnavailable."""
+    """Opens a folder or a packaged GGUF file. Raises InvalidModelFile, BackendUnavailable."""
     maybe_set_recommended_wired_limit()
     model, tokenizer, template, trained = _load_folder(path) if path.is_dir() else _load_gguf(path)
     return ModelParts(model, tokenizer, template, options.context_for(trained), _KV_QUANTIZATIONS[options.kv_type])
@@ -336,7 +335,7 @@ def _load_folder(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
 
 
 def _load_gguf(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
-    """With the tokenizer of llama.cpp."""
+    """The tokenizer is that of llama.cpp."""
     from edgespec.backends.llamacpp.model import load as load_gguf
 
     vocabulary = load_gguf(path, LoadOptions(), vocabulary_only=True)

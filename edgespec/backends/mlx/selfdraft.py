@@ -262,9 +262,9 @@ class _SelfDraftProbe:
     ) -> None:
         self._network = network
         self._open_session = open_session
-        self._vocab_size = vocab_size
         self._check = check
-        self._tokens: list[int] = ((np.arange(_PROMPT + 1 + _DRAFTED) * 7919 + 11) % vocab_size).tolist()
+        tokens: list[int] = ((np.arange(_PROMPT + 1 + _DRAFTED) * 7919 + 11) % vocab_size).tolist()
+        self._prompt, self._root, self._drafted = tokens[:_PROMPT], tokens[_PROMPT], tokens[_PROMPT + 1 :]
         self._expected, self._noise = self._measure_plain()
 
     def run(self) -> None:
@@ -283,7 +283,7 @@ class _SelfDraftProbe:
         network, hooks, spread = self._network, self._network.hooks, float(self._expected.std())
         target = self._open_prefilled()
         draft = SharedKVSession(target, network, self._check)
-        _, root, drafted = self._parts
+        root, drafted = self._root, self._drafted
         rows_before = hooks.layer_rows
         single = [_score_token(draft, token) for token in (root, *drafted)]
         if hooks.layer_rows - rows_before != len(network.layers) * len(single):  # or they run more rows than these
@@ -311,21 +311,16 @@ class _SelfDraftProbe:
 
     def _measure_plain(self) -> tuple[Logits, float]:
         """[n, V] the target's scores of the root and the drafted tokens as a chain, and their rounding error."""
-        _, root, drafted = self._parts
+        root, drafted = self._root, self._drafted
         chain = _score_chain(self._open_prefilled(), root, drafted)
         session = self._open_prefilled()
         single = np.stack([_score_token(session, token) for token in (root, *drafted)])
         return chain, float(np.abs(chain - single).max())
 
-    @property
-    def _parts(self) -> tuple[list[int], int, list[int]]:
-        tokens = self._tokens
-        return tokens[:_PROMPT], tokens[_PROMPT], tokens[_PROMPT + 1 :]
-
     def _open_prefilled(self) -> MlxSession:
         """A session that holds the prompt."""
         session = self._open_session()
-        read_prompt(session, self._parts[0])
+        read_prompt(session, self._prompt)
         return session
 
 

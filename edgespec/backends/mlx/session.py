@@ -222,7 +222,6 @@ class MlxSession:
         return self._rewind(position)
 
     def extend(self, n: int) -> int:
-        """See edgespec.backends.fixed_width."""
         self._sync()
         self._require_committed("an extension")
         self._drop_ahead()

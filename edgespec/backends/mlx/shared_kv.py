@@ -160,7 +160,6 @@ class SharedKVSession:
             self._target.unbind(self)
 
     def find_continuation(self, root: int, draft: Draft) -> Callable[[Any], Any] | None:
-        """See pending.CacheTenant."""
         if not self._network.continues_from_layer:
             return None
         if draft is self._lazy and self._tail == [root]:

@@ -183,7 +183,6 @@ class TeamModel(MlxModel):
         self.description = f"{description} on {team.group.size()} ranks"
 
     def open_session(self, check: CheckCancelled = lambda: None, *, shared: bool = False) -> TeamSession:
-        """See MlxModel."""
         self._sessions += 1
         self._team.announce("open_session")
         return TeamSession(*self._session_parts(self._team.watch(check)), self._team, self._sessions)

@@ -222,7 +222,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Of a draft server; `model` is the name that its draft must have, "" for any."""
+    """The address of a draft server; `model` is the name that its draft must have, "" for any."""
 
     scheme: str
     host: str

@@ -157,7 +157,7 @@ def measure_path(parents: Sequence[int], confidences: Sequence[float]) -> tuple[
 
 
 def encode(message: Message) -> bytes:
-    """With its length in front."""
+    """The bytes of a message, with their length in front."""
     match message:
         case Begin(number, change, sampling, seed):
             told = b"" if sampling is None else json.dumps(asdict(sampling)).encode()
