@@ -197,7 +197,6 @@ class Replay(LocalEngine):
 def chat(answers: int, tokens: int, streamed: int, rate: int) -> None:
     """Run the chat on a conversation of `answers` answers, as a process of its own."""
     from edgespec.tui.app import ChatApp
-    from edgespec.tui.commands import SlashCommands
 
     store = Store.in_memory()
     conversation, turn = store.new("tree"), None
@@ -210,7 +209,7 @@ def chat(answers: int, tokens: int, streamed: int, rate: int) -> None:
     state = Chat(None, SamplingParams(), 1, None, ())
     resume = conversation.id if answers else None
     config = LoadConfig(model="tree", backend="toy", load=LoadOptions(context_size=2**20))
-    ChatApp(config, state, store, Replay(streamed, rate), SlashCommands(), resume=resume).run()
+    ChatApp(config, state, store, Replay(streamed, rate), resume=resume).run()
 
 
 def list_tokens() -> list[str]:

@@ -29,13 +29,13 @@ from benchmarks.harness import EDGESPEC, PLAIN, print_result
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_shipped_prompts
 from edgespec.cli.terminal import TerminalReporter
+from edgespec.core.metrics import Meter
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Request
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.process import EngineProcess
 from edgespec.text.chat_template import Message
-from edgespec.tui.live_stats import LiveStats
 
 GREEDY = SamplingParams(temperature=0.0)
 Rounds = list[tuple[int, int, int, int, float | None]]
@@ -119,19 +119,20 @@ def open_chat(model: str | None, tokens: int, threads: int, stack: ExitStack) ->
 
     def ask(prompt: str, drafts: bool) -> Answer | None:
         request = Request((Message("user", prompt),), GREEDY, tokens)
-        stats = LiveStats(requested_s=perf_counter())
+        meter = Meter(0, perf_counter())
         for event in client.stream(request, None if drafts else PLAIN):
             if isinstance(event, Step):
-                stats.add(event)
-        if stats.mean_speed is None or stats.tau is None:
+                meter.add(event)
+        metrics = meter.metrics()
+        if metrics.tpot_s is None or metrics.tau is None:
             return None
-        at_s, rounds = stats.first_token_s or 0.0, Rounds()
-        for each in stats.steps:
+        at_s, rounds = meter.steps[0].at_s, Rounds()
+        for each in meter.steps[1:]:
             spent_us, drafting_us = round(1e6 * (each.at_s - at_s)), round(1e6 * each.draft_s)
             rounds.append((each.n_drafted, len(each.tokens), spent_us, drafting_us, each.plain_steps))
             at_s = each.at_s
         share = sum(each[3] for each in rounds) / sum(each[2] for each in rounds)
-        return Answer(1 / stats.mean_speed, stats.times_plain, stats.tau * (1 - share), rounds)
+        return Answer(metrics.tpot_s, metrics.times_plain, metrics.tau * (1 - share), rounds)
 
     return ask
 

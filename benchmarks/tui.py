@@ -36,7 +36,6 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.process import EngineProcess
 from edgespec.tui.app import ChatApp
-from edgespec.tui.commands import SlashCommands
 from edgespec.tui.messages import Batch
 
 PROMPT = "def read_lines(path):"
@@ -150,7 +149,7 @@ async def measure_latency(tokens: int) -> dict[str, object]:
     """Generate one answer on the toy backend; `cpu` is the share of a core that the drawing thread takes."""
     chat = Chat(None, SamplingParams(temperature=0, logit_bias=NEVER), tokens, None, ())
     config = LoadConfig(model="tree", backend="toy", draft="none")
-    app = TimedApp(config, chat, Store.in_memory(), EngineProcess(), SlashCommands(), sampling=lambda _: chat.sampling)
+    app = TimedApp(config, chat, Store.in_memory(), EngineProcess(), sampling=lambda _: chat.sampling)
     app.latencies = []
     async with app.run_test(size=(120, 40)) as pilot:
         while app.activity.job is not None or app.client.model_info is None:

@@ -21,7 +21,6 @@ from edgespec.planner.plan import LoadConfig
 from edgespec.service.client import require_model
 from edgespec.service.process import EngineProcess
 from edgespec.tui.app import ChatApp
-from edgespec.tui.commands import SlashCommands
 
 PROMPT = "Write a Python function that adds two numbers, then one that subtracts, multiplies and divides them."
 CELLS = (118, 36)
@@ -36,7 +35,7 @@ async def export_svg(folder: Path) -> str:
     os.environ["EDGESPEC_DATA_DIR"] = str(folder)
     chat = Chat(None, SamplingParams(temperature=0), 256, 1, ())
     store, client = Store.open(folder / "conversations.db"), EngineProcess()
-    app = ChatApp(LoadConfig(), chat, store, client, SlashCommands(), sampling=lambda _: chat.sampling)
+    app = ChatApp(LoadConfig(), chat, store, client, sampling=lambda _: chat.sampling)
     app.animation_level = "none"
     async with app.run_test(size=CELLS) as pilot:
 

@@ -7,7 +7,7 @@ import logging
 import weakref
 from typing import TYPE_CHECKING, Self
 
-from edgespec.api.options import GenerationArguments, LoadArguments, build_load_config
+from edgespec.api.options import GenerationArguments, LoadArguments, build_load_config, require_known
 from edgespec.api.reply import AsyncReplyStream, Messages, Prompt, Reply, ReplyBuilder, ReplyStream, prepare
 from edgespec.core.metrics import Metrics
 from edgespec.errors import BackendError, InvalidRequest
@@ -34,7 +34,7 @@ def load(model: str | None = None, *, reporter: Reporter | None = None, **argume
     that commands open without a name, see `Registry.default`. `reporter` receives notices and progress; by default they
     go to the logger "edgespec". Raises any EdgespecError.
     """
-    config = build_load_config(model, arguments)
+    config = _build_config(model, arguments)
     client = _make_client(config)
     try:
         client.open(config, reporter or LogReporter()).result()
@@ -48,7 +48,7 @@ async def load_async(
     model: str | None = None, *, reporter: Reporter | None = None, **arguments: Unpack[LoadArguments]
 ) -> AsyncModel:
     """`load` without blocking the event loop. Cancelling the task stops the download or the loading."""
-    config = build_load_config(model, arguments)
+    config = _build_config(model, arguments)
     client = _make_client(config)
     try:
         await client.open(config, reporter or LogReporter()).wait()
@@ -56,6 +56,11 @@ async def load_async(
         await asyncio.shield(asyncio.to_thread(client.close))
         raise
     return AsyncModel(client)
+
+
+def _build_config(model: str | None, arguments: LoadArguments) -> LoadConfig:
+    require_known("load", arguments, LoadArguments.__annotations__)
+    return build_load_config(model, {"memory": False, **arguments})
 
 
 def _make_client(config: LoadConfig) -> EngineClient:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict, cast, get_args
+from typing import Any, Literal, TypedDict
 
-from edgespec.backends import BackendName
+from edgespec import options as table
 from edgespec.backends.options import KvType, LoadOptions
 from edgespec.backends.workers import split_addresses
 from edgespec.conversations.database import adapted_folder, memory_folder
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Rule
 from edgespec.errors import InvalidRequest
-from edgespec.planner.plan import LoadConfig, MemoryOptions
+from edgespec.planner.plan import LearnOptions, LoadConfig, MemoryOptions
 from edgespec.registry.schema import SamplingDefaults
-
-TEMPERATURE = 0.7
 
 
 class LoadArguments(TypedDict, total=False):
@@ -109,54 +107,51 @@ class GenerationArguments(TypedDict, total=False):
     memory_source: str | None
 
 
-_SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
+def build_load_config(model: str | None, arguments: Mapping[str, Any]) -> LoadConfig:
+    """What to load, by the values of options; the table's defaults take the place of those that are missing.
 
-
-def build_load_config(model: str | None, arguments: LoadArguments) -> LoadConfig:
-    """Raises InvalidRequest for a value that cannot work, TypeError for an argument that does not exist."""
-    require_known("load", arguments, LoadArguments.__annotations__)
-    backend = _require_choice("backend", arguments.get("backend", "auto"), ("auto", *get_args(BackendName)))
+    `memory` is None or True to keep texts; the default keeps none. Raises InvalidRequest for a value that cannot work.
+    """
+    values = {option.name: option.default for option in table.LOAD} | {"parallel": 1, "memory": False, **arguments}
+    for option in table.LOAD:
+        if isinstance(option.kind, tuple) and (value := values[option.name]) is not None:
+            choices = (*option.kind, "toy") if option is table.BACKEND else option.kind
+            _require_choice(option.name, str(value), choices)
+    workers, width = values["workers"], values["exact_width"]
     return LoadConfig(
         model=model,
-        backend=None if backend == "auto" else cast("BackendName", backend),
-        draft=arguments.get("draft", "auto"),
-        draft_max=arguments.get("draft_max"),
-        draft_tree=arguments.get("draft_tree"),
-        acceptance=cast("Rule", _require_choice("acceptance", arguments.get("acceptance", "auto"), get_args(Rule))),
+        backend=None if values["backend"] == "auto" else values["backend"],
+        draft=values["draft"],
+        draft_max=values["draft_max"],
+        draft_tree=values["draft_tree"],
+        acceptance=values["acceptance"],
         load=LoadOptions(
-            context_size=arguments.get("ctx"),
-            threads=arguments.get("threads"),
-            gpu_layers=arguments.get("gpu_layers"),
-            kv_type=cast("KvType", _require_choice("kv_type", arguments.get("kv_type", "f16"), get_args(KvType))),
-            flash_attention=arguments.get("flash_attention"),
-            mmap=arguments.get("mmap", True),
-            caches=arguments.get("parallel", 1),
-            exact=arguments.get("exact", False),
-            exact_width=arguments.get("exact_width"),
-            batch_threads=arguments.get("batch_threads"),
-            workers=split_addresses(",".join(arguments["workers"])) if "workers" in arguments else (),
-            trusts_network=arguments.get("trust_network", False),
+            context_size=values["ctx"],
+            threads=values["threads"],
+            gpu_layers=values["gpu_layers"],
+            kv_type=values["kv_type"],
+            flash_attention=values["flash_attention"],
+            mmap=values["mmap"],
+            caches=values["parallel"],
+            exact=values["exact"],
+            exact_width=None if width is None else int(width),
+            batch_threads=values["batch_threads"],
+            workers=split_addresses(workers if workers is None or isinstance(workers, str) else ",".join(workers)),
+            trusts_network=values["trust_network"],
         ),
-        force=arguments.get("force", False),
-        memory=MemoryOptions(memory_folder()) if arguments.get("memory", False) else None,
+        force=values["force"],
+        memory=None if values["memory"] is False else MemoryOptions(memory_folder()),
         adapted=adapted_folder(),
+        learn=LearnOptions() if values.get("learn") else None,
     )
 
 
-def resolve_sampling(arguments: GenerationArguments, recommended: SamplingDefaults) -> SamplingParams:
+def resolve_sampling(arguments: Mapping[str, Any], recommended: SamplingDefaults) -> SamplingParams:
     """The arguments, else what the model's authors recommend, else the defaults. Raises InvalidRequest."""
-    chosen: dict[str, Any] = {name: arguments.get(name) for name in _SAMPLING}
-    bias = arguments.get("logit_bias") or {}
-    return recommended.resolve({**chosen, "logit_bias": tuple(bias.items())}, temperature=TEMPERATURE)
+    chosen: dict[str, Any] = {option.name: arguments.get(option.name) for option in table.SAMPLING}
+    bias = arguments.get("logit_bias") or ()
+    chosen["logit_bias"] = tuple(bias.items() if isinstance(bias, Mapping) else bias)
+    return recommended.resolve(chosen, temperature=table.TEMPERATURE)
 
 
 def require_known(function: str, arguments: Iterable[str], known: Iterable[str]) -> None:
@@ -168,7 +163,6 @@ def require_known(function: str, arguments: Iterable[str], known: Iterable[str])
             raise TypeError(f"{function}() got an unexpected keyword argument '{name}'{hint}")
 
 
-def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> str:
+def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise InvalidRequest(f"{name} cannot be '{value}'.", hint=f"Use one of {', '.join(choices)}.")
-    return value

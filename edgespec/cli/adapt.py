@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -14,12 +13,12 @@ import click
 
 from edgespec.adapt.options import LOSS_NAMES, WEIGHTS, TrainOptions
 from edgespec.cli.completers import complete_model
-from edgespec.cli.options import draft_option, load_config, load_options, rare_option
+from edgespec.cli.options import force_option, json_option, load_config, load_options, offer, rare_option
 from edgespec.cli.terminal import TerminalReporter
+from edgespec.options import DRAFT
 from edgespec.units import count
 
 if TYPE_CHECKING:
-    from edgespec.adapt.course import Return
     from edgespec.adapt.run import Adaptation
     from edgespec.conversations import Store
     from edgespec.core.protocols import CheckCancelled
@@ -43,29 +42,23 @@ Then: edgespec chat MODEL --draft eagle3:head"""
 @click.command("export")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--model", "-m", metavar="NAME", shell_complete=complete_model, help="Only chats with this model.")
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@force_option
 def export_command(file: Path, model: str | None, force: bool) -> None:
     """Write saved chats to FILE as JSON lines, for SpecForge and speculators; prints their commands.
 
     Each line has the messages of one chat, on its current branch. Only its user can read FILE.
     """
+    from edgespec.cli.terminal import write_lines
     from edgespec.conversations import Store
-    from edgespec.errors import CacheError, InvalidRequest, reason_of
-    from edgespec.files import write_private
+    from edgespec.errors import InvalidRequest
 
-    if file.exists() and not force:
-        raise InvalidRequest(f"{file} exists.", hint="Name another file, or use --force.")
     with closing(Store.open()) as store:
-        lines = [json.dumps(line, ensure_ascii=False) + "\n" for line in list_chats(store, model)]
-    if not lines:
+        chats = list(list_chats(store, model))
+    if not chats:
         of = "" if model is None else f" with {model}"
         raise InvalidRequest(f"there is no saved chat{of} with an answer.", hint="`edgespec history` lists them.")
-    try:
-        write_private(file, "".join(lines))
-    except OSError as error:
-        hint = "Free some space, or name a file in a folder that can be written."
-        raise CacheError(f"{file} cannot be written: {reason_of(error)}.", hint=hint) from error
-    click.echo(f"wrote {count(len(lines), 'chat')} to {file}")
+    write_lines(file, chats, force=force)
+    click.echo(f"wrote {count(len(chats), 'chat')} to {file}")
     click.echo(_NEXT.format(file=file), err=True)
 
 
@@ -106,17 +99,15 @@ def describe_gain(gain: Gain) -> dict[str, Any]:
 
 
 @click.command("list")
-@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@json_option
 def list_command(as_json: bool) -> None:
     """List the adapted drafts by model; a star marks the version in use."""
+    from edgespec.cli.terminal import print_result
+
     pairs = open_drafts().pairs()
-    if as_json:
-        click.echo(json.dumps([row for pair in pairs for row in _describe_versions(pair)]))
-        return
-    if not pairs:
-        click.echo(_NONE)
-    for pair in pairs:
-        click.echo("\n".join(_format_versions(pair)))
+    facts = [row for pair in pairs for row in _describe_versions(pair)]
+    lines = (line for pair in pairs for line in _format_versions(pair))
+    print_result(facts, lines if pairs else [_NONE], as_json=as_json)
 
 
 def _describe_versions(pair: AdaptedPair) -> Iterator[dict[str, Any]]:
@@ -160,7 +151,7 @@ def use_command(version: int, model: str | None) -> None:
     """
     pair, name = _find_pair(model)
     pair.use(version)
-    click.echo(_tell_use(version, name))
+    click.echo(f"{name or 'the model'} drafts with {_name_version(version)}")
 
 
 @click.command("revert")
@@ -168,12 +159,11 @@ def use_command(version: int, model: str | None) -> None:
 def revert_command(model: str | None) -> None:
     """Draft with the version before the one in use, or with the draft before any training."""
     pair, name = _find_pair(model)
-    click.echo(_tell_use(pair.revert(), name))
+    click.echo(f"{name or 'the model'} drafts with {_name_version(pair.revert())}")
 
 
-def _tell_use(version: int, name: str | None) -> str:
-    draft = f"version {version}" if version else "the draft before any training"
-    return f"{name or 'the model'} drafts with {draft}"
+def _name_version(version: int) -> str:
+    return f"version {version}" if version else "the draft before any training"
 
 
 def _find_pair(model: str | None) -> tuple[AdaptedPair, str | None]:
@@ -214,31 +204,27 @@ data_command.add_command(export_command)
 
 
 @data_command.command("status")
-@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@json_option
 def status_command(as_json: bool) -> None:
     """Show how much there is to train on, by tokenizer, and what is missing."""
     from dataclasses import asdict
 
     from edgespec.adapt.texts import read_status
-    from edgespec.cli.terminal import format_table
+    from edgespec.cli.terminal import format_table, print_result
     from edgespec.conversations.database import memory_folder
     from edgespec.registry.resolve import may_train
 
     rows, allowed = read_status(memory_folder()), may_train(open_drafts().folder)
-    if as_json:
-        click.echo(json.dumps({"allowed": allowed, "texts": [asdict(row) for row in rows]}, ensure_ascii=False))
-        return
-    if not rows:
-        click.echo("Nothing is kept yet. `edgespec chat` keeps what is said.")
-        return
     table = [("MODEL", "CONVERSATIONS", "TOKENS", "OF DOCUMENTS", "")]
     for row in rows:
-        name = row.model or f"unknown ({row.tokenizer[:8]})"
-        table.append((
-            name, f"{row.n_conversations:,}", f"{row.n_tokens:,}", f"{row.n_documents:,}", row.missing or "enough"
-        ))  # fmt: skip
-    click.echo("\n".join(format_table(table, frozenset({1, 2, 3}))))
-    click.echo("Training is allowed." if allowed else "Training was not allowed yet; `edgespec adapt` asks.", err=True)
+        counts = (f"{row.n_conversations:,}", f"{row.n_tokens:,}", f"{row.n_documents:,}")
+        table.append((row.model or f"unknown ({row.tokenizer[:8]})", *counts, row.missing or "enough"))
+    nothing = ["Nothing is kept yet. `edgespec chat` keeps what is said."]
+    facts = {"allowed": allowed, "texts": [asdict(row) for row in rows]}
+    print_result(facts, format_table(table, frozenset({1, 2, 3})) if rows else nothing, as_json=as_json)
+    if rows and not as_json:
+        may = "Training is allowed." if allowed else "Training was not allowed yet; `edgespec adapt` asks."
+        click.echo(may, err=True)
 
 
 @data_command.command("clear")
@@ -297,7 +283,7 @@ for _command in (list_command, use_command, revert_command, data_command):
 
 @adapt_command.command(_TRAIN)
 @click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
-@draft_option("The draft model to train. [default: the one that is paired with MODEL]")
+@offer(DRAFT, help="The draft model to train. [default: the one that is paired with MODEL]")
 @click.option(
     "--method",
     type=click.Choice(WEIGHTS),
@@ -317,7 +303,7 @@ for _command in (list_command, use_command, revert_command, data_command):
 @click.option("--parent", type=int, hidden=True, help="End with the process that has this id.")
 @rare_option("--on-battery", is_flag=True, help="Train on battery power too.")
 @click.option("--yes", is_flag=True, help="Do not ask before texts are first used for training.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@json_option
 @load_options
 def train_command(
     model: str | None,
@@ -344,6 +330,7 @@ def train_command(
     from edgespec.adapt.options import Pace, lower_priority
     from edgespec.adapt.run import AdaptConfig, Adapter
     from edgespec.cli.engine import run_training
+    from edgespec.cli.terminal import print_result
     from edgespec.conversations.database import memory_folder
     from edgespec.hub.hub import Hub
     from edgespec.registry.schema import load_registry
@@ -364,15 +351,13 @@ def train_command(
         yield Adapter(load_registry(), Hub.from_environment(), memory_folder(), drafts, reporter, check).run(config)
 
     (done,) = run_training(work)
-    if as_json:
-        click.echo(json.dumps(_describe_result(done)))
-        return
-    if done.stopped is not None:
+    print_result(_describe_result(done), [_format_result(done)], as_json=as_json)
+    if not as_json and done.stopped is not None:
         reason = "the time was up" if done.stopped == "time" else "the machine runs on battery"
         click.echo(f"note: The training ended early: {reason}.", err=True)
-    if done.returned is not None:
-        click.echo(f"note: {_format_return(done.returned)}", err=True)
-    click.echo(_format_result(done))
+    if not as_json and done.returned is not None:
+        draft, gain = _name_version(done.returned.version), _format_gain(done.returned.gain)
+        click.echo(f"note: {draft} is used again: {gain}", err=True)
 
 
 def _with_leave(check: CheckCancelled, parent: int | None, drafts: AdaptedDrafts) -> CheckCancelled:
@@ -440,11 +425,6 @@ def _describe_result(done: Adaptation) -> dict[str, Any]:
         "returned": None if done.returned is None else done.returned.version,
         **describe_gain(done.gain),
     }
-
-
-def _format_return(returned: Return) -> str:
-    draft = f"version {returned.version}" if returned.version else "the draft before any training"
-    return f"{draft} is used again: {_format_gain(returned.gain)}"
 
 
 def _format_result(done: Adaptation) -> str:

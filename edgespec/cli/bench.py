@@ -11,15 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.completers import complete_category, complete_model
-from edgespec.cli.options import (
-    OptionWithSynonym,
-    draft_option,
-    load_config,
-    load_options,
-    rare_option,
-    worker_options,
-)
+from edgespec.cli.completers import complete_category
+from edgespec.cli.options import load_config, load_options, model_argument, offer, rare_option, worker_options
+from edgespec.options import DRAFT, OPTIONS
 
 if TYPE_CHECKING:
     from edgespec.bench.prompt_sets import BenchPrompt
@@ -34,8 +28,8 @@ _PROFILE_S = 10.0
 
 
 @click.command("bench")
-@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
-@draft_option("Drafters to compare, joined by '+' ('edgespec doctor' lists them), or a draft model.")
+@model_argument
+@offer(DRAFT, help="Drafters to compare, joined by '+' ('edgespec doctor' lists them), or a draft model.")
 @click.option(
     "--category",
     "categories",
@@ -53,23 +47,18 @@ _PROFILE_S = 10.0
 @click.option(
     "--repeats", type=click.IntRange(1), default=5, show_default=True, help="Runs of each prompt with each arm."
 )
-@click.option(
+@offer(
+    OPTIONS["draft_max"],
     "--draft-max",
     "draft_lengths",
-    cls=OptionWithSynonym,
-    synonym="--gamma",
     type=click.IntRange(1, 63),
     multiple=True,
-    metavar="N",
     help="Fixed number of draft tokens to compare; repeatable. [default: 1 to 8]",
 )
-@click.option(
-    "--temperature",
-    "temperatures",
-    type=click.FloatRange(0),
-    multiple=True,
-    help="Sampling temperature; repeatable. [default: 0]",
-)
+@offer(
+    OPTIONS["temperature"], "--temperature", "temperatures",
+    multiple=True, help="Sampling temperature; repeatable. [default: 0]",
+)  # fmt: skip
 @rare_option("--label", default="", help="Label for all figures, such as 'cost-faithful 1B'.")
 @click.option(
     "--out",

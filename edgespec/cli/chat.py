@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,14 +14,17 @@ import click
 from click.core import ParameterSource
 
 from edgespec.cli.completers import complete_conversation, complete_model
-from edgespec.cli.options import LEARN, generation_options, load_config, rare_option, sampling_params
+from edgespec.cli.options import generation_options, load_config, offer, rare_option, sampling_params
 from edgespec.cli.terminal import TerminalReporter, format_summary, interruptible, report_bug
+from edgespec.conversations import Store
 from edgespec.conversations.chat import NEARLY_FULL, Chat, describe_end, describe_speculation, make_room, parse_path
 from edgespec.conversations.commands import ALIASES, SHARED, SlashCommand, apply_setting, format_help, parse_command
+from edgespec.conversations.recorder import ConversationRecorder
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Step
 from edgespec.engine.events import AnswerStart, Finished, MemoryUse, Notice
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
+from edgespec.options import LEARN
 from edgespec.planner.draft_finder import describe_words
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.client import require_model
@@ -33,7 +35,6 @@ from edgespec.units import count, significant
 
 if TYPE_CHECKING:
     from edgespec.backends import BackendName
-    from edgespec.conversations import Store
 
 
 @click.command("chat")
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 @rare_option("--race", metavar="TEXT", help="Start with a race: answer TEXT with and without speculative decoding.")
 @rare_option("--rolling", is_flag=True, help="Leave out the oldest turns when the context is full.")
 @click.option("--incognito", is_flag=True, help="Save nothing of this chat: no conversation, no prompts, no memory.")
-@LEARN
+@offer(LEARN)
 @generation_options
 def chat_command(
     model: str | None,
@@ -81,10 +82,9 @@ def chat_command(
     chat = Chat(options["system"], SamplingParams(), *settings, rolling=rolling)
     if not plain and not options["verbose"] and _is_terminal():
         gc.disable()  # while modules are loaded, none of which goes again
+        from edgespec.conversations.recorder import open_store
         from edgespec.service.process import EngineProcess
         from edgespec.tui.app import ChatApp
-        from edgespec.tui.commands import SlashCommands
-        from edgespec.tui.recorder import open_store
 
         gc.enable()
         store = open_store()
@@ -94,7 +94,7 @@ def chat_command(
         sampling = partial(sampling_params, options)
         then = f"race {race}" if race else ""
         with closing(EngineProcess("F5 opens the model again.")) as client:
-            app = partial(ChatApp, request, chat, store, client, SlashCommands(), is_incognito=incognito)
+            app = partial(ChatApp, request, chat, store, client, is_incognito=incognito)
             is_choosing = request.model is None and request.backend is None and resume is None
             return app(sampling=sampling, resume=resume, then=then, is_choosing=is_choosing).run() or 0
     if continue_last or resume or race:
@@ -143,18 +143,9 @@ def _is_terminal() -> bool:
 
 _COMMANDS = SHARED | {"clear": SlashCommand("clear", "", "delete all messages")}
 _BY_NAME = _COMMANDS | {"save!": replace(SHARED["save"], name="save!")}
-_NOTHING = AnswerStart("")
 _KEYS = '''
 """                      starts and ends a message of several lines
 Ctrl-C stops an answer and keeps its text; twice quits. Ctrl-D quits.'''
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """An answer that did not end by itself, and the messages before it."""
-
-    messages: list[Message]
-    start: AnswerStart
 
 
 class Repl:
@@ -168,26 +159,11 @@ class Repl:
         self._request = request
         self._chat = chat
         self._interactive = interactive
-        self._is_incognito = is_incognito
+        self._recorder = ConversationRecorder(chat, Store.in_memory(), partial(click.echo, err=True))
         self._metrics: Metrics | None = None  # of the last answer
-        self._cut: _Cut | None = None  # the last answer, unless it is whole
         self._is_nearly_full = False  # as it was told
-        names = (
-            "help",
-            "stats",
-            "spec",
-            "draft",
-            "set",
-            "clear",
-            "retry",
-            "continue",
-            "undo",
-            "incognito",
-            "save",
-            "load",
-        )
-        self._actions: dict[str, Callable[[str], None]] = {name: getattr(self, f"_{name}") for name in names}
-        self._actions["save!"] = lambda argument: self._save(argument, overwrite=True)
+        if is_incognito:
+            self._recorder.start_incognito(is_on=True)
 
     def loop(self) -> int:
         """Run until /exit or the end of input; returns the exit code."""
@@ -219,11 +195,12 @@ class Repl:
                 command, argument = parse_command(line[1:], _BY_NAME, ALIASES)
                 if command.name == "exit":
                     return False
-                self._actions[command.name](argument)
+                overwrites = {"overwrite": True} if command.name == "save!" else {}
+                getattr(self, f"_{command.name.removesuffix('!')}")(argument, **overwrites)
             elif line.strip():
-                messages = [*self._chat.messages, Message("user", line)]
-                self._make_room(messages)
-                self._chat.messages[:] = messages
+                self._make_room([*self._chat.messages, Message("user", line)])
+                self._recorder.ask(line)
+                self._recorder.begin_answer({})
                 self._answer()
         except EdgespecError as error:
             click.echo(f"{error.message}\n{error.hint}", err=True)
@@ -251,10 +228,10 @@ class Repl:
         if notice is not None:
             click.echo(f"note: {notice}", err=True)
 
-    def _answer(self, start: AnswerStart = _NOTHING) -> None:
-        """Generate what follows `start` for the present messages; a question that gets no answer is removed."""
-        info, question = require_model(self._engine), list(self._chat.messages)
-        memory = None if self._is_incognito else MemoryUse()
+    def _answer(self, start: AnswerStart = AnswerStart("")) -> None:  # noqa: B008 - it is immutable
+        """Let the last answer grow, which begins with `start`; a question that gets none is removed."""
+        info, recorder = require_model(self._engine), self._recorder
+        memory = None if recorder.is_incognito else MemoryUse()
         texts = {"answer": start.text, "reasoning": start.reasoning}
         steps: list[Step] = []
         notices: list[str] = []
@@ -272,12 +249,10 @@ class Repl:
                 elif isinstance(event, Finished):
                     finished = event
         finally:
-            if texts["answer"]:
-                self._chat.messages.append(Message("assistant", texts["answer"]))
-            else:
-                self._chat.undo()  # templates require alternating roles
-            is_whole = (finished is not None and finished.reason == "stop") or not any(texts.values())
-            self._cut = None if is_whole else _Cut(question, AnswerStart(texts["answer"], texts["reasoning"]))
+            reason = "error" if finished is None else finished.reason
+            recorder.finish_answer(texts["answer"], texts["reasoning"], (), {"reason": reason})
+            if not any(texts.values()):
+                recorder.drop_unanswered()
         assert finished is not None
         click.echo()
         self._metrics = finished.metrics
@@ -289,15 +264,15 @@ class Repl:
             click.echo(f"note: {text}", err=True)
         if self._interactive or finished.reason == "cancelled":
             line = format_summary(finished.metrics, steps, info.drafters, finished.reason)
-            click.echo(click.style(line + ("" if is_whole else "; /continue goes on"), dim=True), err=True)
+            goes_on = "; /continue goes on" if reason != "stop" and any(texts.values()) else ""
+            click.echo(click.style(line + goes_on, dim=True), err=True)
 
     def _continue(self, _argument: str) -> None:
-        if self._cut is None:
-            raise InvalidRequest("there is no answer that was cut.", hint="/retry answers the last question again.")
-        cut = self._cut
-        self._make_room([*cut.messages, Message("assistant", cut.start.reasoning + cut.start.text)])
-        self._chat.messages[:] = cut.messages
-        self._answer(cut.start)
+        turn = self._recorder.require_cut_answer()
+        thought = () if turn.text else (Message("assistant", turn.reasoning),)
+        self._make_room([*self._chat.messages, *thought])
+        self._recorder.continue_answer()
+        self._answer(AnswerStart(turn.text, turn.reasoning))
 
     def _help(self, _argument: str) -> None:
         click.echo(format_help(_COMMANDS.values()) + _KEYS)
@@ -328,32 +303,24 @@ class Repl:
             click.echo(f"{name:18} {value}")
 
     def _clear(self, _argument: str) -> None:
-        self._chat.messages.clear()
-        self._chat.left_out, self._cut = 0, None
+        self._recorder.start_new()
 
     def _incognito(self, _argument: str) -> None:
-        self._clear("")
-        self._is_incognito = not self._is_incognito
-        click.echo(
-            "incognito: the memory keeps nothing of this conversation" if self._is_incognito else "not incognito"
-        )
+        self._recorder.start_incognito(is_on=not self._recorder.is_incognito)
+        is_on = self._recorder.is_incognito
+        click.echo("incognito: the memory keeps nothing of this conversation" if is_on else "not incognito")
 
     def _retry(self, _argument: str) -> None:
-        messages = self._chat.messages
-        before = list(messages)
-        question = self._chat.undo()
-        if question is None:
+        if not self._recorder.questions:
             raise InvalidRequest("there is no question to answer again.", hint="Ask something first.")
-        messages.append(Message("user", question))
-        try:
-            self._answer()
-        finally:
-            if not messages or messages[-1].role != "assistant":
-                messages[:] = before  # without a new answer, keep the old one
+        self._recorder.rewind_answers(len(self._recorder.questions))
+        self._make_room(self._chat.messages)
+        self._recorder.begin_answer({})
+        self._answer()
 
     def _undo(self, _argument: str) -> None:
-        question, self._cut = self._chat.undo(), None
-        click.echo("nothing to undo" if question is None else f"removed: {question.splitlines()[0][:70]}")
+        n = len(self._recorder.questions)
+        click.echo(f"removed: {self._recorder.rewind(n).splitlines()[0][:70]}" if n else "nothing to undo")
 
     def _save(self, argument: str, *, overwrite: bool = False) -> None:
         self._chat.save(parse_path(argument), overwrite=overwrite)
@@ -361,5 +328,5 @@ class Repl:
 
     def _load(self, argument: str) -> None:
         self._chat.load(parse_path(argument))
-        self._cut = None
+        self._recorder.import_messages()
         click.echo(f"loaded {count(len(self._chat.messages), 'message')}")

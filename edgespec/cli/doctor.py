@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.completers import complete_model
-from edgespec.cli.options import draft_option, load_config, load_options, worker_options
+from edgespec.cli.options import json_option, load_config, load_options, model_argument, offer, worker_options
+from edgespec.options import DRAFT
 
 if TYPE_CHECKING:
     from edgespec.controller.cost_model import Profile
@@ -56,18 +56,7 @@ def find_huge_page_problems(huge_pages: dict[str, Any] | None) -> list[dict[str,
     return [{"problem": problem, "fix": "echo 1 | sudo tee /proc/sys/vm/compact_memory"}]
 
 
-def say_huge_pages(huge_pages: dict[str, Any]) -> str:
-    from edgespec.units import gib
-
-    if huge_pages["set_by_user"]:
-        return f"{huge_pages['mode']}, left to GLIBC_TUNABLES"
-    if not huge_pages["granted"]:
-        return f"{huge_pages['mode']}, not used"
-    return f"{huge_pages['mode']}, {gib(huge_pages['page_bytes'])} each"
-
-
 _PROBE_S = 60
-_TITLES = {"llamacpp": "llama.cpp", "mlx": "MLX"}
 _REINSTALL = "pip install --force-reinstall --no-cache-dir llama-cpp-python"
 _LLAMACPP_PROBE = """
 import json
@@ -93,22 +82,28 @@ print(json.dumps({"distributed": [name for name in ("ring", "jaccl") if distribu
 """
 
 
+# By runtime: its title, its package, the program that examines it in a process of its own, and how to install it again.
+_RUNTIMES = {
+    "llamacpp": ("llama.cpp", "llama-cpp-python", _LLAMACPP_PROBE, _REINSTALL),
+    "mlx": ("MLX", "mlx-lm", _MLX_PROBE, "pip install --upgrade mlx-lm"),
+}
+
+
 @click.command("doctor")
-@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@json_option
 def doctor_command(as_json: bool) -> int:
     """Check this machine. The exit code is 1 if no runtime works."""
-    from edgespec.cli.terminal import report_activity
+    from edgespec.cli.terminal import print_result, report_activity
 
     report: dict[str, Any] = {}
     for line in _examine(report):
         report_activity("")
         if not as_json:
             click.echo(line)
-    problems = _find_problems(report)
-    if as_json:
-        click.echo(json.dumps({**report, "problems": problems}, ensure_ascii=False))
-    else:
-        _print_problems(problems)
+    problems = list(_find_problems(report))
+    lines = [f"\nproblem: {each['problem']}\nfix:     {each['fix']}" for each in problems]
+    none = ["\nNo problems found. Try: edgespec chat"]
+    print_result({**report, "problems": problems}, lines or none, as_json=as_json)
     return 1 if all(runtime["state"] != "works" for runtime in report["runtimes"].values()) else 0
 
 
@@ -116,15 +111,19 @@ def _examine(report: dict[str, Any]) -> Iterator[str]:
     """Fill in `report`, and return each of its lines as soon as it is known."""
     from edgespec.cli.terminal import report_activity
     from edgespec.controller.store import list_settings
+    from edgespec.units import gib
 
     report_activity("measuring the load of the processor …")
-    report["machine"] = _describe_machine()
-    yield from _format_machine(report["machine"])
+    machine = report["machine"] = _describe_machine()
+    yield f"machine    {machine['system']}, Python {machine['python']}"
+    yield f"cores      {machine['cores']} physical, {os.cpu_count()} logical, load {machine['busy_cores']}"
+    yield f"memory     {gib(machine['ram_available_bytes'])} of {gib(machine['ram_bytes'])} available"
     with ThreadPoolExecutor() as pool:  # after the load was measured; they take the longest, and come last
-        probes = {"llamacpp": pool.submit(_check_llamacpp), "mlx": pool.submit(_check_mlx)}
-        report["huge_pages"] = describe_huge_pages(HUGE_PAGES)
-        if report["huge_pages"]:
-            yield f"huge pages {say_huge_pages(report['huge_pages'])}"
+        probes = {name: pool.submit(_check_runtime, name) for name in _RUNTIMES}
+        pages = report["huge_pages"] = describe_huge_pages(HUGE_PAGES)
+        if pages:
+            use = f"{gib(pages['page_bytes'])} each" if pages["granted"] else "not used"
+            yield f"huge pages {pages['mode']}, {'left to GLIBC_TUNABLES' if pages['set_by_user'] else use}"
         report_activity("loading drafters …")
         report["drafters"] = _describe_drafters()
         yield from _format_drafters(report["drafters"])
@@ -134,7 +133,7 @@ def _examine(report: dict[str, Any]) -> Iterator[str]:
             yield f"settings   {name}: {'; '.join(lines)}"
         report["runtimes"] = {}
         for name, probe in probes.items():
-            report_activity(f"loading {_TITLES[name]} in a process of its own …")
+            report_activity(f"loading {_RUNTIMES[name][0]} in a process of its own …")
             report["runtimes"][name] = probe.result()
             yield from _format_runtime(name, probe.result())
 
@@ -157,31 +156,17 @@ def _describe_machine() -> dict[str, Any]:
     }
 
 
-def _version(package: str) -> str | None:
+def _check_runtime(name: str) -> dict[str, Any]:
     import importlib.metadata
-
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _check_llamacpp() -> dict[str, Any]:
-    version = _version("llama-cpp-python")
-    if version is None:
-        return {"state": "missing", "fix": "pip install llama-cpp-python"}
-    return {"version": version, **_probe(_LLAMACPP_PROBE, _REINSTALL)}
-
-
-def _check_mlx() -> dict[str, Any]:
     import platform
 
-    version = _version("mlx-lm")
-    if version is not None:
-        return {"version": version, **_probe(_MLX_PROBE, "pip install --upgrade mlx-lm")}
-    if platform.system() == "Darwin" and platform.machine() == "arm64":
-        return {"state": "missing", "fix": "pip install mlx-lm"}
-    return {"state": "unsupported", "reason": "MLX is for Apple Silicon"}
+    _, package, program, fix = _RUNTIMES[name]
+    try:
+        return {"version": importlib.metadata.version(package), **_probe(program, fix)}
+    except importlib.metadata.PackageNotFoundError:
+        if name == "mlx" and (platform.system(), platform.machine()) != ("Darwin", "arm64"):
+            return {"state": "unsupported", "reason": "MLX is for Apple Silicon"}
+        return {"state": "missing", "fix": f"pip install {package}"}
 
 
 def _probe(program: str, fix: str) -> dict[str, Any]:
@@ -254,42 +239,25 @@ def _describe_drafters() -> list[dict[str, Any]]:
     return registered + found
 
 
-def _find_problems(report: dict[str, Any]) -> list[dict[str, str]]:
-    problems = []
-    for name, title in _TITLES.items():
+def _find_problems(report: dict[str, Any]) -> Iterator[dict[str, str]]:
+    for name, (title, *_) in _RUNTIMES.items():
         runtime = report["runtimes"][name]
         if runtime["state"] in ("missing", "broken"):
             state = "is not installed" if runtime["state"] == "missing" else f"does not work: {runtime['reason']}"
-            problems.append({"problem": f"{title} {state}", "fix": runtime["fix"]})
+            yield {"problem": f"{title} {state}", "fix": runtime["fix"]}
+    tools = {"nvidia-smi": "-DGGML_CUDA=on", "rocminfo": "-DGGML_HIP=on"}
+    flag = next((flag for tool, flag in tools.items() if shutil.which(tool)), None)
     llama = report["runtimes"]["llamacpp"]
-    if (
-        llama["state"] == "works"
-        and not llama["gpu_offload"]
-        and (shutil.which("nvidia-smi") or shutil.which("rocminfo"))
-    ):
-        flag = "-DGGML_CUDA=on" if shutil.which("nvidia-smi") else "-DGGML_HIP=on"
-        problems.append(
-            {
-                "problem": "this machine has a GPU, but llama.cpp was built without GPU support",
-                "fix": f'CMAKE_ARGS="{flag}" {_REINSTALL}',
-            }
-        )
-    problems += find_huge_page_problems(report["huge_pages"])
+    if llama["state"] == "works" and not llama["gpu_offload"] and flag is not None:
+        problem = "this machine has a GPU, but llama.cpp was built without GPU support"
+        yield {"problem": problem, "fix": f'CMAKE_ARGS="{flag}" {_REINSTALL}'}
+    yield from find_huge_page_problems(report["huge_pages"])
     for drafter in report["drafters"]:
         if "refused" in drafter:
             problem = f"the drafter {drafter['name']} is refused: {drafter['refused']}"
-            problems.append({"problem": problem, "fix": f"pip install --upgrade {drafter['package']}"})
+            yield {"problem": problem, "fix": f"pip install --upgrade {drafter['package']}"}
     if not report["cache"]["writable"]:
-        problems.append({"problem": f"the model cache {report['cache']['path']} is not writable", "fix": "set HF_HOME"})
-    return problems
-
-
-def _format_machine(machine: dict[str, Any]) -> Iterator[str]:
-    from edgespec.units import gib
-
-    yield f"machine    {machine['system']}, Python {machine['python']}"
-    yield f"cores      {machine['cores']} physical, {os.cpu_count()} logical, load {machine['busy_cores']}"
-    yield f"memory     {gib(machine['ram_available_bytes'])} of {gib(machine['ram_bytes'])} available"
+        yield {"problem": f"the model cache {report['cache']['path']} is not writable", "fix": "set HF_HOME"}
 
 
 def _format_runtime(name: str, runtime: dict[str, Any]) -> Iterator[str]:
@@ -302,9 +270,9 @@ def _format_runtime(name: str, runtime: dict[str, Any]) -> Iterator[str]:
         memory = f", {gib(device['free'])} of {gib(device['total'])} free" if device["kind"] != "cpu" else ""
         yield f"           {device['kind']} {device['name']}: {device['description']}{memory}"
     if "workers" in runtime:
-        yield f"workers    {_say_workers(runtime['workers'])}"
+        yield f"workers    {_format_workers(runtime['workers'])}"
     if "distributed" in runtime:
-        yield f"ranks      {_say_ranks(runtime['distributed'])}"
+        yield f"ranks      {_format_ranks(runtime['distributed'])}"
 
 
 def _format_drafters(drafters: list[dict[str, Any]]) -> Iterator[str]:
@@ -327,14 +295,7 @@ def _format_folders(cache: dict[str, Any]) -> Iterator[str]:
     yield f"texts      {cache['memory']['path']}, {cache['memory']['state']}"
 
 
-def _print_problems(problems: list[dict[str, str]]) -> None:
-    for problem in problems:
-        click.echo(f"\nproblem: {problem['problem']}\nfix:     {problem['fix']}")
-    if not problems:
-        click.echo("\nNo problems found. Try: edgespec chat")
-
-
-def _say_ranks(backends: list[str]) -> str:
+def _format_ranks(backends: list[str]) -> str:
     from edgespec.backends.ranks import get_rank_address
 
     if not backends:
@@ -346,7 +307,7 @@ def _say_ranks(backends: list[str]) -> str:
     return f"{possible}; this is rank {ranks.rank} of {ranks.size}, which meets the others at {ranks.address}"
 
 
-def _say_workers(are_possible: bool) -> str:
+def _format_workers(are_possible: bool) -> str:
     from edgespec.backends.llamacpp.rpc import BUILD_SETTING, rebuild_command
 
     if are_possible:
@@ -358,11 +319,11 @@ def _say_workers(are_possible: bool) -> str:
 
 
 @click.command("tune")
-@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
-@draft_option("As for run.")
+@model_argument
+@offer(DRAFT, help="As for run.")
 @click.option("--seconds", type=click.FloatRange(1), default=20, show_default=True, help="Time for measuring costs.")
 @click.option("--max-tokens", type=click.IntRange(2), default=64, show_default=True, help="Tokens per practice answer.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@json_option
 @load_options
 @worker_options
 def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bool, **options: Any) -> int:
@@ -372,7 +333,7 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
     """
     from edgespec.bench.prompt_sets import CATEGORIES, read_shipped_prompts
     from edgespec.cli.engine import open_engine
-    from edgespec.cli.terminal import INTERRUPTED, Progress, interruptible
+    from edgespec.cli.terminal import INTERRUPTED, Progress, interruptible, print_result
     from edgespec.controller.profiler import CONTEXTS
     from edgespec.controller.stats import DraftStats
     from edgespec.core.sampling import SamplingParams
@@ -407,20 +368,21 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
                 except ContextOverflow:
                     pass  # the prompt is longer than the context
                 progress.step(category)
-    state = engine.draft_stats.to_dict()
+    state, settings = engine.draft_stats.to_dict(), loaded.settings
     local.close()  # saves the statistics
-    if as_json:
-        chosen = loaded.settings.to_dict() if loaded.settings is not None else None
-        facts = {"model": loaded.info.name, "interrupted": interrupted, "settings": chosen}
-        click.echo(json.dumps(facts | state))
-    else:
-        click.echo(f"{loaded.info.name}: {1 / profile.rows[1]:.1f} tokens/s plain")
-        for line in loaded.settings.describe() if loaded.settings is not None else ():
-            click.echo(f"  {line}")
-        steps = "  ".join(f"{n}: {s / profile.rows[1]:.2f}" for n, s in profile.rows.items())
-        click.echo(f"  cost of a forward of n rows, in plain steps: {steps}")
-        for name, cost in profile.drafts.items():
-            units = "  ".join(f"{n}: {s / profile.rows[1]:.3f}" for n, s in cost.units.items())
-            click.echo(f"  cost of {name} by drafted tokens, in plain steps: {units}")
-        click.echo("\n".join(f"  {line}" for line in format_costs(profile)))
+    chosen = settings.to_dict() if settings is not None else None
+    facts = {"model": loaded.info.name, "interrupted": interrupted, "settings": chosen, **state}
+    lines = [*(settings.describe() if settings is not None else ()), *_format_steps(profile), *format_costs(profile)]
+    speed = f"{loaded.info.name}: {1 / profile.rows[1]:.1f} tokens/s plain"
+    print_result(facts, (speed, *(f"  {line}" for line in lines)), as_json=as_json)
     return INTERRUPTED if interrupted else 0
+
+
+def _format_steps(profile: Profile) -> Iterator[str]:
+    plain_s = profile.rows[1]
+    yield "cost of a forward of n rows, in plain steps: " + "  ".join(
+        f"{n}: {s / plain_s:.2f}" for n, s in profile.rows.items()
+    )
+    for name, cost in profile.drafts.items():
+        units = "  ".join(f"{n}: {s / plain_s:.3f}" for n, s in cost.units.items())
+        yield f"cost of {name} by drafted tokens, in plain steps: {units}"

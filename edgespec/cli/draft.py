@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.completers import complete_model, complete_self_drafts
-from edgespec.cli.options import PARALLEL, draft_option, load_config, load_options
+from edgespec.cli.options import json_option, load_config, load_options, model_argument, offer
 from edgespec.cli.serve import access_rules, draft_listening_options, listen
+from edgespec.cli.terminal import print_result
 from edgespec.errors import DraftRefused, InvalidRequest
+from edgespec.options import DRAFT, PARALLEL
 
 if TYPE_CHECKING:
     from edgespec.core.protocols import CheckCancelled
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
 
 
 @click.command("serve", short_help="Draft for targets on other machines.")
-@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
+@model_argument
 @click.option("--for", "target", metavar="NAME", help="Serve the draft that the registry pairs with this model.")
 @draft_listening_options
-@PARALLEL
+@offer(PARALLEL)
 @load_options
 def serve_command(model: str | None, target: str | None, **options: Any) -> int:
     """Serve the draft model REF to targets on other machines, which use it by `--draft http://HOST:PORT`.
@@ -106,7 +107,7 @@ draft_command.add_command(serve_command)
 @click.argument("target", metavar="TARGET", shell_complete=complete_model)
 @click.argument("drafts", metavar="DRAFT...", nargs=-1, required=True, shell_complete=complete_model)
 @click.option("--max-tokens", type=click.IntRange(8), default=64, show_default=True, help="Tokens of each answer.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@json_option
 @load_options
 def compare_command(target: str, drafts: tuple[str, ...], max_tokens: int, as_json: bool, **options: Any) -> int:
     """Find the DRAFT with which TARGET is fastest on this machine: draft models, and self-drafts such as layerskip:8.
@@ -139,10 +140,7 @@ def compare_command(target: str, drafts: tuple[str, ...], max_tokens: int, as_js
             comparison = event
     report_activity("")
     rows.sort(key=lambda each: -each.trial.speedup if each.trial else 0)
-    if as_json:
-        click.echo(json.dumps(_describe_comparison(comparison, rows)))
-    else:
-        click.echo("\n".join(_format_comparison(comparison, rows)))
+    print_result(_describe_comparison(comparison, rows), _format_comparison(comparison, rows), as_json=as_json)
     return 0 if rows[0].trial else DraftRefused.exit_code
 
 
@@ -195,7 +193,7 @@ def _format_trials(rows: Sequence[Compared]) -> Iterator[str]:
 
 
 @draft_command.command("build")
-@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
+@model_argument
 @click.option(
     "--draft",
     "methods",
@@ -204,7 +202,7 @@ def _format_trials(rows: Sequence[Compared]) -> Iterator[str]:
     help="layerskip, qspec:BITS, sparse, joined by '+'; repeatable. [default: all]",
 )
 @click.option("--seconds", type=click.FloatRange(1), default=120, show_default=True, help="Time for the layer search.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@json_option
 @load_options
 def build_command(model: str | None, methods: tuple[str, ...], seconds: float, as_json: bool, **options: Any) -> None:
     """Find the best self-draft of REF and remember it for `--draft auto`.
@@ -233,48 +231,36 @@ def build_command(model: str | None, methods: tuple[str, ...], seconds: float, a
 
     ((search, choice),) = run_work(work)
     tried = {**search.trials, **({RIVAL: search.rival} if search.rival else {})}
-    rows = sorted(tried.items(), key=lambda each: -each[1].speedup)
-    if as_json:
-        result = {name: asdict(trial) for name, trial in rows}
-        rival = result.pop(RIVAL, None)
-        click.echo(json.dumps({"best": str(choice.method), "pays": choice.pays, "trials": result, RIVAL: rival}))
-        return
-    for line in _format_trials([Compared(name, trial) for name, trial in rows]):
-        click.echo(line)
-    click.echo(
-        f"best: {choice.method}" if choice.pays else "no self-draft is expected to pay; `--draft auto` uses none"
-    )
+    rows = [Compared(name, trial) for name, trial in sorted(tried.items(), key=lambda each: -each[1].speedup)]
+    trials = {row.draft: asdict(row.trial) for row in rows if row.trial is not None}
+    rival = trials.pop(RIVAL, None)
+    facts = {"best": str(choice.method), "pays": choice.pays, "trials": trials, RIVAL: rival}
+    best = f"best: {choice.method}" if choice.pays else "no self-draft is expected to pay; `--draft auto` uses none"
+    print_result(facts, (*_format_trials(rows), best), as_json=as_json)
 
 
 @draft_command.command("list")
-@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@json_option
 def list_command(as_json: bool) -> None:
     """List cached self-drafts by model."""
     from edgespec.planner.selfdraft_search import list_cached_drafts
     from edgespec.units import gib
 
     found = list_cached_drafts()
-    if as_json:
-        click.echo(
-            json.dumps(
-                [
-                    {
-                        "model": k.model,
-                        "bytes": k.size,
-                        "copies": [str(c) for c in k.copies],
-                        "choices": list(k.choices),
-                    }
-                    for k in found
-                ]
-            )
+    facts = [
+        {"model": k.model, "bytes": k.size, "copies": [str(c) for c in k.copies], "choices": list(k.choices)}
+        for k in found
+    ]
+    lines = [
+        line
+        for each in found
+        for line in (
+            f"{gib(each.size):>10}  {each.model}",
+            *(f"{'':12}{text}" for text in (*(copy.name for copy in each.copies), *each.choices)),
         )
-        return
-    if not found:
-        click.echo("No self-drafts are cached; `edgespec draft build NAME` makes them.")
-    for each in found:
-        click.echo(f"{gib(each.size):>10}  {each.model}")
-        for line in (*(copy.name for copy in each.copies), *each.choices):
-            click.echo(f"{'':12}{line}")
+    ]
+    lines = lines or ["No self-drafts are cached; `edgespec draft build NAME` makes them."]
+    print_result(facts, lines, as_json=as_json)
 
 
 @draft_command.command("rm", short_help="Remove cached self-drafts of a model, or all.")
@@ -294,10 +280,10 @@ def rm_command(model: str) -> None:
 
 
 @draft_command.command("probe")
-@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
-@draft_option("The trained head.")
+@model_argument
+@offer(DRAFT, help="The trained head.")
 @click.option("--tokens", type=click.IntRange(32), default=256, show_default=True, help="Length of the text.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@json_option
 @load_options
 def probe_command(model: str | None, tokens: int, as_json: bool, **options: Any) -> None:
     """Find how a trained head of REF has to be read, and remember it.
@@ -306,7 +292,7 @@ def probe_command(model: str | None, tokens: int, as_json: bool, **options: Any)
     """
     from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import TerminalReporter
-    from edgespec.service.drafts import describe_useless, probe_head
+    from edgespec.service.drafts import probe_head
 
     request = load_config(model, options)
     reporter = TerminalReporter()
@@ -315,13 +301,7 @@ def probe_command(model: str | None, tokens: int, as_json: bool, **options: Any)
         yield probe_head(request, tokens, reporter, check)
 
     ((stated, result),) = run_work(work)
-    if as_json:
-        click.echo(json.dumps(_describe_probe(result)))
-        return
-    for line in _format_probe(stated, result):
-        click.echo(line)
-    if result.is_useless:
-        click.echo(describe_useless("the head", result) + " Loads refuse it.")
+    print_result(_describe_probe(result), _format_probe(stated, result), as_json=as_json)
 
 
 def _describe_probe(result: ProbeResult) -> dict[str, Any]:
@@ -344,6 +324,7 @@ def _describe_probe(result: ProbeResult) -> dict[str, Any]:
 def _format_probe(stated: HeadSpec, result: ProbeResult) -> Iterator[str]:
     """A table: agreement at depths 1 and 2 of each reading, then what was chosen."""
     from edgespec.planner.heads import describe_change, describe_reading
+    from edgespec.service.drafts import describe_useless
 
     whole = result.chosen.positions
     width = max(len(describe_reading(each.spec)) for each in result.trials)
@@ -357,3 +338,5 @@ def _format_probe(stated: HeadSpec, result: ProbeResult) -> Iterator[str]:
     change = describe_change(stated, result.chosen.spec)
     yield f"the head's {change}" if result.is_corrected else "the head is read as its file says"
     yield f"{whole} positions, {result.seconds:.1f} s"
+    if result.is_useless:
+        yield describe_useless("the head", result) + " Loads refuse it."

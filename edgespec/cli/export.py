@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgespec.cli.completers import complete_model
-from edgespec.cli.options import backend_option, draft_option, parse_backend
+from edgespec.cli.options import model_argument, offer, parse_backend
+from edgespec.options import BACKEND, DRAFT
 
 if TYPE_CHECKING:
     from edgespec.backends import BackendName
@@ -19,10 +19,10 @@ _NAMES = ("vllm", "sglang", "tensorrt-llm", "tgi", "llama-server", "mlx-lm", "ol
 
 
 @click.command("export")
-@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
+@model_argument
 @click.option("--to", "name", type=click.Choice(_NAMES), required=True, help="The engine that shall serve the model.")
-@draft_option("As for run.")
-@backend_option("Runtime whose pair of an alias is exported.")
+@offer(DRAFT, help="As for run.")
+@offer(BACKEND, help="Runtime whose pair of an alias is exported.")
 @click.option("--target-id", metavar="USER/REPO", help="Original weights of the model. [default: what is known]")
 @click.option("--draft-id", metavar="USER/REPO", help="Original weights of its draft. [default: what is known]")
 @click.option(

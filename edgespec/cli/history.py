@@ -2,51 +2,54 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING
 
 import click
+
+from edgespec.cli.options import json_option
+
+if TYPE_CHECKING:
+    from edgespec.conversations import SearchHit
 
 
 @click.command("history")
 @click.argument("words", nargs=-1, metavar="[TEXT]...")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="List at most N.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@json_option
 def history_command(words: tuple[str, ...], limit: int, as_json: bool) -> None:
     """List saved conversations, the last one first; with TEXT, those in which all of its words occur.
 
     Words match inside of words too, and case does not matter. `edgespec chat --resume ID` continues a conversation.
     """
-    from datetime import datetime
+    from edgespec.cli.terminal import print_result
+    from edgespec.conversations import SearchHit, Store
 
-    from edgespec.cli.terminal import format_table, shorten
-    from edgespec.conversations import Store
-
-    text = " ".join(words)
-    store = Store.open()
-    try:
+    text = " ".join(words).strip()
+    with closing(Store.open()) as store:
         if store.notice is not None:
             click.echo(f"note: {store.notice}", err=True)
-        if text.strip():
-            found = [(hit.conversation, hit.snippet) for hit in store.search(text, limit)]
-        else:
-            found = [(conversation, "") for conversation in store.recent(limit)]
-    finally:
-        store.close()
-    if as_json:
-        rows = [
-            {"id": c.id, "title": c.title, "model": c.model, "changed": c.changed, "snippet": snippet}
-            for c, snippet in found
-        ]
-        click.echo(json.dumps(rows, ensure_ascii=False))
-        return
-    if not found:
+        hits = store.search(text, limit) if text else [SearchHit(each, None, "") for each in store.recent(limit)]
+    facts = [
+        {"id": c.id, "title": c.title, "model": c.model, "changed": c.changed, "snippet": hit.snippet}
+        for hit in hits
+        for c in [hit.conversation]
+    ]
+    print_result(facts, _format(hits, text), as_json=as_json)
+
+
+def _format(hits: list[SearchHit], text: str) -> Iterator[str]:
+    from edgespec.cli.terminal import format_table, format_time, shorten
+
+    if not hits:
         nothing = "No conversation is saved yet. `edgespec chat` saves what you write there."
-        click.echo(f"No conversation has all words of '{text}'." if text.strip() else nothing)
+        yield f"No conversation has all words of '{text}'." if text else nothing
         return
     table = [("ID", "CHANGED", "MODEL", "CONVERSATION")]
-    for conversation, snippet in found:
-        changed = datetime.fromtimestamp(conversation.changed).strftime("%Y-%m-%d %H:%M")
-        shown = conversation.title if snippet in ("", conversation.title) else f"{conversation.title}: {snippet}"
-        table.append((str(conversation.id), changed, shorten(conversation.model, 20), shown))
-    click.echo("\n".join(format_table(table)))
+    for hit in hits:
+        c = hit.conversation
+        shown = c.title if hit.snippet in ("", c.title) else f"{c.title}: {hit.snippet}"
+        table.append((str(c.id), format_time(c.changed), shorten(c.model, 20), shown))
+    yield from format_table(table)
     click.echo("\n`edgespec chat --resume ID` continues one.", err=True)

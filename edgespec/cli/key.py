@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
-F = TypeVar("F", bound=Callable[..., Any])
 _FILE_NAME = "keys.toml"
 
 
-def _file_option(command: F) -> F:
-    return click.option(
-        "--file",
-        "path",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help=f"File of the keys.  [default: {_FILE_NAME} in the configuration folder]",
-    )(command)
-
-
-def _get_path(path: Path | None) -> Path:
-    if path is not None:
-        return path
+def _default_path() -> Path:
     from edgespec.registry.schema import config_dir
 
     return config_dir() / _FILE_NAME
+
+
+_file_option = click.option(
+    "--file",
+    "path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    default=_default_path,
+    help=f"File of the keys.  [default: {_FILE_NAME} in the configuration folder]",
+)
 
 
 @click.group("key")
@@ -43,14 +38,13 @@ def key_command() -> None:
     "--memory", is_flag=True, help="Keep the key's texts on the server, and draft from them for this key alone."
 )
 @_file_option
-def add_command(name: str, manage: bool, memory: bool, path: Path | None) -> None:
+def add_command(name: str, manage: bool, memory: bool, path: Path) -> None:
     """Make a key for a client called NAME and print it. The log and the metrics of the server show NAME.
 
     A running server reads the file again when it changes.
     """
     from edgespec.server.auth import add_key
 
-    path = _get_path(path)
     key = add_key(path, name, may_manage=manage, remembers=memory)
     click.echo(f"The key of {name}, which is stored nowhere else:", err=True)
     click.echo(key)
@@ -60,16 +54,15 @@ def add_command(name: str, manage: bool, memory: bool, path: Path | None) -> Non
 
 @key_command.command("list")
 @_file_option
-def list_command(path: Path | None) -> None:
+def list_command(path: Path) -> None:
     """List the names of the keys, and what they may do."""
     from edgespec.cli.terminal import format_table
     from edgespec.server.auth import read_keys
 
-    file = _get_path(path)
-    callers = [each.caller for each in read_keys(file)] if file.exists() else []
+    callers = [each.caller for each in read_keys(path)] if path.exists() else []
     if not callers:
-        chosen = "" if path is None else f" --file {path}"
-        click.echo(f"There are no keys in {file}; `edgespec key add NAME{chosen}` makes one.")
+        chosen = "" if path == _default_path() else f" --file {path}"
+        click.echo(f"There are no keys in {path}; `edgespec key add NAME{chosen}` makes one.")
         return
     rows = [
         (
@@ -79,18 +72,16 @@ def list_command(path: Path | None) -> None:
         )
         for each in callers
     ]
-    for line in format_table([("NAME", "MAY", "TEXTS"), *rows]):
-        click.echo(line)
+    click.echo("\n".join(format_table([("NAME", "MAY", "TEXTS"), *rows])))
 
 
 @key_command.command("rm")
 @click.argument("name")
 @_file_option
-def rm_command(name: str, path: Path | None) -> None:
+def rm_command(name: str, path: Path) -> None:
     """Remove the key called NAME, and its texts. A running server refuses it from then on."""
     from edgespec.server.auth import remove_key
 
-    path = _get_path(path)
     remove_key(path, name)
     click.echo(f"removed {name} from {path}")
     if n := _forget(name):

@@ -7,8 +7,9 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import click
 
@@ -20,11 +21,19 @@ _ASSUMED_CONTEXT = 32_768
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    url: str  # without /v1
+    """The model that a program is to use.
+
+    url         without /v1
+    any_key     the key, or one that the server ignores, for a program that does not start without one
+    max_answer  tokens that a program should leave for an answer
+    is_remote   whether another server has the model
+    """
+
+    url: str
     model: str
     key: str | None
     context_size: int
-    is_remote: bool  # whether another server has the model
+    is_remote: bool
 
     @property
     def v1(self) -> str:
@@ -32,29 +41,41 @@ class _Server:
 
     @property
     def any_key(self) -> str:
-        """The key, or one that the server ignores, for a program that does not start without one."""
         return self.key or "none"
 
     @property
     def max_answer(self) -> int:
-        """Tokens that a program should leave for an answer."""
         return self.context_size // 4
 
 
-@dataclass(frozen=True, slots=True)
-class _Client:
+class _Client(NamedTuple):
     """A program that can use the server.
 
-    configure      from the server to where the settings go, and the settings
-    command        that tells its version; "" for a program without one
+    place          where its settings go
+    command        tells its version; "" for a program without one
     tried          the version that the settings were tried with; None where they follow its documentation alone
     prompt_tokens  about the length of its first prompt, where it is known to be long
     """
 
-    configure: Callable[[_Server], tuple[str, str]]
+    place: str
     command: str = ""
     tried: str | None = None
     prompt_tokens: int = 0
+
+
+_CLIENTS = {
+    "aider": _Client("the shell; litellm, which aider uses, reads the file for the size of the context", "aider",
+                     "0.86.2"),
+    "claude": _Client("the shell", "claude", "2.1.197", 27_000),
+    "codex": _Client("~/.codex/config.toml", "codex", "0.169.0"),
+    "continue": _Client("~/.continue/config.yaml (YAML reads JSON)"),
+    "llm": _Client("extra-openai-models.yaml next to the file that `llm logs path` prints (YAML reads JSON)", "llm",
+                   "0.32.1"),
+    "open-webui": _Client("the shell"),
+    "opencode": _Client("~/.config/opencode/opencode.json", "opencode", "1.18.33"),
+    "zed": _Client("Zed's settings.json; Zed asks for a key, or reads EDGESPEC_API_KEY: the server's, or any text",
+                   "zed"),
+}  # fmt: skip
 
 
 def _format_exports(**values: str) -> str:
@@ -65,45 +86,50 @@ def _format_json(value: object) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
 
 
-def _configure_aider(server: _Server) -> tuple[str, str]:
+def _format_texts(server: _Server) -> dict[str, str]:
+    """The settings of the programs that a shell starts, and of codex."""
     name = f"openai/{server.model}"
-    sizes = {"max_tokens": server.max_answer, "max_output_tokens": server.max_answer}
-    prices = {"input_cost_per_token": 0, "output_cost_per_token": 0}
-    kind = {"litellm_provider": "openai", "mode": "chat"}
-    metadata = _format_json({name: {"max_input_tokens": server.context_size, **sizes, **prices, **kind}})
-    write = f"cat > edgespec.model.metadata.json <<'END'\n{metadata}END\n"
-    run = f"aider --model {shlex.quote(name)} --model-metadata-file edgespec.model.metadata.json\n"
-    exports = _format_exports(OPENAI_API_BASE=server.v1, OPENAI_API_KEY=server.any_key)
-    return "the shell; litellm, which aider uses, reads the file for the size of the context", write + exports + run
-
-
-def _configure_claude(server: _Server) -> tuple[str, str]:
-    variables = _format_exports(
-        ANTHROPIC_BASE_URL=server.url,
-        ANTHROPIC_AUTH_TOKEN=server.any_key,
-        ANTHROPIC_MODEL=server.model,
-        ANTHROPIC_SMALL_FAST_MODEL=server.model,
-        ANTHROPIC_DEFAULT_HAIKU_MODEL=server.model,
-        CLAUDE_CODE_AUTO_COMPACT_WINDOW=str(server.context_size),
-        CLAUDE_CODE_MAX_OUTPUT_TOKENS=str(server.max_answer),
-        CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
-        # Its prompt begins with a line of the conversation's own, so that conversations would share no cache.
-        CLAUDE_CODE_ATTRIBUTION_HEADER="0",
-    )
-    return "the shell", variables + "claude\n"
-
-
-def _configure_codex(server: _Server) -> tuple[str, str]:
-    quoted = json.dumps
+    metadata = {
+        "max_input_tokens": server.context_size,
+        "max_tokens": server.max_answer,
+        "max_output_tokens": server.max_answer,
+        "input_cost_per_token": 0,
+        "output_cost_per_token": 0,
+        "litellm_provider": "openai",
+        "mode": "chat",
+    }
     key = 'env_key = "EDGESPEC_API_KEY"\n' if server.key else ""
-    return "~/.codex/config.toml", (
-        f'model = {quoted(server.model)}\nmodel_provider = "edgespec"\nmodel_context_window = {server.context_size}\n\n'
-        f'[model_providers.edgespec]\nname = "edgespec"\nbase_url = {quoted(server.v1)}\nwire_api = "responses"\n{key}'
-    )
+    return {
+        "aider": f"cat > edgespec.model.metadata.json <<'END'\n{_format_json({name: metadata})}END\n"
+        + _format_exports(OPENAI_API_BASE=server.v1, OPENAI_API_KEY=server.any_key)
+        + f"aider --model {shlex.quote(name)} --model-metadata-file edgespec.model.metadata.json\n",
+        "claude": _format_exports(
+            ANTHROPIC_BASE_URL=server.url,
+            ANTHROPIC_AUTH_TOKEN=server.any_key,
+            ANTHROPIC_MODEL=server.model,
+            ANTHROPIC_SMALL_FAST_MODEL=server.model,
+            ANTHROPIC_DEFAULT_HAIKU_MODEL=server.model,
+            CLAUDE_CODE_AUTO_COMPACT_WINDOW=str(server.context_size),
+            CLAUDE_CODE_MAX_OUTPUT_TOKENS=str(server.max_answer),
+            CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+            # Its prompt begins with a line of the conversation's own, so that conversations would share no cache.
+            CLAUDE_CODE_ATTRIBUTION_HEADER="0",
+        )
+        + "claude\n",
+        "codex": (
+            f'model = {json.dumps(server.model)}\nmodel_provider = "edgespec"\n'
+            f"model_context_window = {server.context_size}\n\n"
+            f'[model_providers.edgespec]\nname = "edgespec"\nbase_url = {json.dumps(server.v1)}\n'
+            f'wire_api = "responses"\n{key}'
+        ),
+        "open-webui": _format_exports(OPENAI_API_BASE_URL=server.v1, OPENAI_API_KEY=server.any_key)
+        + "open-webui serve\n",
+    }
 
 
-def _configure_continue(server: _Server) -> tuple[str, str]:
-    model = {
+def _list_objects(server: _Server) -> dict[str, object]:
+    """The settings of the programs that read JSON."""
+    continue_model = {
         "name": f"edgespec {server.model}",
         "provider": "openai",
         "model": server.model,
@@ -112,63 +138,37 @@ def _configure_continue(server: _Server) -> tuple[str, str]:
         "defaultCompletionOptions": {"contextLength": server.context_size, "maxTokens": server.max_answer},
         "roles": ["chat", "edit", "apply"],
     }
-    config = {"name": "edgespec", "version": "1.0.0", "schema": "v1", "models": [model]}
-    return "~/.continue/config.yaml (YAML reads JSON)", _format_json(config)
-
-
-def _configure_llm(server: _Server) -> tuple[str, str]:
-    model = {
-        "model_id": f"edgespec-{server.model}",
-        "model_name": server.model,
-        "api_base": server.v1,
-        "can_stream": True,
-    }
-    return "extra-openai-models.yaml next to the file that `llm logs path` prints (YAML reads JSON)", _format_json(
-        [model]
-    )
-
-
-def _configure_opencode(server: _Server) -> tuple[str, str]:
-    limit = {"context": server.context_size, "output": server.max_answer}
-    provider = {
+    opencode_limit = {"context": server.context_size, "output": server.max_answer}
+    opencode = {
         "npm": "@ai-sdk/openai-compatible",
         "name": "edgespec",
         "options": {"baseURL": server.v1, **({"apiKey": server.key} if server.key else {})},
-        "models": {server.model: {"name": server.model, "tool_call": True, "limit": limit}},
+        "models": {server.model: {"name": server.model, "tool_call": True, "limit": opencode_limit}},
     }
-    config = {
-        "$schema": "https://opencode.ai/config.json",
-        "provider": {"edgespec": provider},
-        "model": f"edgespec/{server.model}",
+    zed_model = {
+        "name": server.model,
+        "max_tokens": server.context_size,
+        "max_output_tokens": server.max_answer,
+        "capabilities": {"tools": True, "images": False, "parallel_tool_calls": True, "prompt_cache_key": False},
     }
-    return "~/.config/opencode/opencode.json", _format_json(config)
-
-
-def _configure_open_webui(server: _Server) -> tuple[str, str]:
-    exports = _format_exports(OPENAI_API_BASE_URL=server.v1, OPENAI_API_KEY=server.any_key)
-    return "the shell", exports + "open-webui serve\n"
-
-
-def _configure_zed(server: _Server) -> tuple[str, str]:
-    capabilities = {"tools": True, "images": False, "parallel_tool_calls": True, "prompt_cache_key": False}
-    sizes = {"max_tokens": server.context_size, "max_output_tokens": server.max_answer}
-    model = {"name": server.model, **sizes, "capabilities": capabilities}
-    compatible = {"edgespec": {"api_url": server.v1, "available_models": [model]}}
-    key = "the server's key" if server.key else "any text, since the server has no key"
-    place = f"Zed's settings.json; Zed asks for a key, or reads EDGESPEC_API_KEY: {key}"
-    return place, _format_json({"language_models": {"openai_compatible": compatible}})
-
-
-_CLIENTS: dict[str, _Client] = {
-    "aider": _Client(_configure_aider, "aider", tried="0.86.2"),
-    "claude": _Client(_configure_claude, "claude", tried="2.1.197", prompt_tokens=27_000),
-    "codex": _Client(_configure_codex, "codex", tried="0.169.0"),
-    "continue": _Client(_configure_continue),
-    "llm": _Client(_configure_llm, "llm", tried="0.32.1"),
-    "open-webui": _Client(_configure_open_webui),
-    "opencode": _Client(_configure_opencode, "opencode", tried="1.18.33"),
-    "zed": _Client(_configure_zed, "zed"),
-}
+    zed = {"edgespec": {"api_url": server.v1, "available_models": [zed_model]}}
+    return {
+        "continue": {"name": "edgespec", "version": "1.0.0", "schema": "v1", "models": [continue_model]},
+        "llm": [
+            {
+                "model_id": f"edgespec-{server.model}",
+                "model_name": server.model,
+                "api_base": server.v1,
+                "can_stream": True,
+            }
+        ],
+        "opencode": {
+            "$schema": "https://opencode.ai/config.json",
+            "provider": {"edgespec": opencode},
+            "model": f"edgespec/{server.model}",
+        },
+        "zed": {"language_models": {"openai_compatible": zed}},
+    }
 
 
 @click.command("launch")
@@ -199,20 +199,26 @@ def launch_command(client: str, model: str | None, url: str, api_key: str | None
         context_size = _ASSUMED_CONTEXT
         click.echo(f"# the context of {chosen['name']} is not known; {context_size:,} tokens are assumed", err=True)
     server = _Server(url.rstrip("/"), chosen["name"], api_key, context_size, chosen["state"] == "remote")
-    place, text = _CLIENTS[client].configure(server)
-    click.echo(f"# for {place}", err=True)
-    for line in (*_describe_version(client, _CLIENTS[client]), *_describe_room(client, _CLIENTS[client], server)):
+    about, texts = _CLIENTS[client], _format_texts(server)
+    for line in (f"for {about.place}", *_describe_fit(client, about, server)):
         click.echo(f"# {line}", err=True)
-    click.echo(text, nl=False)
+    click.echo(texts[client] if client in texts else _format_json(_list_objects(server)[client]), nl=False)
 
 
-def _describe_version(name: str, client: _Client) -> Iterator[str]:
-    """Which version is installed, and which one was tried."""
-    tried = f"tried with {client.tried}" if client.tried else "written from its documentation and not tried with it"
+def _describe_fit(name: str, client: _Client, server: _Server) -> Iterator[str]:
+    """Which version is installed and which one was tried, and a warning where the first prompt does not fit."""
     if client.command:
+        tried = f"tried with {client.tried}" if client.tried else "written from its documentation and not tried with it"
         installed = _read_version(client.command)
         found = f"{name} {installed} is installed" if installed else f"{name} is not installed"
         yield f"{found}; these settings were {tried}"
+    if client.prompt_tokens > server.context_size:
+        larger = 2 ** (client.prompt_tokens * 2 - 1).bit_length()
+        place = "the server behind it with more" if server.is_remote else f"the server with --ctx {larger}"
+        yield (
+            f"{name}'s first prompt has about {client.prompt_tokens:,} tokens, but the context of {server.model} holds "
+            f"{server.context_size:,}: {'start' if server.is_remote else 'restart'} {place}"
+        )
 
 
 def _read_version(command: str) -> str | None:
@@ -228,16 +234,3 @@ def _read_version(command: str) -> str | None:
         return "?"
     found = re.search(r"\d+(\.\d+)+[\w.+-]*", done.stdout)
     return found[0] if found else "?"
-
-
-def _describe_room(name: str, client: _Client, server: _Server) -> Iterator[str]:
-    """A warning where the first prompt does not fit."""
-    if client.prompt_tokens > server.context_size:
-        larger = 2 ** (client.prompt_tokens * 2 - 1).bit_length()
-        remedy = (
-            "start the server behind it with more" if server.is_remote else f"restart the server with --ctx {larger}"
-        )
-        yield (
-            f"{name}'s first prompt has about {client.prompt_tokens:,} tokens, but the context of {server.model} holds "
-            f"{server.context_size:,}: {remedy}"
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec.cli.completers import complete_memory_key, complete_model, complete_source
+from edgespec.cli.options import force_option, json_option, yes_option
 from edgespec.units import count, gib
 
 if TYPE_CHECKING:
@@ -172,9 +172,10 @@ memory_command.add_command(add_command)
 
 
 @memory_command.command("status")
-@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@json_option
 def status_command(as_json: bool) -> None:
     """Show how many tokens are kept, of what, in how many bytes."""
+    from edgespec.cli.terminal import print_result
     from edgespec.conversations.database import memory_folder
     from edgespec.memory.store import DEFAULT_LIMIT_BYTES
 
@@ -183,13 +184,14 @@ def status_command(as_json: bool) -> None:
     if folder.is_dir():
         with open_store() as store:
             spaces, n_bytes = store.status(), store.size()
-    if as_json:
-        rows = [_describe(each) for each in spaces]
-        facts = {"folder": str(folder), "bytes": n_bytes, "limit_bytes": DEFAULT_LIMIT_BYTES, "texts": rows}
-        click.echo(json.dumps(facts, ensure_ascii=False))
-        return
-    click.echo("\n".join(_format_status(spaces)) if spaces else _NOTHING)
-    if n_bytes:
+    facts = {
+        "folder": str(folder),
+        "bytes": n_bytes,
+        "limit_bytes": DEFAULT_LIMIT_BYTES,
+        "texts": [_describe(each) for each in spaces],
+    }
+    print_result(facts, _format_status(spaces) if spaces else [_NOTHING], as_json=as_json)
+    if n_bytes and not as_json:
         click.echo(f"\n{gib(n_bytes)} of {gib(DEFAULT_LIMIT_BYTES)} in {folder}", err=True)
 
 
@@ -209,51 +211,39 @@ def _describe(space: SpaceStatus) -> dict[str, object]:
 
 
 def _format_status(spaces: list[SpaceStatus]) -> Iterator[str]:
-    from datetime import datetime
-
-    from edgespec.cli.terminal import format_table
+    from edgespec.cli.terminal import format_table, format_time
     from edgespec.server.record import read_namespace
 
-    table = [("MODEL", "KEY", "TOKENS OF ANSWERS", "OF DOCUMENTS", "DOCUMENTS", "INDEX", "NEWEST")]
-    for each in spaces:
-        table.append((
+    rows = [
+        (
             each.model or f"unknown ({each.tokenizer[:8]})",
             read_namespace(each.namespace) or "-",
             f"{each.n_tokens - each.n_corpus_tokens:,}",
             f"{each.n_corpus_tokens:,}",
             f"{each.n_documents:,}",
             gib(each.segment_bytes),
-            datetime.fromtimestamp(each.newest).strftime("%Y-%m-%d %H:%M"),
-        ))  # fmt: skip
-    yield from format_table(table, frozenset({2, 3, 4, 5}))
+            format_time(each.newest),
+        )
+        for each in spaces
+    ]
+    header = ("MODEL", "KEY", "TOKENS OF ANSWERS", "OF DOCUMENTS", "DOCUMENTS", "INDEX", "NEWEST")
+    yield from format_table([header, *rows], frozenset({2, 3, 4, 5}))
 
 
 @memory_command.command("export")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@force_option
 def export_command(file: Path, force: bool) -> None:
     """Write all texts to FILE as JSON lines.
 
     Each line is a part of an answer, of a prompt or of a document, as text where its model is on this machine, else as
     token ids. Only its user can read FILE.
     """
-    from edgespec.errors import CacheError, InvalidRequest, reason_of
-    from edgespec.files import replace_file
+    from edgespec.cli.terminal import write_lines
 
-    if file.exists() and not force:
-        raise InvalidRequest(f"{file} exists.", hint="Name another file, or use --force.")
-    n = 0
-    try:
-        with open_store() as store, _open_tokenizers(store.status()) as tokenizers, replace_file(file) as partial:
-            partial.chmod(0o600)
-            with partial.open("w", encoding="utf-8") as out:
-                for record in store.export():
-                    fields = _describe_record(record, tokenizers.get(record.tokenizer))
-                    out.write(json.dumps(fields, ensure_ascii=False) + "\n")
-                    n += 1
-    except OSError as error:
-        hint = "Free some space, or name a file in a folder that can be written."
-        raise CacheError(f"{file} cannot be written: {reason_of(error)}.", hint=hint) from error
+    with open_store() as store, _open_tokenizers(store.status()) as tokenizers:
+        records = (_describe_record(each, tokenizers.get(each.tokenizer)) for each in store.export())
+        n = write_lines(file, records, force=force)
     click.echo(f"wrote {count(n, 'text')} to {file}")
 
 
@@ -328,7 +318,7 @@ def forget_command(source: str) -> None:
 @memory_command.command("clear")
 @click.option("--corpus", "only_documents", is_flag=True, help="Only the documents that were added.")
 @click.option("--key", metavar="NAME", shell_complete=complete_memory_key, help="Only the texts of an API key.")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 def clear_command(only_documents: bool, key: str | None, yes: bool) -> None:
     """Remove all texts, or those of one kind or key.
 

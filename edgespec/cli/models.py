@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from edgespec.cli.completers import complete_download, complete_model
-from edgespec.cli.options import backend_option, draft_option, load_config, load_options, parse_backend, worker_options
+from edgespec.cli.options import (
+    json_option,
+    load_config,
+    load_options,
+    model_argument,
+    offer,
+    parse_backend,
+    worker_options,
+    yes_option,
+)
+from edgespec.cli.terminal import format_groups, print_result, shorten
+from edgespec.options import BACKEND, DRAFT, OPTIONS
 from edgespec.units import gib
 
 if TYPE_CHECKING:
@@ -21,22 +31,20 @@ if TYPE_CHECKING:
     from edgespec.formats.gguf import Header
     from edgespec.formats.mlx_folder import Folder
     from edgespec.hub.cache import CachedModel
-    from edgespec.hub.hub import Hub
     from edgespec.planner.catalogue import CatalogueEntry
-    from edgespec.planner.plan import LoadConfig, Plan
     from edgespec.planner.recommend import Recommendation, Recommendations
     from edgespec.registry.schema import Registry
+    from edgespec.service.local import Work
 
 
-_backend_option = backend_option("Runtime whose model an alias stands for.")
+T = TypeVar("T")
+_backend_option = offer(BACKEND, help="Runtime whose model an alias stands for.")
 
 
 @click.command("pull")
 @click.argument("model", metavar="REF", shell_complete=complete_model)
-@draft_option("As for run; the models of these drafters are downloaded too.")
-@click.option(
-    "--ctx", type=click.IntRange(8), help="Context size for the memory check. [default: the model's, at most 8192]"
-)
+@offer(DRAFT, help="As for run; the models of these drafters are downloaded too.")
+@offer(OPTIONS["ctx"], help="Context size for the memory check. [default: the model's, at most 8192]")
 @_backend_option
 @click.option("--force", is_flag=True, help="Download even if memory looks insufficient.")
 @click.option("--verify", is_flag=True, help="Read the downloaded files in full and compare their hashes.")
@@ -66,7 +74,7 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
 
 
 @click.command("list")
-@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@json_option
 def list_command(as_json: bool) -> None:
     """List aliases, downloaded models, and GGUF files of LM Studio, Ollama and llama.cpp.
 
@@ -85,29 +93,21 @@ def list_command(as_json: bool) -> None:
     memory = host_memory()  # that of accelerators is known to the runtime alone, which is not loaded for a list
     rows = [_describe_entry(entry, registry, memory) for entry in build_catalogue(registry, hub, backend, memory)]
     heads = [each for each in hub.list_models() if is_head(each.path)]
-    if as_json:
-        cached = [each for each in hub.list_models() if each not in heads]
-        facts = {row["name"]: row for row in rows}
-        result = {
-            "aliases": [
-                facts[e.alias] | {b: _pair_to_json(e.pair(b)) for b in ("llamacpp", "mlx")}
-                for e in registry.entries.values()
-            ],
-            "cached": [_describe_cached(each) for each in cached],
-            "heads": [_describe_cached(each) for each in heads],
-            "elsewhere": [
-                {"name": row["name"], "path": row["opens"], "bytes": row["bytes"], "fit": row["fit"]}
-                for row in rows
-                if row["origin"] == "elsewhere"
-            ],
-        }
-        click.echo(json.dumps(result, ensure_ascii=False))
-        return
-    click.echo("\n".join(_format_list(rows)))
-    if heads:
-        click.echo("\nTrained heads, which draft for their targets:")
-    for head in heads:
-        click.echo(f"{gib(head.size):>10}  {head.kind:4}  {head.reference}")
+    facts = {row["name"]: row for row in rows}
+    result = {
+        "aliases": [
+            facts[e.alias] | {b: _pair_to_json(e.pair(b)) for b in ("llamacpp", "mlx")}
+            for e in registry.entries.values()
+        ],
+        "cached": [_describe_cached(each) for each in hub.list_models() if each not in heads],
+        "heads": [_describe_cached(each) for each in heads],
+        "elsewhere": [
+            {"name": row["name"], "path": row["opens"], "bytes": row["bytes"], "fit": row["fit"]}
+            for row in rows
+            if row["origin"] == "elsewhere"
+        ],
+    }
+    print_result(result, _format_list(rows, heads), as_json=as_json)
 
 
 def _describe_entry(entry: CatalogueEntry, registry: Registry, memory: Memory) -> dict[str, Any]:
@@ -134,32 +134,27 @@ def _describe_entry(entry: CatalogueEntry, registry: Registry, memory: Memory) -
     }
 
 
-def _format_list(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    from edgespec.cli.terminal import format_table
-
+def _format_list(rows: Sequence[dict[str, Any]], heads: Sequence[CachedModel]) -> Iterator[str]:
     table = [("NAME", "SIZE", "FIT", "HERE", "DESCRIPTION")]
     for row in rows:
         size = "?" if row["bytes"] is None else gib(row["bytes"])
         about = row["opens"] if row["origin"] == "elsewhere" else row["description"]
         fit = {"does not fit": "no", None: "?"}.get(row["fit"], row["fit"])
         table.append((row["name"], f"~{size}" if row["estimated"] else size, fit, "yes" if row["here"] else "", about))
-    header, *lines = format_table(table, frozenset({1}))
-    titles = {"cache": "Downloaded:", "elsewhere": "Other programs' models; --model PATH loads them:"}
-    yield header
-    shown = "alias"
-    for line, row in zip(lines, rows, strict=True):
-        if row["origin"] != shown:
-            shown = row["origin"]
-            yield f"\n{titles[shown]}"
-        yield line
+    titles = {"cache": "\nDownloaded:", "elsewhere": "\nOther programs' models; --model PATH loads them:"}
+    yield from format_groups(table, ["alias", *(row["origin"] for row in rows)], titles, frozenset({1}))
     if not any(row["here"] and row["origin"] != "elsewhere" and not row["packaged"] for row in rows):
         yield "\nNo models are downloaded. `edgespec pull NAME` downloads one; `edgespec chat` needs no download."
+    if heads:
+        yield "\nTrained heads, which draft for their targets:"
+    for head in heads:
+        yield f"{gib(head.size):>10}  {head.kind:4}  {head.reference}"
 
 
 @click.command("rm")
 @click.argument("model", metavar="REF", shell_complete=complete_download)
 @_backend_option
-@click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
+@yes_option
 def rm_command(model: str, backend: str, yes: bool) -> None:
     """Remove a downloaded model; an alias removes its target alone."""
     from edgespec.hub.hub import Hub
@@ -193,12 +188,10 @@ def _describe_cached(model: CachedModel) -> dict[str, object]:
 
 
 @click.command("show")
-@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
-@click.option(
-    "--ctx", type=click.IntRange(8), help="Context size for the memory estimate. [default: the model's, at most 8192]"
-)
-@backend_option("Runtime whose model an alias stands for.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@model_argument
+@offer(OPTIONS["ctx"], help="Context size for the memory estimate. [default: the model's, at most 8192]")
+@offer(BACKEND, help="Runtime whose model an alias stands for.")
+@json_option
 def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool) -> None:
     """Show a model's architecture, size, memory and draft. Reads only the header if it is not downloaded."""
     from edgespec.backends.options import LoadOptions
@@ -211,7 +204,6 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
     from edgespec.planner.plan import LoadConfig, choose_backend
     from edgespec.registry.resolve import read_metadata, resolve_pair
     from edgespec.registry.schema import load_registry
-    from edgespec.units import gib
 
     hub, registry = Hub.from_environment(), load_registry()
     chosen = choose_backend(LoadConfig(model, parse_backend(backend)), registry, hub)
@@ -219,6 +211,12 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
     found = read_metadata(resolved.target, hub)
     own = find_head(found)
     version = find_version(resolved, chosen, adapted_folder(), registry, hub)
+    drafters = {
+        "adapted_draft": version,
+        "pard": resolved.pard and str(resolved.pard),
+        "head": resolved.head and str(resolved.head),
+        "own_head": own.kind if own is not None and own.in_target else None,
+    }
     context = LoadOptions(ctx).context_for(found.trained_context)
     cost = estimate_memory(found, context)
     facts: dict[str, Any] = {
@@ -226,30 +224,24 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
         "backend": chosen,
         **(_describe_folder(found) if isinstance(found, Folder) else _describe_gguf(found)),
         "draft": None if resolved.draft is None else str(resolved.draft),
-        **({"adapted_draft": version} if version is not None else {}),
-        **({"pard": str(resolved.pard)} if resolved.pard is not None else {}),
-        **({"head": str(resolved.head)} if resolved.head is not None else {}),
-        **({"own_head": own.kind} if own is not None and own.in_target else {}),
+        **{name: value for name, value in drafters.items() if value is not None},
         "context": context,
         "weights_bytes": cost.weights,
         "kv_bytes": cost.kv,
         "memory_bytes": cost.total,
     }
-    if as_json:
-        click.echo(json.dumps(facts, ensure_ascii=False))
-        return
-    for key, value in facts.items():
-        if key.endswith("_bytes"):
-            shown = gib(value)
-        elif isinstance(value, bool):
-            shown = "yes" if value else "no"
-        elif isinstance(value, int):
-            shown = f"{value:,}"
-        elif value is None:
-            shown = "n-grams" if key == "draft" else "not stated"
-        else:
-            shown = str(value)
-        click.echo(f"{key.removesuffix('_bytes').replace('_', ' '):16} {shown}")
+    lines = (f"{key.removesuffix('_bytes').replace('_', ' '):16} {_format_fact(key, facts[key])}" for key in facts)
+    print_result(facts, lines, as_json=as_json)
+
+
+def _format_fact(key: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return gib(value) if key.endswith("_bytes") else f"{value:,}"
+    if value is None:
+        return "n-grams" if key == "draft" else "not stated"
+    return str(value)
 
 
 def _describe_gguf(header: Header) -> dict[str, Any]:
@@ -301,10 +293,10 @@ def _format_tensor_types(header: Header) -> str:
 
 
 @click.command("plan")
-@click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
-@draft_option("As for run.")
+@model_argument
+@offer(DRAFT, help="As for run.")
 @click.option("--no-speed", is_flag=True, help="Skip the measurement, which takes a few seconds.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@json_option
 @load_options
 @worker_options
 def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: Any) -> None:
@@ -313,11 +305,11 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
     The speed is estimated from how fast this machine reads weights of each type, which is measured once. Where the
     header of an alias cannot be read, offline, it is estimated from what the registry says.
     """
-    from edgespec.cli.terminal import TerminalReporter
+    from edgespec.cli.terminal import TerminalReporter, report_activity
     from edgespec.hub.errors import HubUnreachable
     from edgespec.hub.hub import Hub
     from edgespec.planner.plan import plan
-    from edgespec.planner.report import describe_plan, describe_settings, format_plan
+    from edgespec.planner.report import describe_plan, describe_settings, describe_speed, estimate_alias, format_plan
     from edgespec.registry.schema import load_registry
 
     request = replace(load_config(model, {**options, "force": True}), fetch_heads=True)
@@ -325,7 +317,9 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
     try:
         planned = plan(request, registry, hub, reporter)
     except HubUnreachable:
-        facts = _estimate(request, registry, hub, measure=not no_speed)
+        facts = _run_once(
+            lambda check: iter([estimate_alias(request, registry, hub, check, report_activity, measure=not no_speed)])
+        )
         if facts is None:
             raise
     else:
@@ -333,35 +327,18 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
             reporter.notice(told)
         facts = describe_plan(planned) | describe_settings(planned, hub)
         if not no_speed:
-            facts |= _measure(planned)
-    click.echo(json.dumps(facts, ensure_ascii=False) if as_json else "\n".join(format_plan(facts)))
+            facts |= _run_once(lambda check: iter([describe_speed(planned, check, report_activity)]))
+    print_result(facts, format_plan(facts), as_json=as_json)
 
 
-def _measure(planned: Plan) -> dict[str, Any]:
+def _run_once(work: Work[T]) -> T:
+    """The one event of `work`, whose activity is shown meanwhile."""
     from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import report_activity
-    from edgespec.planner.report import describe_speed
 
-    def work(check: CheckCancelled) -> Iterator[dict[str, Any]]:
-        yield describe_speed(planned, check, report_activity)
-
-    (speeds,) = run_work(work)
+    (result,) = run_work(work)
     report_activity("")
-    return speeds
-
-
-def _estimate(request: LoadConfig, registry: Registry, hub: Hub, *, measure: bool) -> dict[str, Any] | None:
-    """By the registry alone; None where that says nothing."""
-    from edgespec.cli.engine import run_work
-    from edgespec.cli.terminal import report_activity
-    from edgespec.planner.report import estimate_alias
-
-    def work(check: CheckCancelled) -> Iterator[dict[str, Any] | None]:
-        yield estimate_alias(request, registry, hub, check, report_activity, measure=measure)
-
-    (facts,) = run_work(work)
-    report_activity("")
-    return facts
+    return result
 
 
 # `edgespec recommend`: the models that suit this machine.
@@ -381,10 +358,10 @@ _GIB = 2**30
 @click.option(
     "--max-size", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Maximum size of the download."
 )
-@backend_option("Runtime that is to run the models.")
+@offer(BACKEND, help="Runtime that is to run the models.")
 @click.option("--again", is_flag=True, help="Measure this machine again, such as when it was busy the first time.")
 @click.option("--no-speed", is_flag=True, help="Skip the measurement, which takes some seconds once.")
-@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@json_option
 def recommend_command(
     words: tuple[str, ...],
     use: str | None,
@@ -404,7 +381,6 @@ def recommend_command(
     1 billion), fair (3), good (7), strong (20), best (60).
     """
     from edgespec.backends import prefers_mlx
-    from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import report_activity
     from edgespec.hub.hub import Hub
     from edgespec.planner.catalogue import Query
@@ -422,48 +398,41 @@ def recommend_command(
         recommender = Recommender(registry, hub, chosen, read_memory(chosen), report_activity, check, again)
         yield recommender.recommend(query, measure=not no_speed)
 
-    (found,) = run_work(work)
-    report_activity("")
+    found = _run_once(work)
+    costs = found.speed.compare_types()
+    facts = {
+        "models": [each.to_dict() for each in found.models],
+        "notices": list(found.notices),
+        "advice": found.advice,
+        "weight_cost": {name: round(cost, 2) for name, cost in costs.items()},
+    }
+    print_result(facts, _format(found.models), as_json=as_json)
     if as_json:
-        models = [each.to_dict() for each in found.models]
-        types = {name: round(cost, 2) for name, cost in found.speed.compare_types().items()}
-        result = {"models": models, "notices": list(found.notices), "advice": found.advice, "weight_cost": types}
-        click.echo(json.dumps(result, ensure_ascii=False))
         return
-    for notice in found.notices:
-        click.echo(f"note: {notice}", err=True)
-    if not found.models:
-        click.echo("No model matches.")
-        return
-    click.echo("\n".join(_format(found.models)))
-    if costs := found.speed.compare_types():
-        told = ", ".join(f"{name} {cost:.1f}" for name, cost in costs.items())
-        click.echo(f"Time of a weight on this machine, by type: {told}.", err=True)
-    for advice in found.advice:
-        click.echo(advice, err=True)
-    if use is not None:
-        click.echo(f"Drafts for {use}: {DRAFTERS[use]}.", err=True)  # type: ignore[index]
-    click.echo("`edgespec plan NAME` measures one of them, `edgespec chat NAME` downloads and opens it.", err=True)
+    told = [f"note: {notice}" for notice in found.notices]
+    if found.models:
+        types = ", ".join(f"{name} {cost:.1f}" for name, cost in costs.items())
+        told += [f"Time of a weight on this machine, by type: {types}."] if costs else []
+        told += found.advice
+        told += [f"Drafts for {use}: {DRAFTERS[use]}."] if use is not None else []  # type: ignore[index]
+        told.append("`edgespec plan NAME` measures one of them, `edgespec chat NAME` downloads and opens it.")
+    click.echo("\n".join(told), err=True)
 
 
 def _format(models: Sequence[Recommendation]) -> Iterator[str]:
-    from edgespec.cli.terminal import format_table
     from edgespec.planner.recommend import GROUPS
 
+    if not models:
+        yield "No model matches."
+        return
     header = ("NAME", "QUALITY", "DOWNLOAD", "TOK/S", "DRAFTED", "LICENSE")
-    lines = list(format_table([header, *(_to_row(each) for each in models)], frozenset({2, 3, 4})))
-    yield lines[0]
-    shown = ""
-    for line, model in zip(lines[1:], models, strict=True):
-        if model.group != shown:
-            shown = model.group
-            yield f"\n{GROUPS[model.group]}:"
-        yield line
+    titles: dict[str, str] = {group: f"\n{title}:" for group, title in GROUPS.items()}
+    groups = [each.group for each in models]
+    yield from format_groups([header, *map(_to_row, models)], ["", *groups], titles, frozenset({2, 3, 4}))
     yield ""
 
 
 def _to_row(model: Recommendation) -> tuple[str, ...]:
-    from edgespec.cli.terminal import shorten
     from edgespec.planner.recommend import format_download, format_drafted, format_plain
 
     licensed = shorten(model.candidate.about.license or "?", 12) + (" (tight)" if model.fit == "tight" else "")

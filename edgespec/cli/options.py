@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
+
+from edgespec import options
+from edgespec.cli.completers import complete_model
+from edgespec.options import Option
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -19,11 +23,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DEFAULT_TEMPERATURE = 0.7
 _SHOWS_ALL = "help_all"
-_DRAFT = "Drafters, joined by '+', or a draft model; `edgespec doctor` lists the drafters."
-_RECOMMENDED = ("temperature", "top_k", "top_p", "min_p")
-_SAMPLED = (*_RECOMMENDED, "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
 
 
 class RareOption(click.Option):
@@ -34,6 +34,10 @@ class RareOption(click.Option):
 
 
 rare_option = partial(click.option, cls=RareOption)
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+model_argument = click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
+force_option = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 
 
 class OptionWithSynonym(RareOption):
@@ -105,12 +109,6 @@ class _BackendChoice(click.Choice):  # type: ignore[type-arg]
         return value if value in self._hidden else super().convert(value, param, ctx)
 
 
-def backend_option(help_text: str, *hidden: str) -> Callable[[F], F]:
-    """`--backend`, which also accepts the names `hidden`."""
-    kinds = _BackendChoice(hidden)
-    return click.option("--backend", type=kinds, default="auto", show_default=True, help=help_text)
-
-
 def parse_backend(name: str) -> BackendName | None:
     """The runtime that `--backend` names; None for 'auto'."""
     return None if name == "auto" else cast("BackendName", name)
@@ -133,158 +131,95 @@ class DraftOption(click.Option):
         return items or [CompletionItem(incomplete, type="file")]
 
 
-def draft_option(help_text: str = _DRAFT) -> Callable[[F], F]:
-    return click.option(
-        "--draft", cls=DraftOption, default="auto", show_default=True, metavar="auto|NAMES|REF", help=help_text
-    )
+class _Bias(click.ParamType):  # type: ignore[type-arg]
+    """A token id and what is added to its logit."""
+
+    name = "bias"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
+        token, _, bias = str(value).partition("=")
+        try:
+            return int(token), float(bias)
+        except ValueError:
+            self.fail(f"'{value}' is not ID=BIAS, such as 42=-5.", param, ctx)
 
 
-_SAMPLING = (
-    click.option("--max-tokens", type=click.IntRange(1),
-                 help="Maximum number of tokens of an answer. [default: the model's, else to the end of the context]"),
-    click.option("--temperature", type=click.FloatRange(0),
-                 help=f"0 is greedy. [default: the model's or {DEFAULT_TEMPERATURE}]"),
-    rare_option("--top-k", type=click.IntRange(0), help="Keep the k most probable tokens; 0 keeps all."),
-    rare_option("--top-p", type=click.FloatRange(0, 1), help="Keep the fewest tokens that reach this probability."),
-    rare_option("--min-p", type=click.FloatRange(0, 1),
-                 help="Drop tokens less probable than this fraction of the most probable one."),
-    rare_option("--typical-p", type=click.FloatRange(0, 1), help="Locally typical sampling."),
-    rare_option("--repetition-penalty", type=click.FloatRange(0.01), help="Above 1 discourages recent tokens."),
-    rare_option("--presence-penalty", type=float, help="Subtracted from the logits of recent tokens."),
-    rare_option("--frequency-penalty", type=float, help="Subtracted once for each occurrence of a recent token."),
-    rare_option("--logit-bias", multiple=True, metavar="ID=BIAS", help="Add BIAS to a token's logit; repeatable."),
-    click.option("--seed", type=int,
-                 help="Random seed. Sampled drafts (--acceptance) also need --draft-max for repeatable output."),
-    rare_option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable."),
-    click.option("--system", metavar="TEXT", help="System message."),
-)  # fmt: skip
+def offer(option: Option, *names: str, **changes: Any) -> Callable[[F], F]:
+    """Add an option of the table to a command. `names` are click's, for another one; `changes` are click's too."""
+    flag = f"--{option.name.replace('_', '-')}"
+    attributes: dict[str, Any] = {
+        "default": option.default,
+        "help": option.help,
+        "metavar": option.metavar,
+        "multiple": option.repeats,
+        "show_default": option.default not in (None, False),
+        "type": _select_type(option),
+    }
+    if option.synonym is not None:
+        attributes |= {"cls": OptionWithSynonym, "synonym": f"--{option.synonym}"}
+    elif option.is_rare:
+        attributes["cls"] = RareOption
+    elif option.name == "draft":
+        attributes["cls"] = DraftOption
+    if option.kind is bool:
+        flag += f"/--no-{flag.removeprefix('--')}" if option.is_pair else ""
+        attributes["is_flag"] = True
+    return click.option(*(names or (flag,)), **attributes | changes)
 
-_SPECULATION = (
-    click.option("--draft-max", cls=OptionWithSynonym, synonym="--gamma", type=click.IntRange(0, 63), metavar="N",
-                 help="Number of tokens to draft for speculative decoding; 0 disables it. [default: chosen each "
-                 "round]"),
-    click.option("--draft-tree", cls=OptionWithSynonym, synonym="--nodes", type=click.IntRange(0, 63), metavar="N",
-                 help="Number of tokens in a draft tree; more than --draft-max adds branches."),
-    click.option("--acceptance", cls=OptionWithSynonym, synonym="--verify", default="auto", show_default=True,
-                 type=click.Choice(["auto", "sample", "rejection", "block"]),
-                 help="Acceptance rule. The last two sample the draft. All keep the target's distribution."),
-)  # fmt: skip
 
-_LOADING = (
-    click.option("--ctx", type=click.IntRange(8), help="Context size in tokens. [default: the model's, at most 8192]"),
-    click.option("--threads", type=click.IntRange(1, 512),
-                 help="CPU threads. [default: the idle physical cores, or fewer where that is faster]"),
-    rare_option("--batch-threads", type=click.IntRange(1, 512),
-                 help="CPU threads of forwards of several tokens. [default: as --threads]"),
-    click.option("--gpu-layers", type=click.IntRange(0), help="Layers to offload to the GPU. [default: all]"),
-    rare_option("--kv-type", type=click.Choice(["f16", "q8_0", "q4_0"]), default="f16", show_default=True,
-                 help="Data type of the KV cache."),
-    rare_option("--flash-attention/--no-flash-attention", default=None,
-                 help="Use flash attention. [default: where it is supported and measured to be faster]"),
-    rare_option("--mmap/--no-mmap", default=True, show_default=True, help="Map the weights instead of reading them."),
-    rare_option("--exact", is_flag=True, help="The same text with any draft and with none, to the last bit; slower."),
-    rare_option("--exact-width", type=click.Choice(["1", "2", "4", "8"]), metavar="N",
-                 help="Rows of every forward where --exact needs a fixed number. [default: measured]"),
-    rare_option("--force", is_flag=True, help="Load even if memory looks insufficient."),
-    rare_option("--verbose", is_flag=True, help="Show the runtime's own log."),
-)  # fmt: skip
+def _select_type(option: Option) -> Any:
+    if option.name in _TYPES:
+        return _TYPES[option.name]
+    if isinstance(option.kind, tuple):
+        return click.Choice(option.kind)
+    ranged: Any = {int: click.IntRange, float: click.FloatRange}.get(option.kind)
+    if ranged is None or (option.low is None and option.high is None):
+        return None if option.kind is bool else option.kind
+    return ranged(option.low, None if option.high == options.LARGEST else option.high)
 
-_WORKERS = (
-    rare_option("--workers", metavar="HOST:PORT,...",
-                 help="Compute a part of the layers on other machines, on which `edgespec worker` runs."),
-    rare_option("--trust-network", is_flag=True,
-                 help="Allow workers on a network, whose machines can read all texts, and run code on the workers."),
-)  # fmt: skip
 
-_MEMORY = click.option(
-    "--memory/--no-memory", default=None,
-    help="Keep texts on this machine, so that later ones are drafted from them; see `edgespec memory`. [default: keep "
-    "them, but of a server's API keys only those that ask for it]",
-)  # fmt: skip
-LEARN = rare_option(
-    "--learn/--no-learn", default=False,
-    help="While the model is idle, train its draft on the newest of your texts; see `edgespec adapt`.",
-)  # fmt: skip
-_RUNTIME = "Runtime that runs the model."
-PARALLEL = click.option(
-    "--parallel", type=click.IntRange(1, 64), default=4, show_default=True, metavar="N",
-    help="Parallel sequences for each model, each with --ctx tokens of KV cache.",
-)  # fmt: skip
+_TYPES = {"backend": _BackendChoice(()), "logit_bias": _Bias()}
+_VERBOSE = rare_option("--verbose", is_flag=True, help="Show the runtime's own log.")
+_RUNTIME = offer(options.BACKEND, type=_BackendChoice(("toy",)))
 
 
 def generation_options(command: F) -> F:
     """Add the options of a generation to a command, which receives them as keyword arguments."""
-    options = (draft_option(), *_SAMPLING, *_SPECULATION, _MEMORY, *_LOADING, *_WORKERS)
-    return _add(command, (*options, backend_option(_RUNTIME, "toy")))
+    tables = (options.DRAFT, *options.GENERATION, *options.SPECULATION, options.MEMORY, *options.LOADING)
+    return _add(command, (*map(offer, tables), _VERBOSE, *map(offer, options.WORKERS), _RUNTIME))
 
 
 def serving_options(command: F) -> F:
     """Add the options of drafting and loading; each request brings its own sampling parameters."""
-    options = (draft_option(), *_SPECULATION, _MEMORY, LEARN, *_LOADING, *_WORKERS)
-    return _add(command, (*options, backend_option(_RUNTIME, "toy")))
+    tables = (options.DRAFT, *options.SPECULATION, options.MEMORY, options.LEARN, *options.LOADING)
+    return _add(command, (*map(offer, tables), _VERBOSE, *map(offer, options.WORKERS), _RUNTIME))
 
 
 def load_options(command: F) -> F:
     """Add only the options of loading a model."""
-    return _add(command, (*_LOADING, backend_option(_RUNTIME)))
+    return _add(command, (*map(offer, options.LOADING), _VERBOSE, offer(options.BACKEND)))
 
 
 def worker_options(command: F) -> F:
     """Add the options that name workers."""
-    return _add(command, _WORKERS)
+    return _add(command, map(offer, options.WORKERS))
 
 
-def _add(command: F, decorators: tuple[Callable[[F], F], ...]) -> F:
-    for option in reversed(decorators):
+def _add(command: F, decorators: Iterable[Callable[[F], F]]) -> F:
+    for option in reversed([*decorators]):
         command = option(command)
     return command
 
 
-def load_config(model: str | None, options: dict[str, Any]) -> LoadConfig:
+def load_config(model: str | None, values: dict[str, Any]) -> LoadConfig:
     """What to load, from the parsed options. Commands without --memory keep no texts. Raises InvalidRequest."""
-    from edgespec.backends.options import LoadOptions
-    from edgespec.backends.workers import split_addresses
-    from edgespec.conversations.database import adapted_folder, memory_folder
-    from edgespec.planner.plan import LearnOptions, LoadConfig, MemoryOptions
+    from edgespec.api.options import build_load_config
 
-    return LoadConfig(
-        model=model,
-        backend=parse_backend(options["backend"]),
-        draft=options["draft"],
-        draft_max=options.get("draft_max"),
-        draft_tree=options.get("draft_tree"),
-        acceptance=options.get("acceptance", "auto"),
-        load=LoadOptions(
-            context_size=options["ctx"],
-            threads=options["threads"],
-            gpu_layers=options["gpu_layers"],
-            kv_type=options["kv_type"],
-            flash_attention=options["flash_attention"],
-            mmap=options["mmap"],
-            caches=options.get("parallel", 1),
-            exact=options["exact"],
-            exact_width=int(options["exact_width"]) if options["exact_width"] else None,
-            batch_threads=options["batch_threads"],
-            workers=split_addresses(options.get("workers")),
-            trusts_network=options.get("trust_network", False),
-        ),
-        force=options["force"],
-        memory=None if options.get("memory", False) is False else MemoryOptions(memory_folder()),
-        adapted=adapted_folder(),
-        learn=LearnOptions() if options.get("learn") else None,
-    )
+    return build_load_config(model, values)
 
 
-def sampling_params(options: dict[str, Any], recommended: SamplingDefaults) -> SamplingParams:
+def sampling_params(values: dict[str, Any], recommended: SamplingDefaults) -> SamplingParams:
     """The user's options, else the values the model's authors recommend, else the defaults. Raises InvalidRequest."""
-    chosen: dict[str, Any] = {name: options[name] for name in _SAMPLED}
-    chosen["logit_bias"] = tuple(_parse_bias(text) for text in options["logit_bias"])
-    return recommended.resolve(chosen, temperature=DEFAULT_TEMPERATURE)
+    from edgespec.api.options import resolve_sampling
 
-
-def _parse_bias(text: str) -> tuple[int, float]:
-    token, _, bias = text.partition("=")
-    try:
-        return int(token), float(bias)
-    except ValueError:
-        raise click.BadParameter(f"'{text}' is not ID=BIAS, such as 42=-5.", param_hint="--logit-bias") from None
+    return resolve_sampling(values, recommended)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import click
 
+from edgespec.cli.options import json_option
 from edgespec.cli.serve import PORT
-from edgespec.cli.terminal import format_speed
+from edgespec.cli.terminal import format_speed, format_table, print_result
 
 F = TypeVar("F", bound=Callable[..., Any])
 _TIMEOUT_S = 30.0
@@ -30,27 +30,26 @@ def server_options(command: F) -> F:
 
 
 @click.command("ps")
-@click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
+@json_option
 @server_options
 def ps_command(as_json: bool, url: str, api_key: str | None) -> None:
     """List the models of a running server."""
+    props = http_json("GET", url, "/props", api_key)
+    print_result(props, _format(props), as_json=as_json)
+
+
+def _format(props: dict[str, Any]) -> Iterator[str]:
     from edgespec.units import gib
 
-    props = http_json("GET", url, "/props", api_key)
-    if as_json:
-        click.echo(json.dumps(props))
-        return
     rows = [("MODEL", "STATE", "RUNTIME", "DRAFT", "MEMORY", "WAITING", "UNLOADS")]
     for model in props["models"]:
         memory = gib(model["resident_bytes"]) if model["is_open"] and model["state"] != "remote" else ""
         about = (model.get("backend", ""), model.get("draft", ""), memory, str(model["waiting"]))
         rows.append((model["name"], _describe_state(model), *about, _describe_unload(model)))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    yield from format_table(rows)
     for model in props["models"]:
         for line in _describe_more(model, [each for each in props["recent"] if each["model"] == model["name"]]):
-            click.echo(f"{model['name']}: {line}")
+            yield f"{model['name']}: {line}"
 
 
 def _describe_more(model: dict[str, Any], calls: list[dict[str, Any]]) -> Iterator[str]:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import click
 
 from edgespec.cli.completers import complete_served
-from edgespec.cli.options import DURATION, PARALLEL, OptionWithSynonym, load_config, rare_option, serving_options
+from edgespec.cli.options import DURATION, OptionWithSynonym, load_config, offer, rare_option, serving_options
 from edgespec.errors import InvalidRequest, reason_of
+from edgespec.options import PARALLEL
 
 if TYPE_CHECKING:
     import socket
@@ -257,7 +258,7 @@ _EMBEDDED = "embedded"
     show_default=True,
     help="What is logged: debug adds polls of /health, /metrics and /props, warning leaves sound requests out.",
 )
-@PARALLEL
+@offer(PARALLEL)
 @serving_options
 def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> int:
     """Serve models at /v1 like OpenAI (chat, completions, responses) and Anthropic (messages).
@@ -375,7 +376,7 @@ _REMOTE_EXAMPLE = 'A model of another server has backend = "openai", url, model,
 
 
 @serving_options
-@PARALLEL
+@offer(PARALLEL)
 @click.option("--keep-alive", type=DURATION)
 @click.command("model")
 def _table(**_options: Any) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from edgespec.core.metrics import Metrics
     from edgespec.core.protocols import Step
@@ -174,7 +177,13 @@ def report_bug(error: Exception) -> None:
     click.echo(f"hint: Please report it, with {save_traceback(error)}.", err=True)
 
 
-# Tables on a terminal.
+# Results, as tables or as JSON.
+
+
+def print_result(facts: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print `facts` as JSON if that is wanted, else `lines`, which are not made before."""
+    for line in [json.dumps(facts, ensure_ascii=False)] if as_json else lines:
+        click.echo(line)
 
 
 def format_table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> Iterator[str]:
@@ -190,9 +199,49 @@ def format_table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozense
         yield line if room is None else shorten(line, room)
 
 
+def format_groups(
+    rows: Sequence[Sequence[str]], groups: Sequence[str], titles: Mapping[str, str], right: frozenset[int]
+) -> Iterator[str]:
+    """`format_table` with a title above the first row of each group; `groups` are those of the rows."""
+    shown = groups[0]
+    for line, group in zip(format_table(rows, right), groups, strict=True):
+        if group != shown:
+            yield titles[group]
+        shown = group
+        yield line
+
+
+def format_time(seconds: float) -> str:
+    """A time since 1970 as a local date and time."""
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+
+
 def shorten(text: str, width: int) -> str:
     """`text` in at most `width` characters."""
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def write_lines(file: Path, facts: Iterable[object], *, force: bool) -> int:
+    """Write each of `facts` as a line of JSON to a file that only its user can read; returns their number.
+
+    Raises InvalidRequest for a file that exists, unless `force`, and CacheError.
+    """
+    from edgespec.errors import CacheError, InvalidRequest, reason_of
+    from edgespec.files import replace_file
+
+    if file.exists() and not force:
+        raise InvalidRequest(f"{file} exists.", hint="Name another file, or use --force.")
+    n = 0
+    try:
+        with replace_file(file) as partial:
+            partial.chmod(0o600)
+            with partial.open("w", encoding="utf-8") as out:
+                for n, each in enumerate(facts, 1):  # noqa: B007 - the number of the last one
+                    out.write(json.dumps(each, ensure_ascii=False) + "\n")
+    except OSError as error:
+        hint = "Free some space, or name a file in a folder that can be written."
+        raise CacheError(f"{file} cannot be written: {reason_of(error)}.", hint=hint) from error
+    return n
 
 
 # Ctrl-C while a job runs: the first press cancels the job, the second ends the program.

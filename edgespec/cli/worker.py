@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from edgespec.cli.options import offer
+from edgespec.options import OPTIONS
+
 if TYPE_CHECKING:
     from edgespec.backends.llamacpp.library import Device
     from edgespec.backends.llamacpp.rpc import WeightsCache
@@ -25,7 +28,7 @@ _CAME, _WENT = "Accepted client connection", "Client connection closed"
 @click.command("worker")
 @click.option("--host", default=HOST, show_default=True, help="IPv4 address to listen on.")
 @click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="Port to listen on.")
-@click.option("--threads", type=click.IntRange(1, 512), help="CPU threads. [default: the idle physical cores]")
+@offer(OPTIONS["threads"], help="CPU threads. [default: the idle physical cores]")
 @click.option(
     "--device",
     "names",
@@ -61,14 +64,13 @@ def worker_command(
     devices = _choose_devices(names)
     cache = _open_cache() if has_cache else None
     _check_port(address, port)
-    server = _Server(address, port, devices, threads or idle_cores(), cache)
-    for line in server.describe(host):
-        click.echo(line)
+    threads = threads or idle_cores()
+    click.echo("\n".join(_describe(host, address, port, devices, threads, cache)))
     if trust_network:
         from edgespec.backends.workers import INSECURE
 
         click.echo(f"warning: {INSECURE}", err=True)
-    return server.run()
+    return _run(address, port, devices, threads, cache)
 
 
 def _check_host(host: str, trust_network: bool) -> str:
@@ -142,88 +144,83 @@ def _try_port(address: str, port: int) -> OSError | None:
     return None
 
 
-class _Server:
-    """ggml's server on a thread of this process, which ends with the process."""
+def _describe(
+    host: str, address: str, port: int, devices: list[Device], threads: int, cache: WeightsCache | None
+) -> Iterator[str]:
+    """What is lent, and how another machine takes it."""
+    import psutil
 
-    def __init__(
-        self, address: str, port: int, devices: list[Device], threads: int, cache: WeightsCache | None
-    ) -> None:
-        self._address, self._port, self._devices, self._threads, self._cache = address, port, devices, threads, cache
+    from edgespec.sockets import is_loopback
+    from edgespec.units import count, gib
 
-    def describe(self, host: str) -> Iterator[str]:
-        """What is lent, and how another machine takes it."""
-        import psutil
+    for device in devices:
+        free, cores = device.free, ""
+        if device.kind == "cpu":
+            free, cores = psutil.virtual_memory().available, f", {count(threads, 'CPU thread')}"
+        yield f"Lending {device.name}: {device.description.strip()}, {gib(free)} free{cores}"
+    if cache is not None:
+        yield f"Keeping weights in {cache.folder}: {gib(cache.size)} now"
+    if is_loopback(address):
+        yield f"On another machine: ssh -N -L {port}:127.0.0.1:{port} USER@{socket.gethostname()}"
+        yield f"and beside it:      edgespec chat REF --workers 127.0.0.1:{port}"
+    else:
+        name = socket.gethostname() if host == "0.0.0.0" else host
+        yield f"On another machine: edgespec chat REF --workers {name}:{port} --trust-network"
+    yield f"Listening at {address}:{port}; press Ctrl-C to stop."
 
-        from edgespec.sockets import is_loopback
-        from edgespec.units import gib
 
-        for device in self._devices:
-            free = psutil.virtual_memory().available if device.kind == "cpu" else device.free
-            count = f", {self._threads} CPU thread{'s' * (self._threads > 1)}"
-            threads = count if device.kind == "cpu" else ""
-            yield f"Lending {device.name}: {device.description.strip()}, {gib(free)} free{threads}"
-        if self._cache is not None:
-            yield f"Keeping weights in {self._cache.folder}: {gib(self._cache.size)} now"
-        port = self._port
-        if is_loopback(self._address):
-            yield f"On another machine: ssh -N -L {port}:127.0.0.1:{port} USER@{socket.gethostname()}"
-            yield f"and beside it:      edgespec chat REF --workers 127.0.0.1:{port}"
-        else:
-            name = socket.gethostname() if host == "0.0.0.0" else host
-            yield f"On another machine: edgespec chat REF --workers {name}:{port} --trust-network"
-        yield f"Listening at {self._address}:{port}; press Ctrl-C to stop."
+def _run(address: str, port: int, devices: list[Device], threads: int, cache: WeightsCache | None) -> int:
+    """Run ggml's server on a thread until a signal. Raises BackendError where it could not begin.
 
-    def run(self) -> int:
-        """Serve until a signal; returns the exit code. Raises BackendError where ggml could not begin."""
-        from edgespec.cli.terminal import INTERRUPTED
-        from edgespec.errors import BackendError
+    That thread never returns, so the process ends here.
+    """
+    from edgespec.backends.llamacpp.rpc import serve
+    from edgespec.cli.terminal import INTERRUPTED
+    from edgespec.errors import BackendError
 
-        ours, theirs = os.pipe()
-        screen = os.fdopen(os.dup(1), "w", buffering=1, errors="replace")
-        os.dup2(theirs, 1)  # ggml's words are read, and told in ours
-        os.close(theirs)
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        ended: list[int] = []
-        wake = threading.Event()
+    ours, theirs = os.pipe()
+    screen = os.fdopen(os.dup(1), "w", buffering=1, errors="replace")
+    os.dup2(theirs, 1)  # ggml's lines are read, and its clients reported in our words
+    os.close(theirs)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    ended: list[int] = []
+    wake = threading.Event()
 
-        def stop(number: int, _frame: object) -> None:
-            ended.append(number)
-            wake.set()
-
-        signal.signal(signal.SIGINT, stop)
-        signal.signal(signal.SIGTERM, stop)
-        serving = threading.Thread(target=self._serve, args=(wake,), daemon=True)
-        serving.start()
-        threading.Thread(target=self._tell, args=(ours, screen), daemon=True).start()
-        wake.wait()
-        if not ended:
-            raise BackendError("llama.cpp's server has ended by itself.", hint="Start the worker again.")
-        with suppress(OSError):
-            screen.write("\n" if ended[0] == signal.SIGINT else "")
-            screen.flush()
-        os._exit(INTERRUPTED if ended[0] == signal.SIGINT else 0)  # its thread never returns
-
-    def _serve(self, wake: threading.Event) -> None:
-        from edgespec.backends.llamacpp.rpc import serve
-
-        names, cache = [device.name for device in self._devices], self._cache
-        serve(self._address, self._port, names, self._threads, cache.folder if cache is not None else None)
+    def stop(number: int, _frame: object) -> None:
+        ended.append(number)
         wake.set()
 
-    def _tell(self, pipe: int, screen: TextIO) -> None:
-        """Say who comes and goes, from the lines that ggml writes."""
-        from edgespec.backends.llamacpp.rpc import notice_silence
+    def run() -> None:
+        serve(address, port, [device.name for device in devices], threads, cache.folder if cache is not None else None)
+        wake.set()
 
-        with os.fdopen(pipe, encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                with suppress(OSError):  # nobody reads, or the disk is full
-                    if line.startswith(_CAME):
-                        notice_silence(("", self._port))
-                        if self._cache is not None:
-                            self._cache.begin()
-                        screen.write("a client has connected\n")
-                    elif line.startswith(_WENT):
-                        if self._cache is not None:
-                            self._cache.end()
-                        screen.write("the client has left\n")
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    threading.Thread(target=run, daemon=True).start()
+    threading.Thread(target=_report_clients, args=(ours, screen, port, cache), daemon=True).start()
+    wake.wait()
+    if not ended:
+        raise BackendError("llama.cpp's server has ended by itself.", hint="Start the worker again.")
+    with suppress(OSError):
+        screen.write("\n" if ended[0] == signal.SIGINT else "")
+        screen.flush()
+    os._exit(INTERRUPTED if ended[0] == signal.SIGINT else 0)
+
+
+def _report_clients(pipe: int, screen: TextIO, port: int, cache: WeightsCache | None) -> None:
+    """Report who comes and goes, from the lines that ggml writes."""
+    from edgespec.backends.llamacpp.rpc import notice_silence
+
+    with os.fdopen(pipe, encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            with suppress(OSError):  # nobody reads, or the disk is full
+                if line.startswith(_CAME):
+                    notice_silence(("", port))
+                    if cache is not None:
+                        cache.begin()
+                    screen.write("a client has connected\n")
+                elif line.startswith(_WENT):
+                    if cache is not None:
+                        cache.end()
+                    screen.write("the client has left\n")

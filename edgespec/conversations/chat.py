@@ -76,15 +76,6 @@ class Chat:
         max_tokens = self.max_tokens or (recommended.max_tokens if recommended else None)
         return Request(prompt, self.sampling, max_tokens, self.seed, self._stop, start=start, memory=memory)
 
-    def undo(self) -> str | None:
-        """Remove the last question and its answer; returns the question, or None without one."""
-        while self.messages:
-            message = self.messages.pop()
-            self.left_out = min(self.left_out, len(self.messages))
-            if message.role == "user":
-                return message.content
-        return None
-
     def setting(self, name: str) -> Any:
         """The value of one of SETTINGS. Raises InvalidRequest for another name."""
         if name not in SETTINGS:

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Protocol, TypeVar
+from typing import Any
 
 from edgespec.conversations.chat import NONE, SETTINGS, Chat
 from edgespec.errors import InvalidRequest
 
 
-class Command(Protocol):
-    """What a command shows in a list: `arguments` follow the name, optional ones are in brackets."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def arguments(self) -> str: ...
-
-    @property
-    def summary(self) -> str: ...
-
-
-C = TypeVar("C", bound=Command)
-
-
 @dataclass(frozen=True, slots=True)
 class SlashCommand:
-    """A Command without its implementation."""
+    """A command: `arguments` follow the name, optional ones are in brackets; `run` belongs to one interface."""
 
     name: str
     arguments: str
     summary: str
+    run: Callable[..., Any] | None = None
 
 
 _COMMANDS = (
@@ -54,19 +39,19 @@ SHARED = {command.name: command for command in _COMMANDS}
 ALIASES = {"?": "help", "bye": "exit", "quit": "exit"}
 
 
-def format_help(commands: Iterable[Command]) -> str:
+def format_help(commands: Iterable[SlashCommand]) -> str:
     """A line for each command: its usage and what it does."""
     return "\n".join(f"{f'/{each.name} {each.arguments}'.rstrip():24} {each.summary}" for each in commands)
 
 
-def requires_argument(command: Command) -> bool:
+def requires_argument(command: SlashCommand) -> bool:
     """Whether the command cannot run by its name alone."""
     return bool(command.arguments) and not command.arguments.startswith("[")
 
 
 def parse_command(
-    line: str, commands: Mapping[str, C], aliases: Mapping[str, str], help_key: str = "/help"
-) -> tuple[C, str]:
+    line: str, commands: Mapping[str, SlashCommand], aliases: Mapping[str, str], help_key: str = "/help"
+) -> tuple[SlashCommand, str]:
     """The command and its argument in a line without the slash; `help_key` opens the list of commands.
 
     Raises InvalidRequest for an unknown command and a missing argument.

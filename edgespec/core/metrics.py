@@ -62,6 +62,7 @@ _RECENT_PLAIN = 5  # plain rounds that a drafted one is compared with
 _MIN_PLAIN = 3  # fewer are not compared with
 _CURVE_WEIGHT = 20  # of the measured curve, in drafted rounds that were compared
 _MAX_ERROR = 1.5  # of the curve; a comparison beyond it tells of a machine that has become slower or faster meanwhile
+_RECENT_STEPS = 16  # that the current speed is averaged over
 
 
 class SpeedupEstimate:
@@ -122,51 +123,82 @@ class SpeedupEstimate:
 
 
 class Meter:
-    """Collects the Steps of one generation."""
+    """Counts one generation as its steps come: what a screen shows meanwhile, and `metrics` at any time.
 
-    def __init__(self, prompt_tokens: int, started_s: float) -> None:
-        """`started_s` is time.perf_counter() when the request arrived."""
-        self._prompt_tokens = prompt_tokens
-        self._started_s = started_s
-        self._steps: list[Step] = []
+    prompt_tokens  the number given, until a PrefillProgress says how many there are
+    started_s      time.perf_counter() when the request arrived
+    steps          all of them, the one of the first token included
+    progress       of reading the prompt, the last one that was added
+    """
+
+    def __init__(self, prompt_tokens: int = 0, started_s: float = 0.0) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.started_s = started_s
+        self.steps: list[Step] = []
+        self.emitted_tokens = self.drafted_tokens = self.accepted_tokens = 0
+        self.progress: PrefillProgress | None = None
         self._speedup = SpeedupEstimate()
         self._reasoning = 0
         self._read_s: float | None = None
-        self._cached = 0
 
     def add_progress(self, progress: PrefillProgress, at_s: float) -> None:
         """Tokens of the prompt were read at `at_s`, in seconds of time.perf_counter()."""
-        self._cached, self._read_s = progress.reused, at_s
+        self.progress, self.prompt_tokens, self._read_s = progress, progress.total, at_s
 
     def add(self, step: Step, reasoning: int = 0) -> None:
         """Add the next step; `reasoning` of its tokens belong to the reasoning phase."""
-        self._steps.append(step)
+        self.steps.append(step)
+        self.emitted_tokens += len(step.tokens)
+        self.drafted_tokens += step.n_drafted
+        self.accepted_tokens += step.n_accepted
         self._reasoning += reasoning
         self._speedup.add(step)
 
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over drafted tokens; None before the first draft."""
+        return self.accepted_tokens / self.drafted_tokens if self.drafted_tokens else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The mean since the first token."""
+        seconds = self.steps[-1].at_s - self.steps[0].at_s if self.steps else 0.0
+        return (self.emitted_tokens - 1) / seconds if seconds > 0 and self.emitted_tokens > 1 else None
+
+    @property
+    def times_plain(self) -> float | None:
+        """The speed over that of plain decoding, see SpeedupEstimate; None while it is unknown."""
+        return self._speedup.speedup
+
+    @property
+    def plain_tokens_per_second(self) -> float | None:
+        """The speed that plain decoding would have had in this answer; None while it is unknown."""
+        speed, speedup = self.tokens_per_second, self.times_plain
+        return speed / speedup if speed and speedup else None
+
+    def recent_speed(self, end: int | None = None) -> float | None:
+        """Tokens/s over the last steps, or over those before index `end` of `steps`."""
+        steps = self.steps[:end][-_RECENT_STEPS:]
+        seconds = steps[-1].at_s - steps[0].at_s if steps else 0.0
+        return sum(len(step.tokens) for step in steps[1:]) / seconds if seconds > 0 else None
+
     def metrics(self) -> Metrics:
-        steps = self._steps
-        emitted = sum(len(s.tokens) for s in steps)
-        forwards = sum(s.index > 0 for s in steps)
-        drafted = sum(s.n_drafted for s in steps)
-        accepted = sum(s.n_accepted for s in steps)
+        steps, speed = self.steps, self.tokens_per_second
+        forwards = max(0, len(steps) - 1)
         gaps = np.diff([s.at_s for s in steps])
-        tpot_s = float(gaps.sum()) / (emitted - 1) if emitted > 1 else None
-        tau = (emitted - 1) / forwards if forwards else None
-        ttft_s = steps[0].at_s - self._started_s if steps else None
         p50_s, p99_s = np.percentile(gaps, (50, 99)).tolist() if len(gaps) else (None, None)
         return Metrics(
-            prompt_tokens=self._prompt_tokens,
-            emitted_tokens=emitted,
+            prompt_tokens=self.prompt_tokens,
+            emitted_tokens=self.emitted_tokens,
             target_forwards=forwards,
-            drafted_tokens=drafted,
-            accepted_tokens=accepted,
-            tau=tau,
-            acceptance_rate=accepted / drafted if drafted else None,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
+            tau=(self.emitted_tokens - 1) / forwards if forwards else None,
+            acceptance_rate=self.acceptance_rate,
             alpha_by_depth=_alpha_by_depth(steps),
-            tokens_per_second=1 / tpot_s if tpot_s else None,
-            ttft_s=ttft_s,
-            tpot_s=tpot_s,
+            tokens_per_second=speed,
+            ttft_s=steps[0].at_s - self.started_s if steps else None,
+            tpot_s=1 / speed if speed else None,
             step_p50_s=p50_s,
             step_p99_s=p99_s,
             prefill_s=self._prefill_s(),
@@ -174,15 +206,15 @@ class Meter:
             verify_s=sum(s.verify_s for s in steps),
             sample_s=sum(s.sample_s for s in steps),
             commit_s=sum(s.commit_s for s in steps),
-            times_plain=self._speedup.speedup,
-            cached_tokens=self._cached,
+            times_plain=self.times_plain,
+            cached_tokens=self.progress.reused if self.progress else 0,
             reasoning_tokens=self._reasoning,
         )
 
     def _prefill_s(self) -> float:
-        if self._steps:
-            return self._steps[0].at_s - self._steps[0].sample_s - self._started_s
-        return self._read_s - self._started_s if self._read_s is not None else 0.0
+        if self.steps:
+            return self.steps[0].at_s - self.steps[0].sample_s - self.started_s
+        return self._read_s - self.started_s if self._read_s is not None else 0.0
 
 
 def _alpha_by_depth(steps: Sequence[Step]) -> tuple[float, ...]:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import BackendError, InvalidRequest
+from edgespec.options import LARGEST, SAMPLING
 
 # Array types. Shapes are in the docstrings of the functions that use them.
 
@@ -291,15 +292,9 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        _within("temperature", self.temperature, 0.0, 100.0)
-        _within("top-k", self.top_k, 0, 2**31 - 1)
-        _within("top-p", self.top_p, 0.0, 1.0)
-        _within("min-p", self.min_p, 0.0, 1.0)
-        _within("typical-p", self.typical_p, 0.0, 1.0)
-        _within("repetition penalty", self.repetition_penalty, 0.01, 100.0)
-        _within("presence penalty", self.presence_penalty, -100.0, 100.0)
-        _within("frequency penalty", self.frequency_penalty, -100.0, 100.0)
-        _within("penalty window", self.penalty_window, 0, 2**31 - 1)
+        for option in SAMPLING:
+            _within(option.name.replace("_", "-"), getattr(self, option.name), *option.limits)
+        _within("penalty window", self.penalty_window, 0, LARGEST)
         for token, bias in self.logit_bias:
             _within(f"logit bias of token {token}", bias, -1e4, 1e4)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from edgespec.errors import CacheError, RegistryError, UnknownModel
 from edgespec.formats.heads import HeadKind
 from edgespec.hub.cache import Alias, PackagedFile, Reference, parse_reference
+from edgespec.options import MAX_TOKENS, SAMPLING
 from edgespec.registry.originals import ROLES, find_packaged, is_repository
 
 if TYPE_CHECKING:
@@ -275,12 +276,8 @@ _PAIR_CHECKS: dict[str, Check] = {
 _ORIGINALS_CHECKS: dict[str, Check] = dict.fromkeys(
     ROLES, (is_repository, "is not a repository such as Qwen/Qwen3-32B")
 )
-_SAMPLING_CHECKS: dict[str, Check] = {
-    "temperature": _within(0, 100),
-    "top_k": _within(0, 2**31 - 1, whole=True),
-    "top_p": _within(0, 1),
-    "min_p": _within(0, 1),
-    "max_tokens": _within(1, 2**31 - 1, whole=True),
+_SAMPLING_CHECKS: dict[str, Check] = {  # the fields of SamplingDefaults
+    option.name: _within(*option.limits, whole=option.kind is int) for option in (*SAMPLING[:4], MAX_TOKENS)
 }
 _PARTS = {
     "gguf": _PAIR_CHECKS,

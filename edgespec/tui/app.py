@@ -18,6 +18,7 @@ from textual.screen import Screen
 from edgespec.controller.stats import DraftStats
 from edgespec.conversations import Store
 from edgespec.conversations.chat import Chat
+from edgespec.conversations.commands import requires_argument
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Notice as EngineNotice
 from edgespec.errors import EdgespecError, NotReady
@@ -26,6 +27,7 @@ from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import EMBEDDED_ALIAS, SamplingDefaults
 from edgespec.service.client import EngineClient, ModelInfo, Stream
 from edgespec.text.stream import Piece
+from edgespec.tui import commands
 from edgespec.tui.blocks import may_be_code
 from edgespec.tui.dialogue import CONTINUE_HINT, Dialogue, own_model
 from edgespec.tui.keys import BINDINGS, Help
@@ -33,7 +35,7 @@ from edgespec.tui.messages import Batch, JobEnded, ModelReady, ProgressChanged, 
 from edgespec.tui.opening import Opening
 from edgespec.tui.panel import Panel, StatusLine, add_metrics, footer_metrics, format_footer, read_status
 from edgespec.tui.progress import Downloads, Progress
-from edgespec.tui.prompt import CommandSet, Completion, Prompt, sanitize
+from edgespec.tui.prompt import Completion, Prompt, sanitize
 from edgespec.tui.settings import add_path
 from edgespec.tui.transcript import Transcript
 from edgespec.tui.turns import Notice
@@ -89,8 +91,8 @@ class ChatView(Dialogue):
         self.refresh_opening()
         if (model_info := self.client.model_info) is not None:
             status = read_status(model_info, self.client.resident, is_incognito=self.is_incognito)
-            self.query_one(Panel).show(self.activity.stats, status)
-            self.query_one(StatusLine).show(self.activity.stats, status)
+            self.query_one(Panel).show(self.activity.meter, status)
+            self.query_one(StatusLine).show(self.activity.meter, status)
 
     def refresh_instruments_sometimes(self) -> None:
         """The same, but not more often than anybody can read."""
@@ -100,7 +102,7 @@ class ChatView(Dialogue):
     async def action_details(self) -> None:
         from edgespec.tui.panel import Details  # not before it is needed: its tables take 50 ms
 
-        self.push_screen(Details(lambda: self.activity.stats, self._read_draft_stats, self.load_notices))
+        self.push_screen(Details(lambda: self.activity.meter, self._read_draft_stats, self.load_notices))
 
     async def _read_draft_stats(self) -> DraftStats | None:
         """What the autopilot has learned; None before it has measured, and where no model is open."""
@@ -127,7 +129,6 @@ class ChatApp(ChatView):
         chat: Chat,
         store: Store,
         client: EngineClient,
-        commands: CommandSet,
         *,
         sampling: Callable[[SamplingDefaults], SamplingParams] = lambda _: SamplingParams(),
         resume: int | None = None,
@@ -142,7 +143,6 @@ class ChatApp(ChatView):
         """
         super().__init__(request, chat, store, client)
         self.is_choosing = is_choosing
-        self.commands = commands
         self._sampling = sampling
         self._resume = resume
         self._then = then
@@ -193,11 +193,11 @@ class ChatApp(ChatView):
             await self.submit(message.text)
 
     def complete(self, line: str) -> Sequence[Completion]:
-        return self.commands.complete(line, self.available_themes)
+        return commands.complete(line, self.available_themes)
 
     async def run_command(self, line: str) -> None:
         try:
-            await self.commands.run(self, line)
+            await commands.run(self, line)
         except EdgespecError as error:
             if isinstance(error, NotReady) and self.activity.is_loading:
                 self.queue(f"/{line}")
@@ -236,7 +236,7 @@ class ChatApp(ChatView):
         self.query_one(Prompt).focus()
 
     def action_help(self) -> None:
-        self.push_screen(Help(self.commands.help))
+        self.push_screen(Help(commands.HELP))
 
     async def action_clear_screen(self) -> None:
         """Remove everything from the screen but an answer under way; the conversation stays."""
@@ -244,8 +244,9 @@ class ChatApp(ChatView):
 
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         yield from super().get_system_commands(screen)
-        for name, summary in self.commands.without_arguments():
-            yield SystemCommand(f"/{name}", summary, partial(self.run_command, name))
+        for command in commands.COMMANDS:
+            if not requires_argument(command):
+                yield SystemCommand(f"/{command.name}", command.summary, partial(self.run_command, command.name))
 
     # Messages of jobs.
 

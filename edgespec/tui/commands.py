@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edgespec.conversations import from_json, to_json, to_markdown
 from edgespec.conversations.chat import NONE, describe_speculation, parse_path, write_file
 from edgespec.conversations.commands import (
     ALIASES,
     SHARED,
+    SlashCommand,
     apply_setting,
     format_help,
     parse_command,
-    requires_argument,
 )
 from edgespec.errors import InvalidRequest
 from edgespec.planner.draft_finder import describe_words
 from edgespec.service.client import require_model
 from edgespec.text.chat_template import Message
-from edgespec.tui.app import ChatApp
 from edgespec.tui.completion import complete_line
 from edgespec.tui.markdown import list_code_blocks
-from edgespec.tui.picker import History
 from edgespec.tui.progress import Downloads
 from edgespec.tui.prompt import Completion, Prompt
 from edgespec.tui.race import Race
 from edgespec.tui.transcript import Transcript
 from edgespec.units import count
+
+if TYPE_CHECKING:
+    from edgespec.tui.app import ChatApp
+
+Run = Callable[["ChatApp", str], Awaitable[None]]
 
 # Commands that change, show or copy the conversation.
 
@@ -131,6 +135,8 @@ async def incognito(app: ChatApp, _argument: str) -> None:
 
 
 async def history(app: ChatApp, argument: str) -> None:
+    from edgespec.tui.picker import History  # not before it is needed: the planner behind that module takes 50 ms
+
     app.activity.require_idle()
     current = app.recorder.conversation
 
@@ -245,7 +251,7 @@ async def model(app: ChatApp, argument: str) -> None:
         app.open(replace(app.request, model=argument, draft="auto"))
         return
 
-    from edgespec.tui.picker import Pick, Picker  # not before it is needed: the planner behind it takes 50 ms
+    from edgespec.tui.picker import Pick, Picker  # as in history()
 
     async def load(pick: Pick | None) -> None:
         if pick is not None and pick.download:
@@ -298,86 +304,69 @@ async def theme(app: ChatApp, argument: str) -> None:
         app.theme = argument
 
 
-Run = Callable[[ChatApp, str], Awaitable[None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """`arguments` follow the name; optional ones are in brackets."""
-
-    name: str
-    arguments: str
-    summary: str
-    run: Run
-
-
-def _share(name: str, run: Run) -> Command:
-    """A command that the plain chat has too."""
-    shared = SHARED[name]
-    return Command(name, shared.arguments, shared.summary, run)
-
-
-async def _help(app: ChatApp, _argument: str) -> None:
+async def show_help(app: ChatApp, _argument: str) -> None:
     app.action_help()
 
 
-async def _details(app: ChatApp, _argument: str) -> None:
-    await app.action_details()
-
-
-async def _exit(app: ChatApp, _argument: str) -> None:
+async def leave(app: ChatApp, _argument: str) -> None:
     app.action_leave()
 
 
+async def stats(app: ChatApp, _argument: str) -> None:
+    await app.action_details()
+
+
+def _share(name: str, run: Run) -> SlashCommand:
+    """A command that the plain chat has too."""
+    return replace(SHARED[name], run=run)
+
+
 COMMANDS = (
-    _share("help", _help),
+    _share("help", show_help),
     _share("spec", spec),
     _share("draft", draft),
-    Command("model", "[REF]", "choose a model, or load REF; the conversation stays", model),
+    SlashCommand("model", "[REF]", "choose a model, or load REF; the conversation stays", model),
     _share("set", settings),
-    Command("system", "[TEXT]", "show the system message, or set it; 'none' removes it", system),
-    Command("race", "[TEXT]", "decode the last question, or TEXT, plainly and speculatively", race),
-    Command("stats", "", "show steps, costs, acceptance (F2)", _details),
-    Command("theme", "[NAME]", "change the colors; without NAME, list the themes", theme),
-    Command("retry", "[N]", "answer the last question, or question N, again", retry),
+    SlashCommand("system", "[TEXT]", "show the system message, or set it; 'none' removes it", system),
+    SlashCommand("race", "[TEXT]", "decode the last question, or TEXT, plainly and speculatively", race),
+    SlashCommand("stats", "", "show steps, costs, acceptance (F2)", stats),
+    SlashCommand("theme", "[NAME]", "change the colors; without NAME, list the themes", theme),
+    SlashCommand("retry", "[N]", "answer the last question, or question N, again", retry),
     _share("continue", continue_),
-    Command("edit", "[N]", "move the last question, or question N, back to the prompt", edit),
+    SlashCommand("edit", "[N]", "move the last question, or question N, back to the prompt", edit),
     _share("undo", undo),
-    Command("branch", "[N|back|up|down]", "show the next branch, N or the one before; up, down: a fork", branch),
-    Command("attach", "FILE", "insert a text file into the prompt", attach),
-    Command("find", "TEXT", "scroll to the last message that contains TEXT", find),
-    Command("copy", "[N]", "copy the last answer, or its Nth code block", copy),
-    Command("new", "", "start a new conversation; this one is kept", new),
+    SlashCommand("branch", "[N|back|up|down]", "show the next branch, N or the one before; up, down: a fork", branch),
+    SlashCommand("attach", "FILE", "insert a text file into the prompt", attach),
+    SlashCommand("find", "TEXT", "scroll to the last message that contains TEXT", find),
+    SlashCommand("copy", "[N]", "copy the last answer, or its Nth code block", copy),
+    SlashCommand("new", "", "start a new conversation; this one is kept", new),
     _share("incognito", incognito),
-    Command("history", "[TEXT]", "list all conversations, or search them for TEXT", history),
-    Command("rename", "TITLE", "change the title of the conversation", rename),
-    Command("export", "FILE", "write this branch to FILE.md, all to FILE.json; /export! replaces a file", export),
-    Command("import", "FILE", "read a FILE.json of /export as a new conversation", import_),
-    Command("save", "FILE", "write messages and settings for /load; /save! replaces a file", save),
-    Command("load", "FILE", "read a file of /save as a new conversation", load),
-    _share("exit", _exit),
+    SlashCommand("history", "[TEXT]", "list all conversations, or search them for TEXT", history),
+    SlashCommand("rename", "TITLE", "change the title of the conversation", rename),
+    SlashCommand("export", "FILE", "write this branch to FILE.md, all to FILE.json; /export! replaces a file", export),
+    SlashCommand("import", "FILE", "read a FILE.json of /export as a new conversation", import_),
+    SlashCommand("save", "FILE", "write messages and settings for /load; /save! replaces a file", save),
+    SlashCommand("load", "FILE", "read a file of /save as a new conversation", load),
+    _share("exit", leave),
 )
 _ALIASES = ALIASES | {"clear": "new", "show": "set", "resume": "history"}
 _REPLACING = (
-    Command("export!", "FILE", "as /export; a file that exists is replaced", partial(export, overwrite=True)),
-    Command("save!", "FILE", "as /save; a file that exists is replaced", partial(save, overwrite=True)),
+    SlashCommand("export!", "FILE", "as /export; a file that exists is replaced", partial(export, overwrite=True)),
+    SlashCommand("save!", "FILE", "as /save; a file that exists is replaced", partial(save, overwrite=True)),
 )
 _BY_NAME = {command.name: command for command in (*COMMANDS, *_REPLACING)}
 
 
-class SlashCommands:
-    """A tui.app.CommandSet of COMMANDS."""
+HELP = format_help(COMMANDS)
 
-    help = format_help(COMMANDS)
 
-    async def run(self, app: ChatApp, line: str) -> None:
-        command, argument = parse_command(line, _BY_NAME, _ALIASES, help_key="F1")
-        await command.run(app, argument)
+async def run(app: ChatApp, line: str) -> None:
+    """Run `line`, given without its slash. Raises EdgespecError."""
+    command, argument = parse_command(line, _BY_NAME, _ALIASES, help_key="F1")
+    assert command.run is not None
+    await command.run(app, argument)
 
-    def complete(self, line: str, themes: Iterable[str]) -> list[Completion]:
-        return complete_line(line, _BY_NAME, _ALIASES, themes)
 
-    def without_arguments(self) -> Iterator[tuple[str, str]]:
-        for command in COMMANDS:
-            if not requires_argument(command):
-                yield command.name, command.summary
+def complete(line: str, themes: Iterable[str]) -> list[Completion]:
+    """How a line that is being typed, with its slash, can go on."""
+    return complete_line(line, _BY_NAME, _ALIASES, themes)

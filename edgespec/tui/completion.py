@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from edgespec.conversations.chat import SETTINGS
-from edgespec.conversations.commands import Command, requires_argument
+from edgespec.conversations.commands import SlashCommand, requires_argument
 from edgespec.errors import EdgespecError
 from edgespec.planner.draft_finder import AUTO, NONE, list_words
 from edgespec.registry.schema import load_registry
@@ -20,7 +20,7 @@ Values = Iterable[tuple[str, str, bool]]
 
 
 def complete_line(
-    line: str, commands: Mapping[str, Command], aliases: Mapping[str, str], themes: Iterable[str]
+    line: str, commands: Mapping[str, SlashCommand], aliases: Mapping[str, str], themes: Iterable[str]
 ) -> list[Completion]:
     """The lines that `line` can become. It begins with a slash, and may end in the middle of a word."""
     name, space, argument = line.removeprefix("/").partition(" ")
@@ -40,7 +40,7 @@ def complete_line(
     return found[:MAX_COMPLETIONS]
 
 
-def _complete_name(start: str, commands: Mapping[str, Command], aliases: Mapping[str, str]) -> list[Completion]:
+def _complete_name(start: str, commands: Mapping[str, SlashCommand], aliases: Mapping[str, str]) -> list[Completion]:
     """Names before aliases; an alias is listed only where no name matches."""
     names = [name for name in commands if name.startswith(start)]
     names = names or sorted({aliases[alias] for alias in aliases if alias.startswith(start)})
@@ -71,18 +71,6 @@ def _list_drafts(argument: str) -> Values:
             yield prefix + word + "://" * (not is_whole), spec.summary, is_whole
 
 
-def _list_settings(_argument: str) -> Values:
-    return [(f"{name} ", "", False) for name in SETTINGS]
-
-
-def _list_spec(_argument: str) -> Values:
-    return [(word, summary, True) for word, summary in _SPEC.items()]
-
-
-def _list_models(_argument: str) -> Values:
-    return [(alias, description, True) for alias, description in _read_aliases()]
-
-
 @lru_cache(maxsize=1)
 def _read_aliases() -> Sequence[tuple[str, str]]:
     try:
@@ -106,8 +94,8 @@ def _list_paths(argument: str) -> Values:
 
 _ARGUMENTS: Mapping[str, Callable[[str], Values]] = {
     "draft": _list_drafts,
-    "set": _list_settings,
-    "spec": _list_spec,
-    "model": _list_models,
+    "set": lambda _: [(f"{name} ", "", False) for name in SETTINGS],
+    "spec": lambda _: [(word, summary, True) for word, summary in _SPEC.items()],
+    "model": lambda _: [(alias, description, True) for alias, description in _read_aliases()],
     **dict.fromkeys(("attach", "export", "import", "save", "load"), _list_paths),
 }

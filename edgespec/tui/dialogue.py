@@ -12,18 +12,17 @@ from textual.message import Message as Event
 
 from edgespec.conversations import Store, Turn
 from edgespec.conversations.chat import NEARLY_FULL, Chat, OwnModel, describe_end, make_room
+from edgespec.conversations.recorder import ConversationRecorder, Fork
 from edgespec.engine.events import AnswerStart, Request
 from edgespec.errors import EdgespecError
 from edgespec.hub.cache import LocalPath, parse_reference
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.client import EngineClient, Stream, require_model
 from edgespec.text.chat_template import Message
-from edgespec.tui.live_stats import LiveStats
 from edgespec.tui.messages import Batch, BranchClicked, JobEnded, Toast
 from edgespec.tui.progress import Activity
 from edgespec.tui.prompt import Prompt
 from edgespec.tui.race import Race
-from edgespec.tui.recorder import ConversationRecorder, Fork
 from edgespec.tui.transcript import Transcript
 from edgespec.tui.turns import Answer, Notice, UserMessage
 from edgespec.tui.window import Queued, Window
@@ -190,8 +189,7 @@ class Dialogue(Window):
 
     def _generate(self, answer: Answer, request: Request, earlier: Mapping[str, Any]) -> None:
         """Let `answer` grow; `earlier` are the metrics of what it has."""
-        speed = require_model(self.client).plain_speed
-        self.activity.begin_answer(answer, LiveStats(speed, requested_s=perf_counter()), earlier)
+        self.activity.begin_answer(answer, perf_counter(), earlier)
         self.mark_branches()
         self._drawn_cpu_s = thread_time()
         job = self.activity.job = self.client.stream(request)
@@ -209,7 +207,8 @@ class Dialogue(Window):
 
     async def watch_context(self) -> None:
         """Tell, once, that the context is nearly full."""
-        model_info, used = self.client.model_info, self.activity.stats.context_used
+        model_info, meter = self.client.model_info, self.activity.meter
+        used = meter.prompt_tokens + meter.emitted_tokens
         if model_info is None or not used:
             return
         was_full, self._is_nearly_full = self._is_nearly_full, used >= NEARLY_FULL * model_info.context_size

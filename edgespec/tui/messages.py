@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,39 +48,39 @@ class Batch(Message):
         await asyncio.sleep(self._rest_s)
 
 
+@dataclass(eq=False)
 class BranchClicked(Message):
     """The user clicked on the arrows of a message; `by` is -1 or 1."""
 
-    def __init__(self, item: Item, by: int) -> None:
-        super().__init__()
-        self.item = item
-        self.by = by
+    item: Item
+    by: int
 
 
+@dataclass(eq=False)
 class ModelReady(Message):
-    """A model, or another draft for the same model, is loaded."""
+    """A model, or another draft for the same model, is loaded.
 
-    def __init__(self, model_info: ModelInfo, request: LoadConfig, notices: Sequence[str], *, is_new: bool) -> None:
-        """`notices` are those of the load. `is_new`: the model changed, not only its draft."""
-        super().__init__()
-        self.model_info = model_info
-        self.request = request
-        self.notices = notices
-        self.is_new = is_new
+    notices  those of the load
+    is_new   the model changed, not only its draft
+    """
+
+    model_info: ModelInfo
+    request: LoadConfig
+    notices: Sequence[str]
+    is_new: bool
 
 
+@dataclass(eq=False)
 class Toast(Message):
     """A sentence for the user; `hint` names the next action, `kind` is "note" or "error".
 
     stays   it is shown in the conversation; else in a corner of the screen for some seconds
     """
 
-    def __init__(self, text: str, hint: str = "", kind: str = "note", *, stays: bool = False) -> None:
-        super().__init__()
-        self.text = text
-        self.hint = hint
-        self.kind = kind
-        self.stays = stays
+    text: str
+    hint: str = ""
+    kind: str = "note"
+    stays: bool = False
 
     def __str__(self) -> str:
         return f"{self.text} {self.hint}".strip()
@@ -90,27 +91,25 @@ class Toast(Message):
         if isinstance(error, Cancelled):
             return cls("stopped.")
         if isinstance(error, EdgespecError):
-            return cls(error.message, error.hint, "error", stays=stays)
+            return cls(error.message, error.hint, "error", stays)
         path = save_traceback(error)
         text = f"internal error: {type(error).__name__}: {error}."
-        return cls(text, f"Please report it, with {path}.", "error", stays=stays)
+        return cls(text, f"Please report it, with {path}.", "error", stays)
 
 
+@dataclass(eq=False)
 class ProgressChanged(Message):
     """A download or load made progress; `fraction` is between 0 and 1."""
 
-    def __init__(self, text: str, fraction: float) -> None:
-        super().__init__()
-        self.text = text
-        self.fraction = fraction
+    text: str
+    fraction: float
 
 
+@dataclass(eq=False)
 class JobEnded(Message):
     """A job is over, successfully or not."""
 
-    def __init__(self, job: Stream[Any]) -> None:
-        super().__init__()
-        self.job = job
+    job: Stream[Any]
 
 
 # Progress of a load as messages to the app.

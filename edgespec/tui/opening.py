@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -31,13 +32,12 @@ _QUESTIONS = (
 class Opening(VerticalScroll):
     """Shown in place of an empty conversation."""
 
+    @dataclass(eq=False)
     class Chosen(Message):
         """The user wants to send the example `text`, or to go on with conversation `id` where there is no text."""
 
-        def __init__(self, text: str, id: int | None) -> None:
-            super().__init__()
-            self.text = text
-            self.id = id
+        text: str
+        id: int | None
 
     def __init__(self) -> None:
         super().__init__(id="opening", can_focus=False)

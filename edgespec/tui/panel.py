@@ -17,11 +17,11 @@ from textual.widgets import DataTable, Digits, Static, TabbedContent, TabPane
 
 from edgespec.backends.devices import DeviceMemory
 from edgespec.controller.stats import DraftStats
+from edgespec.core.metrics import Meter, Metrics
 from edgespec.core.protocols import Step
 from edgespec.engine.events import Finished
 from edgespec.hub.cache import shorten_names
 from edgespec.service.client import ModelInfo
-from edgespec.tui.live_stats import LiveStats
 
 # Bars made of block characters.
 
@@ -41,6 +41,7 @@ def draw_column(share: float) -> str:
 _CELLS = 31  # of a line
 _DEPTH_CELLS = 16
 _MAX_DEPTHS = 6
+_MAX_STEPS = 100  # of the latest ones that are shown
 _STRONG, _BAD = "bold $foreground", "$text-warning"
 _DRAFT, _VERIFY, _OTHER = "$text-accent", "$text-primary", "$foreground 40%"
 
@@ -96,7 +97,7 @@ class Panel(VerticalScroll):
 
     def __init__(self) -> None:
         super().__init__(id="panel", can_focus=False)
-        self._gain = Digits("", id="gain")
+        self._speedup = Digits("", id="speedup")
         self._speeds = Static("", id="speeds")
         self._pace = Static("")
         self._drafting = _make_box("Drafting")
@@ -107,26 +108,26 @@ class Panel(VerticalScroll):
         with Vertical(classes="section") as box:
             box.border_title = "Speed"
             with Horizontal(id="headline"):
-                yield self._gain
+                yield self._speedup
                 yield self._speeds
             yield self._pace
         yield self._drafting
         yield self._time
         yield self._model
 
-    def show(self, stats: LiveStats, status: ModelStatus) -> None:
-        gain = stats.times_plain
-        self._gain.display = gain is not None
-        if gain is not None:
-            self._gain.update(f"{gain:.2f}x")
-            self._gain.set_class(gain < 1, "loss")
-        self._speeds.update(_describe_speeds(stats))
-        self._pace.display = bool(stats.speeds)
-        self._pace.update(_describe_pace(stats))
-        self._drafting.update(_describe_drafting(stats, status))
-        self._time.display = stats.forwards > 0
-        self._time.update(_describe_times(stats))
-        self._model.update(_describe_model(stats, status))
+    def show(self, meter: Meter, status: ModelStatus) -> None:
+        speedup, metrics = meter.times_plain, meter.metrics()
+        self._speedup.display = speedup is not None
+        if speedup is not None:
+            self._speedup.update(f"{speedup:.2f}x")
+            self._speedup.set_class(speedup < 1, "loss")
+        self._speeds.update(_describe_speeds(meter))
+        self._pace.display = metrics.target_forwards > 0
+        self._pace.update(_describe_pace(meter))
+        self._drafting.update(_describe_drafting(meter, metrics, status))
+        self._time.display = metrics.target_forwards > 0
+        self._time.update(_describe_times(metrics))
+        self._model.update(_describe_model(meter, status))
 
 
 class StatusLine(Static):
@@ -135,15 +136,15 @@ class StatusLine(Static):
     def __init__(self) -> None:
         super().__init__("", id="status-line", markup=False)
 
-    def show(self, stats: LiveStats, status: ModelStatus) -> None:
+    def show(self, meter: Meter, status: ModelStatus) -> None:
         parts = []
-        if stats.times_plain is not None:
-            parts.append(f"{stats.times_plain:.2f}x plain")
-        if stats.mean_speed is not None:
-            parts.append(f"{stats.mean_speed:.1f} tok/s")
-        if stats.acceptance.rate is not None:
-            parts.append(f"{stats.acceptance.rate:.0%} accepted")
-        parts.append(f"{stats.context_used:,}/{status.context_size:,}")
+        if meter.times_plain is not None:
+            parts.append(f"{meter.times_plain:.2f}x plain")
+        if meter.tokens_per_second is not None:
+            parts.append(f"{meter.tokens_per_second:.1f} tok/s")
+        if meter.acceptance_rate is not None:
+            parts.append(f"{meter.acceptance_rate:.0%} accepted")
+        parts.append(f"{meter.prompt_tokens + meter.emitted_tokens:,}/{status.context_size:,}")
         parts.append(f"draft {status.draft}{' (off)' if status.is_paused else ''}")
         self.update(Content(" · ".join(parts)), layout=False)
 
@@ -154,52 +155,52 @@ def _make_box(title: str) -> Static:
     return box
 
 
-def _describe_speeds(stats: LiveStats) -> Content:
+def _describe_speeds(meter: Meter) -> Content:
     """In tokens/s: the mean of the answer, plain decoding, the last steps."""
-    if stats.mean_speed is None:
+    if meter.tokens_per_second is None:
         return Content("Ask something to measure it.")
-    lines: list[tuple[Part, ...]] = [((f"{stats.mean_speed:.1f} tok/s", _STRONG),)]
-    if stats.plain_speed is not None:
-        lines.append((f"plain {stats.plain_speed:.1f}",))
-    if stats.recent_speed is not None:
-        lines.append((f"now {stats.recent_speed:.1f}",))
+    lines: list[tuple[Part, ...]] = [((f"{meter.tokens_per_second:.1f} tok/s", _STRONG),)]
+    for name, speed in (("plain", meter.plain_tokens_per_second), ("now", meter.recent_speed())):
+        if speed is not None:
+            lines.append((f"{name} {speed:.1f}",))
     return _join(lines)
 
 
-def _describe_pace(stats: LiveStats) -> Content:
-    lines: list[tuple[Part, ...]] = []
-    if stats.times_plain is not None:
-        lines.append(("the speed of plain decoding",))
-    if stats.speeds:
-        lines.append(((_draw_sparkline(stats.speeds, max(stats.speeds)), _VERIFY),))
-    return _join(lines)
+def _describe_pace(meter: Meter) -> Content:
+    n = len(meter.steps)
+    speeds = [meter.recent_speed(end) or 0.0 for end in range(max(2, n - _CELLS + 1), n + 1)]
+    lines: list[tuple[Part, ...]] = [("the speed of plain decoding",)] if meter.times_plain is not None else []
+    return _join([*lines, ((_draw_sparkline(speeds, max(speeds, default=0.0)), _VERIFY),)])
 
 
-def _describe_drafting(stats: LiveStats, status: ModelStatus) -> Content:
+def _describe_drafting(meter: Meter, metrics: Metrics, status: ModelStatus) -> Content:
     draft = status.draft.replace("+", " + ")  # so that lines break between drafters
     lines: list[tuple[Part, ...]] = [((draft, _STRONG), (", switched off" if status.is_paused else "", _BAD))]
     texts = "no memory of earlier texts" if status.remembered is None else f"{status.remembered:,} remembered tokens"
     lines.append((texts,))
-    if stats.acceptance.rate is not None:
-        lines.append(((f"{stats.acceptance.rate:.0%}", _STRONG), " of drafted tokens accepted"))
-    if stats.tau is not None:
-        lines.append(((f"{stats.tau:.2f}", _STRONG), " tokens per step"))
-    if stats.acceptance_rates:
-        lines.append(((_draw_sparkline(stats.acceptance_rates, 1.0), _DRAFT),))
-    for depth, rate in enumerate(stats.acceptance.by_depth[:_MAX_DEPTHS], 1):
+    if metrics.acceptance_rate is not None:
+        lines.append(((f"{metrics.acceptance_rate:.0%}", _STRONG), " of drafted tokens accepted"))
+    if metrics.tau is not None:
+        lines.append(((f"{metrics.tau:.2f}", _STRONG), " tokens per step"))
+    if rates := [step.n_accepted / step.n_drafted for step in meter.steps[-_MAX_STEPS:] if step.n_drafted]:
+        lines.append(((_draw_sparkline(rates[-_CELLS:], 1.0), _DRAFT),))
+    for depth, rate in enumerate(metrics.alpha_by_depth[:_MAX_DEPTHS], 1):
         lines.append(
             (f"depth {depth} ", (f"{'━' * round(rate * _DEPTH_CELLS):{_DEPTH_CELLS}}", _DRAFT), f" {rate:4.0%}")
         )
-    if stats.steps and (decision := stats.steps[-1].decision) is not None:
-        now = f"now {decision.source}, {stats.steps[-1].n_drafted} drafted: "
+    if meter.steps and (decision := meter.steps[-1].decision) is not None:
+        now = f"now {decision.source}, {meter.steps[-1].n_drafted} drafted: "
         lines.append((now, decision.reason))
     return _join(lines)
 
 
-def _describe_times(stats: LiveStats) -> Content:
+def _describe_times(metrics: Metrics) -> Content:
     """Shares of drafting, verifying and everything else; the time of the first token."""
-    shares = [*zip(("draft", "verify", "other"), stats.times.shares, (_DRAFT, _VERIFY, _OTHER), strict=True)]
-    ttft = "-" if stats.ttft_s is None else f"{stats.ttft_s * 1000:.0f} ms"
+    seconds = metrics.draft_s, metrics.verify_s, metrics.sample_s + metrics.commit_s
+    total = sum(seconds) or 1.0
+    shares = [*zip(("draft", "verify", "other"), (each / total for each in seconds), (_DRAFT, _VERIFY, _OTHER),
+                   strict=True)]  # fmt: skip
+    ttft = "-" if metrics.ttft_s is None else f"{metrics.ttft_s * 1000:.0f} ms"
     return _join(
         [
             tuple(("━" * max(1, round(share * (_CELLS - 2))), style) for _, share, style in shares),
@@ -209,18 +210,18 @@ def _describe_times(stats: LiveStats) -> Content:
     )
 
 
-def _describe_model(stats: LiveStats, status: ModelStatus) -> Content:
+def _describe_model(meter: Meter, status: ModelStatus) -> Content:
+    used = meter.prompt_tokens + meter.emitted_tokens
     lines: list[tuple[Part, ...]] = [((status.name, _STRONG),)]
-    lines.append(("context ", f"{stats.context_used:,}", f" of {status.context_size:,}"))
+    lines.append(("context ", f"{used:,}", f" of {status.context_size:,}"))
     if status.context_size:
-        n_full = round(stats.context_used / status.context_size * _CELLS)
+        n_full = round(used / status.context_size * _CELLS)
         lines.append((("━" * n_full, _VERIFY), ("━" * (_CELLS - n_full), _OTHER)))
-    free = f", {_format_size(status.available)} free"
-    lines.append(("memory ", _format_size(status.resident), free))
+    lines.append(("memory ", _format_size(status.resident), f", {_format_size(status.available)} free"))
     lines += [(f"  {name:6} {_format_size(size):>9}",) for name, size in status.parts]
     for device in status.devices:
-        used = _format_size(device.total - device.free)
-        lines.append((f"{device.name}\n  {used} of {_format_size(device.total)}",))
+        taken = _format_size(device.total - device.free)
+        lines.append((f"{device.name}\n  {taken} of {_format_size(device.total)}",))
     return _join(lines)
 
 
@@ -229,7 +230,7 @@ def _join(lines: Iterable[tuple[Part, ...]]) -> Content:
 
 
 def _draw_sparkline(values: Iterable[float], top: float) -> str:
-    return "".join(draw_column(value / top if top else 0.0) for value in list(values)[-_CELLS:])
+    return "".join(draw_column(value / top if top else 0.0) for value in values)
 
 
 def _format_size(n_bytes: int) -> str:
@@ -242,7 +243,6 @@ def _format_size(n_bytes: int) -> str:
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # of the forwards whose cost is shown
 _MATCH_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _BAR_CELLS = 40
-_MAX_STEPS = 100
 _INTERVAL_S = 0.5
 
 
@@ -257,7 +257,7 @@ class Details(ModalScreen[None]):
 
     def __init__(
         self,
-        read: Callable[[], LiveStats],
+        read: Callable[[], Meter],
         read_drafts: Callable[[], Awaitable[DraftStats | None]],
         load_notices: Sequence[str],
     ) -> None:
@@ -288,11 +288,11 @@ class Details(ModalScreen[None]):
         self.set_interval(_INTERVAL_S, self._refresh)
 
     async def _refresh(self) -> None:
-        stats, drafts = self._read(), await self._read_drafts()
+        meter, drafts = self._read(), await self._read_drafts()
         self.query_one("#costs", Static).update("\n\n".join([format_costs(drafts), *self._load_notices]))
-        self.query_one("#acceptance", Static).update(format_acceptance(stats, drafts))
+        self.query_one("#acceptance", Static).update(format_acceptance(meter.metrics(), drafts))
         table = self.query_one(DataTable)
-        steps = list(stats.steps)[-_MAX_STEPS:]
+        steps = meter.steps[1:][-_MAX_STEPS:]
         if table.cursor_row > 0 or steps == self._shown:
             return
         self._shown = steps
@@ -334,9 +334,9 @@ def format_costs(draft_stats: DraftStats | None) -> str:
     return "\n".join(lines)
 
 
-def format_acceptance(live_stats: LiveStats, draft_stats: DraftStats | None) -> str:
+def format_acceptance(metrics: Metrics, draft_stats: DraftStats | None) -> str:
     """Acceptance by depth in this answer, and by match length over all texts."""
-    by_depth = enumerate(live_stats.acceptance.by_depth, 1)
+    by_depth = enumerate(metrics.alpha_by_depth, 1)
     lines = ["Acceptance by draft depth, in this answer:", ""]
     lines += [f"{depth:4}  {draw_bar(rate, _BAR_CELLS)} {rate:.0%}" for depth, rate in by_depth] or ["  none yet"]
     for name, stats in sorted(draft_stats.drafters.items()) if draft_stats is not None else ():
@@ -355,22 +355,17 @@ def _format(value: float | None, factor: float = 1.0) -> str:
 # The line below an answer, made from the metrics that are stored with it.
 
 
+_STORED = (
+    "emitted_tokens", "drafted_tokens", "accepted_tokens", "tau", "tokens_per_second", "times_plain", "ttft_s"
+)  # fmt: skip
+
+
 def footer_metrics(finished: Finished | None) -> dict[str, Any]:
     """The metrics to store with an answer."""
     if finished is None:
         return {"reason": "error"}
-    metrics = finished.metrics
-    return {
-        "reason": finished.reason,
-        "seed": finished.seed,
-        "emitted_tokens": metrics.emitted_tokens,
-        "drafted_tokens": metrics.drafted_tokens,
-        "accepted_tokens": metrics.accepted_tokens,
-        "tau": metrics.tau,
-        "tokens_per_second": metrics.tokens_per_second,
-        "times_plain": metrics.times_plain,
-        "ttft_s": metrics.ttft_s,
-    }
+    stored = {name: getattr(finished.metrics, name) for name in _STORED}
+    return {"reason": finished.reason, "seed": finished.seed, **stored}
 
 
 def add_metrics(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from textual.widgets import DataTable, Input, Static
 
 from edgespec.backends import FileBackend, prefers_mlx
 from edgespec.backends.devices import host_memory
-from edgespec.conversations import Conversation, Store
+from edgespec.conversations import SearchHit, Store
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled, EdgespecError, UnknownModel
 from edgespec.hub.cache import HubFile, HubQuant, HubRepo, parse_reference
@@ -29,7 +29,6 @@ from edgespec.planner.catalogue import CatalogueEntry, Query, build_catalogue
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.planner.recommend import (
     Recommendation,
-    Recommendations,
     Recommender,
     format_download,
     format_drafted,
@@ -51,54 +50,52 @@ _FITS = {"does not fit": "no", None: ""}
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`opens` is the value for `--model`; `missing` are bytes to download, None where nothing says how many.
-    `parameters` are in billions.
+    """A model.
+
+    opens       the value for `--model`
+    cells       of the columns after the name: size, fit, speed, drafted, quality, license, description
+    missing     bytes to download; None where nothing says how many
+    parameters  in billions
     """
 
     opens: str
     name: str
-    size: str
-    fit: str
-    plain: str
-    drafted: str
-    quality: str
-    license: str
-    description: str
+    cells: tuple[str, ...]
     missing: int | None = 0
     parameters: float | None = None
 
     @property
-    def cells(self) -> tuple[str, ...]:
-        """In the order of the columns."""
-        return self.size, self.fit, self.plain, self.drafted, self.quality, self.license, self.description
+    def license(self) -> str:
+        return self.cells[-2]
+
+    @property
+    def description(self) -> str:
+        return self.cells[-1]
 
 
-def list_rows(client: EngineClient, *, is_idle: bool, check: CheckCancelled) -> Iterator[tuple[list[Row], str]]:
+def list_rows(
+    client: EngineClient, check: CheckCancelled, *, is_idle: bool, text: str = ""
+) -> Iterator[tuple[list[Row], str]]:
     """Rows with what to say of them: first of the registry alone, then with the sizes and headers at the hub.
 
-    With an idle engine this machine is measured, unless that was done before. Raises EdgespecError, Cancelled.
+    With `text` they are the repositories of the hub that match it. With an idle engine this machine is measured, unless
+    that was done before. Raises EdgespecError, Cancelled.
     """
     backend: FileBackend = "mlx" if prefers_mlx() else "llamacpp"
     memory = host_memory(client.devices().result())
     registry, hub = load_registry(), Hub.from_environment()
+    if text:
+        found = Recommender(registry, hub, backend, memory, check=check).recommend(Query(text), measure=False)
+        rows = [_from_recommendation(each) for each in found.models if each.candidate.downloads is not None]
+        yield rows, found.notices[0] if found.notices else f"Found at the hub: {len(rows)}."
+        return
     opened = [Path(line) for line in Settings().read("paths").splitlines()]
     entries = build_catalogue(registry, hub, backend, memory, opened=opened)
     others = [_from_entry(each) for each in entries if each.origin != "alias"]
     for each, measure in ((replace(hub, offline=True), False), (hub, is_idle)):
-        recommender = Recommender(registry, each, backend, memory, check=check)
-        found = recommender.recommend(Query(), measure=measure)
+        found = Recommender(registry, each, backend, memory, check=check).recommend(Query(), measure=measure)
         notice = found.notices[0] if hub.offline and found.notices else ""
         yield [*(_from_recommendation(model) for model in found.models), *others], notice
-
-
-def search_rows(client: EngineClient, text: str, *, check: CheckCancelled) -> tuple[list[Row], str]:
-    """The repositories of the hub that match `text`. Raises EdgespecError, Cancelled."""
-    backend: FileBackend = "mlx" if prefers_mlx() else "llamacpp"
-    memory = host_memory(client.devices().result())
-    recommender = Recommender(load_registry(), Hub.from_environment(), backend, memory, check=check)
-    found: Recommendations = recommender.recommend(Query(text), measure=False)
-    rows = [_from_recommendation(each) for each in found.models if each.candidate.downloads is not None]
-    return rows, found.notices[0] if found.notices else f"Found at the hub: {len(rows)}."
 
 
 def filter_rows(rows: Iterable[Row], text: str) -> list[Row]:
@@ -115,26 +112,17 @@ def select_small(rows: Iterable[Row]) -> list[Row]:
 
 def _from_recommendation(model: Recommendation) -> Row:
     candidate = model.candidate
-    return Row(
-        candidate.name,
-        candidate.name,
-        format_download(model),
-        _FITS.get(model.fit, model.fit or ""),
-        format_plain(model),
-        format_drafted(model),
-        model.quality,
-        candidate.about.license or "?",
-        candidate.description,
-        model.missing,
-        model.parameters,
-    )
+    fit, licensed = _FITS.get(model.fit, model.fit or ""), candidate.about.license or "?"
+    speeds = format_plain(model), format_drafted(model), model.quality
+    cells = (format_download(model), fit, *speeds, licensed, candidate.description)
+    return Row(candidate.name, candidate.name, cells, model.missing, model.parameters)
 
 
 def _from_entry(entry: CatalogueEntry) -> Row:
     described = {"cache": "downloaded", "opened": "opened before", "elsewhere": "from another program"}[entry.origin]
-    draft = "draft model" if entry.draft else "n-grams"
     size = "" if entry.target.size is None else gib(entry.target.size)
-    return Row(entry.opens, entry.name, size, _FITS.get(entry.fit, entry.fit or ""), "", draft, "", "", described)
+    draft = "draft model" if entry.draft else "n-grams"
+    return Row(entry.opens, entry.name, (size, _FITS.get(entry.fit, entry.fit or ""), "", draft, "", "", described))
 
 
 # A list with a filter above it and a status line below it.
@@ -144,12 +132,34 @@ T = TypeVar("T")
 
 
 class FilterList(ModalScreen[T | None]):
-    """Dismissed with the choice, or None. A subclass composes an Input, a DataTable and a Static of the id `status`."""
+    """Dismissed with the choice, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "close", "Back"),
         Binding("down", "focus_table", "List", show=False),
     ]
+    COLUMNS: ClassVar[tuple[tuple[str, int | None], ...]]
+    PLACEHOLDER = ""
+
+    def __init__(self, text: str, said: str) -> None:
+        """`text` is the first filter, `said` the first status."""
+        super().__init__()
+        self._text = text
+        self._said = said
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Input(self._text, placeholder=self.PLACEHOLDER, id="filter")
+            table: DataTable[str | Text] = DataTable(cursor_type="row", zebra_stripes=True)
+            for name, width in self.COLUMNS:
+                table.add_column(name, width=width)
+            yield table
+            yield from self.compose_details()
+            yield Static(self._said, id="status", markup=False)
+
+    def compose_details(self) -> ComposeResult:
+        """What is between the list and the status line."""
+        return ()
 
     def fill(self) -> None:
         """Show the rows that match the filter; a row's key identifies what it stands for."""
@@ -213,7 +223,6 @@ class Confirm(ModalScreen[bool]):
 
 _KEYS = "Enter opens · type to filter · Ctrl+S searches the hub · Ctrl+F measures one · Esc closes"
 _FIRST_KEYS = "Enter downloads the model and opens it · type to see larger ones · Ctrl+S searches the hub · Esc closes"
-_COLUMNS = (("model", 22), ("download", 9), ("fit", 5), ("tok/s", 6), ("drafted", 11), ("quality", 8), ("license", 12))
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +240,11 @@ class Picker(FilterList[Pick]):
         Binding("ctrl+f", "estimate", "Estimate", priority=True),
         Binding("ctrl+s", "search", "Search the hub", priority=True),
     ]
+    PLACEHOLDER = "Filter models, or type any reference"
+    COLUMNS = (
+        ("model", 22), ("download", 9), ("fit", 5), ("tok/s", 6), ("drafted", 11), ("quality", 8), ("license", 12),
+        ("description", None),
+    )  # fmt: skip
 
     def __init__(
         self, client: EngineClient, request: LoadConfig, reporter: Reporter, *, is_idle: bool, is_first: bool = False
@@ -238,7 +252,7 @@ class Picker(FilterList[Pick]):
         """`request`: the load options for an estimate, which needs an engine that is idle. `is_first`: the user
         chooses a first model, from small ones until something is typed, and Enter downloads it at once.
         """
-        super().__init__()
+        super().__init__("", "Listing the models on this machine …")
         self._is_first = is_first
         self._client = client
         self._request = request
@@ -249,28 +263,21 @@ class Picker(FilterList[Pick]):
         self._notice = ""
         self._job: Stream[str] | None = None
 
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog"):
-            yield Input(placeholder="Filter models, or type any reference", id="filter")
-            table: DataTable[str | Text] = DataTable(cursor_type="row", zebra_stripes=True)
-            for name, width in _COLUMNS:
-                table.add_column(name, width=width)
-            table.add_column("description")
-            yield table
-            with VerticalScroll(id="report"):
-                yield Static("", id="report-text", markup=False)
-            yield Static("", id="about", markup=False)
-            yield Static("Listing the models on this machine …", id="status", markup=False)
+    def compose_details(self) -> ComposeResult:
+        with VerticalScroll(id="report"):
+            yield Static("", id="report-text", markup=False)
+        yield Static("", id="about", markup=False)
 
     def on_mount(self) -> None:
         self.query_one("#report").display = False
-        self._load()
+        self._list("", self._show)
 
     @work(thread=True)
-    def _load(self) -> None:
+    def _list(self, text: str, show: Callable[[list[Row], str], None]) -> None:
+        """Show rows as they are found, at the hub where there is a `text` to search."""
         try:
-            for rows, notice in list_rows(self._client, is_idle=self._is_idle, check=self._check):
-                self._call_in_app(self._show, rows, notice)
+            for rows, notice in list_rows(self._client, self._check, is_idle=self._is_idle, text=text):
+                self._call_in_app(show, rows, notice)
         except Cancelled:
             return
         except Exception as error:  # noqa: BLE001 - Toast separates expected errors from bugs
@@ -283,18 +290,7 @@ class Picker(FilterList[Pick]):
             self.say("Type what to search at the hub, such as: qwen 8b")
             return
         self.say(f"Searching the hub for {text} …")
-        self._search(text)
-
-    @work(thread=True, exclusive=True, group="search")
-    def _search(self, text: str) -> None:
-        try:
-            rows, notice = search_rows(self._client, text, check=self._check)
-        except Cancelled:
-            return
-        except Exception as error:  # noqa: BLE001 - as above
-            self._call_in_app(self.say, str(Toast.from_error(error)))
-            return
-        self._call_in_app(self._add, rows, notice)
+        self._list(text, self._add)
 
     def _check(self) -> None:
         if not self.is_attached:
@@ -429,24 +425,15 @@ class History(FilterList[int]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+x", "delete", "Delete", priority=True),
     ]
+    PLACEHOLDER = "Search all conversations"
+    COLUMNS = (("changed", 16), ("model", 18), ("conversation", None))
 
     def __init__(self, store: Store, current_id: int | None, text: str = "") -> None:
         """`current_id`: the conversation on the screen, which cannot be deleted. `text`: the first search."""
-        super().__init__()
+        super().__init__(text, _HISTORY_KEYS)
         self._store = store
         self._current_id = current_id
-        self._text = text
         self._confirm_id: int | None = None  # deleted if the key is pressed again
-
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog"):
-            yield Input(self._text, placeholder="Search all conversations", id="filter")
-            table: DataTable[str | Text] = DataTable(cursor_type="row", zebra_stripes=True)
-            table.add_column("changed", width=16)
-            table.add_column("model", width=18)
-            table.add_column("conversation")
-            yield table
-            yield Static(_HISTORY_KEYS, id="status", markup=False)
 
     def on_mount(self) -> None:
         self.fill()
@@ -478,22 +465,20 @@ class History(FilterList[int]):
     def fill(self) -> None:
         self._confirm_id = None
         query = self.query_one(Input).value
-        rows: list[tuple[Conversation, str]]
         try:
-            if query.strip():
-                rows = [(found.conversation, found.snippet) for found in self._store.search(query)]
-            else:
-                rows = [(conversation, "") for conversation in self._store.recent()]
+            recent = [] if query.strip() else self._store.recent()
+            hits = [SearchHit(each, None, "") for each in recent] or self._store.search(query)
         except EdgespecError as error:
             self.say(str(Toast.from_error(error)))
             return
         table = self.query_one(DataTable)
         table.clear()
-        for conversation, snippet in rows:
+        for hit in hits:
+            conversation = hit.conversation
             changed = datetime.fromtimestamp(conversation.changed).strftime("%Y-%m-%d %H:%M")
             title = Text(conversation.title)
-            if snippet and snippet != conversation.title:
-                title.append(f"  {snippet}", "dim")
+            if hit.snippet not in ("", conversation.title):
+                title.append(f"  {hit.snippet}", "dim")
             model = Text(conversation.model, overflow="ellipsis", no_wrap=True)
             table.add_row(changed, model, title, key=str(conversation.id))
-        self.say(_HISTORY_KEYS if rows else "Nothing found." if query.strip() else "No conversation is stored yet.")
+        self.say(_HISTORY_KEYS if hits else "Nothing found." if query.strip() else "No conversation is stored yet.")

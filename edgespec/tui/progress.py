@@ -16,6 +16,7 @@ from textual.message import Message
 from textual.widgets import Static
 from textual.worker import Worker, get_current_worker
 
+from edgespec.core.metrics import Meter
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.engine.events import Event, Finished
 from edgespec.errors import Cancelled, NotReady
@@ -23,7 +24,6 @@ from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig, fetch_all
 from edgespec.registry.schema import load_registry
 from edgespec.service.client import Stream
-from edgespec.tui.live_stats import LiveStats
 from edgespec.tui.messages import Toast
 from edgespec.tui.panel import draw_bar
 from edgespec.tui.turns import Answer
@@ -38,26 +38,26 @@ class Activity:
 
     job       None while the engine is idle
     answer    the widget that shows the answer; None unless one is being generated
-    stats     of the current answer, else of the last one
+    meter     of the current answer, else of the last one
     finished  the last event of that answer; None until it arrives, and after an error
     earlier   metrics of the part of the answer that an earlier job has generated
     """
 
     job: Stream[Any] | None = None
     answer: Answer | None = None
-    stats: LiveStats = field(default_factory=LiveStats)
+    meter: Meter = field(default_factory=Meter)
     finished: Finished | None = None
     earlier: Mapping[str, Any] = field(default_factory=dict)
 
-    def begin_answer(self, answer: Answer, stats: LiveStats, earlier: Mapping[str, Any]) -> None:
-        self.answer, self.stats, self.finished, self.earlier = answer, stats, None, earlier
+    def begin_answer(self, answer: Answer, requested_s: float, earlier: Mapping[str, Any]) -> None:
+        self.answer, self.meter, self.finished, self.earlier = answer, Meter(0, requested_s), None, earlier
 
     def add(self, event: Event) -> None:
         """Count an event of the answer."""
         if isinstance(event, Step):
-            self.stats.add(event)
+            self.meter.add(event)
         elif isinstance(event, PrefillProgress):
-            self.stats.add_prefill(event)
+            self.meter.add_progress(event, perf_counter())
         elif isinstance(event, Finished):
             self.finished = event
 
@@ -94,19 +94,19 @@ class Progress(Static):
     def show_answer(self, activity: Activity) -> None:
         """Say what an answer waits for, and for how long: to be called several times a second."""
         if activity.answer is not None:
-            self.show(*describe_wait(activity, perf_counter() - activity.stats.requested_s))
+            self.show(*describe_wait(activity, perf_counter() - activity.meter.started_s))
 
 
 def describe_wait(activity: Activity, elapsed_s: float) -> tuple[str | None, float | None]:
     """Text and fraction of the line; no text while the answer itself grows."""
-    answer, stats = activity.answer, activity.stats
+    answer, meter = activity.answer, activity.meter
     if answer is None or answer.text:
         return None, None
     if answer.reasoning:
-        return f"reasoning · {stats.tokens:,} tokens · {elapsed_s:.0f} s", None
-    text, fraction = stats.prefill_status
-    if text is not None and fraction < 1:
-        return f"{text} · {elapsed_s:.0f} s", fraction
+        return f"reasoning · {meter.emitted_tokens:,} tokens · {elapsed_s:.0f} s", None
+    progress = meter.progress
+    if progress is not None and not meter.steps and progress.done < progress.total:
+        return f"reading {progress.total:,} tokens · {elapsed_s:.0f} s", progress.done / progress.total
     return f"waiting for the first token · {elapsed_s:.0f} s", None
 
 
@@ -116,21 +116,19 @@ def describe_wait(activity: Activity, elapsed_s: float) -> tuple[str | None, flo
 class Downloads(Static):
     """One line, hidden while nothing is downloaded. Posts `Done` once a model and what drafts for it are here."""
 
+    @dataclass(eq=False)
     class Done(Message):
         """`request` can be opened without a download."""
 
-        def __init__(self, request: LoadConfig) -> None:
-            super().__init__()
-            self.request = request
+        request: LoadConfig
 
+    @dataclass(eq=False)
     class Progressed(Message):
         """`done` of `total` bytes of a file are here."""
 
-        def __init__(self, name: str, done: int, total: int) -> None:
-            super().__init__()
-            self.name = name
-            self.done = done
-            self.total = total
+        name: str
+        done: int
+        total: int
 
     def __init__(self) -> None:
         super().__init__("", id="download", markup=False)

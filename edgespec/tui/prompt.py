@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
 from textual import events, on
@@ -15,7 +15,7 @@ from textual.widgets import OptionList, TextArea
 from textual.widgets.option_list import Option
 
 if TYPE_CHECKING:
-    from edgespec.tui.app import ChatApp
+    pass
 
 
 # What the input can be completed to, listed above the prompt.
@@ -47,47 +47,26 @@ class Popup(OptionList):
 
     def __init__(self) -> None:
         super().__init__(id="popup", compact=True, markup=False)
-        self._completions: Sequence[Completion] = ()
+        self.completions: Sequence[Completion] = ()
         self.display = False
 
     @property
-    def is_open(self) -> bool:
-        return self.display
-
-    @property
     def selected(self) -> Completion | None:
-        return None if self.highlighted is None else self._completions[self.highlighted]
-
-    @property
-    def best(self) -> Completion:
-        """The selected completion, else the first one."""
-        return self.selected or self._completions[0]
-
-    @property
-    def only(self) -> Completion | None:
-        """The completion, where there is one."""
-        return self._completions[0] if len(self._completions) == 1 else None
-
-    def completion(self, index: int) -> Completion:
-        """The one of this line, which may be clicked."""
-        return self._completions[index]
+        return None if self.highlighted is None else self.completions[self.highlighted]
 
     def show(self, completions: Sequence[Completion]) -> None:
         """List these; none hides the list."""
-        self._completions = completions[:MAX_COMPLETIONS]
+        self.completions = completions[:MAX_COMPLETIONS]
         self.display = bool(completions)
         self.clear_options()
-        width = max((len(each.shown) for each in self._completions), default=0)
-        for each in self._completions:
+        width = max((len(each.shown) for each in self.completions), default=0)
+        for each in self.completions:
             label = Text(f"{each.shown:{width}}", "bold", no_wrap=True, overflow="ellipsis")
             self.add_option(Option(label.append(f"  {each.summary}", "not bold dim") if each.summary else label))
 
-    def close(self) -> None:
-        self.show(())
-
     def move(self, by: int) -> None:
         """Select the next line, or the one before."""
-        count = len(self._completions)
+        count = len(self.completions)
         self.highlighted = (0 if by > 0 else count - 1) if self.highlighted is None else (self.highlighted + by) % count
 
 
@@ -127,12 +106,11 @@ class Prompt(TextArea):
         Binding("ctrl+underscore", "undo", "Undo", show=False),
     ]
 
+    @dataclass(eq=False)
     class Submitted(Message):
         """The user sent `text`."""
 
-        def __init__(self, text: str) -> None:
-            super().__init__()
-            self.text = text
+        text: str
 
     class QuitRequested(Message):
         """The user pressed Ctrl+D in an empty prompt."""
@@ -170,7 +148,7 @@ class Prompt(TextArea):
     async def on_key(self, event: events.Key) -> None:
         self._list_completions()  # the message that the text has changed may still wait behind this key
         row = self.cursor_location[0]
-        if self._popup.is_open and self._choose(event.key):
+        if self._popup.completions and self._choose(event.key):
             pass
         elif event.key == "enter":
             self._submit()
@@ -192,7 +170,7 @@ class Prompt(TextArea):
     def put(self, text: str) -> None:
         """Replace the text and move the cursor to its end."""
         self._put = self.text = sanitize(text.replace("\r\n", "\n"))
-        self._popup.close()
+        self._popup.show(())
         self.move_cursor(self.document.end)
 
     def accept(self, completion: Completion) -> None:
@@ -217,19 +195,19 @@ class Prompt(TextArea):
 
     def _choose(self, key: str) -> bool:
         """Whether the list of completions takes the key."""
-        selected = self._popup.selected
+        selected, completions = self._popup.selected, self._popup.completions
         if key in ("up", "down"):
             self._popup.move(1 if key == "down" else -1)
         elif key == "tab":
-            self.accept(self._popup.best)
+            self.accept(selected or completions[0])
         elif key == "escape":
-            self._popup.close()
+            self._popup.show(())
         elif key == "enter" and selected is not None:
             self.accept(selected)
             if selected.is_whole:
                 self._submit()
-        elif key == "enter" and (only := self._popup.only) is not None and self._is_part_of_name(only):
-            self.accept(only)
+        elif key == "enter" and len(completions) == 1 and self._is_part_of_name(completions[0]):
+            self.accept(completions[0])
         else:
             return False
         return True
@@ -257,21 +235,3 @@ class Prompt(TextArea):
             self.put(self._draft)
         else:
             self.put(self._sent[self._at])
-
-
-# What the chat asks of the slash commands.
-
-
-class CommandSet(Protocol):
-    """The slash commands."""
-
-    help: str  # one line a command
-
-    async def run(self, app: ChatApp, line: str) -> None:
-        """Run `line`, given without its slash. Raises EdgespecError."""
-
-    def complete(self, line: str, themes: Iterable[str]) -> Sequence[Completion]:
-        """How a line that is being typed, with its slash, can go on."""
-
-    def without_arguments(self) -> Iterable[tuple[str, str]]:
-        """(name, summary) of each command that needs no argument."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import ClassVar
 
 from rich.text import Text
@@ -16,70 +17,37 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from edgespec.core.metrics import Meter
 from edgespec.core.protocols import Step
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Finished, Request
 from edgespec.errors import Cancelled
 from edgespec.service.client import EngineClient, Stream
 from edgespec.text.stream import Piece
-from edgespec.tui.live_stats import LiveStats
 from edgespec.tui.messages import FRAME_S, Toast
 from edgespec.tui.prompt import sanitize
 from edgespec.units import count
 
-# When the tokens of two answers were there, and what that says of their speeds; no widgets.
+Steps = Sequence[Step]
 
 
-class LaneClock:
-    """Of one answer: seconds after its first token, and what the screen held then."""
-
-    def __init__(self) -> None:
-        self._started_s = 0.0
-        self._seconds: list[float] = []
-        self._tokens: list[int] = []  # at that time, in all
-        self._marks: list[tuple[int, int]] = []  # (tokens, characters)
-
-    @property
-    def tokens(self) -> int:
-        return self._tokens[-1] if self._tokens else 0
-
-    @property
-    def seconds(self) -> float:
-        """From the first token to the last one."""
-        return self._seconds[-1] if self._seconds else 0.0
-
-    def add(self, step: Step) -> None:
-        """Add the next step."""
-        if not self._seconds:
-            self._started_s = step.at_s
-        self._seconds.append(step.at_s - self._started_s)
-        self._tokens.append(self.tokens + len(step.tokens))
-
-    def mark(self, characters: int) -> None:
-        """The text of the tokens so far has `characters`."""
-        self._marks.append((self.tokens, characters))
-
-    def seconds_to(self, n: int) -> float:
-        """From the first token to the n-th. Raises IndexError for more tokens than there are."""
-        return self._seconds[bisect_left(self._tokens, n)]
-
-    def characters_of(self, n: int) -> int:
-        """Of the text that was marked last with at most `n` tokens."""
-        place = bisect_right(self._marks, n, key=lambda mark: mark[0])
-        return self._marks[place - 1][1] if place else 0
-
-
-def describe_race(plain: Sequence[int], fast: Sequence[int], plain_clock: LaneClock, fast_clock: LaneClock) -> str:
-    """The ratio of the speeds over as many tokens of both answers, `plain` and `fast`, by their clocks."""
+def describe_race(plain: Sequence[int], fast: Sequence[int], plain_steps: Steps, fast_steps: Steps) -> str:
+    """The ratio of the speeds over as many tokens of both answers, `plain` and `fast`, by the times of their steps."""
     n = min(len(plain), len(fast))
     same = next((i for i in range(n) if plain[i] != fast[i]), n)
     is_same = same == len(plain) == len(fast)
     texts = "the same text" if is_same else f"the texts differ after token {same:,} (a near tie)"
-    slow_s, fast_s = (clock.seconds_to(n) if n else 0.0 for clock in (plain_clock, fast_clock))
+    slow_s, fast_s = (_seconds_to(n, steps) for steps in (plain_steps, fast_steps))
     if not slow_s or not fast_s:
         return f"Too short to compare: {count(n, 'token')}; {texts}"
     speeds = f"{(n - 1) / fast_s:.1f} against {(n - 1) / slow_s:.1f} tok/s"
     return f"{slow_s / fast_s:.2f}x plain over {n:,} tokens: {speeds}; {texts}"
+
+
+def _seconds_to(n: int, steps: Steps) -> float:
+    """The time from the first token to the n-th, which may be the first."""
+    totals = accumulate(len(step.tokens) for step in steps)
+    return next((step.at_s - steps[0].at_s for step, total in zip(steps, totals, strict=True) if total >= n), 0.0)
 
 
 class Race(ModalScreen[None]):
@@ -144,7 +112,7 @@ class Race(ModalScreen[None]):
         if plain is None or fast is None or "cancelled" in (plain.reason, fast.reason):
             self._show_result("The race was stopped.")
             return
-        self._show_result(describe_race(plain.tokens, fast.tokens, self._plain.clock, self._fast.clock))
+        self._show_result(describe_race(plain.tokens, fast.tokens, self._plain.meter.steps, self._fast.meter.steps))
 
     def _show_result(self, text: str) -> None:
         self.query_one("#race-result", Static).update(Text(text))
@@ -163,9 +131,9 @@ class Lane(Vertical):
         super().__init__(classes="lane")
         self.speculation = speculation
         self.finished: Finished | None = None
-        self.clock = LaneClock()
+        self.meter = Meter()
         self._title = title
-        self._stats = LiveStats()
+        self._marks: list[tuple[int, int]] = []  # tokens so far, and the characters that they were
         self._output = ""
         self._header = Static(title, classes="lane-header", markup=False)
         self._text = Static("", markup=False)
@@ -179,23 +147,28 @@ class Lane(Vertical):
     def add(self, events: list[Event]) -> None:
         for event in events:
             if isinstance(event, Step):
-                self._stats.add(event)
-                self.clock.add(event)
+                self.meter.add(event)
             elif isinstance(event, Piece):
                 self._output += sanitize(event.text)
             elif isinstance(event, Finished):
                 self.finished = event
-        self.clock.mark(len(self._output))
+        self._marks.append((self.meter.emitted_tokens, len(self._output)))
         self._text.update(Text(self._output))
-        rate, mean = self._stats.acceptance.rate, self._stats.mean_speed
+        rate, speed = self.meter.acceptance_rate, self.meter.tokens_per_second
         accepted = "" if rate is None else f", {rate:.0%} accepted"
-        speed = f"{mean:.1f} tok/s" if mean else "-"
-        self._header.update(Text(f"{self._title}{accepted}\n{self._stats.tokens} tokens, {speed}"))
+        shown = f"{speed:.1f} tok/s" if speed else "-"
+        self._header.update(Text(f"{self._title}{accepted}\n{self.meter.emitted_tokens} tokens, {shown}"))
 
     def expect(self, other: Lane, speed: float | None) -> None:
         """Show as much of the other lane's text as `speed` tokens/s would have written by now, if that is known."""
-        speed = other._stats.plain_speed or speed
-        if speed and other.clock.tokens:
-            n = min(1 + int(other.clock.seconds * speed), other.clock.tokens)
-            self._text.update(Text(other._output[: other.clock.characters_of(n)], "dim"))
+        meter = other.meter
+        speed = meter.plain_tokens_per_second or speed
+        if speed and meter.steps:
+            n = min(1 + int((meter.steps[-1].at_s - meter.steps[0].at_s) * speed), meter.emitted_tokens)
+            self._text.update(Text(other.text_of(n), "dim"))
             self._header.update(Text(f"{self._title}, expected\n{n} tokens, {speed:.1f} tok/s", "dim"))
+
+    def text_of(self, n: int) -> str:
+        """The text as it was last shown with at most `n` tokens."""
+        place = bisect_right(self._marks, n, key=lambda mark: mark[0])
+        return self._output[: self._marks[place - 1][1]] if place else ""

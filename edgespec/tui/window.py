@@ -206,7 +206,7 @@ class Window(App[None]):
 
     @on(OptionList.OptionSelected, "#popup")
     def _accept_completion(self, message: OptionList.OptionSelected) -> None:
-        self.query_one(Prompt).accept(self.query_one(Popup).completion(message.option_index))
+        self.query_one(Prompt).accept(self.query_one(Popup).completions[message.option_index])
 
     def action_page(self, direction: int) -> None:
         """Scroll the conversation by a page; up if `direction` is negative."""

@@ -14,7 +14,7 @@ from tests.models import REPOSITORY
 PACKAGE = REPOSITORY / "edgespec"
 # Lowest first. A package imports itself and the layers below its own.
 LAYERS = (
-    ("errors", "files", "sockets", "units"),
+    ("errors", "files", "options", "sockets", "units"),
     ("databases",),
     ("core", "formats", "memory", "text"),
     ("backends", "drafters", "hub"),
@@ -31,6 +31,7 @@ ALLOWED = {
     "databases": set(),
     "errors": set(),
     "files": set(),
+    "options": set(),
     "sockets": set(),
     "units": set(),
     "core": {"numpy"},

@@ -88,7 +88,7 @@ def test_a_cut_answer_is_gone_on_with(cli: Cli, tmp_path: Path) -> None:
     done = cli(*TOY, "--max-tokens", "15", stdin="\n".join(lines))
     whole = saved("half")[1]
     assert len(whole) == 45 and saved("whole") == ["hello", whole], "15 and 30 tokens are the text of 45"
-    assert done.stderr.count("there is no answer that was cut.") == 2
+    assert done.stderr.count("there is no answer to continue.") == 2
     assert "half exists.\nAdd ! to the command" in done.stderr
 
 

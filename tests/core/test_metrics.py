@@ -113,3 +113,25 @@ def test_plain_decoding_has_tau_one() -> None:
     assert metrics.tau == 1.0
     assert metrics.acceptance_rate is None
     assert metrics.alpha_by_depth == ()
+
+
+def test_plain_decoding_is_what_this_answer_would_have_taken() -> None:
+    """Beside a screen that is drawn, plain decoding is slower too than it was when the model was loaded."""
+    meter = Meter(3, 10.0)
+    assert (meter.plain_tokens_per_second, meter.times_plain) == (None, None)
+    for step in (
+        Step(0, (7,), 0, 0, 0, at_s=11.0),
+        Step(1, (1, 2, 3), 4, 2, 3, at_s=12.0, plain_steps=2.0),
+        Step(2, (4,), 0, 0, 0, at_s=14.0, plain_steps=1.0),
+    ):
+        meter.add(step)
+    assert meter.times_plain == meter.metrics().times_plain == pytest.approx(4 / 3)
+    assert meter.plain_tokens_per_second == pytest.approx(4 / 3 / (4 / 3))
+    assert [meter.recent_speed(end) for end in (None, 2, 1, 0)] == [pytest.approx(4 / 3), 3.0, None, None]
+
+
+def test_plain_decoding_has_no_speed_while_the_cost_of_a_round_is_unknown() -> None:
+    meter = Meter()
+    for index in range(4):
+        meter.add(Step(index, (7, 8), 1, 1, 1, at_s=1.0 + index / 4))
+    assert (meter.plain_tokens_per_second, meter.times_plain) == (None, None)

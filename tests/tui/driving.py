@@ -21,7 +21,6 @@ from edgespec.planner.plan import LoadConfig
 from edgespec.service.client import EngineClient
 from edgespec.service.local import LocalEngine
 from edgespec.tui.app import ChatApp
-from edgespec.tui.commands import SlashCommands
 from edgespec.tui.prompt import Prompt
 from edgespec.tui.transcript import Transcript
 from edgespec.tui.turns import Answer, Notice, UserMessage
@@ -165,7 +164,6 @@ async def driving(
         chat or chat_of(),
         store or Store.open(wait_s=0.1),
         client or LocalEngine(),
-        SlashCommands(),
         sampling=lambda _: sampling,
         resume=resume,
         then=then,

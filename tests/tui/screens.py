@@ -33,7 +33,6 @@ from edgespec.service.local import LocalEngine
 from edgespec.text.chat_template import PLAIN
 from edgespec.text.stream import Piece
 from edgespec.tui.app import ChatApp
-from edgespec.tui.commands import SlashCommands
 from edgespec.tui.panel import ModelStatus
 from edgespec.tui.transcript import Transcript
 from edgespec.tui.turns import Notice
@@ -95,7 +94,6 @@ def chat_app(request: LoadConfig = TOY, store: Store | None = None, **more: Any)
         chat,
         store or Store.open(),
         LocalEngine(),
-        SlashCommands(),
         sampling=lambda _: chat.sampling,
         **more,
     )

@@ -9,7 +9,7 @@ from textual.widgets import Static
 
 from edgespec.planner.plan import LoadConfig
 from edgespec.text.chat_template import Message
-from edgespec.tui.commands import COMMANDS, SlashCommands
+from edgespec.tui.commands import COMMANDS, HELP
 from edgespec.tui.keys import Help
 from edgespec.tui.panel import Details
 from edgespec.tui.picker import Picker
@@ -25,8 +25,7 @@ def test_every_command_is_tried_and_told_of() -> None:
     assert {command.name for command in COMMANDS} == OF_NO_CONVERSATION | TALK.keys() | FILES.keys()
     assert all(f"test_{name}" in globals() for name in OF_NO_CONVERSATION)
     assert all(
-        f"/{command.name} {command.arguments}".rstrip() in SlashCommands.help and command.summary in SlashCommands.help
-        for command in COMMANDS
+        f"/{command.name} {command.arguments}".rstrip() in HELP and command.summary in HELP for command in COMMANDS
     )
 
 
@@ -93,7 +92,7 @@ def test_spec() -> None:
 
 def test_spec_off_and_on_during_an_answer_leaves_the_text_as_it_is() -> None:
     async def test(chat: Driver) -> None:
-        rounds = lambda: list(chat.app.activity.stats.steps)  # noqa: E731
+        rounds = lambda: chat.app.activity.meter.steps[1:]  # noqa: E731
         chat.app.chat.max_tokens = 150
         text = await chat.ask("hello")
         chat.app.chat.max_tokens = ENDLESS

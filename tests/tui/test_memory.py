@@ -43,7 +43,7 @@ def test_incognito_leaves_nothing_and_a_deleted_conversation_goes_from_all_files
             await chat.hears("/incognito", "nothing of it is saved")
             assert "incognito" in str(chat.app.query_one("#pane").border_subtitle)
             await chat.ask(SECRET)
-            assert chat.app.activity.stats.acceptance.rate is None, "nothing is drafted from the memory"
+            assert chat.app.activity.meter.acceptance_rate is None, "nothing is drafted from the memory"
             await chat.hears("/new", "new")
             await chat.ask(SECRET)
             assert chat.app.is_incognito and len(chat.app.recorder.saved.recent()) == 2
@@ -76,7 +76,7 @@ def test_a_conversation_is_remembered_until_it_is_deleted(data: Path) -> None:
             assert not any("Texts are kept in " in text for text in chat.notices("note")), "this is said once"
             recorder = chat.app.recorder
             await chat.ask(QUESTION)
-            assert chat.app.activity.stats.acceptance.rate == 1.0
+            assert chat.app.activity.meter.acceptance_rate == 1.0
             await chat.hears("/new", "new")
             for each in recorder.saved.recent():
                 recorder.saved.remove(each)

@@ -11,7 +11,6 @@ from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store
 from edgespec.core.protocols import PrefillProgress
 from edgespec.text.stream import Piece
-from edgespec.tui.live_stats import LiveStats
 from edgespec.tui.opening import Opening
 from edgespec.tui.panel import Details
 from edgespec.tui.progress import Activity, describe_wait
@@ -78,11 +77,11 @@ def test_what_is_said_during_a_load_is_shown_and_is_in_the_details() -> None:
 
 def test_what_an_answer_waits_for() -> None:
     answer = Answer()
-    activity = Activity(answer=answer, stats=LiveStats())
+    activity = Activity(answer=answer)
     assert describe_wait(activity, 2.4) == ("waiting for the first token · 2 s", None)
-    activity.stats.add_prefill(PrefillProgress(300, 1200))
+    activity.add(PrefillProgress(300, 1200))
     assert describe_wait(activity, 2.4) == ("reading 1,200 tokens · 2 s", 0.25)
-    activity.stats.tokens = 1234
+    activity.meter.emitted_tokens = 1234
     answer.append([Piece("hm", "reasoning", "")])
     assert describe_wait(activity, 12) == ("reasoning · 1,234 tokens · 12 s", None)
     answer.append([Piece("so", "answer", "")])

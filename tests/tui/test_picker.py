@@ -16,7 +16,7 @@ from edgespec.planner.plan import LoadConfig
 from edgespec.planner.speed import COMMON, MachineSpeed, save_speed
 from edgespec.registry.schema import load_registry
 from edgespec.tui.app import ChatApp
-from edgespec.tui.picker import Picker
+from edgespec.tui.picker import Picker, Row, filter_rows
 from edgespec.tui.progress import Downloads
 from edgespec.tui.prompt import Prompt
 from edgespec.units import gib
@@ -317,3 +317,14 @@ async def test_a_download_is_asked_for_first_and_may_fail() -> None:
         await until(lambda: not downloads.is_active and not downloads.display)
         assert len(app.screen_stack) == 1 and app.activity.job is None
         await until(lambda: any("offline" in str(each.message) for each in app._notifications))
+
+
+def test_typed_words_find_rows() -> None:
+    described = {"python-6m": "Embedded pair", "qwen-x": "Großes Modell, 4-bit", "llama-x": ""}
+    rows = [Row(name, name, ("", text)) for name, text in described.items()]
+    texts = ("", "  ", "-x", "QWEN", "4-bit", "modell QWEN", "grosses", "qwen llama", "embedded pair")
+    found = {text: [row.name for row in filter_rows(rows, text)] for text in texts}
+    every = [*described]
+    assert found == {"": every, "  ": every, "-x": every[1:], "QWEN": ["qwen-x"], "4-bit": ["qwen-x"],
+                     "modell QWEN": ["qwen-x"], "grosses": ["qwen-x"], "qwen llama": [],
+                     "embedded pair": ["python-6m"]}  # fmt: skip

@@ -116,11 +116,11 @@ def test_completion_of_commands() -> None:
     async def test(chat: Driver) -> None:
         popup, prompt = chat.app.query_one(Popup), chat.prompt
         await chat.press(*"/th")
-        await chat.until(lambda: popup.is_open)
+        await chat.until(lambda: popup.display)
         await chat.press("tab")
-        await chat.until(lambda: popup.is_open and prompt.text == "/theme ")
+        await chat.until(lambda: popup.display and prompt.text == "/theme ")
         await chat.press(*"high", "tab")
-        await chat.until(lambda: not popup.is_open and prompt.text == "/theme high-contrast")
+        await chat.until(lambda: not popup.display and prompt.text == "/theme high-contrast")
         await chat.press("enter")
         await chat.until(lambda: chat.app.theme == "high-contrast" and not prompt.text)
         await chat.press(*"/draft ngram+m", "tab")
@@ -129,16 +129,16 @@ def test_completion_of_commands() -> None:
         await chat.press(*"/sp", "down", "enter")  # the selected one is sent
         await chat.until(lambda: any("Speculation" in each for each in chat.notices()))
         await chat.press(*"/cont", "enter")  # the only one is completed, and sent by the next Enter
-        await chat.until(lambda: prompt.text == "/continue" and not popup.is_open)
+        await chat.until(lambda: prompt.text == "/continue" and not popup.display)
         await chat.press("enter")
         await chat.until(lambda: any("no answer to continue" in each for each in chat.notices()))
         await chat.press(*"/s", "escape")
-        await chat.until(lambda: not popup.is_open and prompt.text == "/s")
+        await chat.until(lambda: not popup.display and prompt.text == "/s")
         prompt.put("")
         await chat.errs("/themme", "no command /themme", "Did you mean /theme?")
         await chat.press(*"//")
         await chat.pilot.pause()
-        assert not popup.is_open
+        assert not popup.display
         prompt.put("//sp is a path")
         await chat.press("enter")
         await chat.until(lambda: chat.texts and chat.texts[0] == "/sp is a path")

@@ -21,10 +21,10 @@ import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store
+from edgespec.conversations.recorder import open_store
 from edgespec.core.sampling import SamplingParams
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.process import EngineProcess
-from edgespec.tui.recorder import open_store
 from tests.cli.conftest import COMMAND
 from tests.tui.driving import EMBEDDED, ENDLESS, TOY, Driver, chat_of, driving, in_app
 

@@ -26,12 +26,12 @@ from tests.tui.screens import (
     opened,
     pieces_of,
     rounds,
+    seen,
     until,
     within,
 )
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
-SIZES = ((80, 24), (120, 40), (200, 60))
 
 THOUGHT = "The user wants the numbers below n. A generator keeps two of them at a time, which is enough.\n"
 ANSWER = """\
@@ -63,7 +63,7 @@ async def streaming(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
     events = rounds([*pieces_of(THOUGHT, "reasoning"), *pieces_of(ANSWER)])
     script.generations, script.holds = [events], True
     await app.ask(QUESTION)
-    await until(lambda: app.activity.stats.tokens == sum(len(e.tokens) for e in events if isinstance(e, Step)))
+    await until(lambda: app.activity.meter.emitted_tokens == sum(len(e.tokens) for e in events if isinstance(e, Step)))
     await until(lambda: app.activity.answer is not None and app.activity.answer.text == ANSWER)
 
 
@@ -106,15 +106,16 @@ async def race(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
 
 
 ROWS_OF_MODELS = [
-    Row("gpt-oss-20b", "gpt-oss-20b", "~11.8 GiB", "fits", "24", "n-grams", "strong", "Apache 2.0", "GPT-OSS 20B",
+    Row("gpt-oss-20b", "gpt-oss-20b", ("~11.8 GiB", "fits", "24", "n-grams", "strong", "Apache 2.0", "GPT-OSS 20B"),
         12_670_000_000),
-    Row("qwen-14b-q4", "qwen-14b-q4", "here", "tight", "11", "12-19", "good", "Apache 2.0", "Qwen3 14B, 4-bit"),
-    Row("python-6m", "python-6m", "here", "fits", "1,451", "no gain", "toy", "MIT", "Completes Python code; embedded"),
-    Row("llama-70b-q4", "llama-70b-q4", "~39.9 GiB", "no", "", "draft model", "best", "Llama 3.3", "Llama 3.3 70B",
+    Row("qwen-14b-q4", "qwen-14b-q4", ("here", "tight", "11", "12-19", "good", "Apache 2.0", "Qwen3 14B, 4-bit")),
+    Row("python-6m", "python-6m", ("here", "fits", "1,451", "no gain", "toy", "MIT",
+        "Completes Python code; embedded")),
+    Row("llama-70b-q4", "llama-70b-q4", ("~39.9 GiB", "no", "", "draft model", "best", "Llama 3.3", "Llama 3.3 70B"),
         42_800_000_000),
-    Row("me/a.gguf", "hf:someone/A-Rather-Long-Name-Instruct-GGUF/a-file-Q4_K_M.gguf", "41.0 GiB", "no", "", "n-grams",
-        "", "", "downloaded"),
-    Row("ollama", "ollama: gemma3:4b", "3.1 GiB", "fits", "", "n-grams", "", "", "from another program"),
+    Row("me/a.gguf", "hf:someone/A-Rather-Long-Name-Instruct-GGUF/a-file-Q4_K_M.gguf", ("41.0 GiB", "no", "",
+        "n-grams", "", "", "downloaded")),
+    Row("ollama", "ollama: gemma3:4b", ("3.1 GiB", "fits", "", "n-grams", "", "", "from another program")),
 ]  # fmt: skip
 
 
@@ -152,48 +153,51 @@ def themed(name: str) -> Show:
     return show
 
 
-async def error(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
-    await answered(app, pilot, script)
-    await app.run_command("draft")
-    await app.run_command("export nothing.txt")
-
-
-SCREENS: dict[str, Show] = {
-    "start": start,
-    "streaming": streaming,
-    "token-colors": token_colors,
-    "answered": answered,
-    "steps": tab("steps"),
-    "costs": tab("costs"),
-    "acceptance": tab("acceptance"),
-    "race": race,
-    "picker": picker,
-    "history": history,
-    "incognito": incognito,
-    "help": help,
-    "error": error,
-    "light": themed("textual-light"),
-    "contrast": themed("high-contrast"),
+SCREENS: dict[str, tuple[Show, tuple[int, int]]] = {
+    "start": (start, (80, 24)),
+    "streaming": (streaming, (200, 60)),
+    "steps": (tab("steps"), (120, 40)),
+    "race": (race, (120, 40)),
+    "picker": (picker, (120, 40)),
+    "history": (history, (80, 24)),
+    "light": (themed("textual-light"), (120, 40)),
+    "contrast": (themed("high-contrast"), (80, 24)),
 }
+
+
+@pytest.fixture(autouse=True)
+def listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.tui.picker.list_rows", lambda *_, **_options: iter([(ROWS_OF_MODELS, "")]))
 
 
 @pytest.mark.parametrize("name", SCREENS)
 @in_loop
-async def test_screen(
-    name: str,
-    script: Script,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("edgespec.tui.picker.list_rows", lambda *_, **_options: iter([(ROWS_OF_MODELS, "")]))
-    changes: list[str] = []
-    async with opened(SIZES[0]) as (app, pilot):
-        await SCREENS[name](app, pilot, script)
-        for width, height in SIZES:
-            await pilot.resize_terminal(width, height)
-            changes += changed(await exported(app, pilot), f"{name}-{width}x{height}.svg", tmp_path)
+async def test_screen(name: str, script: Script, tmp_path: Path) -> None:
+    show, size = SCREENS[name]
+    async with opened(size) as (app, pilot):
+        await show(app, pilot, script)
+        changes = changed(await exported(app, pilot), f"{name}.svg", tmp_path)
     if changes:
         pytest.fail("\n".join(changes), pytrace=False)
+
+
+@pytest.mark.parametrize(
+    ("show", "texts"),
+    [
+        (tab("costs"), ["A plain decode step takes 80.0 ms.", " 3.00", "by pard, in plain steps: 0.075 for 1"]),
+        (tab("acceptance"), ["Acceptance by draft depth, in this answer:", "by match length, over all texts (ngram;"]),
+        (incognito, ["Incognito · New conversation", "incognito: nothing is saved"]),
+        (help, ["new line", "plain decoding", "/retry [N]", "Esc closes"]),
+        (token_colors, ["▼ Reasoning", "The user wants the numbers", "plain: the target", "bold: long runs"]),
+        (answered, ["A generator keeps only two numbers", "accepted", "1 How do I list the Fibonacci numbers"]),
+    ],
+)  # fmt: skip
+@in_loop
+async def test_what_is_on_a_screen(show: Show, texts: list[str], script: Script) -> None:
+    async with opened((120, 70)) as (app, pilot):
+        await show(app, pilot, script)
+        shown = await seen(app, pilot)
+    assert [text for text in texts if text not in shown] == [], shown
 
 
 def changed(svg: str, name: str, tmp_path: Path) -> list[str]:
