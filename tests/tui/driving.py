@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import wraps
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from textual.message import Message
 from textual.notifications import Notification, Notify
@@ -186,11 +188,17 @@ async def driving(
                 await driver.idle()
 
 
-def in_app(test: Callable[[Driver], Awaitable[None]]) -> None:
-    """Run `test` in an app of its own."""
+def in_app(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test that drives an app of its own, which is its first parameter, for pytest."""
 
-    async def main() -> None:
-        async with driving() as driver:
-            await test(driver)
+    @wraps(test)
+    def run(**named: Any) -> None:
+        async def main() -> None:
+            async with driving() as driver:
+                await test(driver, **named)
 
-    asyncio.run(main())
+        asyncio.run(main())
+
+    signature = inspect.signature(test)
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]
+    return run

@@ -26,7 +26,7 @@ class Scenes(dict[str, Scene]):
             await self[name](chat, folder)
             assert chat.app.is_running
 
-        in_app(test)
+        in_app(test)()
 
 
 async def again(chat: Driver, line: str) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 from textual.widgets import Static
 
@@ -15,6 +13,7 @@ from edgespec.tui.panel import Details
 from edgespec.tui.picker import Picker
 from edgespec.tui.race import Race
 from tests.tui.driving import EMBEDDED, ENDLESS, Driver, chat_of, driving, in_app
+from tests.tui.screens import in_loop
 from tests.tui.test_chat_commands import SCENES as TALK
 from tests.tui.test_file_commands import SCENES as FILES
 
@@ -36,210 +35,190 @@ async def shows(chat: Driver, line: str, screen: type) -> None:
     await chat.until(lambda: len(chat.app.screen_stack) == 1)
 
 
-def test_help() -> None:
-    async def test(chat: Driver) -> None:
-        await shows(chat, "/help", Help)
-        await shows(chat, "/?", Help)
-        await chat.errs("/nonsense 1", "no command /nonsense", "F1")
-        await chat.errs("/", "no command")
-        for command in COMMANDS:
-            if command.arguments and not command.arguments.startswith("["):
-                await chat.errs(f"/{command.name}", f"/{command.name} needs {command.arguments}")
-
-    in_app(test)
+@in_app
+async def test_help(chat: Driver) -> None:
+    await shows(chat, "/help", Help)
+    await shows(chat, "/?", Help)
+    await chat.errs("/nonsense 1", "no command /nonsense", "F1")
+    await chat.errs("/", "no command")
+    for command in COMMANDS:
+        if command.arguments and not command.arguments.startswith("["):
+            await chat.errs(f"/{command.name}", f"/{command.name} needs {command.arguments}")
 
 
-def test_stats() -> None:
-    async def test(chat: Driver) -> None:
-        await shows(chat, "/stats", Details)
-
-    in_app(test)
+@in_app
+async def test_stats(chat: Driver) -> None:
+    await shows(chat, "/stats", Details)
 
 
 @pytest.mark.parametrize("line", ["/exit", "/bye", "/quit"])
-def test_exit(line: str) -> None:
-    async def test(chat: Driver) -> None:
-        await chat.send(line)
-        await chat.until(lambda: not chat.app.is_running)
-
-    in_app(test)
+@in_app
+async def test_exit(chat: Driver, line: str) -> None:
+    await chat.send(line)
+    await chat.until(lambda: not chat.app.is_running)
 
 
-def test_spec() -> None:
-    async def test(chat: Driver) -> None:
-        chat.app.chat.max_tokens = 150
-        text = await chat.ask("hello")
-        assert chat.turns[-1].metrics["drafted_tokens"] > 0
-        await chat.hears("/spec off", "speculation: off")
-        await chat.send("/retry")
-        await chat.until(lambda: chat.turns[-1].id > 2 and chat.turns[-1].finished)
-        assert chat.texts == ["hello", text] and chat.turns[-1].metrics["drafted_tokens"] == 0
-        await chat.hears("/spec on", "3 tokens at a time, by ngram+model")
-        await chat.hears("/spec 2", "2 tokens at a time, by ngram+model")
-        await chat.hears("/spec auto", "as much as pays, by ngram+model")
-        await chat.hears("/spec 0", "speculation: off")
-        await chat.hears("/spec on", "as much as pays")
-        await chat.hears("/spec", "as much as pays")
-        for wrong in ("maybe", "-1", "64", "9999", "²"):
-            await chat.errs(
-                f"/spec {wrong}",
-                "--draft-max and --draft-tree must be 0 to 63" if wrong == "64" else "on, off, auto or a number",
-            )
-        await chat.hears("/spec", "as much as pays")
-
-    in_app(test)
-
-
-def test_spec_off_and_on_during_an_answer_leaves_the_text_as_it_is() -> None:
-    async def test(chat: Driver) -> None:
-        rounds = lambda: chat.app.activity.meter.steps[1:]  # noqa: E731
-        chat.app.chat.max_tokens = 150
-        text = await chat.ask("hello")
-        chat.app.chat.max_tokens = ENDLESS
-        await chat.send("/retry")
-        await chat.until(lambda: rounds() and rounds()[-1].n_drafted)
-        await chat.hears("/spec off", "speculation: off")
-        await chat.until(lambda: rounds()[-1].n_drafted == 0)
-        off = rounds()[-1].index
-        await chat.until(lambda: rounds()[-1].index > off + 5)
-        assert {step.n_drafted for step in rounds() if step.index >= off} == {0}
-        await chat.hears("/spec on", "3 tokens at a time")
-        await chat.until(lambda: rounds()[-1].n_drafted == 3)
-        await chat.growing(len(text))
-        await chat.press("escape")
-        await chat.idle()
-        assert chat.texts[-1].startswith(text)
-
-    in_app(test)
-
-
-def test_draft() -> None:
-    async def test(chat: Driver) -> None:
-        text = await chat.ask("hello")
-        await chat.hears(
-            "/draft",
-            "draft: ngram+model (choose from auto, none, ngram, suffix, recycling, jacobi, model[:REF], mtp[:REF], ",
+@in_app
+async def test_spec(chat: Driver) -> None:
+    chat.app.chat.max_tokens = 150
+    text = await chat.ask("hello")
+    assert chat.turns[-1].metrics["drafted_tokens"] > 0
+    await chat.hears("/spec off", "speculation: off")
+    await chat.send("/retry")
+    await chat.until(lambda: chat.turns[-1].id > 2 and chat.turns[-1].finished)
+    assert chat.texts == ["hello", text] and chat.turns[-1].metrics["drafted_tokens"] == 0
+    await chat.hears("/spec on", "3 tokens at a time, by ngram+model")
+    await chat.hears("/spec 2", "2 tokens at a time, by ngram+model")
+    await chat.hears("/spec auto", "as much as pays, by ngram+model")
+    await chat.hears("/spec 0", "speculation: off")
+    await chat.hears("/spec on", "as much as pays")
+    await chat.hears("/spec", "as much as pays")
+    for wrong in ("maybe", "-1", "64", "9999", "²"):
+        await chat.errs(
+            f"/spec {wrong}",
+            "--draft-max and --draft-tree must be 0 to 63" if wrong == "64" else "on, off, auto or a number",
         )
+    await chat.hears("/spec", "as much as pays")
+
+
+@in_app
+async def test_spec_off_and_on_during_an_answer_leaves_the_text_as_it_is(chat: Driver) -> None:
+    rounds = lambda: chat.app.activity.meter.steps[1:]  # noqa: E731
+    chat.app.chat.max_tokens = 150
+    text = await chat.ask("hello")
+    chat.app.chat.max_tokens = ENDLESS
+    await chat.send("/retry")
+    await chat.until(lambda: rounds() and rounds()[-1].n_drafted)
+    await chat.hears("/spec off", "speculation: off")
+    await chat.until(lambda: rounds()[-1].n_drafted == 0)
+    off = rounds()[-1].index
+    await chat.until(lambda: rounds()[-1].index > off + 5)
+    assert {step.n_drafted for step in rounds() if step.index >= off} == {0}
+    await chat.hears("/spec on", "3 tokens at a time")
+    await chat.until(lambda: rounds()[-1].n_drafted == 3)
+    await chat.growing(len(text))
+    await chat.press("escape")
+    await chat.idle()
+    assert chat.texts[-1].startswith(text)
+
+
+@in_app
+async def test_draft(chat: Driver) -> None:
+    text = await chat.ask("hello")
+    await chat.hears(
+        "/draft",
+        "draft: ngram+model (choose from auto, none, ngram, suffix, recycling, jacobi, model[:REF], mtp[:REF], ",
+    )
+    await chat.hears(
+        "/draft nonsense",
+        "no toy model 'nonsense'",
+        "Drafters: ngram, suffix, recycling, jacobi, model, ",
+        kind="error",
+    )
+    await chat.idle()
+    await chat.hears("/draft ngrm", "no toy model 'ngrm'", "Did you mean --draft ngram?", kind="error")
+    await chat.idle()
+    await chat.hears("/draft ngram+ngram", "names 'ngram' twice", kind="error")
+    await chat.idle()
+    await chat.hears("/draft", "draft: ngram+model")
+    await chat.hears("/draft none", "tree on toy, draft none")
+    await chat.idle()
+    await chat.errs("/spec on", "nothing to draft with")
+    await chat.errs("/race", "no draft to race")
+    await chat.hears("/spec", "speculation: off")
+    await chat.hears("/draft ngram", "tree on toy, draft ngram")
+    await chat.idle()
+    await chat.send("/retry")
+    await chat.until(lambda: chat.turns[-1].id > 2 and chat.app.activity.job is None)
+    assert chat.texts == ["hello", text] and chat.turns[-1].settings["draft"] == "ngram"
+    await chat.begin("and on", 1)
+    await chat.errs_amid("/draft none", "engine is busy")
+
+
+@in_app
+async def test_model(chat: Driver) -> None:
+    await chat.ask("hello")
+    await shows(chat, "/model", Picker)
+    await chat.hears("/model nonsense", "no toy model 'nonsense'", kind="error")
+    await chat.idle()
+    await chat.ask("still there")
+    assert chat.turns[-1].settings["model"] == "tree"
+    await chat.send("/undo")
+    await chat.hears("/model linear", "linear on toy, draft ngram+model")
+    await chat.idle()
+    await chat.ask("and on")
+    assert [turn.role for turn in chat.turns] == ["user", "assistant"] * 2
+    assert chat.turns[-1].settings["model"] == "linear"
+    await chat.begin("more", 1)
+    await chat.errs_amid("/model tree", "engine is busy")
+
+
+@in_loop
+async def test_a_first_model_that_cannot_be_opened_leaves_the_app_to_choose_another() -> None:
+    async with driving(LoadConfig(model="nonsense", backend="toy", draft_max=3), then="race hello") as chat:
+        await chat.until(lambda: chat.notices("error"))
+        await chat.idle()
+        assert "no toy model 'nonsense'" in chat.notices("error")[0] and len(chat.app.screen_stack) == 1
+        for line in ("/spec", "/draft", "/draft ngram", "/race", "/retry"):
+            message = await chat.hears(line, "no model is open", kind="error")
+            assert "/model chooses one" in message
+        await chat.hears("and on", "no model is open", "Ctrl+G", kind="error")
+        assert chat.prompt.text == "and on"
+        chat.prompt.put("")
+        await chat.hears("/model tree", "tree on toy")
+        await chat.idle()
+        await chat.ask("hello")
+
+
+@in_app
+async def test_set(chat: Driver) -> None:
+    state = chat.app.chat
+    await chat.hears("/set temperature 0.5", "temperature 0.5")
+    await chat.hears("/set top-k 7", "top_k 7")
+    await chat.hears("/set seed 5", "seed 5")
+    await chat.hears("/set max_tokens 9", "max_tokens 9")
+    await chat.hears("/set system  Be brief. ", "system Be brief.")
+    assert (state.sampling.temperature, state.sampling.top_k, state.seed, state.max_tokens, state.system) == (
+        0.5, 7, 5, 9, "Be brief."
+    )  # fmt: skip
+    for line in ("/set", "/show"):
         await chat.hears(
-            "/draft nonsense",
-            "no toy model 'nonsense'",
-            "Drafters: ngram, suffix, recycling, jacobi, model, ",
-            kind="error",
+            line, "temperature 0.5, top_k 7, top_p 1.0", "max_tokens 9, seed 5, rolling off, system Be brief."
         )
-        await chat.idle()
-        await chat.hears("/draft ngrm", "no toy model 'ngrm'", "Did you mean --draft ngram?", kind="error")
-        await chat.idle()
-        await chat.hears("/draft ngram+ngram", "names 'ngram' twice", kind="error")
-        await chat.idle()
-        await chat.hears("/draft", "draft: ngram+model")
-        await chat.hears("/draft none", "tree on toy, draft none")
-        await chat.idle()
-        await chat.errs("/spec on", "nothing to draft with")
-        await chat.errs("/race", "no draft to race")
-        await chat.hears("/spec", "speculation: off")
-        await chat.hears("/draft ngram", "tree on toy, draft ngram")
-        await chat.idle()
-        await chat.send("/retry")
-        await chat.until(lambda: chat.turns[-1].id > 2 and chat.app.activity.job is None)
-        assert chat.texts == ["hello", text] and chat.turns[-1].settings["draft"] == "ngram"
-        await chat.begin("and on", 1)
-        await chat.errs_amid("/draft none", "engine is busy")
-
-    in_app(test)
-
-
-def test_model() -> None:
-    async def test(chat: Driver) -> None:
-        await chat.ask("hello")
-        await shows(chat, "/model", Picker)
-        await chat.hears("/model nonsense", "no toy model 'nonsense'", kind="error")
-        await chat.idle()
-        await chat.ask("still there")
-        assert chat.turns[-1].settings["model"] == "tree"
-        await chat.send("/undo")
-        await chat.hears("/model linear", "linear on toy, draft ngram+model")
-        await chat.idle()
-        await chat.ask("and on")
-        assert [turn.role for turn in chat.turns] == ["user", "assistant"] * 2
-        assert chat.turns[-1].settings["model"] == "linear"
-        await chat.begin("more", 1)
-        await chat.errs_amid("/model tree", "engine is busy")
-
-    in_app(test)
+    before = (state.sampling, state.seed, state.max_tokens)
+    for wrong, said in (("temperature warm", "must be a number"), ("temperature none", "must be a number"),
+                        ("colour", "no setting 'colour'"), ("rolling maybe", "on or off"),
+                        ("top_p 2", "be"),
+                        ("temperature nan", "be"), ("temperature 1000", "be"), ("colour 1", "no setting 'colour'"),
+                        ("seed 0.5", "number"), ("max_tokens 0", "at least 1")):  # fmt: skip
+        await chat.errs(f"/set {wrong}", said)
+    assert (state.sampling, state.seed, state.max_tokens) == before
+    await chat.ask("hello")
+    assert 1 <= chat.turns[-1].metrics["emitted_tokens"] <= 9 and chat.turns[-1].metrics["seed"] == 5
+    await chat.hears("/set system Be long.", "Be long.")
+    assert chat.app.recorder.store.recent()[0].system == "Be long."
+    await chat.hears("/set system", "system Be long.")
+    await chat.hears("/set system none", "system none")
+    assert state.system is None
+    await chat.hears("/set seed none", "seed none")
+    await chat.hears("/set max_tokens none", "max_tokens none")
+    await chat.hears("/set rolling on", "rolling on")
+    assert (state.seed, state.max_tokens, state.rolling) == (None, None, True)
 
 
-def test_a_first_model_that_cannot_be_opened_leaves_the_app_to_choose_another() -> None:
-    async def main() -> None:
-        async with driving(LoadConfig(model="nonsense", backend="toy", draft_max=3), then="race hello") as chat:
-            await chat.until(lambda: chat.notices("error"))
-            await chat.idle()
-            assert "no toy model 'nonsense'" in chat.notices("error")[0] and len(chat.app.screen_stack) == 1
-            for line in ("/spec", "/draft", "/draft ngram", "/race", "/retry"):
-                message = await chat.hears(line, "no model is open", kind="error")
-                assert "/model chooses one" in message
-            await chat.hears("and on", "no model is open", "Ctrl+G", kind="error")
-            assert chat.prompt.text == "and on"
-            chat.prompt.put("")
-            await chat.hears("/model tree", "tree on toy")
-            await chat.idle()
-            await chat.ask("hello")
-
-    asyncio.run(main())
-
-
-def test_set() -> None:
-    async def test(chat: Driver) -> None:
-        state = chat.app.chat
-        await chat.hears("/set temperature 0.5", "temperature 0.5")
-        await chat.hears("/set top-k 7", "top_k 7")
-        await chat.hears("/set seed 5", "seed 5")
-        await chat.hears("/set max_tokens 9", "max_tokens 9")
-        await chat.hears("/set system  Be brief. ", "system Be brief.")
-        assert (state.sampling.temperature, state.sampling.top_k, state.seed, state.max_tokens, state.system) == (
-            0.5, 7, 5, 9, "Be brief."
-        )  # fmt: skip
-        for line in ("/set", "/show"):
-            await chat.hears(
-                line, "temperature 0.5, top_k 7, top_p 1.0", "max_tokens 9, seed 5, rolling off, system Be brief."
-            )
-        before = (state.sampling, state.seed, state.max_tokens)
-        for wrong, said in (("temperature warm", "must be a number"), ("temperature none", "must be a number"),
-                            ("colour", "no setting 'colour'"), ("rolling maybe", "on or off"),
-                            ("top_p 2", "be"),
-                            ("temperature nan", "be"), ("temperature 1000", "be"), ("colour 1", "no setting 'colour'"),
-                            ("seed 0.5", "number"), ("max_tokens 0", "at least 1")):  # fmt: skip
-            await chat.errs(f"/set {wrong}", said)
-        assert (state.sampling, state.seed, state.max_tokens) == before
-        await chat.ask("hello")
-        assert 1 <= chat.turns[-1].metrics["emitted_tokens"] <= 9 and chat.turns[-1].metrics["seed"] == 5
-        await chat.hears("/set system Be long.", "Be long.")
-        assert chat.app.recorder.store.recent()[0].system == "Be long."
-        await chat.hears("/set system", "system Be long.")
-        await chat.hears("/set system none", "system none")
-        assert state.system is None
-        await chat.hears("/set seed none", "seed none")
-        await chat.hears("/set max_tokens none", "max_tokens none")
-        await chat.hears("/set rolling on", "rolling on")
-        assert (state.seed, state.max_tokens, state.rolling) == (None, None, True)
-
-    in_app(test)
-
-
-def test_system() -> None:
-    async def test(chat: Driver) -> None:
-        await chat.hears("/system Be brief.", "system message: Be brief.")
-        await chat.ask("hello")
-        recorder, (system, *_) = chat.app.recorder, chat.app.chat.request().prompt
-        assert system == Message("system", "Be brief.")
-        assert recorder.store.recent()[0].system == "Be brief."
-        await chat.hears("/system Be long.", "Be long.")
-        assert recorder.store.recent()[0].system == "Be long."
-        await chat.hears("/system", "system message: Be long.")
-        await chat.hears("/system none", "system message: none")
-        await chat.hears("/system", "system message: none")
-        assert recorder.store.recent()[0].system is None and len(chat.app.chat.request().prompt) == 2
-
-    in_app(test)
+@in_app
+async def test_system(chat: Driver) -> None:
+    await chat.hears("/system Be brief.", "system message: Be brief.")
+    await chat.ask("hello")
+    recorder, (system, *_) = chat.app.recorder, chat.app.chat.request().prompt
+    assert system == Message("system", "Be brief.")
+    assert recorder.store.recent()[0].system == "Be brief."
+    await chat.hears("/system Be long.", "Be long.")
+    assert recorder.store.recent()[0].system == "Be long."
+    await chat.hears("/system", "system message: Be long.")
+    await chat.hears("/system none", "system message: none")
+    await chat.hears("/system", "system message: none")
+    assert recorder.store.recent()[0].system is None and len(chat.app.chat.request().prompt) == 2
 
 
 async def run_race(chat: Driver) -> str:
@@ -253,44 +232,38 @@ async def run_race(chat: Driver) -> str:
     return message
 
 
-def test_race() -> None:
-    async def test(chat: Driver) -> None:
-        await chat.errs("/race", "no question to race")
-        await chat.send("/race hello")
-        assert "over 40 tokens: " in await run_race(chat)
-        assert not chat.turns
-        text = await chat.ask("hello")
-        await chat.hears("/spec off", "off")
-        await chat.send("/race")
-        assert "the same text" in await run_race(chat)
-        assert chat.texts == ["hello", text]
-        await chat.hears("/spec", "off")  # as it was before the race
-        chat.app.chat.max_tokens = ENDLESS
-        await chat.send("/race")
-        await chat.until(lambda: isinstance(chat.app.screen, Race))
-        await chat.press("escape")
-        chat.app.chat.max_tokens = 5
-        await chat.ask("and on")  # nothing is in its way
-        await chat.begin("more", 1)
-        await chat.errs_amid("/race", "engine is busy")
-
-    in_app(test)
+@in_app
+async def test_race(chat: Driver) -> None:
+    await chat.errs("/race", "no question to race")
+    await chat.send("/race hello")
+    assert "over 40 tokens: " in await run_race(chat)
+    assert not chat.turns
+    text = await chat.ask("hello")
+    await chat.hears("/spec off", "off")
+    await chat.send("/race")
+    assert "the same text" in await run_race(chat)
+    assert chat.texts == ["hello", text]
+    await chat.hears("/spec", "off")  # as it was before the race
+    chat.app.chat.max_tokens = ENDLESS
+    await chat.send("/race")
+    await chat.until(lambda: isinstance(chat.app.screen, Race))
+    await chat.press("escape")
+    chat.app.chat.max_tokens = 5
+    await chat.ask("and on")  # nothing is in its way
+    await chat.begin("more", 1)
+    await chat.errs_amid("/race", "engine is busy")
 
 
-def test_a_race_of_real_models_when_the_program_begins() -> None:
-    async def main() -> None:
-        async with driving(EMBEDDED, chat=chat_of(12), then="race import os\nimport") as chat:
-            assert "over 12 tokens: " in await run_race(chat)
-            assert (await chat.ask("import os\nimport")).strip()
-
-    asyncio.run(main())
+@in_loop
+async def test_a_race_of_real_models_when_the_program_begins() -> None:
+    async with driving(EMBEDDED, chat=chat_of(12), then="race import os\nimport") as chat:
+        assert "over 12 tokens: " in await run_race(chat)
+        assert (await chat.ask("import os\nimport")).strip()
 
 
-def test_theme() -> None:
-    async def test(chat: Driver) -> None:
-        await chat.hears("/theme", chat.app.theme, "high-contrast")
-        await chat.send("/theme high-contrast")
-        await chat.until(lambda: chat.app.theme == "high-contrast")
-        await chat.errs("/theme pink", "no theme 'pink'", "high-contrast")
-
-    in_app(test)
+@in_app
+async def test_theme(chat: Driver) -> None:
+    await chat.hears("/theme", chat.app.theme, "high-contrast")
+    await chat.send("/theme high-contrast")
+    await chat.until(lambda: chat.app.theme == "high-contrast")
+    await chat.errs("/theme pink", "no theme 'pink'", "high-contrast")

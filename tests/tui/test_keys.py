@@ -29,46 +29,40 @@ def test_the_help_names_every_key() -> None:
     assert not {*keys, "ctrl+p", "enter", "up", "down", "tab", "ctrl+d"} - set(listed)
 
 
-def test_ctrl_d_deletes_in_a_text_and_leaves_without_one() -> None:
-    async def test(chat: Driver) -> None:
-        await chat.press("a", "b", "home", "ctrl+d")
-        assert chat.prompt.text == "b" and chat.app.is_running
-        await chat.press("ctrl+d")
-        assert chat.prompt.text == "" and chat.app.is_running
-        await chat.press("ctrl+d")
-        await chat.until(lambda: not chat.app.is_running)
-
-    in_app(test)
+@in_app
+async def test_ctrl_d_deletes_in_a_text_and_leaves_without_one(chat: Driver) -> None:
+    await chat.press("a", "b", "home", "ctrl+d")
+    assert chat.prompt.text == "b" and chat.app.is_running
+    await chat.press("ctrl+d")
+    assert chat.prompt.text == "" and chat.app.is_running
+    await chat.press("ctrl+d")
+    await chat.until(lambda: not chat.app.is_running)
 
 
 @pytest.mark.parametrize("key", ["escape", "ctrl+c"])
-def test_stopping_keeps_the_text(key: str) -> None:
-    async def test(chat: Driver) -> None:
-        answer = await chat.begin("hello")
-        text = answer.text
-        await chat.press(key)
-        await chat.idle()
-        assert chat.texts == ["hello", answer.text] and answer.text.startswith(text)
-        assert chat.turns[-1].finished and chat.turns[-1].metrics["reason"] == "cancelled"
-        assert "(cancelled)" in chat.footers[-1]
-        chat.app.chat.max_tokens = 5
-        await chat.ask("and on")
-        await chat.press(key)  # nothing to stop
-        await chat.pilot.pause()
-        assert len(chat.turns) == 4 and chat.app.is_running
-
-    in_app(test)
+@in_app
+async def test_stopping_keeps_the_text(chat: Driver, key: str) -> None:
+    answer = await chat.begin("hello")
+    text = answer.text
+    await chat.press(key)
+    await chat.idle()
+    assert chat.texts == ["hello", answer.text] and answer.text.startswith(text)
+    assert chat.turns[-1].finished and chat.turns[-1].metrics["reason"] == "cancelled"
+    assert "(cancelled)" in chat.footers[-1]
+    chat.app.chat.max_tokens = 5
+    await chat.ask("and on")
+    await chat.press(key)  # nothing to stop
+    await chat.pilot.pause()
+    assert len(chat.turns) == 4 and chat.app.is_running
 
 
-def test_ctrl_c_copies_a_selection() -> None:
-    async def test(chat: Driver) -> None:
-        await chat.ask("hello")
-        chat.app.screen.text_select_all()
-        await chat.press("ctrl+c")
-        await chat.until(lambda: chat.app.clipboard)
-        assert "hello" in chat.app.clipboard
-
-    in_app(test)
+@in_app
+async def test_ctrl_c_copies_a_selection(chat: Driver) -> None:
+    await chat.ask("hello")
+    chat.app.screen.text_select_all()
+    await chat.press("ctrl+c")
+    await chat.until(lambda: chat.app.clipboard)
+    assert "hello" in chat.app.clipboard
 
 
 @pytest.mark.parametrize(
@@ -76,109 +70,99 @@ def test_ctrl_c_copies_a_selection() -> None:
     [("f1", Help, ("escape", "f1", "q")), ("f2", Details, ("escape", "f2", "q")), ("ctrl+g", Picker, ("escape",)),
      ("ctrl+r", History, ("escape",))],
 )  # fmt: skip
-def test_screens_open_and_close(key: str, screen: type, closes: tuple[str, ...]) -> None:
-    async def test(chat: Driver) -> None:
-        for close in closes:
-            await chat.press(key)
-            await chat.until(lambda: isinstance(chat.app.screen, screen))
-            await chat.press(close)
-            await chat.until(lambda: len(chat.app.screen_stack) == 1)
-        assert chat.prompt.has_focus
-
-    in_app(test)
+@in_app
+async def test_screens_open_and_close(chat: Driver, key: str, screen: type, closes: tuple[str, ...]) -> None:
+    for close in closes:
+        await chat.press(key)
+        await chat.until(lambda: isinstance(chat.app.screen, screen))
+        await chat.press(close)
+        await chat.until(lambda: len(chat.app.screen_stack) == 1)
+    assert chat.prompt.has_focus
 
 
-def test_an_answer_goes_on_behind_a_screen_and_the_history_has_to_wait() -> None:
-    async def test(chat: Driver) -> None:
-        answer = await chat.begin("hello")
-        await chat.press("ctrl+r")
-        await chat.until(lambda: chat.notices("error"))
-        assert "engine is busy" in chat.notices("error")[0] and len(chat.app.screen_stack) == 1
-        for key in ("f1", "f2"):
-            await chat.press(key)
-            await chat.until(lambda: len(chat.app.screen_stack) == 2)
-            length = len(answer.text)
-            await chat.until(lambda length=length: len(answer.text) > length)
-            await chat.press("escape")
-            await chat.until(lambda: len(chat.app.screen_stack) == 1)
-        assert chat.app.activity.job is not None  # that Esc was the screen's
-
-    in_app(test)
-
-
-def test_reasoning_and_origins_fold_and_unfold_also_for_later_answers() -> None:
-    async def test(chat: Driver) -> None:
-        async def look() -> tuple[int, int, int]:
-            shown = await seen(chat.app, chat.pilot)
-            return shown.count("▶ Reasoning"), shown.count("because"), shown.count("plain: the target")
-
-        await chat.ask("hello")
-        (first,) = chat.transcript.answers
-        first.append([Piece("because", "reasoning", "")])
-        chat.transcript.update(first)
-        assert await look() == (1, 0, 0)
-        await chat.press("ctrl+t", "ctrl+o")
-        assert await look() == (0, 1, 1)
-        await chat.ask("again")
-        assert await look() == (0, 1, 2)
-        await chat.press("ctrl+t", "ctrl+o")
-        assert await look() == (1, 0, 0)
-        await chat.pilot.click(chat.transcript, offset=(3, 3))
-        assert await look() == (0, 1, 0)
-
-    in_app(test)
-
-
-def test_new_history_branch_and_clear() -> None:
-    async def test(chat: Driver) -> None:
-        first = await chat.ask("one")
-        await chat.press("ctrl+n")
-        await chat.until(lambda: not chat.turns)
-        assert chat.shown == [] and chat.app.chat.messages == []
-        await chat.ask("two")
-        await chat.press("ctrl+l")
-        await chat.until(lambda: not chat.shown)
-        assert len(chat.turns) == 2 and len(chat.app.chat.messages) == 2
-        await chat.press("ctrl+r")
-        await chat.until(lambda: isinstance(chat.app.screen, History))
-        await chat.press(*"one", "enter")
-        await chat.until(lambda: chat.texts == ["one", first])
-        assert chat.shown == chat.texts
-        await chat.send("/set temperature 1")
-        await chat.send("/set seed 7")
-        await chat.send("/retry")
-        await chat.until(lambda: chat.turns and chat.turns[-1].id > 4 and chat.app.activity.job is None)
-        second = chat.texts[-1]
-        assert second != first
-        for text in (first, second):
-            await chat.press("ctrl+b")
-            await chat.until(lambda text=text: chat.texts == ["one", text])
-            assert chat.shown == chat.texts
-
-    in_app(test)
-
-
-def test_clearing_the_screen_during_an_answer_keeps_the_answer() -> None:
-    async def test(chat: Driver) -> None:
-        answer = await chat.begin("hello")
-        await chat.press("ctrl+l")
-        await chat.until(lambda: len(chat.shown) == 1)
-        assert chat.transcript.items == [answer]
-        await chat.growing(len(answer.text) + 1)
+@in_app
+async def test_an_answer_goes_on_behind_a_screen_and_the_history_has_to_wait(chat: Driver) -> None:
+    answer = await chat.begin("hello")
+    await chat.press("ctrl+r")
+    await chat.until(lambda: chat.notices("error"))
+    assert "engine is busy" in chat.notices("error")[0] and len(chat.app.screen_stack) == 1
+    for key in ("f1", "f2"):
+        await chat.press(key)
+        await chat.until(lambda: len(chat.app.screen_stack) == 2)
+        length = len(answer.text)
+        await chat.until(lambda length=length: len(answer.text) > length)
         await chat.press("escape")
-        await chat.idle()
-        assert chat.texts == ["hello", answer.text] and chat.shown == [answer.text]
-        await chat.press("ctrl+l")
-        await chat.until(lambda: not chat.shown)
-        await chat.hears("/copy", "copied")
-        await chat.send("/retry")
-        await chat.until(lambda: len(chat.shown) == 1 and chat.app.activity.answer is not None)
-        await chat.press("ctrl+l", "escape")
-        await chat.idle()
-        await chat.send("/undo")
-        await chat.until(lambda: not chat.shown)
+        await chat.until(lambda: len(chat.app.screen_stack) == 1)
+    assert chat.app.activity.job is not None  # that Esc was the screen's
 
-    in_app(test)
+
+@in_app
+async def test_reasoning_and_origins_fold_and_unfold_also_for_later_answers(chat: Driver) -> None:
+    async def look() -> tuple[int, int, int]:
+        shown = await seen(chat.app, chat.pilot)
+        return shown.count("▶ Reasoning"), shown.count("because"), shown.count("plain: the target")
+
+    await chat.ask("hello")
+    (first,) = chat.transcript.answers
+    first.append([Piece("because", "reasoning", "")])
+    chat.transcript.update(first)
+    assert await look() == (1, 0, 0)
+    await chat.press("ctrl+t", "ctrl+o")
+    assert await look() == (0, 1, 1)
+    await chat.ask("again")
+    assert await look() == (0, 1, 2)
+    await chat.press("ctrl+t", "ctrl+o")
+    assert await look() == (1, 0, 0)
+    await chat.pilot.click(chat.transcript, offset=(3, 3))
+    assert await look() == (0, 1, 0)
+
+
+@in_app
+async def test_new_history_branch_and_clear(chat: Driver) -> None:
+    first = await chat.ask("one")
+    await chat.press("ctrl+n")
+    await chat.until(lambda: not chat.turns)
+    assert chat.shown == [] and chat.app.chat.messages == []
+    await chat.ask("two")
+    await chat.press("ctrl+l")
+    await chat.until(lambda: not chat.shown)
+    assert len(chat.turns) == 2 and len(chat.app.chat.messages) == 2
+    await chat.press("ctrl+r")
+    await chat.until(lambda: isinstance(chat.app.screen, History))
+    await chat.press(*"one", "enter")
+    await chat.until(lambda: chat.texts == ["one", first])
+    assert chat.shown == chat.texts
+    await chat.send("/set temperature 1")
+    await chat.send("/set seed 7")
+    await chat.send("/retry")
+    await chat.until(lambda: chat.turns and chat.turns[-1].id > 4 and chat.app.activity.job is None)
+    second = chat.texts[-1]
+    assert second != first
+    for text in (first, second):
+        await chat.press("ctrl+b")
+        await chat.until(lambda text=text: chat.texts == ["one", text])
+        assert chat.shown == chat.texts
+
+
+@in_app
+async def test_clearing_the_screen_during_an_answer_keeps_the_answer(chat: Driver) -> None:
+    answer = await chat.begin("hello")
+    await chat.press("ctrl+l")
+    await chat.until(lambda: len(chat.shown) == 1)
+    assert chat.transcript.items == [answer]
+    await chat.growing(len(answer.text) + 1)
+    await chat.press("escape")
+    await chat.idle()
+    assert chat.texts == ["hello", answer.text] and chat.shown == [answer.text]
+    await chat.press("ctrl+l")
+    await chat.until(lambda: not chat.shown)
+    await chat.hears("/copy", "copied")
+    await chat.send("/retry")
+    await chat.until(lambda: len(chat.shown) == 1 and chat.app.activity.answer is not None)
+    await chat.press("ctrl+l", "escape")
+    await chat.idle()
+    await chat.send("/undo")
+    await chat.until(lambda: not chat.shown)
 
 
 def test_quitting_keeps_all_of_an_answer_under_way() -> None:
@@ -195,48 +179,42 @@ def test_quitting_keeps_all_of_an_answer_under_way() -> None:
     assert answered.text == text and answered.finished and answered.metrics["reason"] == "cancelled"
 
 
-def test_quitting_during_a_race_and_behind_a_screen() -> None:
-    async def test(chat: Driver) -> None:
-        await chat.ask("hello")
-        chat.app.chat.max_tokens = 50_000
-        await chat.send("/race")
-        await chat.until(lambda: isinstance(chat.app.screen, Race))
-        await chat.until(lambda: chat.app.screen.query(".lane-header").last().render().plain.count("tok/s"))
-        await chat.press("ctrl+q")
-        await chat.until(lambda: not chat.app.is_running)
-
-    in_app(test)
+@in_app
+async def test_quitting_during_a_race_and_behind_a_screen(chat: Driver) -> None:
+    await chat.ask("hello")
+    chat.app.chat.max_tokens = 50_000
+    await chat.send("/race")
+    await chat.until(lambda: isinstance(chat.app.screen, Race))
+    await chat.until(lambda: chat.app.screen.query(".lane-header").last().render().plain.count("tok/s"))
+    await chat.press("ctrl+q")
+    await chat.until(lambda: not chat.app.is_running)
 
 
-def test_the_palette_runs_a_command() -> None:
-    async def test(chat: Driver) -> None:
-        await chat.press("ctrl+p")
-        await chat.until(lambda: len(chat.app.screen_stack) == 2 and chat.app.screen.query(Input))
-        await chat.press(*"/spec")
-        await chat.until(
-            lambda: "/spec" in "".join(str(o.prompt) for o in chat.app.screen.query_one("CommandList").options)
-        )
-        await chat.press("enter")
-        await chat.until(lambda: chat.notices()[1:] == ["Speculation: 3 tokens at a time, by ngram+model"])
-        assert len(chat.app.screen_stack) == 1
-
-    in_app(test)
+@in_app
+async def test_the_palette_runs_a_command(chat: Driver) -> None:
+    await chat.press("ctrl+p")
+    await chat.until(lambda: len(chat.app.screen_stack) == 2 and chat.app.screen.query(Input))
+    await chat.press(*"/spec")
+    await chat.until(
+        lambda: "/spec" in "".join(str(o.prompt) for o in chat.app.screen.query_one("CommandList").options)
+    )
+    await chat.press("enter")
+    await chat.until(lambda: chat.notices()[1:] == ["Speculation: 3 tokens at a time, by ngram+model"])
+    assert len(chat.app.screen_stack) == 1
 
 
-def test_text_is_not_sent_before_the_last_is_shown() -> None:
-    async def test(chat: Driver) -> None:
-        waiting: list[Batch] = []
-        post = chat.app.post_message
+@in_app
+async def test_text_is_not_sent_before_the_last_is_shown(chat: Driver) -> None:
+    waiting: list[Batch] = []
+    post = chat.app.post_message
 
-        def posted(message: Message) -> bool:
-            if isinstance(message, Batch):
-                waiting[:] = [batch for batch in waiting if not batch.is_shown]
-                waiting.append(message)
-                assert len(waiting) == 1  # else the answer would end here
-            return post(message)
+    def posted(message: Message) -> bool:
+        if isinstance(message, Batch):
+            waiting[:] = [batch for batch in waiting if not batch.is_shown]
+            waiting.append(message)
+            assert len(waiting) == 1  # else the answer would end here
+        return post(message)
 
-        chat.app.post_message = posted  # type: ignore[method-assign]
-        await chat.begin("hello", 200)
-        assert chat.app.activity.job is not None and not chat.notices("error")
-
-    in_app(test)
+    chat.app.post_message = posted  # type: ignore[method-assign]
+    await chat.begin("hello", 200)
+    assert chat.app.activity.job is not None and not chat.notices("error")

@@ -12,6 +12,7 @@ from edgespec.planner.plan import LoadConfig, MemoryOptions
 from edgespec.tui.picker import History
 from tests.memory.texts import find_bytes
 from tests.tui.driving import TOY, Driver, driving
+from tests.tui.screens import in_loop
 
 QUESTION = "xqzv of the sea"
 SECRET = "kwjx of the land"
@@ -65,21 +66,19 @@ def test_incognito_leaves_nothing_and_a_deleted_conversation_goes_from_all_files
     asyncio.run(main())
 
 
-def test_a_conversation_is_remembered_until_it_is_deleted(data: Path) -> None:
-    async def main() -> None:
-        async with driving(remembering()) as chat:
-            asked = await encode(chat, QUESTION)
-            assert any("Texts are kept in " in text for text in chat.notices("note"))
-            await chat.ask(QUESTION)
-        assert find_bytes(data, asked) == {"memory.db"} and "conversations.db" in find_text(data, QUESTION)
-        async with driving(remembering()) as chat:
-            assert not any("Texts are kept in " in text for text in chat.notices("note")), "this is said once"
-            recorder = chat.app.recorder
-            await chat.ask(QUESTION)
-            assert chat.app.activity.meter.acceptance_rate == 1.0
-            await chat.hears("/new", "new")
-            for each in recorder.saved.recent():
-                recorder.saved.remove(each)
-        assert not find_bytes(data, asked)
-
-    asyncio.run(main())
+@in_loop
+async def test_a_conversation_is_remembered_until_it_is_deleted(data: Path) -> None:
+    async with driving(remembering()) as chat:
+        asked = await encode(chat, QUESTION)
+        assert any("Texts are kept in " in text for text in chat.notices("note"))
+        await chat.ask(QUESTION)
+    assert find_bytes(data, asked) == {"memory.db"} and "conversations.db" in find_text(data, QUESTION)
+    async with driving(remembering()) as chat:
+        assert not any("Texts are kept in " in text for text in chat.notices("note")), "this is said once"
+        recorder = chat.app.recorder
+        await chat.ask(QUESTION)
+        assert chat.app.activity.meter.acceptance_rate == 1.0
+        await chat.hears("/new", "new")
+        for each in recorder.saved.recent():
+            recorder.saved.remove(each)
+    assert not find_bytes(data, asked)

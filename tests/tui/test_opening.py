@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 from textual.widgets import DataTable, OptionList
@@ -16,63 +15,57 @@ from edgespec.tui.panel import Details
 from edgespec.tui.progress import Activity, describe_wait
 from edgespec.tui.turns import Answer
 from tests.tui.driving import EMBEDDED, chat_of, driving
-from tests.tui.screens import seen
+from tests.tui.screens import in_loop, seen
 
 
-def test_examples_and_the_last_conversations() -> None:
-    async def main() -> None:
-        async with driving() as chat:
-            listing = chat.app.query_one("#opening-list", OptionList)
-            assert "Continues the text that you begin" in await seen(chat.app, chat.pilot) and listing.option_count == 4
-            chat.prompt.focus()
-            await chat.press("shift+tab")
-            assert listing.has_focus
-            await chat.press("down", "enter")
-            await chat.until(lambda: len(chat.turns) == 2)
-            await chat.idle()
-            assert chat.texts[0].startswith("The three most") and not chat.app.query_one(Opening).display
-            await chat.send("/new")
-            await chat.until(lambda: listing.option_count == 6 and chat.app.query_one(Opening).display)
-            listing.focus()
-            await chat.press("end", "enter")
-            await chat.until(lambda: len(chat.turns) == 2)
-            assert chat.prompt.has_focus and "not saved" not in await seen(chat.app, chat.pilot)
-            await chat.begin("more")
-            await chat.press("f2")
-            await chat.until(lambda: isinstance(chat.app.screen, Details) and chat.app.screen.query(DataTable))
-            table = chat.app.screen.query_one(DataTable)
-            await chat.until(lambda: table.row_count)
-            newest = int(table.get_row_at(0)[0])
-            await chat.until(lambda: table.row_count and int(table.get_row_at(0)[0]) > newest)
-        async with driving(store=Store.in_memory()) as chat:
-            assert "not saved" in await seen(chat.app, chat.pilot)
-
-    asyncio.run(main())
+@in_loop
+async def test_examples_and_the_last_conversations() -> None:
+    async with driving() as chat:
+        listing = chat.app.query_one("#opening-list", OptionList)
+        assert "Continues the text that you begin" in await seen(chat.app, chat.pilot) and listing.option_count == 4
+        chat.prompt.focus()
+        await chat.press("shift+tab")
+        assert listing.has_focus
+        await chat.press("down", "enter")
+        await chat.until(lambda: len(chat.turns) == 2)
+        await chat.idle()
+        assert chat.texts[0].startswith("The three most") and not chat.app.query_one(Opening).display
+        await chat.send("/new")
+        await chat.until(lambda: listing.option_count == 6 and chat.app.query_one(Opening).display)
+        listing.focus()
+        await chat.press("end", "enter")
+        await chat.until(lambda: len(chat.turns) == 2)
+        assert chat.prompt.has_focus and "not saved" not in await seen(chat.app, chat.pilot)
+        await chat.begin("more")
+        await chat.press("f2")
+        await chat.until(lambda: isinstance(chat.app.screen, Details) and chat.app.screen.query(DataTable))
+        table = chat.app.screen.query_one(DataTable)
+        await chat.until(lambda: table.row_count)
+        newest = int(table.get_row_at(0)[0])
+        await chat.until(lambda: table.row_count and int(table.get_row_at(0)[0]) > newest)
+    async with driving(store=Store.in_memory()) as chat:
+        assert "not saved" in await seen(chat.app, chat.pilot)
 
 
-def test_the_embedded_pair_says_that_it_only_completes_code() -> None:
-    async def main() -> None:
-        async with driving(EMBEDDED, chat=chat_of(8)) as chat:
-            said = "python-6m completes Python code; Ctrl+G lists models that one can talk to."
-            await chat.ask("hello")
-            assert chat.notices()[-1] == said
-            await chat.ask("def add(a, b):")
-            assert said not in chat.notices()
-
-    asyncio.run(main())
+@in_loop
+async def test_the_embedded_pair_says_that_it_only_completes_code() -> None:
+    async with driving(EMBEDDED, chat=chat_of(8)) as chat:
+        said = "python-6m completes Python code; Ctrl+G lists models that one can talk to."
+        await chat.ask("hello")
+        assert chat.notices()[-1] == said
+        await chat.ask("def add(a, b):")
+        assert said not in chat.notices()
 
 
-def test_what_is_said_during_a_load_is_shown_and_is_in_the_details() -> None:
-    async def main() -> None:
-        async with driving(replace(EMBEDDED, load=LoadOptions(context_size=4096, threads=1))) as chat:
-            said, ready = chat.notices()
-            assert said.startswith("The model was trained for 2,048 tokens")
-            assert ready == "python-6m on llamacpp, draft ngram+python-6m/draft."
-            await chat.press("f2")
-            await chat.until(lambda: chat.app.screen.query("#costs"))
-            await chat.until(lambda: "The model was trained for" in str(chat.app.screen.query_one("#costs").render()))
-
-    asyncio.run(main())
+@in_loop
+async def test_what_is_said_during_a_load_is_shown_and_is_in_the_details() -> None:
+    async with driving(replace(EMBEDDED, load=LoadOptions(context_size=4096, threads=1))) as chat:
+        said, ready = chat.notices()
+        assert said.startswith("The model was trained for 2,048 tokens")
+        assert ready == "python-6m on llamacpp, draft ngram+python-6m/draft."
+        await chat.press("f2")
+        await chat.until(lambda: chat.app.screen.query("#costs"))
+        await chat.until(lambda: "The model was trained for" in str(chat.app.screen.query_one("#costs").render()))
 
 
 def test_what_an_answer_waits_for() -> None:

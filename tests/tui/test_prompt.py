@@ -11,63 +11,56 @@ from edgespec.tui.transcript import Transcript
 from tests.tui.driving import Driver, in_app
 
 
-def test_writing_and_the_history_of_what_was_sent() -> None:
-    async def test(chat: Driver) -> None:
-        prompt = chat.prompt
-        await chat.press("enter", "space", "enter")  # nothing to send
-        assert not chat.turns and chat.app.activity.job is None
-        prompt.put("")
-        await chat.press("a", "ctrl+j", "b", "alt+enter", "c", "shift+enter", "shift+\r", "backspace", "backspace")
-        assert prompt.text == "a\nb\nc"
-        await chat.press("up")  # inside the text
-        assert prompt.text == "a\nb\nc" and prompt.cursor_location[0] == 1
-        await chat.press("enter")
-        await chat.until(lambda: len(chat.turns) == 2)
-        await chat.idle()
-        assert chat.texts[0] == "a\nb\nc" and prompt.text == ""
-        await chat.ask("second")
-        await chat.press("d", "up")
-        assert prompt.text == "second"
-        await chat.press("up")
-        assert prompt.text == "a\nb\nc"
-        await chat.press("up", "up", "up")  # to its first line, and no further back than the first
-        assert prompt.text == "a\nb\nc"
-        await chat.press("down")
-        assert prompt.text == "second"
-        await chat.press("down")
-        assert prompt.text == "d"  # what was being written
-        await chat.press("down")
-        assert prompt.text == "d"
-
-    in_app(test)
+@in_app
+async def test_writing_and_the_history_of_what_was_sent(chat: Driver) -> None:
+    prompt = chat.prompt
+    await chat.press("enter", "space", "enter")  # nothing to send
+    assert not chat.turns and chat.app.activity.job is None
+    prompt.put("")
+    await chat.press("a", "ctrl+j", "b", "alt+enter", "c", "shift+enter", "shift+\r", "backspace", "backspace")
+    assert prompt.text == "a\nb\nc"
+    await chat.press("up")  # inside the text
+    assert prompt.text == "a\nb\nc" and prompt.cursor_location[0] == 1
+    await chat.press("enter")
+    await chat.until(lambda: len(chat.turns) == 2)
+    await chat.idle()
+    assert chat.texts[0] == "a\nb\nc" and prompt.text == ""
+    await chat.ask("second")
+    await chat.press("d", "up")
+    assert prompt.text == "second"
+    await chat.press("up")
+    assert prompt.text == "a\nb\nc"
+    await chat.press("up", "up", "up")  # to its first line, and no further back than the first
+    assert prompt.text == "a\nb\nc"
+    await chat.press("down")
+    assert prompt.text == "second"
+    await chat.press("down")
+    assert prompt.text == "d"  # what was being written
+    await chat.press("down")
+    assert prompt.text == "d"
 
 
-def test_keys_take_effect_in_their_order_while_the_app_is_busy() -> None:
+@in_app
+async def test_keys_take_effect_in_their_order_while_the_app_is_busy(chat: Driver) -> None:
     """Of keys that wait for a busy app, none overtakes another: neither in the prompt nor on the way to the app."""
-
-    async def test(chat: Driver) -> None:
-        app, prompt = chat.app, chat.prompt
-        app.chat.max_tokens = 5
-        waiting = ["p", "a", "s", "X", "backspace", "s", "left", "left", "ctrl+j", "end", "!", "enter", "ctrl+n",
-                   "l", "o", "s", "t", "ctrl+u", "/", "s", "p", "e", "tab", "o", "enter"]  # fmt: skip
-        for key in waiting:
-            app.post_message(Key(key, key if len(key) == 1 else None))
-        await chat.until(lambda: any("there is no" in each or "/spec takes" in each for each in chat.notices("error")))
-        await chat.until(lambda: app.activity.job is None and not prompt.text)
-        assert app.recorder.store.turns(app.recorder.store.recent()[0])[0].text == "pa\nss!"
-        assert any("/spec takes on, off, auto" in each for each in chat.notices("error"))  # what Tab has completed
-
-    in_app(test)
+    app, prompt = chat.app, chat.prompt
+    app.chat.max_tokens = 5
+    waiting = ["p", "a", "s", "X", "backspace", "s", "left", "left", "ctrl+j", "end", "!", "enter", "ctrl+n",
+               "l", "o", "s", "t", "ctrl+u", "/", "s", "p", "e", "tab", "o", "enter"]  # fmt: skip
+    for key in waiting:
+        app.post_message(Key(key, key if len(key) == 1 else None))
+    await chat.until(lambda: any("there is no" in each or "/spec takes" in each for each in chat.notices("error")))
+    await chat.until(lambda: app.activity.job is None and not prompt.text)
+    assert app.recorder.store.turns(app.recorder.store.recent()[0])[0].text == "pa\nss!"
+    assert any("/spec takes on, off, auto" in each for each in chat.notices("error"))  # what Tab has completed
 
 
-def test_one_key_clears_the_prompt_and_another_brings_it_back() -> None:
-    async def test(chat: Driver) -> None:
-        await chat.press("a", "ctrl+j", "b", "up", "ctrl+u")
-        assert chat.prompt.text == ""
-        await chat.press("ctrl+underscore")
-        assert chat.prompt.text == "a\nb"
-
-    in_app(test)
+@in_app
+async def test_one_key_clears_the_prompt_and_another_brings_it_back(chat: Driver) -> None:
+    await chat.press("a", "ctrl+j", "b", "up", "ctrl+u")
+    assert chat.prompt.text == ""
+    await chat.press("ctrl+underscore")
+    assert chat.prompt.text == "a\nb"
 
 
 def test_terminals_that_send_escape_and_return_for_a_new_line() -> None:
@@ -81,69 +74,63 @@ def test_terminals_that_send_escape_and_return_for_a_new_line() -> None:
     ]  # fmt: skip
 
 
-def test_typing_and_pasting_reach_the_prompt_from_wherever_the_focus_is() -> None:
-    async def test(chat: Driver) -> None:
-        await chat.ask("hello")
-        for widget in (chat.app.query_one(Transcript), None):
-            chat.app.screen.set_focus(widget)
-            await chat.press("a", "space")
-            assert chat.prompt.has_focus
-        chat.app.screen.set_focus(None)
-        chat.app.post_message(Paste("b\nc"))
-        await chat.until(lambda: chat.prompt.text == "a a b\nc")
-        await chat.press("f1", "x", "escape")
-        assert chat.prompt.text == "a a b\nc"
-
-    in_app(test)
+@in_app
+async def test_typing_and_pasting_reach_the_prompt_from_wherever_the_focus_is(chat: Driver) -> None:
+    await chat.ask("hello")
+    for widget in (chat.app.query_one(Transcript), None):
+        chat.app.screen.set_focus(widget)
+        await chat.press("a", "space")
+        assert chat.prompt.has_focus
+    chat.app.screen.set_focus(None)
+    chat.app.post_message(Paste("b\nc"))
+    await chat.until(lambda: chat.prompt.text == "a a b\nc")
+    await chat.press("f1", "x", "escape")
+    assert chat.prompt.text == "a a b\nc"
 
 
-def test_pages_scroll_the_conversation() -> None:
-    async def test(chat: Driver) -> None:
-        chat.app.chat.max_tokens = 400
-        await chat.ask("\n".join("hello" * 30))
-        log = chat.app.query_one(Transcript)
-        await chat.until(lambda: log.max_scroll_y > log.size.height and log.scroll_offset.y == log.max_scroll_y)
-        await chat.press("x", "pageup")
-        await chat.until(lambda: log.scroll_offset.y < log.max_scroll_y)
-        await chat.press("pagedown", "y")
-        await chat.until(lambda: log.scroll_offset.y == log.max_scroll_y)
-        assert chat.prompt.text == "xy"
-
-    in_app(test)
+@in_app
+async def test_pages_scroll_the_conversation(chat: Driver) -> None:
+    chat.app.chat.max_tokens = 400
+    await chat.ask("\n".join("hello" * 30))
+    log = chat.app.query_one(Transcript)
+    await chat.until(lambda: log.max_scroll_y > log.size.height and log.scroll_offset.y == log.max_scroll_y)
+    await chat.press("x", "pageup")
+    await chat.until(lambda: log.scroll_offset.y < log.max_scroll_y)
+    await chat.press("pagedown", "y")
+    await chat.until(lambda: log.scroll_offset.y == log.max_scroll_y)
+    assert chat.prompt.text == "xy"
 
 
-def test_completion_of_commands() -> None:
-    async def test(chat: Driver) -> None:
-        popup, prompt = chat.app.query_one(Popup), chat.prompt
-        await chat.press(*"/th")
-        await chat.until(lambda: popup.display)
-        await chat.press("tab")
-        await chat.until(lambda: popup.display and prompt.text == "/theme ")
-        await chat.press(*"high", "tab")
-        await chat.until(lambda: not popup.display and prompt.text == "/theme high-contrast")
-        await chat.press("enter")
-        await chat.until(lambda: chat.app.theme == "high-contrast" and not prompt.text)
-        await chat.press(*"/draft ngram+m", "tab")
-        await chat.until(lambda: prompt.text == "/draft ngram+model")
-        prompt.put("")
-        await chat.press(*"/sp", "down", "enter")  # the selected one is sent
-        await chat.until(lambda: any("Speculation" in each for each in chat.notices()))
-        await chat.press(*"/cont", "enter")  # the only one is completed, and sent by the next Enter
-        await chat.until(lambda: prompt.text == "/continue" and not popup.display)
-        await chat.press("enter")
-        await chat.until(lambda: any("no answer to continue" in each for each in chat.notices()))
-        await chat.press(*"/s", "escape")
-        await chat.until(lambda: not popup.display and prompt.text == "/s")
-        prompt.put("")
-        await chat.errs("/themme", "no command /themme", "Did you mean /theme?")
-        await chat.press(*"//")
-        await chat.pilot.pause()
-        assert not popup.display
-        prompt.put("//sp is a path")
-        await chat.press("enter")
-        await chat.until(lambda: chat.texts and chat.texts[0] == "/sp is a path")
-        await chat.idle()
-        await chat.press("?", "enter")
-        await chat.until(lambda: isinstance(chat.app.screen, Help))
-
-    in_app(test)
+@in_app
+async def test_completion_of_commands(chat: Driver) -> None:
+    popup, prompt = chat.app.query_one(Popup), chat.prompt
+    await chat.press(*"/th")
+    await chat.until(lambda: popup.display)
+    await chat.press("tab")
+    await chat.until(lambda: popup.display and prompt.text == "/theme ")
+    await chat.press(*"high", "tab")
+    await chat.until(lambda: not popup.display and prompt.text == "/theme high-contrast")
+    await chat.press("enter")
+    await chat.until(lambda: chat.app.theme == "high-contrast" and not prompt.text)
+    await chat.press(*"/draft ngram+m", "tab")
+    await chat.until(lambda: prompt.text == "/draft ngram+model")
+    prompt.put("")
+    await chat.press(*"/sp", "down", "enter")  # the selected one is sent
+    await chat.until(lambda: any("Speculation" in each for each in chat.notices()))
+    await chat.press(*"/cont", "enter")  # the only one is completed, and sent by the next Enter
+    await chat.until(lambda: prompt.text == "/continue" and not popup.display)
+    await chat.press("enter")
+    await chat.until(lambda: any("no answer to continue" in each for each in chat.notices()))
+    await chat.press(*"/s", "escape")
+    await chat.until(lambda: not popup.display and prompt.text == "/s")
+    prompt.put("")
+    await chat.errs("/themme", "no command /themme", "Did you mean /theme?")
+    await chat.press(*"//")
+    await chat.pilot.pause()
+    assert not popup.display
+    prompt.put("//sp is a path")
+    await chat.press("enter")
+    await chat.until(lambda: chat.texts and chat.texts[0] == "/sp is a path")
+    await chat.idle()
+    await chat.press("?", "enter")
+    await chat.until(lambda: isinstance(chat.app.screen, Help))

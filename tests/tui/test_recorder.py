@@ -27,6 +27,7 @@ from edgespec.planner.plan import LoadConfig
 from edgespec.service.process import EngineProcess
 from tests.cli.conftest import COMMAND
 from tests.tui.driving import EMBEDDED, ENDLESS, TOY, Driver, chat_of, driving, in_app
+from tests.tui.screens import in_loop
 
 
 def locked(data: Path) -> sqlite3.Connection:
@@ -111,56 +112,52 @@ def test_a_question_that_cannot_be_answered() -> None:
     asyncio.run(main())
 
 
-def test_a_store_that_fails_during_an_answer_is_told_of_once(data: Path) -> None:
-    async def test(chat: Driver) -> None:
-        await chat.ask("before")
-        await chat.hears("/new", "new")
-        await chat.ask("kept")
-        answer = await chat.begin("hello")
-        other = locked(data)
-        await chat.until(lambda: chat.notices("error"))
-        await chat.growing(len(answer.text) + 50)
-        await chat.press("escape")
-        await chat.idle()
-        assert len(chat.turns) == 4 and chat.texts[-1] == answer.text
-        other.close()
-        (message,) = chat.notices("error")
-        assert "is locked by another process. The chat continues without saving." in message
-        chat.app.chat.max_tokens = 5
-        await chat.ask("and on")
-        await chat.send("/retry 1")
-        await chat.until(lambda: len(chat.turns) == 2 and chat.turns[-1].finished and chat.app.activity.job is None)
-        await chat.hears("/branch", "branch 1 of 2")
-        assert len(chat.turns) == 6 and not chat.notices("error")
-
-    in_app(test)
+@in_app
+async def test_a_store_that_fails_during_an_answer_is_told_of_once(chat: Driver, data: Path) -> None:
+    await chat.ask("before")
+    await chat.hears("/new", "new")
+    await chat.ask("kept")
+    answer = await chat.begin("hello")
+    other = locked(data)
+    await chat.until(lambda: chat.notices("error"))
+    await chat.growing(len(answer.text) + 50)
+    await chat.press("escape")
+    await chat.idle()
+    assert len(chat.turns) == 4 and chat.texts[-1] == answer.text
+    other.close()
+    (message,) = chat.notices("error")
+    assert "is locked by another process. The chat continues without saving." in message
+    chat.app.chat.max_tokens = 5
+    await chat.ask("and on")
+    await chat.send("/retry 1")
+    await chat.until(lambda: len(chat.turns) == 2 and chat.turns[-1].finished and chat.app.activity.job is None)
+    await chat.hears("/branch", "branch 1 of 2")
+    assert len(chat.turns) == 6 and not chat.notices("error")
     store = Store.open()
     kept, before = store.recent()
     assert [turn.text for turn in store.path(kept.leaf)][:3:2] == ["kept", "hello"] and before.title == "before"
     assert not store.path(kept.leaf)[-1].finished
 
 
-def test_a_store_that_fails_at_a_question(data: Path) -> None:
-    async def test(chat: Driver) -> None:
-        await chat.ask("before")
-        await chat.hears("/new", "new")
-        first = await chat.ask("one")
-        other = locked(data)
-        second = await chat.ask("two")
-        assert len(chat.notices("error")) == 1
-        other.close()
-        assert chat.texts == chat.shown == ["one", first, "two", second]
-        await chat.send("/undo")
-        await chat.until(lambda: len(chat.turns) == 2)
-        await chat.send("/retry")
-        await chat.until(lambda: len(chat.turns) == 2 and chat.turns[-1].id > 2 and chat.app.activity.job is None)
-        await chat.hears("/branch", "branch 1 of 2")
-        assert chat.texts == ["one", first, "two", second]
-        await chat.hears("/new", "new")
-        await chat.ask("three")
-        assert len(chat.notices("error")) == 0
-
-    in_app(test)
+@in_app
+async def test_a_store_that_fails_at_a_question(chat: Driver, data: Path) -> None:
+    await chat.ask("before")
+    await chat.hears("/new", "new")
+    first = await chat.ask("one")
+    other = locked(data)
+    second = await chat.ask("two")
+    assert len(chat.notices("error")) == 1
+    other.close()
+    assert chat.texts == chat.shown == ["one", first, "two", second]
+    await chat.send("/undo")
+    await chat.until(lambda: len(chat.turns) == 2)
+    await chat.send("/retry")
+    await chat.until(lambda: len(chat.turns) == 2 and chat.turns[-1].id > 2 and chat.app.activity.job is None)
+    await chat.hears("/branch", "branch 1 of 2")
+    assert chat.texts == ["one", first, "two", second]
+    await chat.hears("/new", "new")
+    await chat.ask("three")
+    assert len(chat.notices("error")) == 0
 
 
 def test_a_folder_that_cannot_be_written(data: Path) -> None:
@@ -259,32 +256,30 @@ def test_a_program_that_is_killed_leaves_the_answer_so_far_and_the_name_of_its_m
     assert store.resume(1).model == "tree"
 
 
-def test_the_end_of_the_engine_leaves_the_answer_so_far_and_another_model_opens() -> None:
-    async def main() -> None:
-        async with driving(client=EngineProcess()) as chat:
-            await chat.begin("hello")
-            (engine,) = [each for each in multiprocessing.active_children() if each.name == "edgespec-engine"]
-            engine.kill()
-            await chat.idle()
-            assert any("SIGKILL" in each and "/model" in each for each in chat.notices("error"))
-            question, answer = chat.turns
-            assert question.text == "hello" and answer.text and chat.shown == chat.texts
-            await chat.hears("and on", "No model is open", kind="error")
-            assert chat.prompt.text == "and on"
-            chat.prompt.clear()
-            await chat.press("f5")
-            await chat.until(lambda: chat.app.client.model_info is not None)
-            await chat.idle()
-            chat.app.chat.max_tokens = 5
-            assert await chat.ask("and on")
-            (engine,) = [each for each in multiprocessing.active_children() if each.name == "edgespec-engine"]
-            engine.kill()  # while nothing runs: it is told at once, and once
-            await chat.until(lambda: len([each for each in chat.notices("error") if "SIGKILL" in each]) == 2)
-            await chat.pilot.pause(0.5)
-            assert len([each for each in chat.notices("error") if "SIGKILL" in each]) == 2
-            await chat.press("f5")
-            await chat.until(lambda: chat.app.client.model_info is not None)
-            await chat.idle()
-            assert await chat.ask("still there")
-
-    asyncio.run(main())
+@in_loop
+async def test_the_end_of_the_engine_leaves_the_answer_so_far_and_another_model_opens() -> None:
+    async with driving(client=EngineProcess()) as chat:
+        await chat.begin("hello")
+        (engine,) = [each for each in multiprocessing.active_children() if each.name == "edgespec-engine"]
+        engine.kill()
+        await chat.idle()
+        assert any("SIGKILL" in each and "/model" in each for each in chat.notices("error"))
+        question, answer = chat.turns
+        assert question.text == "hello" and answer.text and chat.shown == chat.texts
+        await chat.hears("and on", "No model is open", kind="error")
+        assert chat.prompt.text == "and on"
+        chat.prompt.clear()
+        await chat.press("f5")
+        await chat.until(lambda: chat.app.client.model_info is not None)
+        await chat.idle()
+        chat.app.chat.max_tokens = 5
+        assert await chat.ask("and on")
+        (engine,) = [each for each in multiprocessing.active_children() if each.name == "edgespec-engine"]
+        engine.kill()  # while nothing runs: it is told at once, and once
+        await chat.until(lambda: len([each for each in chat.notices("error") if "SIGKILL" in each]) == 2)
+        await chat.pilot.pause(0.5)
+        assert len([each for each in chat.notices("error") if "SIGKILL" in each]) == 2
+        await chat.press("f5")
+        await chat.until(lambda: chat.app.client.model_info is not None)
+        await chat.idle()
+        assert await chat.ask("still there")

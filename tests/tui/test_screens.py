@@ -101,7 +101,7 @@ async def test_no_color(no_color: bool, script: Script, monkeypatch: pytest.Monk
     async with opened() as (app, pilot):
         await app.ask("go")
         await until(lambda: app.activity.job is None)
-        await app.keep("there is no such thing.", "error")
+        await app.add_notice("there is no such thing.", "error")
         svg = await exported(app, pilot)
         await pilot.press("ctrl+o")
         with_origins = await exported(app, pilot)
@@ -160,7 +160,7 @@ async def test_strange_text_is_shown_as_it_is(with_origins: bool, script: Script
             app.action_token_colors()
         await app.ask("\n".join(STRANGE[:4]))
         await until(lambda: app.activity.job is None)
-        await app.keep(STRANGE[0])
+        await app.add_notice(STRANGE[0])
         shown = await seen(app, pilot)
         raw = "".join(segment.text for strip in app.screen._compositor.render_strips() for segment in strip)
     assert shown.count("[red]x[/red]") == 5  # the title, the question, twice in the answer, the notice

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import stat
 from pathlib import Path
@@ -15,6 +14,7 @@ from edgespec.tui.settings import MAX_PROMPTS, PromptHistory, Settings, find_fir
 from edgespec.tui.window import copy_with, find_copier
 from tests.models import TARGET
 from tests.tui.driving import driving
+from tests.tui.screens import in_loop
 
 
 def test_prompts_of_two_programs(tmp_path: Path) -> None:
@@ -58,21 +58,19 @@ def test_settings_and_damaged_ones(tmp_path: Path) -> None:
         Settings(tmp_path / "file").write("theme", "nord")
 
 
-def test_a_second_start_has_the_theme_the_view_and_the_prompts(data: Path) -> None:
-    async def main() -> None:
-        async with driving() as chat:
-            await chat.send("/theme nord")
-            await chat.until(lambda: chat.app.theme == "nord")
-            await chat.press("ctrl+o", "ctrl+t")
-        (data / "settings" / "reasoning").write_bytes(b"\xff")
-        async with driving() as chat:
-            assert chat.app.theme == "nord" and chat.app._shows_token_colors
-            assert any("is ignored" in each for each in chat.notices("error"))
-            await chat.press("up")
-            assert chat.prompt.text == "/theme nord"
-        assert not (data / "settings" / "model").exists(), "the toy is no model that a user has chosen"
-
-    asyncio.run(main())
+@in_loop
+async def test_a_second_start_has_the_theme_the_view_and_the_prompts(data: Path) -> None:
+    async with driving() as chat:
+        await chat.send("/theme nord")
+        await chat.until(lambda: chat.app.theme == "nord")
+        await chat.press("ctrl+o", "ctrl+t")
+    (data / "settings" / "reasoning").write_bytes(b"\xff")
+    async with driving() as chat:
+        assert chat.app.theme == "nord" and chat.app._shows_token_colors
+        assert any("is ignored" in each for each in chat.notices("error"))
+        await chat.press("up")
+        assert chat.prompt.text == "/theme nord"
+    assert not (data / "settings" / "model").exists(), "the toy is no model that a user has chosen"
 
 
 def test_the_last_model_is_opened_again_if_it_is_here(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ def themed(name: str) -> Show:
         app.theme = name
         await token_colors(app, pilot, script)
         await pilot.press("ctrl+o")
-        await app.say("the engine is busy. Esc stops it.", "error")
+        await app.show_notice("the engine is busy. Esc stops it.", "error")
 
     return show
 
