@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from edgespec.cli.completers import complete_conversation, complete_model
+from edgespec.cli.engine import Answer, open_engine
 from edgespec.cli.options import generation_options, load_config, offer, rare_option, sampling_params
 from edgespec.cli.terminal import TerminalReporter, format_summary, interruptible, report_bug
 from edgespec.conversations import Store
@@ -21,8 +22,7 @@ from edgespec.conversations.chat import NEARLY_FULL, Chat, describe_end, describ
 from edgespec.conversations.commands import ALIASES, SHARED, SlashCommand, apply_setting, format_help, parse_command
 from edgespec.conversations.recorder import ConversationRecorder
 from edgespec.core.metrics import Metrics
-from edgespec.core.protocols import Step
-from edgespec.engine.events import AnswerStart, Finished, MemoryUse, Notice
+from edgespec.engine.events import AnswerStart, MemoryUse
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
 from edgespec.options import LEARN
 from edgespec.planner.draft_finder import describe_words
@@ -101,8 +101,6 @@ def chat_command(
         raise InvalidRequest(
             "--continue, --resume and --race need the full-screen chat.", hint="Drop --plain and run in a terminal."
         )
-    from edgespec.cli.engine import open_engine
-
     with closing(open_engine(request, verbose=options["verbose"])) as engine:
         chat.sampling = sampling_params(options, engine.require_loaded().info.sampling)
         is_interactive = sys.stdin is not None and sys.stdin.isatty()
@@ -146,6 +144,10 @@ _BY_NAME = _COMMANDS | {"save!": replace(SHARED["save"], name="save!")}
 _KEYS = '''
 """                      starts and ends a message of several lines
 Ctrl-C stops an answer and keeps its text; twice quits. Ctrl-D quits.'''
+
+
+def _show(piece: Piece) -> None:
+    click.echo(click.style(piece.text, dim=True) if piece.channel == "reasoning" else piece.text, nl=False)
 
 
 class Repl:
@@ -232,39 +234,25 @@ class Repl:
         """Let the last answer grow, which begins with `start`; a question that gets none is removed."""
         info, recorder = require_model(self._engine), self._recorder
         memory = None if recorder.is_incognito else MemoryUse()
-        texts = {"answer": start.text, "reasoning": start.reasoning}
-        steps: list[Step] = []
-        notices: list[str] = []
-        finished: Finished | None = None
+        answer = Answer({"answer": start.text, "reasoning": start.reasoning})
         try:
-            for event in interruptible(self._engine.stream(self._chat.request(info.sampling, start, memory))):
-                if isinstance(event, Piece):
-                    is_reasoning = event.channel == "reasoning"
-                    click.echo(click.style(event.text, dim=True) if is_reasoning else event.text, nl=False)
-                    texts[event.channel] += event.text
-                elif isinstance(event, Step):
-                    steps.append(event)
-                elif isinstance(event, Notice):
-                    notices.append(event.text)
-                elif isinstance(event, Finished):
-                    finished = event
+            finished = answer.read(self._engine.stream(self._chat.request(info.sampling, start, memory)), _show)
         finally:
-            reason = "error" if finished is None else finished.reason
-            recorder.finish_answer(texts["answer"], texts["reasoning"], (), {"reason": reason})
-            if not any(texts.values()):
+            reason = "error" if answer.finished is None else answer.finished.reason
+            recorder.finish_answer(answer.texts["answer"], answer.texts["reasoning"], (), {"reason": reason})
+            if not any(answer.texts.values()):
                 recorder.drop_unanswered()
-        assert finished is not None
         click.echo()
         self._metrics = finished.metrics
         used = finished.metrics.prompt_tokens + finished.metrics.emitted_tokens
         was_nearly_full, self._is_nearly_full = self._is_nearly_full, used >= NEARLY_FULL * info.context_size
         if self._is_nearly_full and not was_nearly_full:
-            notices.append(describe_end(self._chat, used, info.context_size))
-        for text in notices:
+            answer.notices.append(describe_end(self._chat, used, info.context_size))
+        for text in answer.notices:
             click.echo(f"note: {text}", err=True)
-        if self._interactive or finished.reason == "cancelled":
-            line = format_summary(finished.metrics, steps, info.drafters, finished.reason)
-            goes_on = "; /continue goes on" if reason != "stop" and any(texts.values()) else ""
+        if self._interactive or reason == "cancelled":
+            line = format_summary(finished.metrics, answer.steps, info.drafters, reason)
+            goes_on = "; /continue goes on" if reason != "stop" and any(answer.texts.values()) else ""
             click.echo(click.style(line + goes_on, dim=True), err=True)
 
     def _continue(self, _argument: str) -> None:

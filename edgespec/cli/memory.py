@@ -51,12 +51,14 @@ def add_command(paths: tuple[Path, ...], model: str | None, dry_run: bool) -> No
             report_activity(f"{len(documents):,} files")
     report_activity("")
     if not documents:
-        raise InvalidRequest(f"there is no file to add{_tell(skipped)}.", hint="Name text files or folders with some.")
+        raise InvalidRequest(
+            f"there is no file to add{_format_skipped(skipped)}.", hint="Name text files or folders with some."
+        )
     if dry_run:
         for document in documents:
             click.echo(str(document.path))
         total = gib(sum(each.size for each in documents))
-        click.echo(f"{count(len(documents), 'file')}, {total}{_tell(skipped)}", err=True)
+        click.echo(f"{count(len(documents), 'file')}, {total}{_format_skipped(skipped)}", err=True)
         return
     _add(paths, documents, model, skipped)
 
@@ -128,7 +130,7 @@ def _store(documents: list[Document], tokenizer: Tokenizer, corpus: Corpus, skip
                 if not n_new:
                     skipped.add("known already")
     finally:
-        click.echo(f"added {count(n_files, 'file')}, {count(n_tokens, 'token')}{_tell(skipped)}")
+        click.echo(f"added {count(n_files, 'file')}, {count(n_tokens, 'token')}{_format_skipped(skipped)}")
 
 
 def build_indexes(keys: Iterable[SpaceKey]) -> None:
@@ -153,7 +155,7 @@ def build_indexes(keys: Iterable[SpaceKey]) -> None:
     report_activity("")
 
 
-def _tell(skipped: Skipped) -> str:
+def _format_skipped(skipped: Skipped) -> str:
     return f"; skipped: {skipped}" if skipped.counts else ""
 
 

@@ -16,6 +16,7 @@ from edgespec.cli.options import generation_options, load_config, rare_option, s
 if TYPE_CHECKING:
     from edgespec.engine.events import Finished, Request
     from edgespec.service.client import ModelInfo
+    from edgespec.text.stream import Piece
 
 _PATIENCE_S = 3.0  # for standard input to begin, beside a prompt
 
@@ -43,41 +44,31 @@ def run_command(
     A text of --file or of standard input comes before PROMPT: `git diff | edgespec run "Write a commit message."`.
     Without --model, the model of EDGESPEC_MODEL answers, else the demo model.
     """
-    from edgespec.cli.engine import open_engine
-    from edgespec.cli.terminal import INTERRUPTED, explain_rounds, format_summary, interruptible
-    from edgespec.core.protocols import Step
-    from edgespec.engine.events import Finished, Notice
+    from edgespec.cli.engine import Answer, open_engine
+    from edgespec.cli.terminal import INTERRUPTED, explain_rounds, format_summary
     from edgespec.registry.schema import SamplingDefaults
     from edgespec.service.client import require_model
-    from edgespec.text.stream import Piece
 
     text = _read_prompt(prompt, file)
     sampling_params(options, SamplingDefaults())  # raises before anything is loaded
     engine = open_engine(load_config(model, options), verbose=options["verbose"])
     info = require_model(engine)
     request = _build_request(text, raw, options, info)
-    texts: dict[str, list[str]] = {"answer": [], "reasoning": []}
-    steps: list[Step] = []
-    notices: list[str] = []
-    for event in interruptible(engine.stream(request)):
-        if isinstance(event, Piece):
-            texts[event.channel].append(event.text)
-            if not as_json:
-                click.echo(event.text, nl=False, err=event.channel == "reasoning")
-        elif isinstance(event, Step):
-            steps.append(event)
-        elif isinstance(event, Notice):
-            notices.append(event.text)
-        elif isinstance(event, Finished):
-            finished = event
+
+    def show(piece: Piece) -> None:
+        if not as_json:
+            click.echo(piece.text, nl=False, err=piece.channel == "reasoning")
+
+    answer = Answer({"answer": "", "reasoning": ""})
+    finished = answer.read(engine.stream(request), show)
     engine.close()
-    notices += [] if raw or as_json else _advise(info, text)
-    rounds = explain_rounds(steps) if explain else []
+    notices = answer.notices + ([] if raw or as_json else _advise(info, text))
+    rounds = explain_rounds(answer.steps) if explain else []
     if as_json:
-        click.echo(json.dumps(_format_result(info, finished, texts), ensure_ascii=False))
+        click.echo(json.dumps(_format_result(info, finished, answer.texts), ensure_ascii=False))
     else:
         click.echo()
-        click.echo(format_summary(finished.metrics, steps, info.drafters, finished.reason), err=True)
+        click.echo(format_summary(finished.metrics, answer.steps, info.drafters, finished.reason), err=True)
     for line in (*rounds, *(f"note: {text}" for text in notices)):
         click.echo(line, err=True)
     return INTERRUPTED if finished.reason == "cancelled" else 0
@@ -111,11 +102,10 @@ def _build_request(text: str, raw: bool, options: dict[str, Any], info: ModelInf
     )
 
 
-def _format_result(info: ModelInfo, finished: Finished, texts: dict[str, list[str]]) -> dict[str, object]:
-    reasoning = {"reasoning": "".join(texts["reasoning"])} if texts["reasoning"] else {}
+def _format_result(info: ModelInfo, finished: Finished, texts: dict[str, str]) -> dict[str, object]:
     return {
-        "text": "".join(texts["answer"]),
-        **reasoning,
+        "text": texts["answer"],
+        **({"reasoning": texts["reasoning"]} if texts["reasoning"] else {}),
         "tokens": finished.tokens,
         "finish_reason": finished.reason,
         "backend": info.backend,

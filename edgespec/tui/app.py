@@ -59,8 +59,8 @@ class ChatView(Dialogue):
         self.query_one(Progress).set_interval(_BEAT_S, self._beat)
         self.refresh_opening()
 
-    async def keep(self, text: str, kind: str = "note") -> None:
-        await super().keep(text, kind)
+    async def add_notice(self, text: str, kind: str = "note") -> None:
+        await super().add_notice(text, kind)
         self.refresh_opening()
 
     def mark_branches(self) -> None:
@@ -158,7 +158,7 @@ class ChatApp(ChatView):
 
     async def on_mount(self) -> None:
         if self.recorder.store.notice is not None:
-            await self.keep(self.recorder.store.notice, "error")
+            await self.add_notice(self.recorder.store.notice, "error")
         if self._resume is not None:
             await self.resume(self._resume)
         if self.is_choosing:
@@ -202,7 +202,7 @@ class ChatApp(ChatView):
             if isinstance(error, NotReady) and self.activity.is_loading:
                 self.queue(f"/{line}")
             else:
-                await self.say_error(error)
+                await self.show_error(error)
 
     async def action_command(self, line: str) -> None:
         await self.run_command(line)
@@ -255,7 +255,7 @@ class ChatApp(ChatView):
         for event in message.events:
             self.activity.add(event)
             if isinstance(event, EngineNotice):
-                await self.say(event.text)
+                await self.show_notice(event.text)
         pieces = [event for event in message.events if isinstance(event, Piece)]
         if (answer := self.activity.answer) is not None and pieces:
             answer.append(pieces)
@@ -275,7 +275,7 @@ class ChatApp(ChatView):
             self._remember_model(message.request)
         self.recorder.use_model(model_info.name)
         name, draft = shorten_names(model_info.name), shorten_names(model_info.draft)
-        await self.say(f"{name} on {model_info.backend}, draft {draft}.")
+        await self.show_notice(f"{name} on {model_info.backend}, draft {draft}.")
         if not self.is_headless:
             gc.freeze()  # a collection that looks at what is there now takes 0.1 s
         self.refresh_instruments()
@@ -290,7 +290,7 @@ class ChatApp(ChatView):
 
     @on(Toast)
     async def _show_toast(self, message: Toast) -> None:
-        await (self.keep if message.stays else self.say)(str(message), message.kind)
+        await (self.add_notice if message.stays else self.show_notice)(str(message), message.kind)
 
     @on(ProgressChanged)
     def _show_progress(self, message: ProgressChanged) -> None:
@@ -302,7 +302,7 @@ class ChatApp(ChatView):
         if self.activity.job is None:
             self.open(message.request)
         else:
-            await self.say(f"{message.request.model} is downloaded; Ctrl+G opens it.")
+            await self.show_notice(f"{message.request.model} is downloaded; Ctrl+G opens it.")
 
     @on(JobEnded)
     async def _end_job(self, message: JobEnded) -> None:

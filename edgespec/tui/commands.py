@@ -86,7 +86,7 @@ async def branch(app: ChatApp, argument: str) -> None:
     if to != fork.at:
         await app.switch_branch(fork, to)
     app.mark_branches()
-    await app.say(f"branch {to + 1 or '-'} of {count} {app.recorder.describe_place(fork)}")
+    await app.show_notice(f"branch {to + 1 or '-'} of {count} {app.recorder.describe_place(fork)}")
 
 
 async def attach(app: ChatApp, argument: str) -> None:
@@ -114,14 +114,14 @@ async def copy(app: ChatApp, argument: str) -> None:
         message = f"the answer has {len(blocks)} code blocks."
         text = blocks[_parse_number(argument, len(blocks), message, "/copy copies the whole answer.") - 1]
     app.copy_to_clipboard(text)
-    await app.say(f"copied {len(text):,} characters")
+    await app.show_notice(f"copied {len(text):,} characters")
 
 
 async def new(app: ChatApp, _argument: str) -> None:
     app.activity.require_idle()
     app.recorder.start_new()
     await app.show_turns()
-    await app.say("new conversation")
+    await app.show_notice("new conversation")
 
 
 async def incognito(app: ChatApp, _argument: str) -> None:
@@ -131,7 +131,7 @@ async def incognito(app: ChatApp, _argument: str) -> None:
     told = (
         "new incognito conversation: nothing of it is saved" if app.is_incognito else "new conversation, which is saved"
     )
-    await app.say(told)
+    await app.show_notice(told)
 
 
 async def history(app: ChatApp, argument: str) -> None:
@@ -151,7 +151,7 @@ async def history(app: ChatApp, argument: str) -> None:
 async def rename(app: ChatApp, argument: str) -> None:
     if app.recorder.conversation is None:
         raise InvalidRequest("there is no conversation to rename.", hint="Ask something first.")
-    await app.say(f"renamed to {app.recorder.rename(argument)}")
+    await app.show_notice(f"renamed to {app.recorder.rename(argument)}")
 
 
 async def export(app: ChatApp, argument: str, *, overwrite: bool = False) -> None:
@@ -163,7 +163,7 @@ async def export(app: ChatApp, argument: str, *, overwrite: bool = False) -> Non
         raise InvalidRequest(f"'{path.name}' has no known format.", hint="Use a name that ends in .md or .json.")
     text = serialize(recorder.store, recorder.store.resume(recorder.conversation.id))
     write_file(path, text, overwrite=overwrite)
-    await app.say(f"wrote {path}")
+    await app.show_notice(f"wrote {path}")
 
 
 async def import_(app: ChatApp, argument: str) -> None:
@@ -176,7 +176,7 @@ async def import_(app: ChatApp, argument: str) -> None:
 
 async def save(app: ChatApp, argument: str, *, overwrite: bool = False) -> None:
     app.chat.save(parse_path(argument), overwrite=overwrite)
-    await app.say(f"saved {count(len(app.chat.messages), 'message')}")
+    await app.show_notice(f"saved {count(len(app.chat.messages), 'message')}")
 
 
 async def load(app: ChatApp, argument: str) -> None:
@@ -184,7 +184,7 @@ async def load(app: ChatApp, argument: str) -> None:
     app.chat.load(parse_path(argument))
     app.recorder.import_messages()
     await app.show_turns()
-    await app.say(f"loaded {count(len(app.chat.messages), 'message')}")
+    await app.show_notice(f"loaded {count(len(app.chat.messages), 'message')}")
 
 
 def _parse_question(app: ChatApp, argument: str) -> int:
@@ -232,13 +232,15 @@ async def spec(app: ChatApp, argument: str) -> None:
     model_info = require_model(app.client)
     if argument:
         model_info = await app.client.speculate(argument).wait()
-    await app.say(describe_speculation(model_info.speculation, model_info.draft, is_paused=model_info.is_paused))
+    await app.show_notice(
+        describe_speculation(model_info.speculation, model_info.draft, is_paused=model_info.is_paused)
+    )
     app.refresh_instruments()
 
 
 async def draft(app: ChatApp, argument: str) -> None:
     if not argument:
-        await app.say(f"draft: {require_model(app.client).draft} (choose from {describe_words()})")
+        await app.show_notice(f"draft: {require_model(app.client).draft} (choose from {describe_words()})")
         return
     app.activity.require_idle()
     require_model(app.client)
@@ -267,14 +269,14 @@ async def settings(app: ChatApp, argument: str) -> None:
     shown = apply_setting(app.chat, argument)
     if argument:
         app.recorder.use_system()
-    await app.say(", ".join(f"{name} {value}" for name, value in shown))
+    await app.show_notice(", ".join(f"{name} {value}" for name, value in shown))
 
 
 async def system(app: ChatApp, argument: str) -> None:
     if argument:
         app.chat.set("system", argument)
         app.recorder.use_system()
-    await app.say(f"system message: {app.chat.system or NONE}")
+    await app.show_notice(f"system message: {app.chat.system or NONE}")
 
 
 async def race(app: ChatApp, argument: str) -> None:
@@ -297,7 +299,7 @@ async def race(app: ChatApp, argument: str) -> None:
 async def theme(app: ChatApp, argument: str) -> None:
     names = ", ".join(sorted(app.available_themes))
     if not argument:
-        await app.say(f"theme {app.theme}; available: {names}")
+        await app.show_notice(f"theme {app.theme}; available: {names}")
     elif argument not in app.available_themes:
         raise InvalidRequest(f"there is no theme '{argument}'.", hint=f"Available: {names}.")
     else:

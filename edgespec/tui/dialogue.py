@@ -90,7 +90,7 @@ class Dialogue(Window):
             text, *rest = self.queued
             is_command = _is_command(text)
             if not is_command and self.client.model_info is None:
-                await self._say_no_model()
+                await self._show_no_model()
                 return
             self._show_queued(rest)
             await self.submit(text)
@@ -119,7 +119,7 @@ class Dialogue(Window):
         """Ask; a message that cannot be answered returns to the prompt."""
         if self.client.model_info is None:
             self._return_to_prompt(text)
-            await self._say_no_model()
+            await self._show_no_model()
             return
         try:
             if self.recorder.drop_unanswered():
@@ -127,7 +127,7 @@ class Dialogue(Window):
             await self._make_room([*self.chat.messages, Message("user", text)])
         except EdgespecError as error:
             self._return_to_prompt(text)
-            await self.say_error(error)
+            await self.show_error(error)
             return
         self.recorder.ask(text)
         transcript = self.query_one(Transcript)
@@ -142,8 +142,8 @@ class Dialogue(Window):
         prompt = self.query_one(Prompt)
         prompt.put(f"{text}\n\n{prompt.text}" if prompt.text.strip() else text)
 
-    async def _say_no_model(self) -> None:
-        await self.say("no model is open; Ctrl+G lists those that can be opened.", "error")
+    async def _show_no_model(self) -> None:
+        await self.show_notice("no model is open; Ctrl+G lists those that can be opened.", "error")
 
     async def _make_room(self, messages: Sequence[Message]) -> None:
         """Choose what of `messages` the model reads. Raises ContextOverflow, and what stops a job."""
@@ -154,7 +154,7 @@ class Dialogue(Window):
 
         notice = await asyncio.to_thread(make_room, self.chat, messages, size, count)
         if notice is not None:
-            await self.keep(notice)
+            await self.add_notice(notice)
 
     # Answers.
 
@@ -213,7 +213,7 @@ class Dialogue(Window):
             return
         was_full, self._is_nearly_full = self._is_nearly_full, used >= NEARLY_FULL * model_info.context_size
         if self._is_nearly_full and not was_full:
-            await self.say(describe_end(self.chat, used, model_info.context_size))
+            await self.show_notice(describe_end(self.chat, used, model_info.context_size))
 
     # Conversations and their branches.
 
@@ -222,7 +222,7 @@ class Dialogue(Window):
         try:
             self.recorder.resume(id)
         except EdgespecError as error:
-            await self.say_error(error)
+            await self.show_error(error)
             return
         await self.show_conversation()
 
@@ -232,7 +232,7 @@ class Dialogue(Window):
         conversation, model_info = self.recorder.conversation, self.client.model_info
         if conversation is not None and model_info is not None and conversation.model != model_info.name:
             own = OwnModel.find(conversation, self.recorder.turns).reference or conversation.model
-            await self.say(f"this conversation was held with {conversation.model}; /model {own} opens it.")
+            await self.show_notice(f"this conversation was held with {conversation.model}; /model {own} opens it.")
 
     async def show_turns(self) -> None:
         """Redraw the conversation."""

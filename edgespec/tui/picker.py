@@ -174,7 +174,7 @@ class FilterList(ModalScreen[T | None]):
         table = self.query_one(DataTable)
         return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value if table.row_count else None
 
-    def say(self, text: str) -> None:
+    def set_status(self, text: str) -> None:
         """Show `text` in the status line."""
         self.query_one("#status", Static).update(Text(text))
 
@@ -281,15 +281,15 @@ class Picker(FilterList[Pick]):
         except Cancelled:
             return
         except Exception as error:  # noqa: BLE001 - Toast separates expected errors from bugs
-            self._call_in_app(self.say, str(Toast.from_error(error)))
+            self._call_in_app(self.set_status, str(Toast.from_error(error)))
 
     def action_search(self) -> None:
         """Add the repositories of the hub that match the filter."""
         text = self.query_one(Input).value.strip()
         if not text:
-            self.say("Type what to search at the hub, such as: qwen 8b")
+            self.set_status("Type what to search at the hub, such as: qwen 8b")
             return
-        self.say(f"Searching the hub for {text} …")
+        self.set_status(f"Searching the hub for {text} …")
         self._list(text, self._add)
 
     def _check(self) -> None:
@@ -303,7 +303,7 @@ class Picker(FilterList[Pick]):
     def _add(self, rows: list[Row], notice: str) -> None:
         self._found = rows
         self.fill()
-        self.say(notice)
+        self.set_status(notice)
 
     def action_close(self) -> None:
         if self._job is not None:
@@ -316,9 +316,9 @@ class Picker(FilterList[Pick]):
         if name is None or self._job is not None:
             return
         if not self._is_idle:
-            self.say("Speeds cannot be measured during an answer; Esc stops it.")
+            self.set_status("Speeds cannot be measured during an answer; Esc stops it.")
             return
-        self.say(f"Measuring a few layers of {name} on this machine …")
+        self.set_status(f"Measuring a few layers of {name} on this machine …")
         self._estimate(name)
 
     @work(exclusive=False)
@@ -336,7 +336,7 @@ class Picker(FilterList[Pick]):
         finally:
             self._job = None
         if self.is_attached:
-            self.say(status)
+            self.set_status(status)
 
     def _call_in_app(self, show: Callable[..., None], *values: Any) -> None:
         """Call `show` on the app's thread, unless this screen is closed."""
@@ -390,7 +390,9 @@ class Picker(FilterList[Pick]):
         if selected in (keys := [row.opens for row in rows]):
             table.move_cursor(row=keys.index(selected))
         nothing = "No match; Ctrl+S searches the hub, Enter opens it as a reference, such as user/repo:Q4_K_M."
-        self.say(" · ".join(filter(None, [_FIRST_KEYS if is_small else _KEYS, self._notice])) if rows else nothing)
+        self.set_status(
+            " · ".join(filter(None, [_FIRST_KEYS if is_small else _KEYS, self._notice])) if rows else nothing
+        )
 
 
 def _find_missing(name: str) -> int | None:
@@ -444,18 +446,18 @@ class History(FilterList[int]):
             return
         id = int(key)
         if id == self._current_id:
-            self.say("The conversation on the screen cannot be deleted; /new starts another one.")
+            self.set_status("The conversation on the screen cannot be deleted; /new starts another one.")
         elif id != self._confirm_id:
             self._confirm_id = id
-            self.say("Press Ctrl+X again to delete it for good.")
+            self.set_status("Press Ctrl+X again to delete it for good.")
         else:
             try:
                 self._store.remove(self._store.resume(id))
             except EdgespecError as error:
-                self.say(str(Toast.from_error(error)))
+                self.set_status(str(Toast.from_error(error)))
                 return
             self.fill()
-            self.say("Deleted.")
+            self.set_status("Deleted.")
 
     def choose(self) -> None:
         key = self.selected_key()
@@ -469,7 +471,7 @@ class History(FilterList[int]):
             recent = [] if query.strip() else self._store.recent()
             hits = [SearchHit(each, None, "") for each in recent] or self._store.search(query)
         except EdgespecError as error:
-            self.say(str(Toast.from_error(error)))
+            self.set_status(str(Toast.from_error(error)))
             return
         table = self.query_one(DataTable)
         table.clear()
@@ -481,4 +483,6 @@ class History(FilterList[int]):
                 title.append(f"  {hit.snippet}", "dim")
             model = Text(conversation.model, overflow="ellipsis", no_wrap=True)
             table.add_row(changed, model, title, key=str(conversation.id))
-        self.say(_HISTORY_KEYS if hits else "Nothing found." if query.strip() else "No conversation is stored yet.")
+        self.set_status(
+            _HISTORY_KEYS if hits else "Nothing found." if query.strip() else "No conversation is stored yet."
+        )

@@ -153,7 +153,7 @@ class Window(App[None]):
             self.theme = theme
         for notice in (self._settings.notice, self._history.notice):
             if notice is not None:
-                await self.say(notice, "error")
+                await self.show_notice(notice, "error")
 
     @property
     def is_incognito(self) -> bool:
@@ -221,16 +221,16 @@ class Window(App[None]):
 
     # Notices.
 
-    async def say(self, text: str, kind: str = "note") -> None:
+    async def show_notice(self, text: str, kind: str = "note") -> None:
         """Show a notice in a corner of the screen for as long as it takes to read; `kind` is "note" or "error"."""
         severity: SeverityLevel = "error" if kind == "error" else "information"
         seconds = max(_MIN_NOTICE_S, len(text) / _READ_PER_S)
         self.notify(sanitize(_capitalize(text)), severity=severity, timeout=seconds, markup=False)
 
-    async def say_error(self, error: EdgespecError) -> None:
-        await self.say(str(Toast.from_error(error)), "error")
+    async def show_error(self, error: EdgespecError) -> None:
+        await self.show_notice(str(Toast.from_error(error)), "error")
 
-    async def keep(self, text: str, kind: str = "note") -> None:
+    async def add_notice(self, text: str, kind: str = "note") -> None:
         """Add a notice that stays to the conversation, such as what ended an answer."""
         self.query_one(Transcript).add(Notice(_capitalize(text), kind))
 
