@@ -104,7 +104,8 @@ def chat_command(
     with closing(open_engine(request, verbose=options["verbose"])) as engine:
         chat.sampling = sampling_params(options, engine.require_loaded().info.sampling)
         is_interactive = sys.stdin is not None and sys.stdin.isatty()
-        return Repl(engine, request, chat, interactive=is_interactive, is_incognito=incognito).loop()
+        with closing(Repl(engine, request, chat, interactive=is_interactive, is_incognito=incognito)) as repl:
+            return repl.loop()
 
 
 def _choose_model(store: Store, id: int | None, request: LoadConfig) -> LoadConfig:
@@ -166,6 +167,9 @@ class Repl:
         self._is_nearly_full = False  # as it was told
         if is_incognito:
             self._recorder.start_incognito(is_on=True)
+
+    def close(self) -> None:
+        self._recorder.close()
 
     def loop(self) -> int:
         """Run until /exit or the end of input; returns the exit code."""

@@ -416,7 +416,8 @@ def recommend_command(
         told += found.advice
         told += [f"Drafts for {use}: {DRAFTERS[use]}."] if use is not None else []  # type: ignore[index]
         told.append("`edgespec plan NAME` measures one of them, `edgespec chat NAME` downloads and opens it.")
-    click.echo("\n".join(told), err=True)
+    for line in told:
+        click.echo(line, err=True)
 
 
 def _format(models: Sequence[Recommendation]) -> Iterator[str]:
