@@ -183,11 +183,11 @@ class AcceptanceModel:
         self._values: list[float] | None = None  # of the rates, until the next observation
 
     def fork(self) -> AcceptanceModel:
-        """See DecayedMean.fork."""
+        """A model for a new text, see DecayedMean."""
         return AcceptanceModel(self._edges, [rate.fork() for rate in self.rates])
 
     def merge(self, text: AcceptanceModel) -> None:
-        """See DecayedMean.merge."""
+        """Take in `text`, made by `fork`."""
         for rate, seen in zip(self.rates, text.rates, strict=True):
             rate.merge(seen)
         self._values = None
@@ -223,5 +223,5 @@ def make_agreement_model() -> AcceptanceModel:
 
 
 def _guess(edges: Sequence[float], guesses: Sequence[float]) -> AcceptanceModel:
-    """With the rates `guesses` before any observation."""
+    """A model that has the rates `guesses` before any observation."""
     return AcceptanceModel(edges, [DecayedMean(guess) for guess in guesses])

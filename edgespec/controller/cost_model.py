@@ -25,7 +25,7 @@ Average = Callable[[Sequence[float]], float]
 
 
 class BandMedians:
-    """Of several kinds of measurements, each named by a key."""
+    """Medians of several kinds of measurements, each named by a key."""
 
     def __init__(self) -> None:
         self._round = 0
@@ -76,7 +76,7 @@ class BandMedians:
 
 
 def _estimate(recent: list[float], expected: float, average: Average) -> float:
-    """Of few measurements `expected` is one, so that one slow round decides nothing."""
+    """Average; `expected` counts as one of few measurements, so that one slow round decides nothing."""
     if len(recent) == 1:
         recent = [min(recent[0], _MAX_OUTLIER * expected)]
     return average(recent if len(recent) == _WINDOW else [expected, *recent])
@@ -110,14 +110,14 @@ class DraftCost:
             raise ValueError("reading takes no negative time")
 
     def seconds(self, n: int) -> float:
-        """Of a unit that proposes `n` tokens on a path: linear between the measured ones."""
+        """Seconds of a unit that proposes `n` tokens on a path: linear between the measured ones."""
         if n in self.units:
             return self.units[n]
         known = sorted(self.units)
         return float(np.interp(n, known, [self.units[each] for each in known]))
 
     def path_s(self, n: int) -> float:
-        """Of `n` tokens on a path: one block, or `n` units of one token."""
+        """Seconds of `n` tokens on a path: one block, or `n` units of one token."""
         return self.seconds(n) if len(self.units) > 1 else n * self.seconds(1)
 
 
@@ -146,11 +146,11 @@ class Profile:
             raise ValueError("the profile of a longer context needs tokens, and has no longer ones itself")
 
     def seconds(self, rows: int, context: int = 0) -> float:
-        """Of a target forward of `rows` rows after `context` tokens."""
+        """Seconds of a target forward of `rows` rows after `context` tokens."""
         return interpolate(self.by_context(rows), context)
 
     def by_context(self, rows: int) -> ContextCurve:
-        """Of a target forward of `rows` rows."""
+        """Seconds of a target forward of `rows` rows."""
         curve = {0: self._weights_s(rows)}
         for n in sorted(self.longer):
             measured = self.longer[n].rows
@@ -161,7 +161,7 @@ class Profile:
         return curve
 
     def draft_by_context(self, drafter: str, n: int) -> ContextCurve:
-        """Of a unit of `drafter` that proposes `n` tokens on a path. Raises KeyError if it was not measured."""
+        """Seconds of a unit of `drafter` that proposes `n` tokens on a path. Raises KeyError if it was not measured."""
         seconds = self.drafts[drafter].seconds(n)
         longer = {c: self.longer[c].drafts[drafter] for c in sorted(self.longer) if drafter in self.longer[c].drafts}
         return {0: seconds} | {c: max(seconds, cost.seconds(n)) for c, cost in longer.items()}

@@ -44,7 +44,7 @@ class DrafterSet:
             self._call(drafter, partial(drafter.prefill_started, text, self._draw), None)
 
     def begin(self, text: Sequence[int], *, has_cheap_rows: bool = True) -> None:
-        """Where rows are not cheap, drafters that only fill rows are left out of a generation that has others."""
+        """A generation begins. Where rows are not cheap, drafters that only fill rows are left out beside others."""
         self._passed = ()
         if not has_cheap_rows and (others := [each for each in self._drafters if not each.pads_batch]):
             self._drafters = others
@@ -81,7 +81,7 @@ class DrafterSet:
                 self._drop(drafter, error)
 
     def pending_tokens(self, drafter: Drafter, text: Sequence[int]) -> int:
-        """See Drafter; the length of the text for a drafter that fails."""
+        """Tokens that it has yet to read; all of the text for a drafter that fails."""
         return self._call(drafter, partial(_count_unread, drafter, text), len(text))
 
     def expand(self, drafter: Drafter, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
@@ -103,7 +103,7 @@ class DrafterSet:
             tree.voter = None
 
     def draft_async(self, drafter: Drafter, text: Sequence[int], limit: Budget) -> Draft | None:
-        """See Drafter; None for a drafter that fails."""
+        """A chain that the device may still compute; None without one, and for a drafter that fails."""
         return self._call(drafter, partial(self._draft_async, drafter, text, limit), None)
 
     def _draft_async(self, drafter: Drafter, text: Sequence[int], limit: Budget) -> Draft | None:

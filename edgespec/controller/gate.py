@@ -168,7 +168,7 @@ class DraftGate:
         return self._cost.model.has_cost(drafter.name) and not (after and (drafter.is_drawn or drafter.is_async))
 
     def _make_request(self, drafter: Drafter, tokens: Sequence[int]) -> DraftRequest | None:
-        """None where the drafter may not read enough, and where it has failed."""
+        """A request to the drafter; None where it may not read enough, and where it has failed."""
         window = self._max_window(drafter, tokens)
         unread = self._drafters.pending_tokens(drafter, tokens)
         if drafter.name in self._drafters.failures or (min(window, len(tokens)) < _MIN_WINDOW and unread > window):

@@ -66,7 +66,7 @@ def measure_rows(
 
 
 def choose_contexts(contexts: Sequence[int], context_size: int) -> list[int]:
-    """Those of `contexts` that leave room in `context_size` tokens; the first that does not is as long as it can be."""
+    """The `contexts` that leave room in `context_size` tokens; the first that does not is as long as it can be."""
     longest = context_size - _ROOM
     chosen = [each for each in contexts if each <= longest]
     if len(chosen) < len(contexts) and longest > 1.5 * (chosen[-1] if chosen else _TEXT):

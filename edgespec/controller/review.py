@@ -41,7 +41,7 @@ class RoundRecorder:
 
     @property
     def tokens_per_step(self) -> float:
-        """See RecentRate."""
+        """Recent tokens per plain step, at least 1."""
         return self._rate.tokens_per_step
 
     def begin_round(self, tokens: Sequence[int]) -> None:
@@ -180,7 +180,7 @@ class RoundRecorder:
             stats.observe_choice(is_right)
 
     def _learn_chain(self, drafter: Drafter, done: Round) -> None:
-        """Of a chain that was verified before the host had read it."""
+        """Count the tokens of a chain that was verified before the host had read it."""
         stats = self._stats.drafter(drafter)
         for drafted, emitted in zip(done.draft.tokens.tolist(), done.emitted, strict=False):
             stats.observe_choice(drafted == emitted)

@@ -39,7 +39,7 @@ class ScoredTree:
 
     @property
     def probabilities(self) -> list[float]:
-        """Of the nodes that may be verified; none higher than its parent's."""
+        """Probabilities of the nodes that may be verified; none is higher than its parent's."""
         known = self._score()
         return [known[node] for node in self._list_path()] if self._is_chain else known
 
@@ -51,7 +51,7 @@ class ScoredTree:
         return self.tree.select(self._choose(n))
 
     def path_tokens(self, n: int) -> list[int]:
-        """Those of the most probable path among the `n` most probable nodes."""
+        """Tokens of the most probable path among the `n` most probable nodes."""
         chosen = {*self._choose(n)}
         return [self.tree.tokens[node] for node in self._list_path() if node in chosen]
 

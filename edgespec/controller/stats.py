@@ -46,7 +46,7 @@ class ExplorationBudget:
         self._credit = min(self._credit, 0.0)
 
     def allows(self, steps: float) -> bool:
-        """Whether `spend` would."""
+        """Tell whether `spend` would spend `steps`."""
         return steps <= self._credit
 
     def spend(self, steps: float) -> bool:
@@ -103,7 +103,7 @@ class DrafterStats:
         self.tested += 1
 
     def fork(self) -> DrafterStats:
-        """See DecayedMean.fork."""
+        """Statistics for a new text, see DecayedMean."""
         local = copy(self)
         local.accepted = local.tested = 0
         local.acceptance = self.acceptance.fork()
@@ -112,7 +112,7 @@ class DrafterStats:
         return local
 
     def merge(self, text: DrafterStats) -> None:
-        """See DecayedMean.merge."""
+        """Take in `text`, made by `fork`."""
         for rate, seen in zip(self.rates, text.rates, strict=True):
             rate.merge(seen)
 
@@ -232,7 +232,7 @@ class TextStats:
         self._phase, self._present = phase, {}
 
     def drafter(self, drafter: Drafter) -> DrafterStats:
-        """Those of this phase. Called before `rate` for every drafter that may vote."""
+        """Return the statistics of this phase. Call it before `rate` for every drafter that may vote."""
         found = self._present.get(drafter.name)
         if found is None:
             key = self._key(drafter.name)
@@ -296,7 +296,7 @@ class TextStats:
 
 
 def _profile_to_dict(profile: Profile) -> dict[str, Any]:
-    """Without its longer contexts."""
+    """JSON values of a profile without its longer contexts."""
     return {
         "rows": {str(rows): seconds for rows, seconds in profile.rows.items()},
         "drafts": {

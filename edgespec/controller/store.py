@@ -221,7 +221,7 @@ class SettingsStore:
 
 
 def list_settings() -> dict[str, list[str]]:
-    """Of each model with measured settings, by file name, the lines of RuntimeSettings.describe; the latest entry."""
+    """The latest settings of each model that has some, by file name, as lines of RuntimeSettings.describe."""
     found: dict[str, list[str]] = {}
     for path in sorted(calibration_folder().glob(f"{_PREFIX}*.json")):
         for entry in read_entries(path, "chosen")[:1]:

@@ -144,7 +144,7 @@ class LoadedDrafter:
 
 
 def list_drafters(names: Sequence[str]) -> list[LoadedDrafter]:
-    """Those of `names` that need nothing to be loaded."""
+    """The drafters of `names` that need nothing to be loaded."""
     specs = drafter_specs()
     return [LoadedDrafter(specs[name], name) for name in names if specs[name].needs in ("nothing", "memory")]
 

@@ -40,7 +40,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """That an answer may be drafted from the memory of earlier texts, and is kept in it.
+    """An answer may be drafted from the memory of earlier texts, and is kept in it.
 
     namespace  whose texts: "" is the user's own; nothing of one namespace serves another
     source     what the text belongs to, such as a conversation, so that it can be forgotten with it
@@ -92,7 +92,7 @@ class Request:
 
     @property
     def grammar(self) -> Structure | None:
-        """That of the answer or of its blocks."""
+        """The structure of the answer or of its blocks."""
         return self.block.structure if self.block is not None else self.structure
 
 

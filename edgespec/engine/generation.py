@@ -33,7 +33,7 @@ from edgespec.engine.structured_output import GrammarMask
 from edgespec.errors import InvalidRequest
 from edgespec.text.reasoning import Channel, ReasoningFormat
 from edgespec.text.stream import Piece, TextStream
-from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.tokenizer import Tokenizer, token_bytes
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -78,7 +78,8 @@ class Generation:
             scores = yield from score_text(session, self.prompt, request.top_logprobs or 0, check)
             first = self.prompt[0]
             is_shown = isinstance(request.prompt, TokenPrompt) or self._tokenizer.piece(first)
-            yield PromptScores(self._read(first) if is_shown else None, tuple(map(self._spell, scores)))
+            first_bytes = token_bytes(self._tokenizer, first) if is_shown else None
+            yield PromptScores(first_bytes, tuple(map(self._describe, scores)))
         phase: Channel = "answer"
         for event in speculate(
             session,
@@ -99,7 +100,7 @@ class Generation:
                 self._meter.add(event, self._n_reasoning)
                 scored = logprobs.take(len(event.tokens)) if logprobs is not None else ()
                 for i, pieces in enumerate(self._pieces):
-                    yield from map(self._spell, scored[i : i + 1])
+                    yield from map(self._describe, scored[i : i + 1])
                     yield from pieces
                 self._pieces, self._n_reasoning = [], 0
                 if self._text.channel != phase:
@@ -123,12 +124,9 @@ class Generation:
         self._n_reasoning += self._text.channel == "reasoning"
         return self._text.stopped
 
-    def _spell(self, score: TokenScore) -> Scored:
-        top = tuple((self._read(token), logprob) for token, logprob in score.top)
-        return Scored(self._read(score.token), score.logprob, top)
-
-    def _read(self, token: int) -> bytes:
-        return self._tokenizer.piece(token) or self._tokenizer.special_text(token).encode()
+    def _describe(self, score: TokenScore) -> Scored:
+        top = tuple((token_bytes(self._tokenizer, token), logprob) for token, logprob in score.top)
+        return Scored(token_bytes(self._tokenizer, score.token), score.logprob, top)
 
 
 class ForwardCost:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from threading import Lock, Timer
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -17,7 +17,7 @@ from edgespec.core.protocols import YIELD, CheckCancelled, Verifier, Yield
 from edgespec.core.sampling import Sampler
 from edgespec.engine.events import Request
 from edgespec.engine.generation import BlockVerifier, MakeVerifier, limit_reasoning
-from edgespec.engine.grammar_check_main import Spelling, compile_grammar, main, make_vocabulary
+from edgespec.engine.grammar_check_main import TokenBytes, compile_grammar, main, make_vocabulary
 from edgespec.engine.prompts import EncodedPrompt
 from edgespec.engine.structured_output import Grammar, GrammarMask, Json, Part, Structure
 from edgespec.errors import InvalidRequest
@@ -44,9 +44,9 @@ _MAX_REMEMBERED = 64  # grammars, with their verdicts
 class GrammarCheck:
     """The helper process of one vocabulary. It starts with the first check, and again after a grammar that hung."""
 
-    def __init__(self, spelling: Spelling, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, token_bytes: TokenBytes, deadline_s: float = DEADLINE_S) -> None:
         """`deadline_s` is for each grammar, without the helper's start."""
-        self._spelling = spelling
+        self._token_bytes = token_bytes
         self._deadline_s = deadline_s
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -102,7 +102,7 @@ class GrammarCheck:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
-            pickle.dump((self._spelling, self._deadline_s), _pipe(process.stdin))
+            pickle.dump((self._token_bytes, self._deadline_s), _pipe(process.stdin))
             _pipe(process.stdin).flush()
             pickle.load(_pipe(process.stdout))  # it has built its vocabulary
         return self._process
@@ -189,36 +189,27 @@ class GrammarCompiler:
 
     @cached_property
     def _check(self) -> GrammarCheck:
-        made = self._spelling
-        known = Spelling(made.tokens, made.special_token_ids, made.bos_token_id, made.ends)  # without the tokenizer
-        return GrammarCheck(known, self._deadline_s)
+        return GrammarCheck(replace(self._token_bytes, encode=None), self._deadline_s)
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
-        return make_vocabulary(self._spelling)
+        return make_vocabulary(self._token_bytes)
 
     @cached_property
-    def _spelling(self) -> _Spelled:
-        return _spell(self._tokenizer)
+    def _token_bytes(self) -> TokenBytes:
+        tokenizer = self._tokenizer
+        ends = tokenizer.end_of_generation
+        if not ends:
+            raise InvalidRequest("this model has no token to end a structured answer with.", hint="Use another model.")
+        pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
+        special = [token for token, piece in enumerate(pieces) if not piece or token in ends]
+        for token in special:
+            pieces[token] = b"<|%d|>" % token
 
+        def encode(text: bytes) -> list[int]:
+            return tokenizer.encode(text.decode("utf-8", errors="replace"), parse_special=False)
 
-@dataclass(frozen=True)
-class _Spelled(Spelling):
-    tokenizer: Tokenizer
-
-    def __call__(self, text: bytes) -> list[int]:
-        return self.tokenizer.encode(text.decode("utf-8", errors="replace"), parse_special=False)
-
-
-def _spell(tokenizer: Tokenizer) -> _Spelled:
-    ends = tokenizer.end_of_generation
-    if not ends:
-        raise InvalidRequest("this model has no token to end a structured answer with.", hint="Use another model.")
-    pieces = [tokenizer.piece(token) for token in range(tokenizer.vocab_size)]
-    special = [token for token, piece in enumerate(pieces) if not piece or token in ends]
-    for token in special:
-        pieces[token] = b"<|%d|>" % token
-    return _Spelled(tuple(pieces), tuple(special), tokenizer.bos, tuple(sorted(ends)), tokenizer)
+        return TokenBytes(tuple(pieces), tuple(special), tokenizer.bos, tuple(sorted(ends)), encode)
 
 
 # What the grammar of a request does to its generation.

@@ -9,6 +9,7 @@ import pickle
 import re
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,32 +26,34 @@ _DETAIL = re.compile(r"^error: (.+)$", re.MULTILINE)  # of a regular expression
 
 
 @dataclass(frozen=True)
-class Spelling:
+class TokenBytes:
     """A vocabulary in the form that llguidance reads. Tokens without text are spelled <|ID|>.
 
-    ends  the tokens that end a generation; at least one
+    ends    the tokens that end a generation; at least one
+    encode  splits text into tokens; compilation needs none
     """
 
     tokens: tuple[bytes, ...]
     special_token_ids: tuple[int, ...]
     bos_token_id: int | None
     ends: tuple[int, ...]
+    encode: Callable[[bytes], list[int]] | None = None
 
     @property
     def eos_token_id(self) -> int:
         return min(self.ends)
 
     def __call__(self, text: bytes) -> list[int]:
-        """The tokens of `text`; none, since compilation asks for none."""
-        return []
+        """The tokens of `text`."""
+        return self.encode(text) if self.encode is not None else []
 
 
 def main() -> None:
     """Compile grammars until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that reads the answers
     source, target = sys.stdin.buffer, sys.stdout.buffer
-    spelling, deadline_s = pickle.load(source)
-    vocabulary = make_vocabulary(spelling)
+    token_bytes, deadline_s = pickle.load(source)
+    vocabulary = make_vocabulary(token_bytes)
     _limit_memory()
     fault = ""  # the first answer says that the vocabulary is built
     while True:
@@ -95,11 +98,11 @@ def describe_fault(error: str) -> str:
     return text[:_MAX_FAULT].rstrip(".: ") or "unknown error"
 
 
-def make_vocabulary(spelling: Spelling) -> LLTokenizer:
+def make_vocabulary(token_bytes: TokenBytes) -> LLTokenizer:
     """The index of a vocabulary."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
-    return LLTokenizer(TokenizerWrapper(spelling), eos_token=list(spelling.ends))
+    return LLTokenizer(TokenizerWrapper(token_bytes), eos_token=list(token_bytes.ends))
 
 
 def _limit_memory() -> None:

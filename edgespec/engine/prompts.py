@@ -13,6 +13,7 @@ from edgespec.engine.events import AnswerStart, Gap, Prompt, TokenPrompt
 from edgespec.errors import InvalidRequest, PromptTooLong
 from edgespec.text.chat_template import SHORTEN, ChatTemplate, Message, check_length, encode_prompt
 from edgespec.text.reasoning import ReasoningFormat, detect_format
+from edgespec.text.tokenizer import token_bytes
 
 _TAIL = 256  # characters of the rendered prompt in which reasoning may begin
 
@@ -63,14 +64,13 @@ class PromptEncoder:
         self._model = model
         self._template = ChatTemplate(source, bos, eos) if source else None
         self.reasoning: ReasoningFormat | None = detect_format(source) if source else None
+        # What was counted last, until it is generated from: a chat counts before it asks. Any thread sets it.
+        self._counted: tuple[tuple[Any, ...], EncodedPrompt] | None = None
 
     def encode(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> EncodedPrompt:
         """Raises InvalidRequest for an empty prompt, PromptTooLong, TemplateError."""
-        if isinstance(prompt, TokenPrompt):
-            encoded = EncodedPrompt(self._check_ids(prompt.tokens), "", "")
-        else:
-            text, begun = self._render(prompt, variables, start)
-            encoded = EncodedPrompt(self._tokenize(text + begun), text[-_TAIL:], begun)
+        encoded = self._encode(prompt, variables, start)
+        self._counted = None
         _require_fit(len(encoded.tokens), self._model.context_size)
         return encoded
 
@@ -78,14 +78,14 @@ class PromptEncoder:
 
     def count(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> int:
         """The number of tokens, also of a prompt that the context does not hold. Raises what `encode` raises."""
-        if isinstance(prompt, TokenPrompt):
-            return len(self._check_ids(prompt.tokens))
-        return len(self._tokenize("".join(self._render(prompt, variables, start))))
+        encoded = self._encode(prompt, variables, start)
+        self._counted = (prompt, dict(variables), start), encoded
+        return len(encoded.tokens)
 
     def render(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> str:
         """The prompt as the model reads it, as text. Raises what `encode` raises."""
         if isinstance(prompt, TokenPrompt):
-            return b"".join(self.spell(prompt.tokens)).decode("utf-8", "replace")
+            return b"".join(self.token_bytes(prompt.tokens)).decode("utf-8", "replace")
         return "".join(self._render(prompt, variables, start))
 
     def tokenize(self, raw: RawText) -> list[int]:
@@ -96,15 +96,26 @@ class PromptEncoder:
             return encode_prompt(tokenizer, raw.text, parse_special=raw.parse_special)
         return tokenizer.encode(raw.text, parse_special=raw.parse_special)
 
-    def spell(self, tokens: Sequence[int]) -> list[bytes]:
+    def token_bytes(self, tokens: Sequence[int]) -> list[bytes]:
         """The bytes of each token; of a control token, which adds none to a text, its spelling.
 
         Raises InvalidRequest for ids that the vocabulary does not have.
         """
         tokenizer, known = self._model.tokenizer, self._model.tokenizer.vocab_size
         if (unknown := next((each for each in tokens if not 0 <= each < known), None)) is not None:
-            raise InvalidRequest(f"the vocabulary has {known:,} tokens, and no {unknown}.", hint="Correct the ids.")
-        return [tokenizer.piece(each) or tokenizer.special_text(each).encode() for each in tokens]
+            raise InvalidRequest(
+                f"the vocabulary has {known:,} tokens, and no {unknown}.", hint="Send ids of this model."
+            )
+        return [token_bytes(tokenizer, each) for each in tokens]
+
+    def _encode(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None) -> EncodedPrompt:
+        """A prompt of any length; the one that was counted last is not read again."""
+        if (counted := self._counted) is not None and counted[0] == (prompt, dict(variables), start):
+            return counted[1]
+        if isinstance(prompt, TokenPrompt):
+            return EncodedPrompt(self._check_ids(prompt.tokens), "", "")
+        text, begun = self._render(prompt, variables, start)
+        return EncodedPrompt(self._tokenize(text + begun), text[-_TAIL:], begun)
 
     def _render(
         self, prompt: str | tuple[Message, ...] | Gap, variables: Mapping[str, Any], start: AnswerStart | None
@@ -129,7 +140,7 @@ class PromptEncoder:
     def _check_ids(self, tokens: Sequence[int]) -> list[int]:
         known = self._model.tokenizer.vocab_size
         if not tokens or not 0 <= min(tokens) <= max(tokens) < known:
-            raise InvalidRequest(f"a prompt of token ids has ids below {known:,}.", hint="Correct the prompt.")
+            raise InvalidRequest(f"a prompt of token ids has ids below {known:,}.", hint="Send ids of this model.")
         return list(tokens)
 
     def _mark(self, gap: Gap) -> str:

@@ -215,7 +215,7 @@ class DrafterPool:
                 self._warn_once(name, f"cannot be used: {reason_of(error)}.")
 
     def attached(self, names: Iterable[str]) -> dict[str, AttachedDraft]:
-        """Those of `names` that share the target's cache, so that their time depends on what it holds."""
+        """The drafters of `names` that share the target's cache, so that their time depends on what it holds."""
         sources = {name: self.loaded[name].source for name in names}
         return {name: source for name, source in sources.items() if isinstance(source, AttachedDraft)}
 

@@ -20,7 +20,7 @@ from edgespec.core.sampling import Distribution, Indices, Logits, Sampler, Sampl
 from edgespec.engine.grammar_check_main import describe_fault
 from edgespec.engine.json_schema import MAX_DEPTH, adapt_schema, is_shallow
 from edgespec.errors import InvalidRequest, reason_of
-from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.tokenizer import Tokenizer, token_bytes
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -169,7 +169,7 @@ class GrammarMask:
         self._bits = np.zeros((1, -(-tokenizer.vocab_size // 32)), np.int32)
 
     def distribution(self, logits: Logits, prefix: Sequence[int]) -> Distribution:
-        """See TargetDistribution. Raises InvalidRequest where the grammar becomes too complex."""
+        """The distribution after `prefix`. Raises InvalidRequest where the grammar becomes too complex."""
         if self._follow(prefix):
             logits = self._mask(logits)
         elif self._begin is None:  # generation must not end before the structure
@@ -244,8 +244,7 @@ class GrammarMask:
         return False
 
     def _text(self, tokens: Sequence[int]) -> bytes:
-        spell = self._tokenizer
-        return b"".join(spell.piece(token) or spell.special_text(token).encode() for token in tokens)
+        return b"".join(token_bytes(self._tokenizer, token) for token in tokens)
 
     def _require_sound(self) -> None:
         if self._matcher.is_error():

@@ -81,13 +81,13 @@ def token_routes(models: Models) -> list[Route]:
         tokens = await read(body.model, lambda client: client.tokenize(text))
         if not body.with_pieces:
             return JsonResponse({"tokens": tokens})
-        pieces = await read(body.model, lambda client: client.spell(tokens))
+        pieces = await read(body.model, lambda client: client.token_bytes(tokens))
         described = [{"id": id_, "piece": _format(piece)} for id_, piece in zip(tokens, pieces, strict=True)]
         return JsonResponse({"tokens": described})
 
     async def detokenize(request: Request) -> Response:
         body = await read_body(request, DetokenizeRequest)
-        pieces = await read(body.model, lambda client: client.spell(body.tokens))
+        pieces = await read(body.model, lambda client: client.token_bytes(body.tokens))
         return JsonResponse({"content": b"".join(pieces).decode("utf-8", "replace")})
 
     async def apply_template(request: Request) -> Response:

@@ -211,7 +211,7 @@ class ModelInfo:
 
 class EngineClient(ABC):
     """Every method returns at once. Jobs run in order, up to `max_concurrency` answers at the same time. The streams of
-    `speculate`, `draft_stats`, `devices`, `count`, `render`, `tokenize` and `spell` do not wait for them.
+    `speculate`, `draft_stats`, `devices`, `count`, `render`, `tokenize` and `token_bytes` do not wait for them.
 
     A stream of work that needs an open model raises InvalidRequest where there is none. What is not overridden is
     forwarded to `_call`.
@@ -275,9 +275,9 @@ class EngineClient(ABC):
         """Split text into tokens."""
         return self._call("tokenize", raw)
 
-    def spell(self, tokens: Sequence[int]) -> Stream[list[bytes]]:
+    def token_bytes(self, tokens: Sequence[int]) -> Stream[list[bytes]]:
         """List the bytes of each token, and the spelling of control tokens. Raises InvalidRequest for unknown ids."""
-        return self._call("spell", list(tokens))
+        return self._call("token_bytes", list(tokens))
 
     def embed(self, texts: Sequence[str | Sequence[int]]) -> Stream[Embedding]:
         """Compute a vector for each text."""

@@ -178,7 +178,7 @@ class EngineLog:
 
     @property
     def output(self) -> Output:
-        """Where the process writes."""
+        """The descriptor that the process writes to."""
         return Output(self._file.fileno())
 
     def close(self) -> None:

@@ -330,8 +330,8 @@ class LocalEngine(EngineClient):
     def tokenize(self, raw: RawText) -> Stream[list[int]]:
         return self._read(lambda prompts: prompts.tokenize(raw))
 
-    def spell(self, tokens: Sequence[int]) -> Stream[list[bytes]]:
-        return self._read(lambda prompts: prompts.spell(tokens))
+    def token_bytes(self, tokens: Sequence[int]) -> Stream[list[bytes]]:
+        return self._read(lambda prompts: prompts.token_bytes(tokens))
 
     def embed(self, texts: Sequence[str | Sequence[int]]) -> Stream[Embedding]:
         def work(check: CheckCancelled) -> Iterator[Embedding | Yield]:

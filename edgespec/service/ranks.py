@@ -78,7 +78,7 @@ def load_leading(
 
 
 def list_versions() -> dict[str, str]:
-    """Of the packages that are the same on all ranks."""
+    """Versions of the packages that are the same on all ranks."""
     return {name: version(name) for name in ("edgespec", "mlx", "mlx-lm")}
 
 

@@ -47,6 +47,11 @@ class Tokenizer(Protocol):
         """The spelling of a token (`<s>`, `<think>`), for templates and comparisons; never empty for a valid id."""
 
 
+def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
+    """The bytes of a token; of a control token, which adds none to a text, its spelling."""
+    return tokenizer.piece(token) or tokenizer.special_text(token).encode()
+
+
 # Streaming detokenization: whole characters only.
 
 

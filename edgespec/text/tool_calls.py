@@ -72,7 +72,7 @@ class Frame:
 
 
 class CallSyntax:
-    """Where the arguments of a call begin, for calls whose arguments are a JSON object that follows their name.
+    """Finds the arguments of a call, for calls whose arguments are a JSON object that follows their name.
 
     first  matches the text before the arguments of a block's first call; its one group that takes part is the name
     later  the same for the other calls of a block, from the end of the arguments before

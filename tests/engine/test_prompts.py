@@ -13,6 +13,7 @@ from edgespec.backends.toy import load as load_toy
 from edgespec.engine.events import Gap, TokenPrompt
 from edgespec.engine.prompts import PromptEncoder
 from edgespec.errors import InvalidRequest, PromptTooLong
+from edgespec.text.chat_template import Message
 from tests.text.conftest import TrainedTokenizer
 
 MARKERS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
@@ -53,3 +54,22 @@ def test_token_ids_are_read_as_they_stand() -> None:
             encoder.encode(TokenPrompt(wrong), {})
     with pytest.raises(PromptTooLong, match="has 33 tokens, the context holds 32"):
         encoder.encode(TokenPrompt((1,) * 33), {})
+
+
+def test_what_was_counted_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder, tokenizer = make_encoder()
+    read: list[str] = []
+    encode = tokenizer.encode
+
+    def note(text: str, *, parse_special: bool) -> list[int]:
+        read.append(text)
+        return encode(text, parse_special=parse_special)
+
+    monkeypatch.setattr(tokenizer, "encode", note)
+    chat = (Message("user", "def f"),)
+    assert encoder.count(chat, {}) == encoder.count(chat, {}) == len(encoder.encode(chat, {}).tokens)
+    assert read == ["def f"]
+    encoder.encode(chat, {})
+    encoder.count(chat, {"a": 1})
+    encoder.encode(chat, {})
+    assert len(read) == 4, "another time, and with other variables"
