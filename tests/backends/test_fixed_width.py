@@ -190,11 +190,20 @@ def test_only_whole_chunks_of_a_prompt_are_reused() -> None:
     assert reused(session, [9, *prompt]) == 512
 
 
+class CoarseSession(ToySession):
+    """Can return to multiples of 300 tokens only, as where checkpoints of a recurrent state lie."""
+
+    def rewind(self, position: int) -> int:
+        return super().rewind(position // 300 * 300 if position < self.position else position)
+
+
 def test_a_recurrent_session_starts_again_where_its_checkpoint_is_no_chunk() -> None:
     prompt = [(i * 31) % 61 for i in range(600)]
-    session = FixedWidthSession(RecurrentToySession(TOY, context_size=2000), 2)
+    alone = CoarseSession(TOY, context_size=2000)
+    read_prompt(alone, prompt)
+    assert reused(alone, [*prompt[:512], 1]) == 300, "which is no chunk"
+    session = FixedWidthSession(CoarseSession(TOY, context_size=2000), 2)
     read_prompt(session, prompt)
-    session.checkpoint()
     assert reused(session, [*prompt, 1]) == 0
 
 
