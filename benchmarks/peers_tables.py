@@ -15,8 +15,6 @@ from typing import Any
 import click
 import numpy as np
 
-from edgespec.bench.runner import repeated_share
-
 PLAIN, AUTOPILOT = "edgespec plain", "edgespec auto"
 ALL = "all"
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -294,3 +292,9 @@ def _text(value: Ratio | float | None) -> str:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.0%}"
+
+
+def repeated_share(tokens: Sequence[int | None], n: int = 4) -> float:
+    """The share of a text's n-grams that it has had before; None, an unknown token, is in no n-gram."""
+    grams = [gram for i in range(len(tokens) - n + 1) if None not in (gram := tuple(tokens[i : i + n]))]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0

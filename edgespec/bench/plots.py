@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 import numpy as np
 
 from edgespec.bench.runner import AUTOPILOT, PLAIN, Cost
-from edgespec.bench.summary import Group, Point, Section, make_printable
+from edgespec.bench.summary import Group, Point, Summary, make_printable
 
 _WIDTH, _HEIGHT, _FONT = 320.0, 210.0, 10.5  # user units of the SVG
 _TOP, _RIGHT, _BOTTOM = 6.0, 8.0, 36.0  # margins
@@ -141,9 +141,9 @@ def draw_speedups(points: Iterable[Point]) -> str:
     return plot.render()
 
 
-def draw_acceptance(section: Section) -> str:
+def draw_acceptance(summary: Summary) -> str:
     """Acceptance by depth, a line for each drafter that drafted."""
-    lines = {name: (range(1, len(alpha) + 1), alpha) for name, alpha in section.alpha_by_drafter.items() if alpha}
+    lines = {name: (range(1, len(alpha) + 1), alpha) for name, alpha in summary.alpha_by_drafter.items() if alpha}
     labels = ("depth in the draft", "accepted / tested")
     return _line_plot("Acceptance by depth", lines, labels, 1.03)
 

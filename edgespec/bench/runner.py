@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from functools import cache
 from itertools import groupby, pairwise
-from math import isfinite
-from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
-from edgespec.bench.divergence import first_divergence
+from edgespec.bench.divergence import Divergence, first_divergence
 from edgespec.bench.prompt_sets import BenchPrompt
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.controller.stats import DraftStats
@@ -24,15 +19,11 @@ from edgespec.drafters.ngram import MAX_NGRAM, SuffixLookup
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
-from edgespec.errors import ContextOverflow, InvalidRequest
+from edgespec.errors import ContextOverflow
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 
-# The records of a benchmark, one line of JSON each; the reader checks every field.
-
-
 PLAIN, AUTOPILOT = "plain", "autopilot"  # arms that every summary refers to
-_hints = cache(get_type_hints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +67,8 @@ class Cost:
     """Costs at one position: seconds of a target forward by rows, and of the drafters that take time, by name."""
 
     position: int
-    rows: dict[int, float]
-    drafts: dict[str, DraftCost]
-
-
-@dataclass(frozen=True, slots=True)
-class Divergence:
-    """A greedy output that differs from plain decoding's; an error unless it is a near-tie."""
-
-    near_tie: bool
+    rows: Mapping[int, float]
+    drafts: Mapping[str, DraftCost]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +76,15 @@ class Run:
     """One generation.
 
     bound_s   seconds for its rounds by the measured cost curve
-    copied_tokens, copied_s   of the rounds where the text repeats (bench/runner.py)
+    copied_tokens, copied_s   of the rounds where the text repeats, see `repetition_speed`
+    fork      where a greedy output differs from plain decoding's; an error unless it is a near-tie
     """
 
     arm: str
     prompt: str
     category: str
     temperature: float
-    warm: bool
+    repeat: int
     metrics: Metrics
     copied_tokens: int
     copied_s: float
@@ -110,65 +95,12 @@ class Run:
 Record = Header | Cost | Run
 
 
-def read_records(path: Path) -> list[Record]:
-    """Read a file of records, the header first; an incomplete last line is ignored. Raises InvalidRequest."""
-    try:
-        lines = [(number, line) for number, line in enumerate(path.read_bytes().split(b"\n"), 1) if line.strip()]
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {path}: {error.strerror}.", hint="Check the path.") from error
-    records: list[Record] = []
-    for i, (number, line) in enumerate(lines or [(1, b"")]):
-        try:
-            parsed = json.loads(line)
-        except (ValueError, RecursionError):
-            if i and i == len(lines) - 1:
-                break
-            raise _invalid_line(path, number, "not JSON") from None
-        try:
-            records.append(_parse_record(parsed, first=i == 0))
-        except (ValueError, OverflowError) as error:
-            raise _invalid_line(path, number, str(error)) from None
-    return records
-
-
-def _invalid_line(path: Path, number: int, fault: str) -> InvalidRequest:
-    return InvalidRequest(f"{path}, line {number}: {fault}.", hint="Remove the line, or run the bench again.")
-
-
-def _parse_record(parsed: Any, *, first: bool) -> Record:
-    kinds: dict[str, type[Record]] = {"header": Header, "cost": Cost, "run": Run}
-    kind = kinds.get(str(parsed.get("kind"))) if isinstance(parsed, dict) else None
-    if kind is None or (kind is Header) != first:
-        raise ValueError("not a cost or a run, nor a header in the first line")
-    record: Record = _convert(parsed, kind)
-    if isinstance(record, Cost) and (1 not in record.rows or min(record.rows.values()) <= 0):
-        raise ValueError("rows must include one row, and all seconds must be above zero")
-    if isinstance(record, Run) and (speed := record.metrics.tokens_per_second) is not None and speed <= 0:
-        raise ValueError("tokens_per_second is not above zero")
-    return record
-
-
-def _convert(value: Any, kind: Any) -> Any:
-    """Convert a JSON value to `kind`, a type of a record's field. Raises ValueError."""
-    if isinstance(kind, UnionType):
-        return None if value is None else _convert(value, get_args(kind)[0])
-    if isinstance(value, dict) and isinstance(kind, type) and (hints := _hints(kind)):
-        if missing := hints.keys() - value.keys():
-            raise ValueError(f"{min(missing)} is missing")
-        return kind(**{name: _convert(value[name], hint) for name, hint in hints.items()})
-    if isinstance(value, dict) and get_origin(kind) in (dict, Mapping):
-        of_key, of_value = get_args(kind)
-        return {of_key(key): _convert(item, of_value) for key, item in value.items()}
-    if isinstance(value, list) and get_origin(kind) is tuple:
-        return tuple(_convert(item, get_args(kind)[0]) for item in value)
-    if kind is float and type(value) in (int, float) and isfinite(value):
-        return float(value)
-    if kind in (str, int, bool) and type(value) is kind:
-        return value
-    raise ValueError(f"{value!r:.40} has the wrong type")
-
-
-# Find where a text repeats itself or its prompt, and the speed of the rounds there.
+def describe_record(record: Record) -> dict[str, Any]:
+    """A line of the raw data, as JSON has it."""
+    found = {"kind": type(record).__name__.lower(), **asdict(record)}
+    if isinstance(record, Run) and record.fork is not None:
+        found["fork"]["near_tie"] = record.fork.is_near_tie
+    return found
 
 
 _MIN_MATCH = 8  # tokens before a token that occurred earlier in the same order
@@ -188,12 +120,6 @@ def find_repetition(prompt: Sequence[int], emitted: Sequence[int]) -> list[bool]
         n = len(list(stretch))
         found += [is_copied and n >= _MIN_STRETCH] * n
     return found
-
-
-def repeated_share(tokens: Sequence[int | None], n: int = 4) -> float:
-    """The share of a text's n-grams that it has had before; None, an unknown token, is in no n-gram."""
-    grams = [gram for i in range(len(tokens) - n + 1) if None not in (gram := tuple(tokens[i : i + n]))]
-    return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def repetition_speed(prompt: Sequence[int], steps: Sequence[Step]) -> tuple[int, float]:
@@ -259,10 +185,10 @@ class Bench:
         turns = sum(len(prompt.turns) for prompt in self.prompts)
         return len(self.arms) * self.repeats * turns * len(self.temperatures)
 
-    def run(self, profile: Profile, check: CheckCancelled) -> Iterator[dict[str, Any] | Skipped]:
-        """Yield records of kind 'run'; `profile` is the engine's. Raises Cancelled, BackendError.
+    def run(self, profile: Profile, check: CheckCancelled) -> Iterator[Run | Skipped]:
+        """Yield the runs; `profile` is the engine's. Raises Cancelled, BackendError.
 
-        Records yielded before an error are valid. The engine's own statistics are restored at the end.
+        The engine's own statistics are restored at the end.
         """
         self._profile = profile
         saved = self.engine.draft_stats
@@ -297,7 +223,7 @@ class Bench:
 
     def _converse(
         self, session: Session, arm: Arm, prompt: BenchPrompt, temperature: float, repeat: int, check: CheckCancelled
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[Run]:
         """Run all turns of a conversation; yields a record for each."""
         engine = self.engine
         # The seed only pairs the arms, so the autopilot takes the acceptance rule of an unseeded request.
@@ -325,20 +251,18 @@ class Bench:
             plain_text, plain = self._plain[key]
             copied_tokens, copied_s = repetition_speed(text, steps)
             comparable = temperature == 0 and text == plain_text  # unequal once an earlier answer diverged
-            yield {
-                "kind": "run",
-                "arm": arm.name,
-                "prompt": key[0],
-                "category": prompt.category,
-                "temperature": temperature,
-                "repeat": repeat,
-                "warm": False,
-                "metrics": finished.metrics.to_dict(),
-                "copied_tokens": copied_tokens,
-                "copied_s": copied_s,
-                "bound_s": self._lower_bound(plain, steps) if arm.gamma is None else None,
-                "fork": _compare(session, text, plain, finished) if comparable else None,
-            }
+            yield Run(
+                arm=arm.name,
+                prompt=key[0],
+                category=prompt.category,
+                temperature=temperature,
+                repeat=repeat,
+                metrics=finished.metrics,
+                copied_tokens=copied_tokens,
+                copied_s=copied_s,
+                bound_s=self._lower_bound(plain, steps) if arm.gamma is None else None,
+                fork=first_divergence(session, text, plain.tokens, finished.tokens) if comparable else None,
+            )
 
     def _lower_bound(self, plain: Finished, steps: Sequence[Step]) -> float | None:
         """Seconds for these rounds by the cost profile, scaled to the speed of plain decoding's last run."""
@@ -349,8 +273,3 @@ class Bench:
         drafted_s = sum(self._profile.drafts[name].path_s(n) for name, n in drafted if name in self._profile.drafts)
         forwards_s = sum(costs.seconds(step.n_drafted + 1) for step in steps[1:])
         return (forwards_s + drafted_s) * tpot_s / costs.seconds(1)
-
-
-def _compare(session: Session, prompt: Sequence[int], plain: Finished, other: Finished) -> dict[str, Any] | None:
-    divergence = first_divergence(session, prompt, plain.tokens, other.tokens)
-    return {**asdict(divergence), "near_tie": divergence.is_near_tie} if divergence else None

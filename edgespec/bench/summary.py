@@ -1,4 +1,4 @@
-"""The Summary of a benchmark, which `stats` computes, and its table for a terminal."""
+"""The statistics of a benchmark, its table for a terminal and its report as one HTML page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
@@ -42,7 +42,6 @@ class Point:
     prompt: str
     category: str
     temperature: float
-    warm: bool
     arm: str
     tokens_per_second: float
     ratio: float | None
@@ -99,16 +98,23 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
-    """Either the cold runs or the warm ones: a repeated prompt measures what lookups remember.
+class Summary:
+    """The contents of a report.
 
-    splits          groups by category, by temperature (if there are several), and by both
-    best_fixed      the fastest arm of fixed depth, chosen with hindsight
-    oracle          the fastest of plain and the fixed arms for each prompt, over plain; noise biases it upwards
-    finished        number of points that every arm has; best_fixed, oracle and their ratios use only these
+    faults       divergences that are not near-ties
+    splits       groups by category, by temperature (if there are several), and by both
+    finished     number of points that every arm has; best_fixed, oracle and their ratios use only these
+    best_fixed   the fastest arm of fixed depth, chosen with hindsight
+    oracle       the fastest of plain and the fixed arms for each prompt, over plain; noise biases it upwards
     """
 
-    warm: bool
+    header: Header
+    costs: tuple[Cost, ...]
+    runs: int
+    short_runs: int
+    forks: int
+    faults: int
+    points: tuple[Point, ...]
     arms: tuple[Group, ...]
     splits: tuple[Group, ...]
     alpha_by_drafter: dict[str, tuple[float, ...]]
@@ -118,8 +124,20 @@ class Section:
     autopilot_to_best_fixed: Ratio | None
     autopilot_to_oracle: Ratio | None
 
+    def counts(self) -> dict[str, str]:
+        """Numbers of runs and of excluded ones, as text."""
+        return {
+            "runs": str(self.runs),
+            "runs excluded (fewer than two tokens)": str(self.short_runs),
+            "results excluded (no plain run to compare with)": str(sum(g.unpaired for g in self.arms)),
+            "greedy outputs that differ from plain decoding's": str(self.forks),
+            "of these by an error, not by rounding": str(self.faults),
+        }
+
     def findings(self) -> dict[str, str]:
-        """The autopilot's main results, as text."""
+        """The autopilot's main results, as text; empty where nothing ran."""
+        if not self.arms:
+            return {}
         autopilot = next((g for g in self.arms if g.arm == AUTOPILOT), None)
         repeating = autopilot.where_repeating if autopilot else None
         return {
@@ -136,43 +154,11 @@ class Section:
         """`findings`, named for readers of a report."""
         return {_LABELS.get(name, name): value for name, value in self.findings().items()}
 
-    @property
-    def title(self) -> str:
-        return f"Lookups in {'all texts' if self.warm else 'the current text only'}"
-
     def by_category(self, arm: str) -> list[Group]:
         return [g for g in self.splits if g.arm == arm and g.temperature is None]
 
     def by_temperature(self, arm: str) -> list[Group]:
         return [g for g in self.splits if g.arm == arm and g.category is None]
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """The contents of a report, cold runs first. `faults` are divergences that are not near-ties."""
-
-    header: Header
-    costs: tuple[Cost, ...]
-    runs: int
-    short_runs: int
-    forks: int
-    faults: int
-    parts: tuple[Section, ...]
-    points: tuple[Point, ...]
-
-    def counts(self) -> dict[str, str]:
-        """Numbers of runs and of excluded ones, as text."""
-        unpaired = sum(g.unpaired for part in self.parts for g in part.arms)
-        return {
-            "runs": str(self.runs),
-            "runs excluded (fewer than two tokens)": str(self.short_runs),
-            "results excluded (no plain run to compare with)": str(unpaired),
-            "greedy outputs that differ from plain decoding's": str(self.forks),
-            "of these by an error, not by rounding": str(self.faults),
-        }
-
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def format_value(value: float | None, form: str = ".2f") -> str:
@@ -188,13 +174,13 @@ def format_table(summary: Summary) -> str:
     """The tables for a terminal, at most 100 columns wide."""
     label = {"***": f"{summary.header.label} ***"} if summary.header.label else {}
     lines = [*_wrap(label), *_wrap(summary.header.facts()), *_wrap(summary.counts())]
-    for part in summary.parts:
-        lines += ["", part.title, *_format_rows("arm", {g.arm: g for g in part.arms}), ""]
-        lines += [
-            make_printable(f"{name + ':':<33} {value}")[:_COLUMNS] for name, value in part.labeled_findings().items()
-        ]
-        lines += _format_rows("autopilot by category", {g.category or "none": g for g in part.by_category(AUTOPILOT)})
-        lines += _format_rows("autopilot by T", {f"T = {g.temperature:g}": g for g in part.by_temperature(AUTOPILOT)})
+    lines += [*_format_rows("arm", {g.arm: g for g in summary.arms}), ""]
+    lines += [
+        make_printable(f"{name + ':':<33} {value}")[:_COLUMNS] for name, value in summary.labeled_findings().items()
+    ]
+    by_category = {g.category or "none": g for g in summary.by_category(AUTOPILOT)}
+    by_temperature = {f"T = {g.temperature:g}": g for g in summary.by_temperature(AUTOPILOT)}
+    lines += [*_format_rows("autopilot by category", by_category), *_format_rows("autopilot by T", by_temperature)]
     return "\n".join([*lines, "", *textwrap.wrap(_LEGEND, _COLUMNS)])
 
 
@@ -224,43 +210,14 @@ def _format_rows(heading: str, groups: dict[str, Group]) -> list[str]:
     return ["", form.format(*heads), *rows] if rows else []
 
 
-# Compute a Summary from records: speedups paired with plain decoding by prompt, with confidence intervals.
-
-
 _RESAMPLES, _SEED = 10_000, 0
 
 
 def summarize(records: Sequence[Record]) -> Summary:
-    """The statistics of one benchmark, from the records of `read_records`."""
+    """The statistics of one benchmark, from its header, costs and runs; speedups are paired by prompt."""
     (header,) = (r for r in records if isinstance(r, Header))
     runs = [r for r in records if isinstance(r, Run)]
     points = _pair_points(runs)
-    return Summary(
-        header=header,
-        costs=tuple(r for r in records if isinstance(r, Cost)),
-        runs=len(runs),
-        short_runs=sum(r.metrics.tokens_per_second is None for r in runs),
-        forks=sum(r.fork is not None for r in runs),
-        faults=sum(r.fork is not None and not r.fork.near_tie for r in runs),
-        parts=tuple(
-            _summarize_section(warm, [r for r in runs if r.warm == warm], [p for p in points if p.warm == warm])
-            for warm in sorted({r.warm for r in runs})
-        ),
-        points=points,
-    )
-
-
-def _pair_points(runs: Iterable[Run]) -> tuple[Point, ...]:
-    speeds: dict[tuple[str, str, float, bool, str], list[float]] = defaultdict(list)
-    for run in runs:
-        if run.metrics.tokens_per_second is not None:
-            speeds[run.prompt, run.category, run.temperature, run.warm, run.arm].append(run.metrics.tokens_per_second)
-    medians = {key: float(np.median(values)) for key, values in speeds.items()}
-    plain = {key[:4]: speed for key, speed in medians.items() if key[4] == PLAIN}
-    return tuple(Point(*key, v, v / plain[key[:4]] if key[:4] in plain else None) for key, v in medians.items())
-
-
-def _summarize_section(warm: bool, runs: Sequence[Run], points: Sequence[Point]) -> Section:
     arms = sorted({r.arm for r in runs}, key=_arm_order)
     categories = list(dict.fromkeys(r.category for r in runs))
     temperatures = sorted({r.temperature for r in runs})
@@ -279,8 +236,14 @@ def _summarize_section(warm: bool, runs: Sequence[Run], points: Sequence[Point])
             return None
         return _bootstrap_ratio(list(zip(prompts, (of / to).tolist(), strict=True)))
 
-    return Section(
-        warm=warm,
+    return Summary(
+        header=header,
+        costs=tuple(r for r in records if isinstance(r, Cost)),
+        runs=len(runs),
+        short_runs=sum(r.metrics.tokens_per_second is None for r in runs),
+        forks=sum(r.fork is not None for r in runs),
+        faults=sum(r.fork is not None and not r.fork.is_near_tie for r in runs),
+        points=points,
         arms=tuple(g for g in groups if g.category is None and g.temperature is None),
         splits=tuple(g for g in groups if g.runs and (g.category is not None or g.temperature is not None)),
         alpha_by_drafter={name: _mean_alpha_by_depth(drafters[name]) for name in sorted(drafters, key=_arm_order)},
@@ -290,6 +253,16 @@ def _summarize_section(warm: bool, runs: Sequence[Run], points: Sequence[Point])
         autopilot_to_best_fixed=compare(speeds.get(AUTOPILOT), speeds.get(best_fixed or "")),
         autopilot_to_oracle=compare(speeds.get(AUTOPILOT), oracle),
     )
+
+
+def _pair_points(runs: Iterable[Run]) -> tuple[Point, ...]:
+    speeds: dict[tuple[str, str, float, str], list[float]] = defaultdict(list)
+    for run in runs:
+        if run.metrics.tokens_per_second is not None:
+            speeds[run.prompt, run.category, run.temperature, run.arm].append(run.metrics.tokens_per_second)
+    medians = {key: float(np.median(values)) for key, values in speeds.items()}
+    plain = {key[:3]: speed for key, speed in medians.items() if key[3] == PLAIN}
+    return tuple(Point(*key, v, v / plain[key[:3]] if key[:3] in plain else None) for key, v in medians.items())
 
 
 def _is_autopilot(arm: str) -> bool:
@@ -394,9 +367,6 @@ def _bootstrap_ratio(pairs: Sequence[tuple[str, float]]) -> Ratio | None:
     means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
     low, high = np.exp(np.percentile(means, (2.5, 97.5))).tolist()
     return Ratio(geomean, low, high, len(prompts))
-
-
-# A benchmark's Summary as one HTML page.
 
 
 def write_report(summary: Summary, path: Path) -> None:

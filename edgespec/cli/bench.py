@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from edgespec.options import DRAFT, OPTIONS
 
 if TYPE_CHECKING:
     from edgespec.bench.prompt_sets import BenchPrompt
-    from edgespec.bench.runner import Bench, Skipped
+    from edgespec.bench.runner import Bench, Header, Record, Run, Skipped
     from edgespec.bench.summary import Summary
     from edgespec.core.protocols import CheckCancelled
     from edgespec.service.client import Stream
@@ -85,7 +84,7 @@ def bench_command(
     Writes every generation as a line of JSONL and a report as HTML; stdout ends with one line of JSON. Ctrl-C stops the
     benchmark and keeps the results so far.
     """
-    from edgespec.bench.runner import Bench, list_arms, read_records
+    from edgespec.bench.runner import Bench, list_arms
     from edgespec.bench.summary import summarize, write_report
     from edgespec.cli.engine import open_engine
     from edgespec.cli.terminal import INTERRUPTED
@@ -104,9 +103,10 @@ def bench_command(
     bench = Bench(engine, arms, selected, temperatures or (0.0,), options["repeats"], options["max_tokens"])
     out.mkdir(parents=True, exist_ok=True)
     raw = out / f"{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
-    interrupted = _record(local, bench, _header(loaded, bench, label), raw)
+    records: list[Record] = []
+    interrupted = _record(local, bench, _header(loaded, bench, label), raw, records)
     local.close()
-    summary = summarize(read_records(raw))
+    summary = summarize(records)
     write_report(summary, raw.with_suffix(".html"))
     _print(summary, {"bench": loaded.info.name, "interrupted": interrupted, "raw": str(raw)}, raw)
     return INTERRUPTED if interrupted else 0
@@ -125,52 +125,60 @@ def _select_prompts(file: Path | None, categories: tuple[str, ...], per_category
     return take_per_category(prompts, per_category)
 
 
-def _header(loaded: LoadedModel, bench: Bench, label: str) -> dict[str, Any]:
+def _header(loaded: LoadedModel, bench: Bench, label: str) -> Header:
     """The first record of the raw data: the machine, the models and the settings."""
+    from edgespec.bench.runner import Header
     from edgespec.controller.store import describe_machine
 
-    return {
-        "kind": "header",
-        "date": time.strftime("%Y-%m-%d %H:%M"),
+    return Header(
+        date=time.strftime("%Y-%m-%d %H:%M"),
         **describe_machine(),
-        "files": loaded.store.digests if loaded.store else {},
-        "backend": loaded.info.backend,
-        "model": loaded.info.name,
-        "draft": loaded.info.draft,
-        "threads": loaded.key.threads or 0,
-        "context_size": bench.engine.target.context_size,
-        "max_tokens": bench.max_tokens,
-        "repeats": bench.repeats,
-        "label": label,
-    }
+        files=loaded.store.digests if loaded.store else {},
+        backend=loaded.info.backend,
+        model=loaded.info.name,
+        draft=loaded.info.draft,
+        threads=loaded.key.threads or 0,
+        context_size=bench.engine.target.context_size,
+        max_tokens=bench.max_tokens,
+        repeats=bench.repeats,
+        label=label,
+    )
 
 
-def _record(local: LocalEngine, bench: Bench, header: dict[str, Any], raw: Path) -> bool:
-    """Run the benchmark and write its records to `raw`, each at once; returns whether Ctrl-C ended it early."""
-    from edgespec.bench.runner import Skipped
+def _record(local: LocalEngine, bench: Bench, header: Header, raw: Path, records: list[Record]) -> bool:
+    """Run the benchmark. Each record is added to `records` and written to `raw` at once.
+
+    Returns whether Ctrl-C ended it early.
+    """
+    from edgespec.bench.runner import Cost, Run, Skipped, describe_record
     from edgespec.cli.terminal import Progress, interruptible
     from edgespec.errors import Cancelled
 
     progress = Progress("benchmark")
 
-    def work(check: CheckCancelled) -> Iterator[dict[str, Any] | Skipped]:
+    def work(check: CheckCancelled) -> Iterator[Cost | Run | Skipped]:
         profile = bench.engine.measure(_PROFILE_S, check)
-        yield {"kind": "cost", "position": 32, **asdict(profile)}
+        yield Cost(32, profile.rows, profile.drafts)
         progress.expect(bench.runs)
         yield from bench.run(profile, check)
 
     with raw.open("w", encoding="utf-8") as file, progress:
-        file.write(json.dumps(header) + "\n")
+
+        def keep(record: Record) -> None:
+            records.append(record)
+            file.write(json.dumps(describe_record(record)) + "\n")
+            file.flush()
+
+        keep(header)
         try:
-            records: Stream[dict[str, Any] | Skipped] = local.submit(work)
-            for record in interruptible(records):
-                if isinstance(record, Skipped):
-                    progress.note(f"{record.prompt} is left out: {record.reason}")
+            found: Stream[Cost | Run | Skipped] = local.submit(work)
+            for each in interruptible(found):
+                if isinstance(each, Skipped):
+                    progress.note(f"{each.prompt} is left out: {each.reason}")
                     continue
-                file.write(json.dumps(record) + "\n")
-                file.flush()
-                if record["kind"] == "run":
-                    progress.step(record["prompt"])
+                keep(each)
+                if isinstance(each, Run):
+                    progress.step(each.prompt)
         except Cancelled:
             return True
     return False
@@ -182,5 +190,4 @@ def _print(summary: Summary, outcome: dict[str, Any], raw: Path) -> None:
 
     click.echo(format_table(summary))
     click.echo(f"raw data: {raw}\nreport:   {raw.with_suffix('.html')}", err=True)
-    findings = {name: value for section in summary.parts for name, value in section.findings().items()}
-    click.echo(json.dumps({**outcome, **findings}))
+    click.echo(json.dumps({**outcome, **summary.findings()}))

@@ -18,7 +18,8 @@ ALLOWED = {
     "tests": {"edgespec"},
     "tests/benchmarks": {"edgespec", "benchmarks"},
     "tests/laboratory": {"edgespec", "laboratory"},
-    "tests/real": {"edgespec", "laboratory"},
+    "tests/engine": {"edgespec", "benchmarks"},
+    "tests/real": {"edgespec", "benchmarks", "laboratory"},
 }
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from edgespec.bench.runner import read_records
+from edgespec.bench.runner import Cost, Header, Run
 from edgespec.bench.summary import summarize, write_report
+from edgespec.controller.cost_model import DraftCost
 from edgespec.errors import CacheError
-from tests.bench.lines import COST, HEADER, HINDSIGHT, run, write
+from tests.bench.lines import COST, FAULT, HEADER, HINDSIGHT, NEAR_TIE, run
 
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 HOSTILE = "<script>alert(1)</script>\"'><img src=//x onerror=alert(1)> $\\frac{1}$ &amp; \x1b\u202e\ud800 漢字"
@@ -61,13 +64,12 @@ class Page(HTMLParser):
         return "\n".join(text for name, text in self.texts if name == tag)
 
 
-def report(folder: Path, *lines: dict[str, object], header: dict[str, object] = HEADER, cost: bool = True) -> str:
-    records = read_records(write(folder / "bench.jsonl", header, *([COST] if cost else []), *lines))
-    write_report(summarize(records), folder / "bench.html")
+def report(folder: Path, *runs: Run, header: Header = HEADER, costs: Sequence[Cost] = (COST,)) -> str:
+    write_report(summarize([header, *costs, *runs]), folder / "bench.html")
     return (folder / "bench.html").read_text(encoding="utf-8")
 
 
-def hindsight() -> list[dict[str, object]]:
+def hindsight() -> list[Run]:
     drafted = {"drafted_tokens": 20, "accepted_tokens": 10, "alpha_by_depth": [0.5, 0.5]}
     return [
         run(arm, prompt, speed, **({} if arm == "plain" else drafted))
@@ -98,10 +100,8 @@ def test_nothing_comes_from_outside(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_names_are_text(tmp_path: Path) -> None:
-    header = HEADER | {
-        "model": HOSTILE, "draft": HOSTILE, "label": HOSTILE, "processor": HOSTILE, "system": HOSTILE, "date": HOSTILE,
-        "backend": HOSTILE, "versions": {HOSTILE: HOSTILE}, "files": {HOSTILE: HOSTILE},
-    }  # fmt: skip
+    texts = dict.fromkeys(("model", "draft", "label", "processor", "system", "date", "backend"), HOSTILE)
+    header = replace(HEADER, **texts, versions={HOSTILE: HOSTILE}, files={HOSTILE: HOSTILE})
     arms = ("plain", "autopilot", HOSTILE + " 3", "\x1b\ud800漢 <i> 3")
     lines = [run(arm, HOSTILE, 10, category=HOSTILE, alpha_by_depth=[0.5]) for arm in arms]
     html = report(tmp_path, *lines, header=header)
@@ -138,15 +138,10 @@ def test_tables_hold_the_summary(tmp_path: Path) -> None:
 
 def test_the_price_of_every_drafter_is_in_the_table(tmp_path: Path) -> None:
     """A token of a sequential one, a block by its tokens; one that joined later has no price at the first position."""
-    units = {"model": {"1": 0.004}, "pard": {"1": 0.005, "4": 0.0061}}
-    drafts = {name: {"units": each, "read_s": 0.001, "varies": False} for name, each in units.items()}
-    later = COST | {
-        "position": 128,
-        "drafts": {**drafts, "own-head": {"units": {"1": 0.0007}, "read_s": 0.0, "varies": False}},
-    }
-    records = read_records(write(tmp_path / "bench.jsonl", HEADER, COST | {"drafts": drafts}, later))
-    write_report(summarize(records), tmp_path / "bench.html")
-    rows = [[cell.strip() for cell in row] for row in Page((tmp_path / "bench.html").read_text(encoding="utf-8")).rows]
+    drafts = {"model": DraftCost({1: 0.004}, 0.001), "pard": DraftCost({1: 0.005, 4: 0.0061}, 0.001)}
+    later = replace(COST, position=128, drafts={**drafts, "own-head": DraftCost({1: 0.0007}, 0.0)})
+    html = report(tmp_path, costs=(replace(COST, drafts=drafts), later))
+    rows = [[cell.strip() for cell in row] for row in Page(html).rows]
     assert ["position", "T(1), ms", "model, ms", "pard, ms", "own-head, ms", "1", "2"] in rows
     assert ["64", "20.0", "4.0", "1: 5.0, 4: 6.1", "-", "1.00", "1.50"] in rows
     assert ["128", "20.0", "4.0", "1: 5.0, 4: 6.1", "0.7", "1.00", "1.50"] in rows
@@ -178,7 +173,7 @@ def test_every_colour_is_a_variable_in_light_and_in_dark(tmp_path: Path) -> None
 
 
 def test_the_label_is_on_top_and_at_every_figure(tmp_path: Path) -> None:
-    labelled = report(tmp_path, *hindsight(), header=HEADER | {"label": "cost-faithful 1B"})
+    labelled = report(tmp_path, *hindsight(), header=replace(HEADER, label="cost-faithful 1B"))
     assert labelled.count("<figcaption><b>cost-faithful 1B</b>") == labelled.count("<figure>") == 4
     assert labelled.index('<p class="label"><b>cost-faithful 1B</b>') < labelled.index("<section>")
     assert 'class="label"' not in report(tmp_path, *hindsight())
@@ -197,33 +192,34 @@ def test_the_same_summary_gives_the_same_bytes(tmp_path: Path) -> None:
         ([run("plain", "a", None), run("autopilot", "a", None)], False, 0),
         ([run("autopilot", "a", 10)], False, 1),
         ([run("plain", "a", 10), run("autopilot", "a", 20)], False, 2),
-        ([run("plain", "a", 10), run("ngram 3", "a", 5, drafted_tokens=9, alpha_by_depth=[0.0])], False, 2),
-        ([run("plain", "a", 10, warm=True), run("plain", "a", 10)], False, 2),
+        ([run("plain", "a", 10), run("ngram 3", "a", 5, drafted_tokens=9, alpha_by_depth=(0.0,))], False, 2),
     ],
 )
-def test_little_data(tmp_path: Path, lines: list[dict[str, object]], cost: bool, figures: int) -> None:
-    page = Page(report(tmp_path, *lines, cost=cost))
+def test_little_data(tmp_path: Path, lines: list[Run], cost: bool, figures: int) -> None:
+    page = Page(report(tmp_path, *lines, costs=(COST,) if cost else ()))
     assert len(page.named("figure")) == len(page.named("svg")) == figures
     assert page.text_of("h1") == "python-6m"
 
 
 def test_a_single_depth_is_labelled_as_such(tmp_path: Path) -> None:
     lines = [run("ngram 1", "a", 10, alpha_by_depth=[0.5])]
-    svg = drawings(report(tmp_path, *lines, cost=False))["Acceptance by depth"]
+    svg = drawings(report(tmp_path, *lines, costs=()))["Acceptance by depth"]
     numbers = re.findall(r"^[\d.]+$", Page(svg).text_of("text"), re.M)
     assert numbers == ["1", "0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]
 
 
 def test_faults_are_told(tmp_path: Path) -> None:
-    fault = {"position": 1, "gap": 5.0, "noise": 0.01, "near_tie": False}
-    assert "1 output differs" in report(tmp_path, run("ngram 3", "a", 10, fork=fault))
-    assert "a fault, not rounding" not in report(tmp_path, run("ngram 3", "a", 10, fork=fault | {"near_tie": True}))
+    """In one sentence, which is left out where rounding explains all forks."""
+    told = "differ{} from plain decoding's where the target has no near-tie: a fault, not rounding."
+    faults = [run("ngram 3", prompt, 10, fork=FAULT) for prompt in "ab"]
+    assert f'<p class="fault">1 output {told.format("s")}</p>' in report(tmp_path, faults[0])
+    assert f'<p class="fault">2 outputs {told.format("")}</p>' in report(tmp_path, *faults)
+    assert '<p class="fault">' not in report(tmp_path, run("ngram 3", "a", 10, fork=NEAR_TIE))
 
 
 def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
-    summary = summarize(read_records(write(tmp_path / "bench.jsonl", HEADER)))
     with pytest.raises(CacheError, match="cannot write"):
-        write_report(summary, tmp_path / "none" / "bench.html")
+        write_report(summarize([HEADER]), tmp_path / "none" / "bench.html")
 
 
 def test_only_writing_imports_what_draws() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
 from edgespec.bench.prompt_sets import BenchPrompt
-from edgespec.bench.runner import Bench, Skipped, list_arms
+from edgespec.bench.runner import Bench, Run, Skipped, list_arms
 from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.sampling import SamplingParams
@@ -46,10 +45,10 @@ def bench(engine: Engine, *prompts: BenchPrompt, repeats: int = 1, temperatures:
     return Bench(engine, list_arms(["ngram", "model"], [2]), prompts, temperatures, repeats, 6)
 
 
-def recorded(running: Bench, profile: Profile = PROFILE) -> list[dict[str, Any]]:
+def recorded(running: Bench, profile: Profile = PROFILE) -> list[Run]:
     found = [*running.run(profile, lambda: None)]
     assert not [each for each in found if isinstance(each, Skipped)]
-    return [each for each in found if isinstance(each, dict)]
+    return [each for each in found if isinstance(each, Run)]
 
 
 def one(id_: str, *turns: str) -> BenchPrompt:
@@ -85,7 +84,7 @@ def test_arms_are_interleaved_there_and_back() -> None:
     runs = recorded(running)
     assert len(runs) == running.runs == 40
     assert len(engine.seen) == 45, "each arm once before, to warm up"
-    assert [(run["repeat"], run["prompt"], run["temperature"], run["arm"]) for run in runs] == [
+    assert [(run.repeat, run.prompt, run.temperature, run.arm) for run in runs] == [
         (repeat, prompt, temperature, name)
         for repeat, names in ((0, NAMES), (1, NAMES[::-1]))
         for prompt in ("a/1", "b/1")
@@ -136,7 +135,7 @@ def test_prompts_that_do_not_fit_are_left_out_also_the_first() -> None:
     skipped = [each for each in found if isinstance(each, Skipped)]
     assert [each.prompt for each in skipped] == ["long", "b"], "each once"
     assert all("the context holds 64" in each.reason for each in skipped)
-    runs = [each["prompt"] for each in found if isinstance(each, dict)]
+    runs = [each.prompt for each in found if isinstance(each, Run)]
     assert (runs.count("a/1"), runs.count("b/1"), len(runs)) == (10, 1, 11)
     assert [*bench(engine, one("long", "x" * 100)).run(PROFILE, lambda: None)] == [Skipped("long", skipped[0].reason)]
 
@@ -144,14 +143,14 @@ def test_prompts_that_do_not_fit_are_left_out_also_the_first() -> None:
 def test_turns_see_the_answers_before_them() -> None:
     engine = Watched()
     runs = recorded(bench(engine, one("a", "a tale", " of", " two")))
-    assert [run["prompt"] for run in runs[:3]] == ["a/1", "a/2", "a/3"]
+    assert [run.prompt for run in runs[:3]] == ["a/1", "a/2", "a/3"]
     third = engine.seen[-1][2].prompt
     assert isinstance(third, tuple) and [message.role for message in third] == ["user", "assistant"] * 2 + ["user"]
     answers = [[*engine.stream(replace(engine.seen[-1][2], prompt=third[:n]))][-1] for n in (1, 3)]
     for said, finished in zip((third[1], third[3]), answers, strict=True):
         assert isinstance(finished, Finished)
         assert said.content == b"".join(engine.target.tokenizer.piece(t) for t in finished.tokens).decode()
-    assert all(run["fork"] is None for run in runs)
+    assert all(run.fork is None for run in runs)
 
 
 def test_a_fork_is_looked_for_where_the_prompts_are_the_same() -> None:
@@ -165,12 +164,12 @@ def test_a_fork_is_looked_for_where_the_prompts_are_the_same() -> None:
         return replace(request, sampling=SamplingParams(temperature=0, logit_bias=((ord(" "), 30.0),)))
 
     engine.change = parted
-    forks = {(run["arm"], run["prompt"]): run["fork"] for run in recorded(bench(engine, one("a", "a tale", "o")))}
+    forks = {(run.arm, run.prompt): run.fork for run in recorded(bench(engine, one("a", "a tale", "o")))}
     for arm in NAMES:
         assert (forks[arm, "a/1"] is not None) == (arm in ("ngram 2", "model 2"))
         assert forks[arm, "a/2"] is None
     fork = forks["model 2", "a/1"]
-    assert (fork["near_tie"], fork["position"]) == (False, 0) and fork["gap"] > 0
+    assert fork is not None and (fork.is_near_tie, fork.position) == (False, 0) and fork.gap > 0
 
 
 @pytest.mark.parametrize("drafters", [("ngram",), ("ngram", "model")])
@@ -180,10 +179,10 @@ def test_the_bound_is_the_rounds_by_the_profile(drafters: tuple[str, ...]) -> No
         {1: 0.5, 16: 0.5}, {"model": DraftCost({1: 0.25})}
     )  # whatever lies between its points counts as well
     runs = recorded(Bench(Watched(), list_arms(drafters, [2]), [one("a")], (0.0,), 1, 60), flat)
-    assert [run["arm"] for run in runs if run["bound_s"] is not None] == ["autopilot", "autopilot cold"]
+    assert [run.arm for run in runs if run.bound_s is not None] == ["autopilot", "autopilot cold"]
     for run in (runs[1], runs[-1]):
-        steps = run["bound_s"] / runs[0]["metrics"]["tpot_s"]
-        drafting = steps - run["metrics"]["target_forwards"]
+        steps = run.bound_s / runs[0].metrics.tpot_s
+        drafting = steps - run.metrics.target_forwards
         if drafters == ("ngram",):
             assert drafting == pytest.approx(0)
         else:

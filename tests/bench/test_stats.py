@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 import random
-from pathlib import Path
 
 import pytest
 
-from edgespec.bench.summary import Group, Section
-from tests.bench.lines import HINDSIGHT, run, summary_of
+from edgespec.bench.summary import Group, Summary
+from tests.bench.lines import FAULT, HINDSIGHT, NEAR_TIE, run, summary_of
 
 
-def group(part: Section, arm: str) -> Group:
+def group(part: Summary, arm: str) -> Group:
     (found,) = (g for g in part.arms if g.arm == arm)
     return found
 
 
-def test_ratios_are_paired_medians_of_repeats(tmp_path: Path) -> None:
+def test_ratios_are_paired_medians_of_repeats() -> None:
     speeds = {"a": ((10, 30, 11), (90, 22, 1)), "b": ((8, 8, 8), (4, 3, 5))}
     lines = [
         run(arm, prompt, speed, repeat=i)
@@ -25,11 +24,11 @@ def test_ratios_are_paired_medians_of_repeats(tmp_path: Path) -> None:
         for arm, repeats in zip(("plain", "autopilot"), both, strict=True)
         for i, speed in enumerate(repeats)
     ]
-    summary = summary_of(tmp_path, *lines)
+    summary = summary_of(*lines)
     assert [(p.prompt, p.arm, p.tokens_per_second, p.ratio) for p in summary.points] == [
         ("a", "plain", 11, 1), ("a", "autopilot", 22, 2), ("b", "plain", 8, 1), ("b", "autopilot", 4, 0.5),
     ]  # fmt: skip
-    own = group(summary.parts[0], "autopilot")
+    own = group(summary, "autopilot")
     assert own.speedup is not None
     assert own.speedup.geomean == pytest.approx(1.0)
     assert (own.speedup.n, own.runs, own.below_one) == (2, 6, 0.5)
@@ -37,14 +36,14 @@ def test_ratios_are_paired_medians_of_repeats(tmp_path: Path) -> None:
     assert own.tokens_per_second == pytest.approx((8.5, 13, 17.5))
 
 
-def test_interval_of_equal_ratios_is_that_ratio(tmp_path: Path) -> None:
+def test_interval_of_equal_ratios_is_that_ratio() -> None:
     lines = [run(arm, f"p{i}", f * (i + 3)) for i in range(20) for arm, f in (("plain", 2), ("ngram 7", 2.6))]
-    ratio = group(summary_of(tmp_path, *lines).parts[0], "ngram 7").speedup
+    ratio = group(summary_of(*lines), "ngram 7").speedup
     assert ratio is not None
     assert (ratio.geomean, ratio.low, ratio.high) == pytest.approx((1.3, 1.3, 1.3))
 
 
-def test_the_bootstrap_draws_prompts_with_all_their_ratios(tmp_path: Path) -> None:
+def test_the_bootstrap_draws_prompts_with_all_their_ratios() -> None:
     # Two prompts give (1, 1), (1, 4) or (4, 4) with 1/4, 1/2, 1/4: the interval is from one to the other prompt's mean.
     ratios = [("a", 0.0, 2.0), ("a", 0.7, 8.0), ("b", 0.0, 1.0)]
     lines = [
@@ -52,42 +51,42 @@ def test_the_bootstrap_draws_prompts_with_all_their_ratios(tmp_path: Path) -> No
         for prompt, t, ratio in ratios
         for arm, factor in (("plain", 1), ("autopilot", ratio))
     ]
-    ratio = group(summary_of(tmp_path, *lines).parts[0], "autopilot").speedup
+    ratio = group(summary_of(*lines), "autopilot").speedup
     assert ratio is not None
     assert (ratio.geomean, ratio.low, ratio.high) == pytest.approx((16 ** (1 / 3), 1.0, 4.0))
     assert ratio.n == 3
 
 
-def test_interval_agrees_with_another_bootstrap(tmp_path: Path) -> None:
+def test_interval_agrees_with_another_bootstrap() -> None:
     rng = random.Random(5)
     logs = [rng.gauss(0.3, 0.4) for _ in range(15)]
     lines = [
         run(arm, f"p{i}", 10 * f) for i, z in enumerate(logs) for arm, f in (("plain", 1), ("autopilot", math.exp(z)))
     ]
-    ratio = group(summary_of(tmp_path, *lines).parts[0], "autopilot").speedup
+    ratio = group(summary_of(*lines), "autopilot").speedup
     means = sorted(sum(rng.choices(logs, k=15)) / 15 for _ in range(20_000))
     assert ratio is not None
     assert (ratio.low, ratio.high) == pytest.approx((math.exp(means[500]), math.exp(means[19_500])), rel=0.015)
 
 
-def test_one_prompt_has_no_interval(tmp_path: Path) -> None:
+def test_one_prompt_has_no_interval() -> None:
     lines = [run(arm, "a", 10 * f, temperature=t) for t in (0, 1) for arm, f in (("plain", 1), ("autopilot", 1 + t))]
-    ratio = group(summary_of(tmp_path, *lines).parts[0], "autopilot").speedup
+    ratio = group(summary_of(*lines), "autopilot").speedup
     assert ratio is not None
     assert (ratio.low, ratio.high, ratio.n) == (None, None, 2)
     assert str(ratio) == "1.41"
 
 
-def test_without_plain_there_is_speed_but_no_ratio(tmp_path: Path) -> None:
+def test_without_plain_there_is_speed_but_no_ratio() -> None:
     summary = summary_of(
-        tmp_path, run("autopilot", "a", 30), run("plain", "b", 10), run("autopilot", "b", 20), run("plain", "a", None)
+        run("autopilot", "a", 30), run("plain", "b", 10), run("autopilot", "b", 20), run("plain", "a", None)
     )
-    own = group(summary.parts[0], "autopilot")
+    own = group(summary, "autopilot")
     assert own.unpaired == 1
     assert own.speedup is not None
     assert (own.speedup.geomean, own.speedup.n) == (2.0, 1)
     assert own.tokens_per_second[1] == 25
-    (part,) = summary_of(tmp_path, run("autopilot", "a", 30), run("ngram 7", "a", 20)).parts
+    part = summary_of(run("autopilot", "a", 30), run("ngram 7", "a", 20))
     assert group(part, "autopilot").speedup is None
     assert group(part, "autopilot").worst_decile is None
     assert part.oracle is None
@@ -95,25 +94,24 @@ def test_without_plain_there_is_speed_but_no_ratio(tmp_path: Path) -> None:
     assert part.autopilot_to_best_fixed.geomean == pytest.approx(1.5)
 
 
-def test_runs_of_one_token_are_counted_and_left_out(tmp_path: Path) -> None:
+def test_runs_of_one_token_are_counted_and_left_out() -> None:
     summary = summary_of(
-        tmp_path,
         run("plain", "a", 10), run("autopilot", "a", 20), run("autopilot", "a", None, repeat=1),
         run("plain", "b", None), run("autopilot", "b", None),
     )  # fmt: skip
-    own = group(summary.parts[0], "autopilot")
+    own = group(summary, "autopilot")
     assert (summary.runs, summary.short_runs) == (5, 3)
     assert (own.runs, own.short_runs, own.unpaired, own.tau) == (3, 2, 0, 1.0)
     assert own.speedup is not None
     assert (own.speedup.geomean, own.speedup.n) == (2.0, 1)
 
 
-def test_only_runs_of_one_token(tmp_path: Path) -> None:
-    own = group(summary_of(tmp_path, run("plain", "a", None)).parts[0], "plain")
+def test_only_runs_of_one_token() -> None:
+    own = group(summary_of(run("plain", "a", None)), "plain")
     assert (own.speedup, own.tau, own.tokens_per_second, own.time_shares) == (None, None, (), {})
 
 
-def test_counts_are_pooled_over_runs(tmp_path: Path) -> None:
+def test_counts_are_pooled_over_runs() -> None:
     a = run(
         "model 2", "a", 20, emitted_tokens=17, target_forwards=10, drafted_tokens=20, accepted_tokens=6,
         alpha_by_depth=[0.5, 0.2],
@@ -122,44 +120,43 @@ def test_counts_are_pooled_over_runs(tmp_path: Path) -> None:
         "model 2", "b", 30, emitted_tokens=67, target_forwards=30, drafted_tokens=60, accepted_tokens=36,
         alpha_by_depth=[0.8, 0.5],
     )  # fmt: skip
-    (part,) = summary_of(tmp_path, a, b).parts
+    part = summary_of(a, b)
     own = group(part, "model 2")
     assert own.tau == pytest.approx(82 / 40)
     assert own.acceptance_rate == pytest.approx(42 / 80)
     assert own.alpha_by_depth == pytest.approx(((5 + 24) / (10 + 30), (1 + 12) / (5 + 24)))
 
 
-def test_alphas_of_a_drafter_are_those_of_all_its_depths(tmp_path: Path) -> None:
-    (part,) = summary_of(
-        tmp_path,
+def test_alphas_of_a_drafter_are_those_of_all_its_depths() -> None:
+    part = summary_of(
         run("model 1", "a", 20, target_forwards=10, alpha_by_depth=[0.2]),
         run("model 10", "a", 20, target_forwards=30, alpha_by_depth=[0.6, 1.0]),
         run("ngram 3", "a", 20, target_forwards=30, alpha_by_depth=[0.1]),
         run("plain", "a", 20),
-    ).parts
+    )
     assert list(part.alpha_by_drafter) == ["plain", "model", "ngram"]
     assert part.alpha_by_drafter["model"] == pytest.approx((0.5, 1.0))
     assert part.alpha_by_drafter["ngram"] == pytest.approx((0.1,))
     assert part.alpha_by_drafter["plain"] == ()
 
 
-def test_arms_are_in_an_order_that_a_reader_expects(tmp_path: Path) -> None:
+def test_arms_are_in_an_order_that_a_reader_expects() -> None:
     arms = ["plain", "autopilot", "autopilot cold", "ablation 2", "model 9", "model 10", "model 10 tree"]
-    (part,) = summary_of(tmp_path, *(run(arm, "a", 10) for arm in reversed(arms))).parts
+    part = summary_of(*(run(arm, "a", 10) for arm in reversed(arms)))
     assert [g.arm for g in part.arms] == arms
 
 
-def test_nothing_accepted(tmp_path: Path) -> None:
+def test_nothing_accepted() -> None:
     lost = {"drafted_tokens": 30, "accepted_tokens": 0, "alpha_by_depth": [0.0]}
-    (part,) = summary_of(tmp_path, run("plain", "a", 10), run("model 3", "a", 5, **lost)).parts
+    part = summary_of(run("plain", "a", 10), run("model 3", "a", 5, **lost))
     own = group(part, "model 3")
     assert (own.acceptance_rate, own.alpha_by_depth, own.tau, own.below_one) == (0.0, (0.0,), 1.0, 1.0)
     assert group(part, "plain").acceptance_rate is None
 
 
-def test_best_fixed_and_oracle(tmp_path: Path) -> None:
+def test_best_fixed_and_oracle() -> None:
     lines = [run(arm, prompt, speed) for prompt, speeds in HINDSIGHT.items() for arm, speed in speeds.items()]
-    (part,) = summary_of(tmp_path, *lines).parts
+    part = summary_of(*lines)
     assert (part.best_fixed, part.finished) == ("model 3", 2)
     assert part.oracle is not None
     assert part.autopilot_to_best_fixed is not None
@@ -169,7 +166,7 @@ def test_best_fixed_and_oracle(tmp_path: Path) -> None:
     assert part.autopilot_to_oracle.geomean == pytest.approx(math.sqrt(18 / 20 * 11 / 12))
     assert (part.autopilot_to_oracle.low, part.autopilot_to_oracle.high) == pytest.approx((18 / 20, 11 / 12))
     # A prompt that the bench was interrupted in has no say in what is compared between arms.
-    (longer,) = summary_of(tmp_path, *lines, run("plain", "c", 1), run("ngram 7", "c", 100)).parts
+    longer = summary_of(*lines, run("plain", "c", 1), run("ngram 7", "c", 100))
     assert (longer.best_fixed, longer.finished, longer.oracle) == (part.best_fixed, 2, part.oracle)
     assert longer.autopilot_to_oracle == part.autopilot_to_oracle
     ratio = group(longer, "ngram 7").speedup
@@ -177,40 +174,40 @@ def test_best_fixed_and_oracle(tmp_path: Path) -> None:
     assert ratio.geomean == pytest.approx(100 ** (1 / 3))
 
 
-def test_the_oracle_may_choose_plain(tmp_path: Path) -> None:
-    (part,) = summary_of(tmp_path, run("plain", "a", 10), run("autopilot", "a", 9), run("model 3", "a", 5)).parts
+def test_the_oracle_may_choose_plain() -> None:
+    part = summary_of(run("plain", "a", 10), run("autopilot", "a", 9), run("model 3", "a", 5))
     assert part.oracle is not None
     assert part.autopilot_to_oracle is not None
     assert (part.oracle.geomean, part.autopilot_to_oracle.geomean) == pytest.approx((1.0, 0.9))
 
 
-def test_a_variant_of_the_autopilot_is_no_fixed_arm(tmp_path: Path) -> None:
+def test_a_variant_of_the_autopilot_is_no_fixed_arm() -> None:
     speeds = {"plain": 10, "autopilot": 18, "autopilot cold": 30, "model 3": 12}
-    (part,) = summary_of(tmp_path, *(run(arm, "a", speed) for arm, speed in speeds.items())).parts
+    part = summary_of(*(run(arm, "a", speed) for arm, speed in speeds.items()))
     assert part.best_fixed == "model 3"
     assert part.autopilot_to_oracle is not None
     assert part.autopilot_to_oracle.geomean == pytest.approx(1.5)
 
 
-def test_comparisons_that_lack_an_arm(tmp_path: Path) -> None:
-    (part,) = summary_of(tmp_path, run("plain", "a", 10), run("autopilot", "a", 20)).parts
+def test_comparisons_that_lack_an_arm() -> None:
+    part = summary_of(run("plain", "a", 10), run("autopilot", "a", 20))
     assert (part.best_fixed, part.oracle, part.autopilot_to_best_fixed, part.autopilot_to_oracle) == (None,) * 4
-    (part,) = summary_of(tmp_path, run("plain", "a", 10), run("ngram 7", "a", 20)).parts
+    part = summary_of(run("plain", "a", 10), run("ngram 7", "a", 20))
     assert part.best_fixed == "ngram 7"
     assert part.oracle is not None
     assert (part.autopilot_to_best_fixed, part.autopilot_to_oracle) == (None, None)
-    (part,) = summary_of(tmp_path, run("plain", "a", 10), run("ngram 7", "b", 20)).parts
+    part = summary_of(run("plain", "a", 10), run("ngram 7", "b", 20))
     assert (part.finished, part.best_fixed, part.oracle) == (0, None, None)
 
 
-def test_splits_by_category_and_temperature(tmp_path: Path) -> None:
+def test_splits_by_category_and_temperature() -> None:
     ratios = {("chat", "a", 0.0): 2.0, ("chat", "a", 0.7): 4.0, ("code", "b", 0.0): 0.5, ("code", "b", 0.7): 1.0}
     lines = [
         run(arm, prompt, 10 * factor, category=category, temperature=t)
         for (category, prompt, t), ratio in ratios.items()
         for arm, factor in (("plain", 1), ("autopilot", ratio))
     ]
-    (part,) = summary_of(tmp_path, *lines).parts
+    part = summary_of(*lines)
     found = {(g.category, g.temperature): g.speedup for g in part.splits if g.arm == "autopilot"}
     means = {split: ratio.geomean for split, ratio in found.items() if ratio}
     by_both = {(category, t): ratio for (category, _, t), ratio in ratios.items()}
@@ -220,38 +217,25 @@ def test_splits_by_category_and_temperature(tmp_path: Path) -> None:
     assert [g.temperature for g in part.by_temperature("autopilot")] == [0.0, 0.7]
 
 
-def test_a_single_category_at_one_temperature(tmp_path: Path) -> None:
+def test_a_single_category_at_one_temperature() -> None:
     lines = [run(arm, p, speed) for p in "ab" for arm, speed in (("plain", 10), ("autopilot", 15))]
-    (part,) = summary_of(tmp_path, *lines).parts
+    part = summary_of(*lines)
     (only,) = part.by_category("autopilot")
     assert only.category == "chat"
     assert only.speedup == group(part, "autopilot").speedup
     assert part.by_temperature("autopilot") == []
 
 
-def test_warm_runs_are_apart(tmp_path: Path) -> None:
-    lines = [
-        run(arm, "a", speed, warm=warm)
-        for warm, speeds in ((True, (10, 40)), (False, (10, 20)))
-        for arm, speed in zip(("plain", "autopilot"), speeds, strict=True)
-    ]
-    cold, warm = summary_of(tmp_path, *lines).parts
-    assert (cold.warm, warm.warm) == (False, True)
-    ratios = [group(part, "autopilot").speedup for part in (cold, warm)]
-    assert [ratio.geomean for ratio in ratios if ratio] == [2.0, 4.0]
-
-
-def test_times(tmp_path: Path) -> None:
+def test_times() -> None:
     times = {"draft_s": 1.0, "verify_s": 5.0, "sample_s": 1.5, "commit_s": 0.5}
     short = {"sample_s": 50.0, "ttft_s": 0.9}
     own = group(
         summary_of(
-            tmp_path,
             run("autopilot", "a", 5, bound_s=1.0, ttft_s=0.1, step_p50_s=0.02, step_p99_s=0.04, **times),
             run("autopilot", "b", 5, bound_s=1.6, ttft_s=0.3, step_p50_s=0.04, step_p99_s=0.08, **times),
             run("autopilot", "c", 5, ttft_s=0.2, step_p50_s=0.03, step_p99_s=0.2),
             run("autopilot", "d", None, bound_s=0.0, **short),
-        ).parts[0],
+        ),
         "autopilot",
     )
     assert own.time_shares == pytest.approx({"draft": 0.125, "verify": 0.625, "sample": 0.1875, "commit": 0.0625})
@@ -259,16 +243,15 @@ def test_times(tmp_path: Path) -> None:
     assert (own.ttft_s, own.step_p50_s, own.step_p99_s) == pytest.approx((0.25, 0.03, 0.08))
 
 
-def test_where_the_text_repeats(tmp_path: Path) -> None:
+def test_where_the_text_repeats() -> None:
     """Against plain decoding of the same prompt, whole; prompts without such a passage have no part in it."""
     part = summary_of(
-        tmp_path,
         *(run("plain", prompt, 10) for prompt in "abc"),
         run("autopilot", "a", 15, copied_tokens=40, copied_s=2.0),
         run("autopilot", "a", 15, copied_tokens=44, copied_s=2.0, repeat=1),
         run("autopilot", "b", 12, copied_tokens=30, copied_s=0.75),
         run("autopilot", "c", 9),
-    ).parts[0]
+    )
     found = group(part, "autopilot").where_repeating
     assert found is not None and found.n == 2
     assert found.geomean == pytest.approx((2.1 * 4.0) ** 0.5)
@@ -276,11 +259,7 @@ def test_where_the_text_repeats(tmp_path: Path) -> None:
     assert group(part, "plain").where_repeating is None
 
 
-def test_forks(tmp_path: Path) -> None:
-    near = {"position": 17, "gap": 0.01, "noise": 0.03, "near_tie": True}
-    lines = [
-        run("ngram 7", p, 10, fork=fork)
-        for p, fork in (("a", near), ("b", None), ("c", near | {"gap": 5.0, "near_tie": False}))
-    ]
-    summary = summary_of(tmp_path, *lines)
+def test_forks() -> None:
+    lines = [run("ngram 7", p, 10, fork=fork) for p, fork in (("a", NEAR_TIE), ("b", None), ("c", FAULT))]
+    summary = summary_of(*lines)
     assert (summary.forks, summary.faults) == (2, 1)

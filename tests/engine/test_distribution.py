@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.bench.divergence import compare_distribution, enumerate_distribution
+from benchmarks.distribution import compare_distribution, enumerate_distribution
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine

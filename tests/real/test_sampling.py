@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import edgespec
-from edgespec.bench.divergence import enumerate_distribution
+from benchmarks.distribution import enumerate_distribution
 from edgespec.core.sampling import SamplingParams
 from tests.core.stats import chi_square
 from tests.real.texts import Judge, load
