@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from benchmarks.harness import DRAFT, MODEL_PATH, TARGET, load_model, print_result
 from edgespec.adapt.evaluate import Matrix, chain_matrix, compare, find_hits, find_rounds, read_best
-from edgespec.adapt.options import LOSS_NAMES, WEIGHTS, LossName, Pace, TrainOptions
+from edgespec.adapt.options import LOSS_NAMES, WEIGHTS, LossName, Throttle, TrainOptions
 from edgespec.adapt.recipes import BATCH_TOKENS, RANK
 from edgespec.adapt.student import Student
 from edgespec.adapt.teacher import RowStore, Teacher, TextBatches
@@ -45,7 +45,7 @@ from edgespec.registry.tokenizer_compat import identify_tokenizer
 
 DEPTH = 7
 CONTEXT = 8  # tokens that make a position fresh where they are new
-FREE = Pace(must_wait=lambda: False, must_stop=lambda: False)
+FREE = Throttle(must_wait=lambda: False, must_stop=lambda: False)
 _CONTEXT_SIZE = 2048
 _RESAMPLES = 2000
 
@@ -166,7 +166,7 @@ def train(run: Run, draft: Path, rows: RowStore, texts: Sequence[TrainingText]) 
     with tempfile.TemporaryDirectory() as folder:
         batches = TextBatches(texts, rows, batch_tokens=BATCH_TOKENS, seed=run.options.seed)
         objective = distillation(run.options.loss)
-        result = Trainer(student.network, objective, batches, run.options, Path(folder), pace=FREE).run(
+        result = Trainer(student.network, objective, batches, run.options, Path(folder), FREE).run(
             lambda progress: None, lambda: None
         )
     student.network.eval()

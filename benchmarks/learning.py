@@ -24,12 +24,11 @@ import click
 import numpy as np
 
 from benchmarks.harness import DRAFT, MODEL_PATH, TARGET, load_model, print_result
-from edgespec.adapt.course import return_to_best, split_newest
-from edgespec.adapt.evaluate import Matrix, compare, measure_chains
-from edgespec.adapt.options import Pace, TrainOptions
+from edgespec.adapt.evaluate import Matrix, compare, measure_chains, return_to_best
+from edgespec.adapt.options import Throttle, TrainOptions
 from edgespec.adapt.student import Student
 from edgespec.adapt.teacher import RowStore, Teacher, TeacherRows, TextBatches
-from edgespec.adapt.texts import TrainingText, read_texts
+from edgespec.adapt.texts import TrainingText, read_texts, split_newest
 from edgespec.adapt.trainer import Trainer, distillation
 from edgespec.backends.options import LoadOptions
 from edgespec.errors import InvalidRequest
@@ -38,7 +37,7 @@ from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Card
 from edgespec.registry.tokenizer_compat import identify_tokenizer
 
 DEPTH = 4
-_UNHURRIED = Pace(must_wait=lambda: False, must_stop=lambda: False)
+_UNHURRIED = Throttle(must_wait=lambda: False, must_stop=lambda: False)
 
 
 class Reader:
@@ -111,7 +110,7 @@ class Learner:
         batches = TextBatches(split.train, rows)
         with tempfile.TemporaryDirectory() as folder:
             objective = distillation(self.options.loss)
-            trainer = Trainer(student.network, objective, batches, self.options, Path(folder), pace=_UNHURRIED)
+            trainer = Trainer(student.network, objective, batches, self.options, Path(folder), _UNHURRIED)
             result = trainer.run(lambda progress: None, lambda: None)
         gain = compare(before, measure_chains(student.network, split.held_out, DEPTH, lambda: None))
         if gain.is_better:

@@ -6,7 +6,9 @@ decoding and matching of samples accept it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from edgespec.core.protocols import CheckCancelled
 from edgespec.core.sampling import Ints
 from edgespec.drafters.recycling import Bigram
 from edgespec.errors import InvalidRequest
-from edgespec.registry.adapted import Gain
+from edgespec.registry.adapted import BASE, AdaptedPair, Gain
 
 Matrix = npt.NDArray[np.float32]
 """[positions, depth] whether, or how probably, the token of each depth is accepted if those before it were.
@@ -129,7 +131,36 @@ def compare(before: Mapping[str, Matrix], after: Mapping[str, Matrix], seed: int
     return Gain(float(total / first.sum()), float(total / second.sum()), float(low), float(high), n)
 
 
-# What drafters propose that are opened as for an answer: acceptance by depth.
+Measure = Callable[[Path], Mapping[str, Matrix]]
+"""The matrices of the draft at a path on the texts that are held out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """Another version was put in use: it predicts the newest texts better than the one that was, by `gain`."""
+
+    version: int
+    gain: Gain
+
+
+def return_to_best(pair: AdaptedPair, base: Path, measure: Measure) -> Return | None:
+    """Put the base draft or the version before in use where it predicts better than the one in use, beyond chance.
+
+    Raises CacheError, InvalidModelFile, and what `measure` raises.
+    """
+    active = pair.active()
+    if active is None:
+        return None
+    present = measure(active.path)
+    before = [version for version, card in pair.versions().items() if card and version < active.card.version][-1:]
+    best: Return | None = None
+    for version in (BASE, *before):
+        gain = compare(present, measure(base if version == BASE else pair.read(version).path))
+        if gain.is_better and (best is None or gain.after > best.gain.after):
+            best = Return(version, gain)
+    if best is not None:
+        pair.use(best.version)
+    return best
 
 
 def measure_blocks(

@@ -6,7 +6,6 @@ over a text train this: the first reads the target's hidden states, each further
 
 from __future__ import annotations
 
-import errno
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,8 @@ import numpy.typing as npt
 
 from edgespec.adapt.evaluate import Matrix, find_rounds
 from edgespec.adapt.options import LossName
-from edgespec.adapt.teacher import Teacher, TeacherRows, Window, cut_windows, hash_texts
+from edgespec.adapt.student import report_unwritable, require_finite, write_tensors
+from edgespec.adapt.teacher import Teacher, TeacherRows, WindowBatches
 from edgespec.adapt.texts import TrainingText
 from edgespec.adapt.trainer import LOSSES, Objective
 from edgespec.backends.mlx.caches import ForwardContext, KeyValues
@@ -30,14 +30,11 @@ from edgespec.backends.mlx.library import map_errors
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.core.protocols import CheckCancelled
 from edgespec.core.sampling import Ints
-from edgespec.errors import BackendError, CacheError, DraftRefused, reason_of
+from edgespec.errors import DraftRefused
 from edgespec.files import new_folder
 from edgespec.formats.head_tensors import HEAD_NAMES
 from edgespec.formats.heads import HeadKind, HeadSpec, usual_layers
 from edgespec.formats.mlx_folder import read_json
-
-# A trained head in a folder as a trainable network, and the folder of the head once it was trained further.
-
 
 _KINDS: tuple[HeadKind, ...] = ("mtp", "eagle", "eagle3")
 _SHARED = ("embedding", "output", "d2t")  # large matrices and tables, which are not trained
@@ -123,23 +120,14 @@ class HeadStudent:
         """
         with map_errors():
             arrays = {**self._others, **self.network.arrays}
-            if not all(mx.isfinite(each).all().item() for each in self.network.tensors):
-                raise BackendError(
-                    "the trained weights are not finite numbers, so nothing was saved.", hint="Train with a lower rate."
-                )
+            require_finite(self.network.tensors)
             arrays = {name: each.astype(self._dtypes.get(name, each.dtype)) for name, each in arrays.items()}
-            mx.eval(arrays)
         config = read_json(self._folder / "config.json")
-        try:
-            with new_folder(path) as partial:
-                (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-                _write(partial / "model.safetensors", arrays)
-                for file in partial.iterdir():
-                    file.chmod(0o600)
-        except OSError as error:
-            raise CacheError(
-                f"{path} cannot be written: {reason_of(error)}.", hint="Free some disk space, or choose another folder."
-            ) from error
+        with report_unwritable(path), new_folder(path) as partial:
+            (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+            write_tensors(partial / "model.safetensors", arrays, {"format": "mlx"})
+            for file in partial.iterdir():
+                file.chmod(0o600)
 
 
 def _choose_maker(
@@ -155,17 +143,6 @@ def _find_parts(arrays: Mapping[str, Any], name: str) -> list[str]:
     """The names of a matrix, of its bias, and of what it is quantized with."""
     stem = name.removesuffix(".weight")
     return [key for key in (name, *(f"{stem}.{part}" for part in ("bias", "scales", "biases"))) if key in arrays]
-
-
-def _write(file: Path, arrays: dict[str, Any]) -> None:
-    """Raises OSError."""
-    try:
-        mx.save_safetensors(str(file), arrays, {"format": "mlx"})
-    except RuntimeError as error:  # all that is left to fail is the disk; MLX does not tell why
-        raise OSError(errno.ENOSPC, reason_of(error)) from error
-
-
-# Texts as heads read them: with the target's hidden states.
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +161,8 @@ class HeadText:
     mask: npt.NDArray[np.float32]
 
 
-class HeadTexts:
-    """Batches[Sequence[HeadText]] of parts of texts, in another order in each epoch.
+class HeadTexts(WindowBatches):
+    """Batches[Sequence[HeadText]] of parts of texts.
 
     Hidden states come from a prefill. Those that do not fit `max_bytes` are computed again whenever they are read.
     """
@@ -204,29 +181,18 @@ class HeadTexts:
     ) -> None:
         """`target` holds no tokens; it is tapped for the states of `layers`, and used by nobody else.
 
-        A batch has `batch_tokens` at most, but one part at least. Raises ValueError where no row counts, Unsupported
-        where the target has no such states.
+        Raises ValueError where no row counts, Unsupported where the target has no such states.
         """
-        self.texts = texts
-        self.windows = cut_windows(texts, min(max_length, target.capabilities.context_size))
-        if not self.windows:
-            raise ValueError("the texts have no tokens of their own")
+        length = min(max_length, target.capabilities.context_size)
+        super().__init__(texts, batch_tokens, length, seed, layers=layers)
         self._session = target
         self._features = target.tap(layers)
         self._teacher = Teacher(target, check)
-        self._groups = _group(self.windows, batch_tokens)
         self._left_bytes = max_bytes
         self._kept: dict[int, HeadText] = {}
-        self._seed = seed
-        self.key = hash_texts(texts, layers, batch_tokens, max_length, seed)
-
-    def __len__(self) -> int:
-        return len(self._groups)
 
     def take(self, step: int) -> list[HeadText]:
-        epoch, i = divmod(step, len(self._groups))
-        order = np.random.default_rng([self._seed, epoch]).permutation(len(self._groups))
-        return [self.read(index) for index in self._groups[order[i]]]
+        return [self.read(index) for index in self._draw(step).tolist()]
 
     def read(self, index: int) -> HeadText:
         """The part of `windows[index]`. Raises Cancelled, BackendError."""
@@ -245,20 +211,6 @@ class HeadTexts:
             self._left_bytes -= size
             self._kept[index] = text
         return text
-
-
-def _group(windows: Sequence[Window], batch_tokens: int) -> list[list[int]]:
-    """The windows of each batch, in order."""
-    groups: list[list[int]] = []
-    left = 0
-    for i, window in enumerate(windows):
-        length = window.stop - window.start
-        if not groups or length > left:
-            groups.append([])
-            left = batch_tokens
-        groups[-1].append(i)
-        left -= length
-    return groups
 
 
 DEPTH = 4  # passes

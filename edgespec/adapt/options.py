@@ -59,9 +59,6 @@ class TrainOptions:
                 raise InvalidRequest(f"the {name} must be {low:g} to {high:g}, not {value:g}.", hint=hint)
 
 
-# When training may compute: not while this machine answers, not on battery, not longer than its user allows.
-
-
 StopReason = Literal["time", "battery"]
 
 _POLL_S = 0.2
@@ -75,12 +72,14 @@ def lower_priority() -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """Asked before each step. Raises InvalidRequest for a limit that is not a number.
+class Throttle:
+    """When training may compute: not while this machine answers, not on battery, not longer than its user allows.
 
     limit_s    seconds of training steps; pauses, and what is read before and between them, come on top
     must_wait  whether something more urgent runs on the machine
     must_stop  whether its power is too dear; give `lambda: False` to train on battery too
+
+    Raises InvalidRequest for a limit that is not a number.
     """
 
     limit_s: float = inf
@@ -106,37 +105,19 @@ class Pace:
         return "battery" if self.must_stop() else None
 
 
-# What a training tells while it runs, and at its end. Nothing here needs MLX.
-
-
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """After a step.
+    """How far a training is: after a step, or at its end, when the network has the trained weights.
 
-    loss      of its batch
-    held_out  the mean of the held-out batches; None where it was not computed after this step
+    loss      of the last step
     seconds   of training so far, those before a resume included, without pauses
-    """
-
-    step: int
-    n_steps: int
-    loss: float
-    held_out: float | None
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class TrainResult:
-    """A run that has ended; the network has the trained weights.
-
+    is_epoch  whether all texts were read once more, and steps follow
     stopped   why it ended before its last step; None where it did not
-    loss      the mean of the last steps
-    held_out  the mean of the held-out batches before the first step and now; None without such batches
     """
 
     step: int
     n_steps: int
-    stopped: StopReason | None
     loss: float
-    held_out: tuple[float, float] | None
     seconds: float
+    is_epoch: bool = False
+    stopped: StopReason | None = None

@@ -9,18 +9,25 @@ from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgespec.adapt.evaluate import Matrix, measure_chains
-from edgespec.adapt.options import Pace, Progress, TrainOptions, TrainResult, Weights
-from edgespec.adapt.student import Student
+from edgespec.adapt.evaluate import Matrix, measure_blocks, measure_chains
+from edgespec.adapt.markov import read_rows, train_bigram
+from edgespec.adapt.options import Progress, Throttle, TrainOptions, Weights
 from edgespec.adapt.teacher import Batches, RowStore, Teacher, TextBatches
 from edgespec.adapt.texts import TrainingText
 from edgespec.backends import BackendName, Model, open_model
+from edgespec.backends.mlx.library import load_mlx
 from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import CheckCancelled, Session
-from edgespec.errors import DraftRefused
+from edgespec.core.protocols import CheckCancelled
+from edgespec.drafters.recycling import FILE as BIGRAM_FILE
+from edgespec.drafters.recycling import find_bigram
+from edgespec.drafters.sequential import PardSession
+from edgespec.errors import BackendUnavailable, DraftRefused
 from edgespec.planner.draft_finder import PlannedDrafter
+
+if TYPE_CHECKING:
+    from edgespec.adapt.student import Student
 
 DEPTH = 4  # tokens of the drafts whose gain is measured
 RANK = 16  # of LoRA
@@ -45,7 +52,7 @@ class Materials:
     train: Sequence[TrainingText]
     held_out: Sequence[TrainingText]
     options: TrainOptions
-    pace: Pace
+    throttle: Throttle
     folder: Path
     check: CheckCancelled
     reading: Callable[[int, int], None]
@@ -60,7 +67,7 @@ class Trainee:
     save     writes the draft to a path, which it creates
     """
 
-    train: Callable[[Callable[[Progress], None]], TrainResult]
+    train: Callable[[Callable[[Progress], None]], Progress]
     measure: Callable[[], Mapping[str, Matrix]]
     save: Callable[[Path], None]
 
@@ -78,7 +85,7 @@ def open_trainee(
         if weights == "lora":
             raise DraftRefused("heads are small, and are trained whole.", hint="Use --method full.")
         return _open_head(drafter, path, materials, opened)
-    student = Student.open(path)
+    student = open_student(path)
     session = materials.target.open_session(materials.check)
     opened.callback(session.close)
     if weights == "lora":
@@ -86,8 +93,34 @@ def open_trainee(
     else:
         student.train_all()
     if drafter.spec.name == "pard":
-        return _make_pard(student, path, drafter, session, materials)
-    return _make_model(student, session, materials)
+        from edgespec.adapt.pard import check_packing
+
+        check_packing(student.network)
+    rows = RowStore(Teacher(session, materials.check, student.vocab_size), [text.tokens for text in materials.train])
+    rows.fill(materials.reading)
+    batches = TextBatches(materials.train, rows, batch_tokens=BATCH_TOKENS, seed=materials.options.seed)
+    if drafter.spec.name == "pard":
+        return _make_pard(student, path, drafter, batches, materials)
+    from edgespec.adapt.trainer import distillation
+
+    return Trainee(
+        train=_descend(student.network, distillation(materials.options.loss), batches, materials),
+        measure=lambda: measure_chains(student.network, materials.held_out, DEPTH, materials.check),
+        save=student.save,
+    )
+
+
+def open_student(path: Path) -> Student:
+    """The draft model at `path` as a trainable network. Raises BackendUnavailable without MLX; see Student.open."""
+    try:
+        load_mlx()
+    except BackendUnavailable as error:
+        raise BackendUnavailable(
+            f"a draft is trained by MLX, and {error.message}", hint="Install it: pip install 'edgespec[adapt]'."
+        ) from error
+    from edgespec.adapt.student import Student
+
+    return Student.open(path)
 
 
 def measure_draft(
@@ -98,7 +131,7 @@ def measure_draft(
         raise DraftRefused(
             "heads are not trained on the newest texts alone.", hint="Use `edgespec adapt` without --newest."
         )
-    network = Student.open(path).network
+    network = open_student(path).network
     if drafter.spec.name != "pard":
         return measure_chains(network, texts, DEPTH, check)
     from edgespec.adapt.pard import measure_packed
@@ -106,36 +139,22 @@ def measure_draft(
     return measure_packed(network, texts, _mask_token(drafter), DEPTH, check)
 
 
-def _make_model(student: Student, session: Session, materials: Materials) -> Trainee:
-    """A sequential draft."""
-    from edgespec.adapt.trainer import distillation
-
-    network = student.network
-    parts = _read_texts(session, student.vocab_size, materials)
-    return Trainee(
-        train=_descend(network, distillation(materials.options.loss), parts, materials),
-        measure=lambda: measure_chains(network, materials.held_out, DEPTH, materials.check),
-        save=student.save,
-    )
-
-
 def _make_pard(
-    student: Student, path: Path, drafter: PlannedDrafter, session: Session, materials: Materials
+    student: Student, path: Path, drafter: PlannedDrafter, texts: TextBatches, materials: Materials
 ) -> Trainee:
     """A draft that predicts several tokens in one forward. What it has learned of pairs of tokens stays."""
-    from edgespec.adapt.pard import PardBatches, check_packing, measure_packed, parallel
+    from edgespec.adapt.pard import PardBatches, measure_packed, parallel
 
-    network, mask_token, seed = student.network, _mask_token(drafter), materials.options.seed
-    check_packing(network)
-    texts = _read_texts(session, student.vocab_size, materials)
-    parts = [PardBatches(each, mask_token, seed=seed) for each in texts]
+    network, mask_token = student.network, _mask_token(drafter)
 
     def save(to: Path) -> None:
         student.save(to, mask_token)
-        _copy_bigram(path, to)
+        if (path.parent / BIGRAM_FILE).is_file():
+            shutil.copyfile(path.parent / BIGRAM_FILE, to.parent / BIGRAM_FILE)
 
+    batches = PardBatches(texts, mask_token, seed=materials.options.seed)
     return Trainee(
-        train=_descend(network, parallel(materials.options.loss), parts, materials),
+        train=_descend(network, parallel(materials.options.loss), batches, materials),
         measure=lambda: measure_packed(network, materials.held_out, mask_token, DEPTH, materials.check),
         save=save,
     )
@@ -147,11 +166,6 @@ def _open_bigram(drafter: PlannedDrafter, path: Path, materials: Materials, open
         raise DraftRefused(
             "only PARD models have a term for pairs of tokens.", hint="Use --method full, or name a PARD model."
         )
-    from edgespec.adapt.evaluate import measure_blocks
-    from edgespec.adapt.markov import read_rows, train_bigram
-    from edgespec.drafters.recycling import FILE, find_bigram
-    from edgespec.drafters.sequential import PardSession
-
     backend: BackendName = "mlx" if path.is_dir() else "llamacpp"
     check, vocab_size = materials.check, materials.target.tokenizer.vocab_size
     model = open_model(backend, path, materials.load, progress=lambda fraction: None, check=check)
@@ -160,29 +174,22 @@ def _open_bigram(drafter: PlannedDrafter, path: Path, materials: Materials, open
     opened.callback(blocks.close)
     learned = [find_bigram(path)]
 
-    def train(report: Callable[[Progress], None]) -> TrainResult:
+    def train(report: Callable[[Progress], None]) -> Progress:
         began_s = perf_counter()
         rows = read_rows(blocks, materials.train, DEPTH, check, _BIGRAM_ROWS)
         learned[0] = train_bigram(rows, vocab_size, check, seed=materials.options.seed)
-        return TrainResult(1, 1, None, nan, None, perf_counter() - began_s)
+        return Progress(1, 1, nan, perf_counter() - began_s)
 
     def save(to: Path) -> None:
         (shutil.copytree if path.is_dir() else shutil.copyfile)(path, to)
         assert learned[0] is not None  # after the training
-        learned[0].save(to.parent / FILE)
+        learned[0].save(to.parent / BIGRAM_FILE)
 
     return Trainee(
         train=train,
         measure=lambda: measure_blocks(blocks, materials.held_out, DEPTH, check, learned[0]),
         save=save,
     )
-
-
-def _copy_bigram(start: Path, to: Path) -> None:
-    from edgespec.drafters.recycling import FILE
-
-    if (start.parent / FILE).is_file():
-        shutil.copyfile(start.parent / FILE, to.parent / FILE)
 
 
 def _open_head(drafter: PlannedDrafter, path: Path, materials: Materials, opened: ExitStack) -> Trainee:
@@ -198,42 +205,28 @@ def _open_head(drafter: PlannedDrafter, path: Path, materials: Materials, opened
     from edgespec.adapt.heads import HeadStudent, HeadTexts, measure_heads, recursion
 
     student = HeadStudent(path, spec, target.network, target.layer_count)
-    parts = []
-    for texts in (materials.train, materials.held_out):
+
+    def read(texts: Sequence[TrainingText]) -> HeadTexts:
         session = target.open_session(materials.check)
         opened.callback(session.close)
         seed = materials.options.seed
-        parts.append(HeadTexts(texts, session, student.layers, materials.check, batch_tokens=BATCH_TOKENS, seed=seed))
+        return HeadTexts(texts, session, student.layers, materials.check, batch_tokens=BATCH_TOKENS, seed=seed)
+
+    held_out = read(materials.held_out)
     return Trainee(
-        train=_descend(student.network, recursion(materials.options.loss), parts, materials),
-        measure=lambda: measure_heads(student.network, parts[1], DEPTH, materials.check),
+        train=_descend(student.network, recursion(materials.options.loss), read(materials.train), materials),
+        measure=lambda: measure_heads(student.network, held_out, DEPTH, materials.check),
         save=student.save,
     )
 
 
-def _read_texts(session: Session, vocab_size: int, materials: Materials) -> tuple[TextBatches, TextBatches]:
-    """The batches of the texts to train on, and of those that are held out; `vocab_size` is the draft's."""
-    teacher, batches = Teacher(session, materials.check, vocab_size), []
-    for texts in (materials.train, materials.held_out):
-        rows = RowStore(teacher, [text.tokens for text in texts])
-        rows.fill(materials.reading)
-        batches.append(TextBatches(texts, rows, batch_tokens=BATCH_TOKENS, seed=materials.options.seed))
-    return batches[0], batches[1]
-
-
 def _descend(
-    network: Any,
-    objective: Callable[[Any, Any], Any],
-    parts: Sequence[Batches[Any]],
-    materials: Materials,
-) -> Callable[[Callable[[Progress], None]], TrainResult]:
-    """What trains by gradients, on the first of two parts; the other one is held out."""
+    network: Any, objective: Callable[[Any, Any], Any], batches: Batches[Any], materials: Materials
+) -> Callable[[Callable[[Progress], None]], Progress]:
+    """What trains by gradients."""
     from edgespec.adapt.trainer import Trainer
 
-    batches, held_out = parts
-    trainer = Trainer(
-        network, objective, batches, materials.options, materials.folder, pace=materials.pace, held_out=held_out
-    )
+    trainer = Trainer(network, objective, batches, materials.options, materials.folder, materials.throttle)
     return lambda report: trainer.run(report, materials.check)
 
 

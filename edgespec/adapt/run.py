@@ -17,11 +17,10 @@ from pathlib import Path
 from time import time
 from typing import Any, Protocol
 
-from edgespec.adapt.course import AllTexts, Course, Measure, Return
-from edgespec.adapt.evaluate import compare, expected_tokens, require_positions
-from edgespec.adapt.options import Pace, Progress, StopReason, TrainOptions, TrainResult, Weights
+from edgespec.adapt.evaluate import Return, compare, expected_tokens, require_positions, return_to_best
+from edgespec.adapt.options import Progress, StopReason, Throttle, TrainOptions, Weights
 from edgespec.adapt.recipes import BATCH_TOKENS, RANK, TRAINED, Materials, Trainee, measure_draft, open_trainee
-from edgespec.adapt.texts import Split, TrainingText, count_tokens, read_texts
+from edgespec.adapt.texts import ALL_TEXTS, Split, TextSelection, TrainingText, count_tokens, read_texts
 from edgespec.backends import open_model
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import CacheError, DoesNotFit, DraftRefused, InvalidRequest, reason_of
@@ -29,13 +28,12 @@ from edgespec.files import lock_file, write_private
 from edgespec.formats.gguf_validate import read_file, read_gguf_config
 from edgespec.formats.head_file import read_folder_shapes
 from edgespec.formats.heads import unpack_shapes
-from edgespec.formats.mlx_folder import Folder, read_folder
+from edgespec.formats.mlx_folder import read_folder
 from edgespec.hub.hub import Hub
 from edgespec.memory.store import TextStore
 from edgespec.planner.draft_finder import PlannedDrafter, PlannedModel
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, fetch, open_vocabulary, plan
 from edgespec.registry.adapted import AdaptedDrafts, Card, Gain
-from edgespec.registry.resolve import Source
 from edgespec.registry.schema import Registry
 from edgespec.registry.tokenizer_compat import identify_tokenizer
 from edgespec.units import gib
@@ -100,9 +98,7 @@ def _read_start(state: Path, options: str) -> float | None:
 
 _FLOAT_BYTES = 4
 _MOMENTS = 2  # AdamW's, of each trained weight
-_IN_STEP = (
-    3  # for each trained weight, after the backward pass: its gradient, before and after clipping, and its update
-)
+_IN_STEP = 3  # for each trained weight: its gradient, before and after clipping, and its update
 _SEQUENCE = 512  # tokens; texts are cut into parts of at most so many
 # Single-precision numbers that a layer keeps for the backward pass, for each token. Fitted to MLX's peaks.
 _PER_HIDDEN, _PER_FEED_FORWARD, _PER_HEAD_PAIR = 9, 5, 1.5
@@ -117,7 +113,7 @@ def estimate_training_bytes(path: Path, batch_tokens: int, *, rank: int | None =
 
     Raises InvalidModelFile, CacheError.
     """
-    sizes, shapes = _read_folder(path) if path.is_dir() else _read_gguf(path)
+    sizes, shapes = _read_sizes(path)
     n_weights = sum(prod(shape) for shape in shapes.values())
     n_trained = n_weights
     if rank is not None:
@@ -134,32 +130,17 @@ def estimate_training_bytes(path: Path, batch_tokens: int, *, rank: int | None =
     return int(_MARGIN * _FLOAT_BYTES * (n_weights + _MOMENTS * n_trained + in_step))
 
 
-Sizes = dict[str, int]
-Shapes = dict[str, tuple[int, ...]]
-
-
-def _read_gguf(path: Path) -> tuple[Sizes, Shapes]:
-    header = read_file(path)
-    return read_gguf_config(header), {tensor.name: tensor.shape for tensor in header.tensors}
-
-
-def _read_folder(path: Path) -> tuple[Sizes, Shapes]:
+def _read_sizes(path: Path) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    """(sizes by their names in config.json, shapes of the tensors) of a GGUF file or folder."""
+    if not path.is_dir():
+        header = read_file(path)
+        return read_gguf_config(header), {tensor.name: tensor.shape for tensor in header.tensors}
     folder = read_folder(path)
     shapes = unpack_shapes(folder.config, read_folder_shapes(path))
-    scales = tuple(f".{kind}" for kind in ("scales", "biases"))
-    hidden = _size(folder, "hidden_size", 0)
-    sizes = {
-        "hidden_size": hidden,
-        "intermediate_size": _size(folder, "intermediate_size", 4 * hidden),
-        "num_attention_heads": _size(folder, "num_attention_heads", 1),
-        "num_hidden_layers": _size(folder, "num_hidden_layers", 1),
-        "vocab_size": _size(folder, "vocab_size", 0),
-    }
-    return sizes, {name: shape for name, shape in shapes.items() if not name.endswith(scales)}
-
-
-def _size(folder: Folder, key: str, default: int) -> int:
-    return folder.integer(key) or default
+    defaults = {"hidden_size": 0, "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 0}
+    sizes = {key: folder.integer(key) or default for key, default in defaults.items()}
+    sizes["intermediate_size"] = folder.integer("intermediate_size") or 4 * sizes["hidden_size"]
+    return sizes, {name: shape for name, shape in shapes.items() if not name.endswith((".scales", ".biases"))}
 
 
 _MAX_HELD_OUT = 50_000  # tokens: enough for intervals of a few percent, and no long wait
@@ -173,15 +154,15 @@ class AdaptConfig:
     load       the target and its draft; `load.draft` names the draft, or is 'auto' for the one that is paired with it
     weights    what is trained: all, or LoRA; None: all where that takes less than 1 GiB
     documents  whether to learn from added documents too
-    course     which texts are trained on, and from which version on
+    texts      which texts are trained on, and from which version on
     """
 
     load: LoadConfig
     weights: Weights | None = None
     train: TrainOptions = field(default_factory=TrainOptions)
     documents: bool = True
-    pace: Pace = field(default_factory=Pace)
-    course: Course = AllTexts()  # noqa: RUF009 - it has no state
+    throttle: Throttle = field(default_factory=Throttle)
+    texts: TextSelection = ALL_TEXTS
 
 
 class AdaptReporter(Reporter, Protocol):
@@ -210,59 +191,60 @@ class Adaptation:
     returned: Return | None = None
 
 
+@dataclass(frozen=True, slots=True)
 class Adapter:
-    """Runs adaptations with the models, texts and versions of this machine."""
+    """Runs adaptations with the models, texts and versions of this machine.
 
-    def __init__(
-        self,
-        registry: Registry,
-        hub: Hub,
-        texts: Path,
-        drafts: AdaptedDrafts,
-        reporter: AdaptReporter,
-        check: CheckCancelled,
-    ) -> None:
-        """`texts` is the folder of the memory. The reporter is called on the thread of `run`."""
-        self._registry = registry
-        self._hub = hub
-        self._texts = texts
-        self._drafts = drafts
-        self._reporter = reporter
-        self._check = check
+    texts     the folder of the memory
+    reporter  is called on the thread of `run`
+    """
+
+    registry: Registry
+    hub: Hub
+    texts: Path
+    drafts: AdaptedDrafts
+    reporter: AdaptReporter
+    check: CheckCancelled
 
     def run(self, config: AdaptConfig) -> Adaptation:
         """Train the draft, and keep it if it gains. A run that was stopped or killed goes on.
 
         Texts and memory are known to suffice before weights are loaded. Raises EdgespecError, Cancelled.
         """
-        planned = plan(replace(config.load, memory=None, adapted=None), self._registry, self._hub, self._reporter)
+        planned = plan(replace(config.load, memory=None, adapted=None), self.registry, self.hub, self.reporter)
         drafter, model = _find_draft(planned)
-        target_path, base_path = (self._fetch(source) for source in (planned.target, model.source))
-        pair = self._drafts.pair(target_path, base_path)
-        returned = config.course.choose_start(pair, base_path, self._measuring(config, drafter))
+        target_path, base_path = (
+            fetch(source, self.hub, self.reporter, self.check) for source in (planned.target, model.source)
+        )
+        pair = self.drafts.pair(target_path, base_path)
+        check = partial(config.throttle.wait, self.check)  # what is read and measured waits for engines too
+        returned = None
+        if config.texts.from_best:
+            split = cache(lambda: self._read_split(config, time()))  # read when the first draft is measured
+            returned = return_to_best(
+                pair, base_path, lambda path: measure_draft(drafter, path, _limit(split().held_out), check)
+            )
         active = pair.active()
         start = base_path if active is None else active.path
         weights = config.weights or _choose_weights(drafter, start)
-        folder = pair.folder / config.course.folder
+        folder = pair.folder / config.texts.folder
         options = json.dumps([weights, config.documents, pair.active_number(), asdict(config.train)])
         with open_run(folder, options) as began_s, ExitStack() as opened:
-            split = self._read_split(config, began_s)
+            texts = self._read_split(config, began_s)
             _check_memory(planned, drafter, start, weights)
-            progress = partial(self._reporter.loading, target_path.name)
-            target = open_model(planned.backend, target_path, planned.options, progress=progress, check=self._check)
+            progress = partial(self.reporter.loading, target_path.name)
+            target = open_model(planned.backend, target_path, planned.options, progress=progress, check=self.check)
             opened.callback(target.close)
-            check = partial(config.pace.wait, self._check)  # what is read and measured waits for engines too
-            held_out = _limit(split.held_out)
             materials = Materials(
-                target, planned.options, split.train, held_out, config.train, config.pace, folder, check,
-                self._reporter.reading,
+                target, planned.options, texts.train, _limit(texts.held_out), config.train, config.throttle, folder,
+                check, self.reporter.reading,
             )  # fmt: skip
             trainee = open_trainee(drafter, start, weights, materials, opened)
             result, gain = self._train(trainee)
             card = None
             if gain.is_better:
                 named = Card(
-                    **_describe_texts(split.train),
+                    **_describe_texts(texts.train),
                     method=drafter.spec.name,
                     base=str(model.reference),
                     target=planned.name,
@@ -274,33 +256,22 @@ class Adapter:
                 card = pair.add(named, trainee.save)
         return Adaptation(gain, card, result.stopped, returned)
 
-    def _measuring(self, config: AdaptConfig, drafter: PlannedDrafter) -> Measure:
-        """Measures drafts on the texts that are held out now, which are read once, when the first one is measured."""
-        split = cache(lambda: self._read_split(config, time()))
-        check = partial(config.pace.wait, self._check)
-        return lambda path: measure_draft(drafter, path, _limit(split().held_out), check)
-
-    def _fetch(self, source: Source) -> Path:
-        return fetch(source, self._hub, self._reporter, self._check)
-
     def _read_split(self, config: AdaptConfig, began_s: float) -> Split:
         """The texts that were stored before the run began. Raises InvalidRequest for too few."""
-        with open_vocabulary(config.load, self._registry, self._hub) as tokenizer:
+        with open_vocabulary(config.load, self.registry, self.hub) as tokenizer:
             identity = identify_tokenizer(tokenizer)
         texts: list[TrainingText] = []
-        if self._texts.is_dir():
-            with closing(TextStore.open(self._texts)) as store:
+        if self.texts.is_dir():
+            with closing(TextStore.open(self.texts)) as store:
                 texts = read_texts(store, identity, documents=config.documents)
-        return config.course.split([text for text in texts if text.time <= began_s])
+        return config.texts.split([text for text in texts if text.time <= began_s])
 
-    def _train(self, trainee: Trainee) -> tuple[TrainResult, Gain]:
+    def _train(self, trainee: Trainee) -> tuple[Progress, Gain]:
         """Train, and measure before and after. Raises InvalidRequest on battery, and for answers of one token."""
 
         def report(progress: Progress) -> None:
-            tokens = None
-            if progress.held_out is not None:
-                tokens = expected_tokens(trainee.measure().values())
-            self._reporter.training(progress.step, progress.n_steps, progress.loss, tokens)
+            tokens = expected_tokens(trainee.measure().values()) if progress.is_epoch else None
+            self.reporter.training(progress.step, progress.n_steps, progress.loss, tokens)
 
         before = trainee.measure()
         require_positions(before)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import shutil
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import gguf
 import mlx.core as mx
@@ -17,12 +19,14 @@ import numpy as np
 import numpy.typing as npt
 from mlx.utils import tree_flatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
+from mlx_lm.tuner.lora import LoRALinear
+from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import dequantize_model, load_model
 
 from edgespec.backends.llamacpp.shape import quantize_rows
-from edgespec.backends.mlx.library import load_mlx, map_errors
+from edgespec.backends.mlx.library import map_errors
 from edgespec.backends.mlx.model import load_error
-from edgespec.errors import BackendError, BackendUnavailable, CacheError, DraftRefused, InvalidModelFile, reason_of
+from edgespec.errors import BackendError, CacheError, DraftRefused, InvalidModelFile, reason_of
 from edgespec.files import new_folder, replace_file
 from edgespec.formats.gguf import GGML_IDS, GGML_TYPES, GgmlType
 from edgespec.formats.gguf_validate import ROPE_FACTORS, read_file, read_gguf_config
@@ -34,32 +38,19 @@ LORA_SCALE = 20.0  # by which the product of the two small matrices is multiplie
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-class Draft(Protocol):
-    """A draft model in a file or folder; `network` is mlx-lm's."""
-
-    network: Any
-
-    def save(self, weights: Mapping[str, Any], path: Path, mask_token: int | None) -> None:
-        """Write the base with these weights, by name, at once or not at all; see Student.save. Raises OSError."""
-        ...
-
-
-class Student:
+class Student(ABC):
     """A draft model as a trainable network. The thread that opened it uses it.
 
     network  mlx-lm's module in single precision: tokens int32 [B, T] to logits [B, T, V]
     """
 
-    def __init__(self, draft: Draft) -> None:
-        self.network = draft.network
-        self._draft = draft
+    network: Any
 
-    @classmethod
-    def open(cls, path: Path) -> Student:
+    @staticmethod
+    def open(path: Path) -> Student:
         """Open a GGUF file of a llama, qwen2 or qwen3, or a folder that mlx-lm opens; nothing is trainable yet.
 
-        Raises InvalidModelFile, DraftRefused for a head and a mixture, BackendUnavailable without MLX, BackendError,
-        CacheError.
+        Raises InvalidModelFile, DraftRefused for a head and a mixture, BackendError, CacheError.
         """
         if not path.exists():
             raise InvalidModelFile(f"there is no model at {path}.", hint="Check the path of the draft model.")
@@ -68,12 +59,10 @@ class Student:
             raise DraftRefused(
                 f"{path.name} is a head ({head.kind}), not a draft model.", hint="Name the draft model of the target."
             )
-        _require_mlx()
-
         with map_errors():
-            draft = FolderDraft(path) if path.is_dir() else GgufDraft(path)
-            draft.network.freeze()
-        return cls(draft)
+            student = FolderStudent(path) if path.is_dir() else GgufStudent(path)
+            student.network.freeze()
+        return student
 
     def train_lora(self, rank: int) -> None:
         """Make two matrices of `rank` trainable beside each linear layer of the blocks, and nothing else.
@@ -81,8 +70,6 @@ class Student:
         They are drawn by mx.random, and change nothing until they are trained. Called once, on a student that trains
         nothing yet.
         """
-        from mlx_lm.tuner.utils import linear_to_lora_layers
-
         config = {"rank": rank, "scale": LORA_SCALE, "dropout": 0.0}
         linear_to_lora_layers(self.network, len(self.network.layers), config)
         self.network.train()
@@ -105,61 +92,61 @@ class Student:
         Raises BackendError for weights that are not finite, CacheError where the path cannot be written.
         """
         with map_errors():
-            weights = _merge(self.network)
-            _check_finite(weights)
-        try:
-            self._draft.save(weights, path, mask_token)
-        except OSError as error:
-            reason = "the disk is full" if error.errno in _FULL else reason_of(error)
-            raise CacheError(
-                f"{path} cannot be written: {reason}.", hint="Free some disk space, or choose another folder."
-            ) from error
+            weights = self._merge()
+            require_finite(weights.values())
+        with report_unwritable(path):
+            self._write(weights, path, mask_token)
+
+    def _merge(self) -> dict[str, Any]:
+        """Weights by name, as they were before LoRA was added, with its products in them."""
+        layers = {name: each for name, each in self.network.named_modules() if isinstance(each, LoRALinear)}
+        inside = tuple(f"{name}." for name in layers)
+        weights = {name: each for name, each in tree_flatten(self.network.parameters()) if not name.startswith(inside)}
+        for name, layer in layers.items():
+            weights |= {f"{name}.{kind}": each for kind, each in tree_flatten(layer.fuse().parameters())}
+        return weights
+
+    @abstractmethod
+    def _write(self, weights: Mapping[str, Any], path: Path, mask_token: int | None) -> None:
+        """Write the base with these weights, by name, at once or not at all. Raises OSError, BackendError."""
 
 
-def _require_mlx() -> None:
-    try:
-        load_mlx()
-    except BackendUnavailable as error:
-        raise BackendUnavailable(
-            f"a draft is trained by MLX, and {error.message}", hint="Install it: pip install 'edgespec[adapt]'."
-        ) from error
-
-
-def _merge(network: Any) -> dict[str, Any]:
-    """Weights by name, as they were before LoRA was added, with its products in them."""
-    from mlx.utils import tree_flatten
-    from mlx_lm.tuner.lora import LoRALinear
-
-    layers = {name: module for name, module in network.named_modules() if isinstance(module, LoRALinear)}
-    weights = {}
-    for name, array in tree_flatten(network.parameters()):
-        part, _, kind = name.rpartition(".")
-        outer = part.removesuffix(".linear")
-        if part not in layers:  # where they are the small matrices
-            weights[f"{outer if outer in layers else part}.{kind}"] = array
-    for name, layer in layers.items():
-        base = weights[f"{name}.weight"]  # += would change the network's own array
-        weights[f"{name}.weight"] = base + layer.scale * (layer.lora_a @ layer.lora_b).T
-    return weights
-
-
-def _check_finite(weights: Mapping[str, Any]) -> None:
-    mx = load_mlx()
-    if not all(mx.isfinite(array).all().item() for array in weights.values()):
+def require_finite(weights: Iterable[Any]) -> None:
+    """Raise BackendError for weights that are not finite."""
+    if not all(mx.isfinite(array).all().item() for array in weights):
         raise BackendError(
             "the trained weights are not finite numbers, so nothing was saved.", hint="Train with a lower rate."
         )
 
 
-# A draft model in a folder with config.json and safetensors as a network, and its folder once it is trained.
+@contextmanager
+def report_unwritable(path: Path) -> Iterator[None]:
+    """Raise CacheError for an OSError in the block."""
+    try:
+        yield
+    except OSError as error:
+        reason = "the disk is full" if error.errno in _FULL else reason_of(error)
+        raise CacheError(
+            f"{path} cannot be written: {reason}.", hint="Free some disk space, or choose another folder."
+        ) from error
+
+
+def write_tensors(file: Path, arrays: dict[str, Any], metadata: dict[str, str]) -> None:
+    """Write a file of safetensors. Raises OSError, BackendError."""
+    with map_errors():
+        mx.eval(arrays)
+    try:
+        mx.save_safetensors(str(file), arrays, metadata)
+    except RuntimeError as error:  # all that is left to fail is the disk; MLX does not tell why
+        raise OSError(errno.ENOSPC, reason_of(error)) from error
 
 
 _COPIED = ("*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt")
 _INDEX = "model.safetensors.index.json"  # of several files; one is written
 
 
-class FolderDraft:
-    """`network` has the weights of the folder in single precision, quantized ones too."""
+class FolderStudent(Student):
+    """A folder with config.json and safetensors, whose quantized weights are in single precision too."""
 
     def __init__(self, path: Path) -> None:
         """Raises InvalidModelFile for a folder that mlx-lm cannot open, DraftRefused, CacheError."""
@@ -187,7 +174,7 @@ class FolderDraft:
                 raise self._refuse(f"the weights of {name} are packed")
         mx.eval(self.network.parameters())
 
-    def save(self, weights: Mapping[str, Any], path: Path, mask_token: int | None) -> None:
+    def _write(self, weights: Mapping[str, Any], path: Path, mask_token: int | None) -> None:
         """Write a folder with these weights, by name, and the config and tokenizer of the base.
 
         Tensors have the types of the base; matrices that were quantized are quantized again, unless they did not
@@ -207,7 +194,7 @@ class FolderDraft:
             if mask_token is not None:
                 config = {**read_json(self._path / "config.json"), "pard_token": mask_token}
                 (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-            _write(partial / "model.safetensors", arrays, self._metadata)
+            write_tensors(partial / "model.safetensors", arrays, self._metadata)
             for file in partial.iterdir():
                 file.chmod(0o600)
 
@@ -236,27 +223,14 @@ class FolderDraft:
         return dict(zip(names, base, strict=False))
 
 
-def _write(file: Path, arrays: dict[str, Any], metadata: dict[str, str]) -> None:
-    """Raises OSError, BackendError."""
-    with map_errors():
-        mx.eval(arrays)
-    try:
-        mx.save_safetensors(str(file), arrays, metadata)
-    except RuntimeError as error:  # all that is left to fail is the disk; MLX does not tell why
-        raise OSError(errno.ENOSPC, reason_of(error)) from error
-
-
-# A draft model in a GGUF file as an mlx-lm network, and the file of the network once it is trained.
-
-
 _MASK_TOKEN = gguf.Keys.Tokenizer.MASK_ID
 _ALIGNMENT = 32  # bytes; GGUF's default
 _COARSE = ("IQ1", "IQ2", "TQ")  # types that ruin a matrix without an importance matrix, or need training of their own
 _Q8_0 = GGML_TYPES[GGML_IDS["Q8_0"]]
 
 
-class GgufDraft:
-    """`network` has the weights of the file in single precision. A llama's queries and keys stay in GGUF's order."""
+class GgufStudent(Student):
+    """A GGUF file. A llama's queries and keys stay in its order."""
 
     def __init__(self, path: Path) -> None:
         """Raises InvalidModelFile for a file that is damaged or of another architecture, CacheError."""
@@ -273,7 +247,7 @@ class GgufDraft:
         except (KeyError, ValueError, NotImplementedError) as error:  # of tensors, shapes and types
             raise load_error(path, error) from error
 
-    def save(self, weights: Mapping[str, Any], path: Path, mask_token: int | None) -> None:
+    def _write(self, weights: Mapping[str, Any], path: Path, mask_token: int | None) -> None:
         """Write the network with these weights, by name, to a GGUF file with the metadata of the base.
 
         Tensors whose weights did not change are copied. The others keep their type, and are Q8_0 where it is too coarse

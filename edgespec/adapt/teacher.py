@@ -132,7 +132,7 @@ class RowStore:
 
 B_co = TypeVar("B_co", covariant=True)
 
-_STEP = 32  # tokens: lengths are multiples of it
+_STEP = 32  # tokens: the lengths of batches are multiples of it
 
 
 class Batches(Protocol[B_co]):
@@ -174,19 +174,6 @@ class Window:
     first: int
     stop: int
 
-    @property
-    def padded(self) -> int:
-        """The length that it takes in a batch."""
-        return -(-(self.stop - self.start) // _STEP) * _STEP
-
-
-def hash_texts(texts: Sequence[TrainingText], *options: object) -> str:
-    """A hash of texts, and of what else decides about their batches."""
-    digest = blake2b(repr(options).encode(), digest_size=16)
-    for text in texts:
-        digest.update(repr((len(text.tokens), text.n_lead)).encode() + text.tokens.astype(np.int32).tobytes())
-    return digest.hexdigest()
-
 
 def cut_windows(texts: Sequence[TrainingText], max_length: int) -> list[Window]:
     """Windows of at most `max_length` tokens in which each row that counts does so once.
@@ -204,8 +191,49 @@ def cut_windows(texts: Sequence[TrainingText], max_length: int) -> list[Window]:
     return windows
 
 
-class TextBatches:
-    """Batches[Batch] of texts. Each has parts of similar length, other ones in each epoch."""
+class WindowBatches:
+    """Draws windows of texts for each step: of similar length, other ones in each epoch."""
+
+    def __init__(
+        self,
+        texts: Sequence[TrainingText],
+        batch_tokens: int,
+        max_length: int,
+        seed: int,
+        multiple: int = 1,
+        layers: tuple[int, ...] = (),
+    ) -> None:
+        """A batch has `batch_tokens` at most, but one window at least; lengths count as multiples of `multiple`.
+
+        `layers` are those whose hidden states the network reads. Raises ValueError where no row counts.
+        """
+        self.texts = texts
+        self.windows = cut_windows(texts, max_length)
+        if not self.windows:
+            raise ValueError("the texts have no tokens of their own")
+        self._seed = seed
+        sizes = np.array([window.stop - window.start for window in self.windows])
+        self._lengths = -(-sizes // multiple) * multiple
+        self._groups = _group(np.sort(self._lengths).tolist(), batch_tokens)
+        digest = blake2b(repr((layers, batch_tokens, max_length, seed)).encode(), digest_size=16)
+        for text in texts:
+            digest.update(repr((len(text.tokens), text.n_lead)).encode() + text.tokens.astype(np.int32).tobytes())
+        self.key = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def _draw(self, step: int) -> Indices:
+        """The windows of a step, by their index."""
+        epoch, i = divmod(step, len(self._groups))
+        rng = np.random.default_rng([self._seed, epoch])
+        order = np.lexsort((rng.random(len(self.windows)), self._lengths))
+        start, stop = self._groups[rng.permutation(len(self._groups))[i]]
+        return order[start:stop]
+
+
+class TextBatches(WindowBatches):
+    """Batches[Batch] of texts."""
 
     def __init__(
         self,
@@ -216,47 +244,22 @@ class TextBatches:
         max_length: int = 512,
         seed: int = 0,
     ) -> None:
-        """`rows` are those of `texts`. A batch has `batch_tokens` at most, but one part at least.
-
-        Raises ValueError where no row counts.
-        """
-        self._texts = texts
+        """`rows` are those of `texts`. Raises ValueError where no row counts."""
+        super().__init__(texts, batch_tokens, max_length, seed, multiple=_STEP)
         self._rows = rows
-        self._seed = seed
-        self._windows = cut_windows(texts, max_length)
-        if not self._windows:
-            raise ValueError("the texts have no tokens of their own")
-        self._lengths = np.array([window.padded for window in self._windows])
-        self._groups = _group(np.sort(self._lengths).tolist(), batch_tokens)
-        self._epoch: tuple[int, list[Indices]] = (-1, [])
-        self.key = hash_texts(texts, batch_tokens, max_length, seed)
-
-    def __len__(self) -> int:
-        return len(self._groups)
 
     def take(self, step: int) -> Batch:
-        epoch, i = divmod(step, len(self._groups))
-        if self._epoch[0] != epoch:
-            self._epoch = epoch, self._shuffle(epoch)
-        return self._build([self._windows[j] for j in self._epoch[1][i]])
-
-    def _shuffle(self, epoch: int) -> list[Indices]:
-        """The windows of each batch of an epoch."""
-        rng = np.random.default_rng([self._seed, epoch])
-        order = np.lexsort((rng.random(len(self._windows)), self._lengths))
-        groups = [order[start:stop] for start, stop in self._groups]
-        return [groups[i] for i in rng.permutation(len(groups))]
-
-    def _build(self, windows: Sequence[Window]) -> Batch:
+        drawn = self._draw(step)
+        windows = [self.windows[i] for i in drawn]
         found = [self._rows.read(window.text) for window in windows]
-        shape = len(windows), max(window.padded for window in windows)
+        shape = len(windows), int(self._lengths[drawn].max())
         n_top = found[0].ids.shape[1]
         tokens, mask = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
         ids = np.tile(np.arange(n_top, dtype=np.int32), (*shape, 1))
         log_probs = np.full((*shape, n_top), -np.log(n_top), np.float32)
         for i, (window, rows) in enumerate(zip(windows, found, strict=True)):
             part, n = slice(window.start, window.stop), window.stop - window.start
-            tokens[i, :n] = self._texts[window.text].tokens[part]
+            tokens[i, :n] = self.texts[window.text].tokens[part]
             ids[i, :n], log_probs[i, :n] = rows.ids[part], rows.log_probs[part]
             mask[i, window.first - window.start : n] = 1
         return Batch(tokens, ids, log_probs, mask)

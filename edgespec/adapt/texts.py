@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -23,6 +23,8 @@ MIN_CONVERSATIONS = 16
 MIN_HELD_OUT = 8
 """Conversations that measure the gain. With 5, chance passes for a gain in 8 of 100 cases, with 8 or more in 4 or 5."""
 HELD_OUT_SHARE = 0.2
+RECENT_TOKENS = 50_000
+"""The newest tokens, of which a part is held out. As many older ones are trained on, against forgetting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,61 @@ def count_tokens(texts: Iterable[TrainingText]) -> int:
     return sum(text.n_new for text in texts)
 
 
+def split_newest(texts: Sequence[TrainingText]) -> Split:
+    """Hold out the conversations that began last, and train on those before them.
+
+    The newest conversations have about RECENT_TOKENS; the last fifth of them is held out, MIN_HELD_OUT at least. Older
+    ones are drawn up to as many tokens. Documents are left out. A conversation that is held out has never been trained
+    on by an earlier split. Raises InvalidRequest where there are too few conversations, or tokens to train on.
+    """
+    answered = {text.source for text in texts if text.answer < len(text.tokens)}
+    sizes: dict[str, int] = {}
+    for text in texts:  # the first text of a conversation decides its place
+        if text.source in answered:
+            sizes[text.source] = sizes.get(text.source, 0) + text.n_new
+    require_conversations(texts, len(answered))
+    newest = _take(list(sizes)[::-1], sizes, MIN_CONVERSATIONS)
+    older = list(sizes)[: len(sizes) - len(newest)]
+    drawn = _take([older[i] for i in np.random.default_rng(0).permutation(len(older))], sizes, 0)
+    held_out = set(newest[: max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(newest)))])
+    train = {*newest, *drawn} - held_out
+    split = Split([text for text in texts if text.source in train], [text for text in texts if text.source in held_out])
+    require_tokens(split.train)
+    return split
+
+
+def _take(sources: Sequence[str], sizes: Mapping[str, int], at_least: int) -> list[str]:
+    """The first sources that have RECENT_TOKENS together."""
+    taken: list[str] = []
+    total = 0
+    for source in sources:
+        if total >= RECENT_TOKENS and len(taken) >= at_least:
+            break
+        taken.append(source)
+        total += sizes[source]
+    return taken
+
+
+@dataclass(frozen=True, slots=True)
+class TextSelection:
+    """Which texts are trained on, and which measure the gain.
+
+    folder     of a run's state, in that of the pair
+    split      what is trained on and what is held out. Raises InvalidRequest for too little
+    from_best  whether training starts from the version that predicts the held-out texts best; else from the one in use
+    """
+
+    folder: str
+    split: Callable[[Sequence[TrainingText]], Split]
+    from_best: bool
+
+
+RUN = "training"
+"""The folder, in that of a pair, of a run that is not complete; other kinds of runs append to the name."""
+ALL_TEXTS = TextSelection(RUN, split_texts, from_best=False)
+NEWEST_TEXTS = TextSelection(f"{RUN}-newest", split_newest, from_best=True)
+
+
 class _Sources:
     """Names for the sources of texts, which come in the order of storing.
 
@@ -131,13 +188,6 @@ class _Sources:
 def _draw(source: str) -> float:
     """A number in [0, 1) for a source."""
     return int.from_bytes(blake2b(source.encode(), digest_size=8).digest()) / 2**64
-
-
-# The texts of the memory as data to train on: whether there is enough.
-
-
-RUN = "training"
-"""The folder, in that of a pair, of a run that is not complete; other kinds of runs append to the name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Training of a network by AdamW: clipped gradients, warm-up and cosine, checkpoints, and a pace set from outside."""
+"""Training of a network by AdamW: clipped gradients, warm-up and cosine, checkpoints, and a throttle from outside."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from time import perf_counter
 from typing import Any, BinaryIO, Generic, TypeVar
 
@@ -19,130 +19,28 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
 
-from edgespec.adapt.options import LossName, Pace, Progress, TrainOptions, TrainResult
+from edgespec.adapt.options import LossName, Progress, Throttle, TrainOptions
 from edgespec.adapt.teacher import Batch, Batches
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, CacheError, Cancelled, InvalidRequest, reason_of
 from edgespec.files import replace_file
 
-# Checkpoints of a training run: the last two, each with a checksum, which a killed process or a full disk leaves.
-
-
-_KEPT = 2
-_SUFFIX = ".checkpoint"
-_DIGEST_BYTES = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Arrays by name, and the rest of the state as JSON has it."""
-
-    arrays: dict[str, mx.array]
-    state: dict[str, Any]
-
-
-class Checkpoints:
-    """The checkpoints in a folder, which is created if missing. One process uses it at a time.
-
-    A file is in the format of safetensors, followed by its SHA-256.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        """Raises CacheError."""
-        self._folder = folder
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._refuse("read", error, "Check its permissions, or free some space.") from error
-
-    def save(self, step: int, checkpoint: Checkpoint) -> None:
-        """Add the checkpoint after `step` steps, and remove all but the last two.
-
-        Raises InvalidRequest where the folder was removed, which ends the run that is in it; CacheError.
-        """
-        try:
-            with replace_file(self._folder / f"{step:010d}{_SUFFIX}") as partial:
-                partial.chmod(0o600)
-                with partial.open("r+b") as file:
-                    mx.save_safetensors(file, checkpoint.arrays, {"state": json.dumps(checkpoint.state)})
-                    file.write(_digest(file, file.tell()))
-                    file.flush()
-                    os.fsync(file.fileno())
-            for path in self._list()[_KEPT:]:
-                path.unlink(missing_ok=True)
-        except FileNotFoundError as error:
-            raise InvalidRequest(
-                "the state of the training was removed while it ran.", hint="Start again: it begins anew."
-            ) from error
-        except OSError as error:
-            hint = "Free some space and start again: it goes on from the last checkpoint."
-            raise self._refuse("saved", error, hint) from error
-
-    def load(self, key: str) -> Checkpoint | None:
-        """The latest one that is whole and whose state has this "key"; None without one. Removes those that are not.
-
-        Raises CacheError.
-        """
-        try:
-            for leftover in self._folder.glob(f".*{_SUFFIX}.*"):
-                leftover.unlink(missing_ok=True)
-            for path in self._list():
-                checkpoint = _read(path)
-                if checkpoint is not None and checkpoint.state.get("key") == key:
-                    return checkpoint
-                path.unlink(missing_ok=True)
-        except OSError as error:
-            hint = "Check the permissions of the folder, or remove it to start anew."
-            raise self._refuse("read", error, hint) from error
-        return None
-
-    def _refuse(self, verb: str, error: OSError, hint: str) -> CacheError:
-        return CacheError(f"the training in {self._folder} cannot be {verb}: {reason_of(error)}.", hint=hint)
-
-    def _list(self) -> list[Path]:
-        """The latest first."""
-        return sorted(self._folder.glob(f"[0-9]*{_SUFFIX}"), reverse=True)
-
-
-def _read(path: Path) -> Checkpoint | None:
-    """None for a file that is not whole. Raises OSError."""
-    with path.open("rb") as file:
-        size = path.stat().st_size - _DIGEST_BYTES
-        if size <= 0 or _digest(file, size) != file.read():
-            return None
-    arrays, metadata = mx.load(str(path), format="safetensors", return_metadata=True)
-    mx.eval(arrays)  # the file may be removed
-    return Checkpoint(arrays, json.loads(metadata["state"]))
-
-
-def _digest(file: BinaryIO, size: int) -> bytes:
-    """The SHA-256 of the first `size` bytes, after which the file then is."""
-    file.seek(0)
-    digest = hashlib.sha256()
-    while chunk := file.read(min(size - file.tell(), 2**20)):
-        digest.update(chunk)
-    return digest.digest()
-
-
 B = TypeVar("B")
 Objective = Callable[[Any, B], mx.array]
 """(network, batch) -> the loss, a scalar that is minimized."""
 
-_VERSION = 1  # of the state in a checkpoint, and of what follows from it
+_VERSION = 2  # of the state in a checkpoint, and of what follows from it
 _TIMED = range(2, 10)  # steps that tell how many the time allows
-_RECENT = 32  # steps whose mean loss is reported at the end
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What a checkpoint has beside arrays; `losses` are the recent ones, `first` the held-out loss before step 1."""
+    """What a checkpoint has beside arrays."""
 
     key: str
     n_steps: int
     step: int = 0
     seconds: float = 0.0
-    losses: list[float] = field(default_factory=list)
-    first: float | None = None
 
 
 class Trainer(Generic[B]):
@@ -158,61 +56,51 @@ class Trainer(Generic[B]):
         batches: Batches[B],
         options: TrainOptions,
         folder: Path,
-        *,
-        pace: Pace | None = None,
-        held_out: Batches[B] | None = None,
+        throttle: Throttle,
     ) -> None:
-        """Trains what is not frozen in `network`. `folder` holds the checkpoints. Raises CacheError."""
+        """Trains what is not frozen in `network`. `folder` exists and holds the checkpoints."""
         self._network = network
         self._objective = objective
         self._batches = batches
         self._options = options
-        self._checkpoints = Checkpoints(folder)
-        self._pace = pace or Pace()
-        self._held_out = held_out
+        self._folder = folder
+        self._throttle = throttle
         self._optimizer = optim.AdamW(
             learning_rate=options.learning_rate, weight_decay=options.weight_decay, bias_correction=True
         )
 
-    def run(self, report: Callable[[Progress], None], check: CheckCancelled) -> TrainResult:
-        """Train to the end, or until the pace stops it. Its last act is a checkpoint, also after Cancelled.
+    def run(self, report: Callable[[Progress], None], check: CheckCancelled) -> Progress:
+        """Train to the end, or until the throttle stops it. Its last act is a checkpoint, also after Cancelled.
 
         Raises CacheError where that cannot be written, InvalidRequest where its folder was removed, Cancelled, and
         BackendError.
         """
-        state, stopped = self._resume(), None
+        state, loss, stopped = self._resume(), math.nan, None
         saved_s = perf_counter()
         times: list[float] = []
         gradient = nn.value_and_grad(self._network, lambda batch: self._objective(self._network, batch))
         try:
-            if state.step == 0:
-                state = replace(state, first=self._evaluate(check))
             while state.step < state.n_steps:
-                stopped = self._pace.before_step(state.seconds, check)
+                stopped = self._throttle.before_step(state.seconds, check)
                 if stopped is not None:
                     break
                 start_s = perf_counter()
                 loss = self._advance(gradient, state)
                 times.append(perf_counter() - start_s)
-                losses = [*state.losses, loss][-_RECENT:]
-                state = replace(state, step=state.step + 1, seconds=state.seconds + times[-1], losses=losses)
+                state = replace(state, step=state.step + 1, seconds=state.seconds + times[-1])
                 if state.step == _TIMED.stop:
                     state = self._fit_time(state, times)
                 if perf_counter() >= saved_s + self._options.checkpoint_s or state.step == _TIMED.stop:
                     self._save(state)
                     saved_s = perf_counter()
                 is_epoch = state.step % len(self._batches) == 0 and state.step < state.n_steps
-                held_out = self._evaluate(check) if is_epoch else None
-                report(Progress(state.step, state.n_steps, loss, held_out, state.seconds))
+                report(Progress(state.step, state.n_steps, loss, state.seconds, is_epoch))
         except Cancelled:
             if state.step:
                 self._save(state)
             raise
         self._save(state)
-        last = self._evaluate(check)
-        losses_held_out = None if state.first is None or last is None else (state.first, last)
-        loss = mean(state.losses) if state.losses else math.nan
-        return TrainResult(state.step, state.n_steps, stopped, loss, losses_held_out, state.seconds)
+        return Progress(state.step, state.n_steps, loss, state.seconds, stopped=stopped)
 
     def _advance(self, gradient: Callable[[B], tuple[mx.array, Any]], state: _State) -> float:
         """Make one step; returns its loss."""
@@ -227,46 +115,29 @@ class Trainer(Generic[B]):
             raise BackendError(f"the loss of step {step + 1} is not a number.", hint="Use a lower learning rate.")
         return found
 
-    def _evaluate(self, check: CheckCancelled) -> float | None:
-        """The mean of the held-out batches."""
-        if self._held_out is None:
-            return None
-        losses = []
-        self._network.eval()
-        for i in range(len(self._held_out)):
-            self._pace.wait(check)
-            losses.append(float(self._objective(self._network, self._held_out.take(i)).item()))
-        self._network.train()
-        return mean(losses)
-
     def _fit_time(self, state: _State, times: list[float]) -> _State:
         """`state` with as many steps as the time allows, so that the learning rate falls to 0 in it."""
-        left_s = self._pace.limit_s - state.seconds
+        left_s = self._throttle.limit_s - state.seconds
         step_s = median(times[-len(_TIMED) :])
-        return (
-            state
-            if left_s >= step_s * (state.n_steps - state.step)
-            else replace(state, n_steps=state.step + max(1, int(left_s / step_s)))
-        )
+        if left_s >= step_s * (state.n_steps - state.step):
+            return state
+        return replace(state, n_steps=state.step + max(1, int(left_s / step_s)))
 
     def _resume(self) -> _State:
         """The state after the last good checkpoint, whose weights the network then has; else that of a new run."""
         new = _State(self._make_key(), self._options.epochs * len(self._batches))
-        checkpoint = self._checkpoints.load(new.key)
+        checkpoint = load_checkpoint(self._folder, new.key)
         if checkpoint is None:
             return new
-        parts: dict[str, list[tuple[str, mx.array]]] = {"weights": [], "optimizer": []}
-        for name, array in checkpoint.arrays.items():
-            part, path = name.split(":", 1)
-            parts[part].append((path, array))
-        self._network.update(tree_unflatten(parts["weights"]))
-        self._optimizer.state = tree_unflatten(parts["optimizer"])
-        return _State(**checkpoint.state)
+        arrays, state = checkpoint
+        parts = tree_unflatten(list(arrays.items()))
+        self._network.update(parts["weights"])
+        self._optimizer.state = parts["optimizer"]
+        return _State(**state)
 
     def _save(self, state: _State) -> None:
-        arrays = {f"weights:{path}": array for path, array in tree_flatten(self._network.trainable_parameters())}
-        arrays |= {f"optimizer:{path}": array for path, array in tree_flatten(self._optimizer.state)}
-        self._checkpoints.save(state.step, Checkpoint(arrays, asdict(state)))
+        trained = {"weights": self._network.trainable_parameters(), "optimizer": self._optimizer.state}
+        save_checkpoint(self._folder, state.step, dict(tree_flatten(trained)), asdict(state))
 
     def _make_key(self) -> str:
         """A hash of data and options, of what is trained, and of the weights that are not."""
@@ -287,12 +158,89 @@ def schedule(step: int, n_steps: int, warm_up: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - n_up) / max(n_steps - n_up, 1)))
 
 
+# Checkpoints. The folder of a run keeps the last two, each in the format of safetensors and followed by its SHA-256:
+# whatever a killed process or a full disk leaves, one of them is whole.
+
+_KEPT = 2
+_SUFFIX = ".checkpoint"
+_DIGEST_BYTES = 32
+
+
+def save_checkpoint(folder: Path, step: int, arrays: dict[str, mx.array], state: dict[str, Any]) -> None:
+    """Add the checkpoint after `step` steps, and remove all but the last two.
+
+    Raises InvalidRequest where the folder was removed, which ends the run that is in it; CacheError.
+    """
+    try:
+        with replace_file(folder / f"{step:010d}{_SUFFIX}") as partial:
+            partial.chmod(0o600)
+            with partial.open("r+b") as file:
+                mx.save_safetensors(file, arrays, {"state": json.dumps(state)})
+                file.write(_digest(file, file.tell()))
+                file.flush()
+                os.fsync(file.fileno())
+        for path in _list_checkpoints(folder)[_KEPT:]:
+            path.unlink(missing_ok=True)
+    except FileNotFoundError as error:
+        raise InvalidRequest(
+            "the state of the training was removed while it ran.", hint="Start again: it begins anew."
+        ) from error
+    except OSError as error:
+        raise CacheError(
+            f"the training in {folder} cannot be saved: {reason_of(error)}.",
+            hint="Free some space and start again: it goes on from the last checkpoint.",
+        ) from error
+
+
+def load_checkpoint(folder: Path, key: str) -> tuple[dict[str, mx.array], dict[str, Any]] | None:
+    """(arrays, state) of the latest one that is whole and whose state has this "key"; removes those that are not.
+
+    Raises CacheError.
+    """
+    try:
+        for leftover in folder.glob(f".*{_SUFFIX}.*"):
+            leftover.unlink(missing_ok=True)
+        for path in _list_checkpoints(folder):
+            if _is_whole(path):
+                arrays, metadata = mx.load(str(path), format="safetensors", return_metadata=True)
+                mx.eval(arrays)  # the file may be removed
+                state = json.loads(metadata["state"])
+                if state["key"] == key:
+                    return arrays, state
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise CacheError(
+            f"the training in {folder} cannot be read: {reason_of(error)}.",
+            hint="Check the permissions of the folder, or remove it to start anew.",
+        ) from error
+    return None
+
+
+def _list_checkpoints(folder: Path) -> list[Path]:
+    """The latest first."""
+    return sorted(folder.glob(f"[0-9]*{_SUFFIX}"), reverse=True)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file ends with its digest. Raises OSError."""
+    size = path.stat().st_size - _DIGEST_BYTES
+    with path.open("rb") as file:
+        return size > 0 and _digest(file, size) == file.read()
+
+
+def _digest(file: BinaryIO, size: int) -> bytes:
+    """The SHA-256 of the first `size` bytes, after which the file then is."""
+    file.seek(0)
+    digest = hashlib.sha256()
+    while chunk := file.read(min(size - file.tell(), 2**20)):
+        digest.update(chunk)
+    return digest.digest()
+
+
 # Distances of a draft's distribution q from its target's p, of which only the most probable tokens are known.
 #
 # Both are reduced to K + 1 events first: the target's K most probable tokens, and all others together. A loss is 0
-# where
-# these probabilities are equal. Shapes: B texts, T tokens, V scores in a row.
-
+# where these probabilities are equal. Shapes: B texts, T tokens, V scores in a row.
 
 Loss = Callable[[mx.array, mx.array, mx.array, mx.array], mx.array]
 """(logits [B, T, V], ids [B, T, K], log_probs [B, T, K], mask [B, T]) -> the mean over the mask, in single precision.
@@ -303,32 +251,39 @@ Loss = Callable[[mx.array, mx.array, mx.array, mx.array], mx.array]
 _LEAST_REST = 1e-6  # probability of all other tokens: sums of single precision and half-precision rows are less precise
 
 
-def forward_kl(logits: mx.array, ids: mx.array, log_probs: mx.array, mask: mx.array) -> mx.array:
-    """KL(p || q): the draft covers what the target may say."""
-    p, q = _events(logits, ids, log_probs)
-    return _mean(_kl(p, q), mask)
+def _kl(p: mx.array, q: mx.array) -> mx.array:
+    """[B, T] of log probabilities."""
+    return (mx.exp(p) * (p - q)).sum(-1)
 
 
-def reverse_kl(logits: mx.array, ids: mx.array, log_probs: mx.array, mask: mx.array) -> mx.array:
-    """KL(q || p): the draft says only what the target may say."""
-    p, q = _events(logits, ids, log_probs)
-    return _mean(_kl(q, p), mask)
-
-
-def jsd(logits: mx.array, ids: mx.array, log_probs: mx.array, mask: mx.array) -> mx.array:
-    """Jensen-Shannon divergence: the mean of both distances from the mixture (p + q) / 2."""
-    p, q = _events(logits, ids, log_probs)
+def _jsd(p: mx.array, q: mx.array) -> mx.array:
     mixture = mx.logaddexp(p, q) - mx.log(mx.array(2.0))
-    return _mean((_kl(p, mixture) + _kl(q, mixture)) / 2, mask)
+    return (_kl(p, mixture) + _kl(q, mixture)) / 2
 
 
-def tv(logits: mx.array, ids: mx.array, log_probs: mx.array, mask: mx.array) -> mx.array:
-    """Total variation: 1 minus the probability that rejection sampling accepts a token drawn from q."""
-    p, q = _events(logits, ids, log_probs)
-    return _mean(mx.abs(mx.exp(p) - mx.exp(q)).sum(-1) / 2, mask)
+def _make_loss(distance: Callable[[mx.array, mx.array], mx.array]) -> Loss:
+    def loss(logits: mx.array, ids: mx.array, log_probs: mx.array, mask: mx.array) -> mx.array:
+        logits = logits.astype(mx.float32)
+        own = mx.take_along_axis(logits, ids, axis=-1) - mx.logsumexp(logits, axis=-1, keepdims=True)
+        losses = distance(_add_rest(log_probs.astype(mx.float32)), _add_rest(own))
+        return (losses * mask).sum() / mx.maximum(mask.sum(), 1)
+
+    return loss
 
 
-LOSSES: dict[LossName, Loss] = {"forward-kl": forward_kl, "reverse-kl": reverse_kl, "jsd": jsd, "tv": tv}
+def _add_rest(log_probs: mx.array) -> mx.array:
+    """[..., K + 1] with the log probability of all other tokens."""
+    rest = mx.maximum(1 - mx.exp(log_probs).sum(-1, keepdims=True), _LEAST_REST)
+    return mx.concatenate([log_probs, mx.log(rest)], axis=-1)
+
+
+LOSSES: dict[LossName, Loss] = {
+    "forward-kl": _make_loss(_kl),  # KL(p || q): the draft covers what the target may say
+    "reverse-kl": _make_loss(lambda p, q: _kl(q, p)),  # the draft says only what the target may say
+    "jsd": _make_loss(_jsd),  # Jensen-Shannon divergence: the mean of both distances from the mixture (p + q) / 2
+    # Total variation: 1 minus the probability that rejection sampling accepts a token drawn from q.
+    "tv": _make_loss(lambda p, q: mx.abs(mx.exp(p) - mx.exp(q)).sum(-1) / 2),
+}
 
 
 def distillation(name: LossName) -> Callable[[Any, Batch], mx.array]:
@@ -340,25 +295,3 @@ def distillation(name: LossName) -> Callable[[Any, Batch], mx.array]:
         return loss(logits, mx.array(batch.ids), mx.array(batch.log_probs), mx.array(batch.mask))
 
     return objective
-
-
-def _events(logits: mx.array, ids: mx.array, log_probs: mx.array) -> tuple[mx.array, mx.array]:
-    """(log p, log q), each [B, T, K + 1]."""
-    logits = logits.astype(mx.float32)
-    own = mx.take_along_axis(logits, ids, axis=-1) - mx.logsumexp(logits, axis=-1, keepdims=True)
-    return _add_rest(log_probs.astype(mx.float32)), _add_rest(own)
-
-
-def _add_rest(log_probs: mx.array) -> mx.array:
-    """[..., K + 1] with the log probability of all other tokens."""
-    rest = mx.maximum(1 - mx.exp(log_probs).sum(-1, keepdims=True), _LEAST_REST)
-    return mx.concatenate([log_probs, mx.log(rest)], axis=-1)
-
-
-def _kl(p: mx.array, q: mx.array) -> mx.array:
-    """[B, T] of log probabilities."""
-    return (mx.exp(p) * (p - q)).sum(-1)
-
-
-def _mean(losses: mx.array, mask: mx.array) -> mx.array:
-    return (losses * mask).sum() / mx.maximum(mask.sum(), 1)

@@ -326,9 +326,9 @@ def train_command(
     """
     from math import inf
 
-    from edgespec.adapt.course import AllTexts, NewestTexts
-    from edgespec.adapt.options import Pace, lower_priority
+    from edgespec.adapt.options import Throttle, lower_priority
     from edgespec.adapt.run import AdaptConfig, Adapter
+    from edgespec.adapt.texts import ALL_TEXTS, NEWEST_TEXTS
     from edgespec.cli.engine import run_training
     from edgespec.cli.terminal import print_result
     from edgespec.conversations.database import memory_folder
@@ -338,9 +338,9 @@ def train_command(
 
     train = TrainOptions(loss, learning_rate, epochs)
     limit_s = inf if minutes is None else 60 * minutes
-    pace = Pace(limit_s, must_stop=(lambda: False) if on_battery else is_on_battery)
-    course = NewestTexts() if newest else AllTexts()
-    config = AdaptConfig(load_config(model, options), method, train, documents, pace, course)
+    throttle = Throttle(limit_s, must_stop=(lambda: False) if on_battery else is_on_battery)
+    texts = NEWEST_TEXTS if newest else ALL_TEXTS
+    config = AdaptConfig(load_config(model, options), method, train, documents, throttle, texts)
     drafts = open_drafts()
     _ask_consent(drafts, yes)
     reporter = _Reporter()

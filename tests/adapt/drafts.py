@@ -71,7 +71,8 @@ MAKERS: dict[str, tuple[Callable[[Path], object], float]] = {
     "gemma3-folder": (partial(make_folder, config=CONFIGS["sliding-window"]), 0.001),
     "4-bit-folder": (partial(make_folder, config=DENSE, bits=4), 0.001),
 }
-TRAINED = {"packaged": (DRAFT, 0.5), "f16": (find_trained("draft"), 0.02)}
+F16 = find_trained("draft")  # the packaged one again where there is no other
+TRAINED = {"packaged": (DRAFT, 0.5), "f16": (F16, 0.5 if F16 == DRAFT else 0.02)}
 NAMES = (*TRAINED, *MAKERS)
 LOW_BIT = ("q4_0.gguf", "q4_k.gguf", "4-bit-folder")  # rounding of the weights themselves is seen in the logits
 

@@ -12,7 +12,7 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from edgespec.adapt.options import Pace, Progress, TrainOptions
+from edgespec.adapt.options import Progress, Throttle, TrainOptions
 from edgespec.adapt.teacher import Batch, RowStore, Teacher, TextBatches
 from edgespec.adapt.texts import TrainingText
 from edgespec.adapt.trainer import Trainer, distillation
@@ -21,7 +21,7 @@ from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled
 
 VOCABULARY = 97
-FREE = Pace(must_wait=lambda: False, must_stop=lambda: False)
+FREE = Throttle(must_wait=lambda: False, must_stop=lambda: False)
 OPTIONS = TrainOptions(learning_rate=3e-3, epochs=3, checkpoint_s=0.0)
 
 
@@ -59,13 +59,11 @@ def make_batches(seed: int = 0, n: int = 24) -> TextBatches:
 
 
 def make_trainer(
-    folder: Path, options: TrainOptions = OPTIONS, pace: Pace = FREE, *, held_out: TextBatches | None = None
+    folder: Path, options: TrainOptions = OPTIONS, throttle: Throttle = FREE
 ) -> tuple[TinyDraft, Trainer[Batch]]:
     network = TinyDraft()
-    trainer = Trainer(
-        network, distillation(options.loss), make_batches(), options, folder, pace=pace, held_out=held_out
-    )
-    return network, trainer
+    folder.mkdir(exist_ok=True)
+    return network, Trainer(network, distillation(options.loss), make_batches(), options, folder, throttle)
 
 
 def cancel_at(n: int) -> CheckCancelled:

@@ -242,11 +242,11 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
 def test_without_mlx_the_missing_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['mlx'] = None\n"
-        "from pathlib import Path; from edgespec.adapt.student import Student\n"
+        "from pathlib import Path; from edgespec.adapt.recipes import open_student\n"
         "from edgespec.adapt.run import estimate_training_bytes; from edgespec.errors import EdgespecError\n"
         f"path = Path({str(DRAFT)!r})\n"
         "assert estimate_training_bytes(path, 1024) > 0\n"
-        "try: Student.open(path)\n"
+        "try: open_student(path)\n"
         "except EdgespecError as error: print(type(error).__name__, error.message, error.hint)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)

@@ -12,7 +12,7 @@ from edgespec.backends import Model, open_model
 from edgespec.backends.fixed_width import FixedWidthModel, FixedWidthSession, check_width, rank_widths
 from edgespec.backends.llamacpp.shape import quantize
 from edgespec.backends.options import EXACT_WIDTHS, LoadOptions
-from edgespec.backends.toy import RecurrentToySession, ToyModel, ToySession
+from edgespec.backends.toy import ToyModel, ToySession
 from edgespec.core.protocols import NO_DRAFT, YIELD, Draft, PrefillProgress, Session
 from edgespec.core.sampling import Logits
 from edgespec.core.scores import Scores
