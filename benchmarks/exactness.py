@@ -22,8 +22,7 @@ from time import perf_counter
 import click
 import numpy as np
 
-from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, generate, list_loaded, load_model, print_result
-from benchmarks.prompts import CODE
+from benchmarks.harness import CODE, DRAFT, MODEL_PATH, PLAIN, TARGET, generate, list_loaded, load_model, print_result
 from edgespec.backends import BackendName, Model
 from edgespec.backends.fixed_width import FixedWidthModel
 from edgespec.backends.llamacpp.shape import FTYPES, quantize

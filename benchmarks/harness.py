@@ -1,11 +1,12 @@
-"""What the benchmarks share: the embedded pair, model loading, one generation, the JSON line at the end."""
+"""What the benchmarks share: models and prompts, one generation, other processes, the JSON line at the end."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import click
 from edgespec.backends import BackendName, Model, open_model
 from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.backends.options import LoadOptions
+from edgespec.bench.divergence import first_divergence
 from edgespec.controller.store import describe_machine
+from edgespec.core.protocols import Session, Step
 from edgespec.drafters import drafter_specs
 from edgespec.engine.drafting import LoadedDrafter, Speculation, list_drafters
 from edgespec.engine.engine import Engine
@@ -52,6 +55,37 @@ def generate(engine: Engine, speculation: Speculation, request: Request) -> Fini
     return finished
 
 
+def generate_rounds(engine: Engine, speculation: Speculation, request: Request) -> tuple[Finished, list[Step]]:
+    """Run one request to its end; returns its rounds too, without the first token."""
+    engine.speculation = speculation
+    *events, finished = engine.stream(request)
+    assert isinstance(finished, Finished)
+    return finished, [event for event in events if isinstance(event, Step) and event.index]
+
+
+def count_near_ties(session: Session, pairs: Iterable[tuple[Sequence[int], Sequence[int], Sequence[int]]]) -> int:
+    """How many of (prompt, greedy text, another one) rounding explains."""
+    forks = [first_divergence(session, *pair) for pair in pairs]
+    return sum(fork is None or fork.is_near_tie for fork in forks)
+
+
+def ask(process: subprocess.Popen[str], word: str = "measure") -> dict[str, Any]:
+    """What a process that answers lines with JSON says to `word`."""
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(f"{word}\n")
+    process.stdin.flush()
+    if not (line := process.stdout.readline()):
+        raise click.ClickException("the process of the model has ended.")
+    result: dict[str, Any] = json.loads(line)
+    return result
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """Kill a process."""
+    process.kill()
+    process.wait()
+
+
 def print_result(benchmark: str, result: Mapping[str, Any], *models: Path) -> None:
     """Print the JSON line: the result, the machine, package versions, and a hash of each model's weights."""
     click.echo(json.dumps({"benchmark": benchmark, **result, **describe(*models)}))
@@ -71,3 +105,28 @@ def _weights_file(model: Path) -> Path:
 def _sha256(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
+
+
+# Beginnings of Python code, which the trained pair can continue.
+CODE = (
+    "import os\nimport sys\n\n\ndef read_lines(path):\n    ",
+    "def fibonacci(n):\n    if n < 2:\n        return",
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
+    "from dataclasses import dataclass\n\n\n@dataclass\nclass Point:\n    x: int\n",
+    "def parse_args(argv=None):\n    parser = argparse.ArgumentParser(description=__doc__)\n",
+    'class Node:\n    """A node of a linked list."""\n\n    def __init__(self, value, next=None):\n',
+    "try:\n    import json\nexcept ImportError:\n",
+    "def binary_search(items, target):\n    low, high = 0, len(items) - 1\n    while low <= high:\n",
+    "import unittest\n\n\nclass TestParser(unittest.TestCase):\n    def setUp(self):\n",
+    "def main():\n    logging.basicConfig(level=logging.INFO)\n    logger = logging.getLogger(__name__)\n",
+    "for line in file:\n    line = line.strip()\n    if not line or line.startswith('#'):\n",
+    "def flatten(items):\n    result = []\n    for item in items:\n        if isinstance(item, list):\n",
+    "class Config(dict):\n    def __getattr__(self, name):\n        try:\n            return self[name]\n",
+    "def count_words(text):\n    counts = {}\n    for word in text.split():\n",
+    "with open(path, 'w', encoding='utf-8') as file:\n    json.dump(",
+    "def retry(function, attempts=3, delay=1.0):\n    for attempt in range(attempts):\n        try:\n",
+    "import threading\n\n\nclass Worker(threading.Thread):\n    def run(self):\n        while not self.stopped:\n",
+    "def matrix_multiply(a, b):\n    rows, columns = len(a), len(b[0])\n    result = []\n",
+    "if __name__ == '__main__':\n    sys.exit(",
+    'def to_roman(number):\n    """Convert an integer to a Roman numeral."""\n    numerals = [\n',
+)

@@ -24,9 +24,8 @@ import click
 import mlx.core as mx
 import numpy as np
 
-from benchmarks.harness import PLAIN, load_pair, print_result
+from benchmarks.harness import CODE, PLAIN, load_pair, print_result
 from benchmarks.peers_arms import load_mlx_lm
-from benchmarks.prompts import CODE
 from edgespec.backends.mlx.library import load_mlx
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence

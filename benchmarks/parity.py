@@ -17,8 +17,7 @@ from typing import Any
 
 import click
 
-from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, generate, load_pair, print_result
-from benchmarks.prompts import CODE
+from benchmarks.harness import CODE, DRAFT, MODEL_PATH, PLAIN, TARGET, generate, load_pair, print_result
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence

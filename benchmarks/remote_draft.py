@@ -29,11 +29,23 @@ from typing import Any
 
 import click
 
-from benchmarks.harness import DRAFT, EDGESPEC, MODEL_PATH, TARGET, load_model, print_result
-from benchmarks.prompts import CODE
+from benchmarks.harness import (
+    CODE,
+    DRAFT,
+    EDGESPEC,
+    MODEL_PATH,
+    PLAIN,
+    TARGET,
+    ask,
+    count_near_ties,
+    end,
+    generate,
+    generate_rounds,
+    load_model,
+    print_result,
+)
 from benchmarks.slow_link import SlowLink, find_obstacle
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.divergence import first_divergence
 from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
@@ -48,7 +60,6 @@ _CLIENT = "client"  # the first argument of the process that has the target
 _PORT = 7438
 _PROFILE_S = 2.0
 _KILL_RTT_S = 0.005
-_PLAIN = Speculation()
 
 
 @click.command()
@@ -79,20 +90,19 @@ def main(target: Path, draft: Path, delays_ms: Sequence[float], loss: float, thr
             link.command(0, [sys.executable, "-m", "benchmarks.remote_draft", _CLIENT, *words]),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        stack.callback(client.wait)
-        stack.callback(client.kill)
+        stack.callback(end, client)
         rows: list[dict[str, Any]] = []
         for delay_ms in delays_ms:
             link.set(delay_ms / 1000, loss)
-            rows.append({"set_ms": delay_ms, "rtt_ms": 1000 * link.measure_rtt(), **_ask(client, "measure")})
+            rows.append({"set_ms": delay_ms, "rtt_ms": 1000 * link.measure_rtt(), **ask(client, "measure")})
             click.echo(rows[-1], err=True)
         link.set(_KILL_RTT_S)
-        _ask(client, "begin")
-        servers[0].kill()
-        killed = _ask(client, "finish")
-        _ask(client, "begin")
+        ask(client, "begin")
+        servers[0].close()
+        killed = ask(client, "finish")
+        ask(client, "begin")
         servers.append(stack.enter_context(closing(_Server(link, draft))))
-        restarted = _ask(client, "finish")
+        restarted = ask(client, "finish")
     sizes["threads"] = threads
     print_result("remote_draft", {**sizes, "loss": loss, "delays": rows, "killed": killed, "restarted": restarted},
                  target, draft)  # fmt: skip
@@ -109,23 +119,8 @@ class _Server:
         if "Serving" not in self._process.stdout.readline():
             raise click.ClickException("the draft server did not start.")
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    close = kill
-
-
-def _ask(client: subprocess.Popen[str], word: str) -> dict[str, Any]:
-    """What the client answers to `word`."""
-    assert client.stdin is not None
-    assert client.stdout is not None
-    client.stdin.write(f"{word}\n")
-    client.stdin.flush()
-    if not (line := client.stdout.readline()):
-        raise click.ClickException("the process of the target has ended.")
-    result: dict[str, Any] = json.loads(line)
-    return result
+    def close(self) -> None:
+        end(self._process)
 
 
 def _run_client(target: str, draft: str, address: str, threads: str, sizes: str) -> None:
@@ -136,8 +131,8 @@ def _run_client(target: str, draft: str, address: str, threads: str, sizes: str)
         model = load_model("llamacpp", Path(target), replace(options, threads=int(threads)))
         local = LoadedDrafter(specs["model"], "local", load_model("llamacpp", Path(draft), options))
         engines = {
-            "ahead": Engine(model, [local, LoadedDrafter(specs["remote"], "remote", RemoteDraft(url))], _PLAIN),
-            "waiting": Engine(model, [LoadedDrafter(specs["remote"], "", RemoteDraft(url, guesses=0))], _PLAIN),
+            "ahead": Engine(model, [local, LoadedDrafter(specs["remote"], "remote", RemoteDraft(url))], PLAIN),
+            "waiting": Engine(model, [LoadedDrafter(specs["remote"], "", RemoteDraft(url, guesses=0))], PLAIN),
         }
         for engine in engines.values():
             stack.callback(engine.release_draft)
@@ -179,7 +174,7 @@ class _Client:
     ) -> None:
         remote = Speculation(("remote",), draft_max)
         self._arms = {
-            "plain": (engines["ahead"], _PLAIN),
+            "plain": (engines["ahead"], PLAIN),
             "local": (engines["ahead"], Speculation(("model",), draft_max)),
             "ahead": (engines["ahead"], remote),
             "waiting": (engines["waiting"], remote),
@@ -188,7 +183,7 @@ class _Client:
         self._engine, self._repeats = engines["ahead"], repeats
         self._requests = [Request(text, SamplingParams(temperature), tokens, seed=None if temperature else 1)
                           for text in CODE[:prompts]]  # fmt: skip
-        self._texts = [_run(self._engine, _PLAIN, each)[0].tokens for each in self._requests]
+        self._texts = [generate(self._engine, PLAIN, each).tokens for each in self._requests]
         self._prompts = [self._engine.encode(text) for text in CODE[:prompts]]
         self._session = self._engine.target.open_session(lambda: None)
         self._is_greedy = temperature == 0
@@ -200,20 +195,20 @@ class _Client:
         """By arm what _Counts describes, and how many texts are equal."""
         self._engine.draft_stats = DraftStats(self._engine.measure(_PROFILE_S))
         counts = {name: _Counts() for name in self._arms}
-        others: list[tuple[int, tuple[int, ...]]] = []
+        others: list[tuple[list[int], Sequence[int], Sequence[int]]] = []
         for _ in range(self._repeats):
             for name, (engine, speculation) in self._arms.items():
                 n, seconds = 0, 0.0
                 for i, request in enumerate(self._requests):
-                    finished, rounds = _run(engine, speculation, request)
+                    finished, rounds = generate_rounds(engine, speculation, request)
                     n += sum(len(step.tokens) for step in rounds)
                     seconds += rounds[-1].at_s - rounds[0].at_s if len(rounds) > 1 else 0.0
                     n -= len(rounds[0].tokens)
                     _count(counts[name], rounds)
                     if self._is_greedy and finished.tokens != self._texts[i]:
-                        others.append((i, finished.tokens))
+                        others.append((self._prompts[i], self._texts[i], finished.tokens))
                 counts[name].speeds.append(n / seconds)
-        near_ties = sum(self._is_near_tie(i, text) for i, text in others)
+        near_ties = count_near_ties(self._session, others)
         texts = self._repeats * len(self._arms) * len(self._requests) * self._is_greedy
         result: dict[str, Any] = {"texts": texts, "other_texts": len(others), "near_ties": near_ties}
         return result | {name: each.describe(counts["plain"]) for name, each in counts.items()}
@@ -235,31 +230,17 @@ class _Client:
             self._seen.append(event)
         finished = self._seen[-1]
         assert isinstance(finished, Finished)
-        plain, _ = _run(self._engine, _PLAIN, self._long)
+        plain = generate(self._engine, PLAIN, self._long)
         after = [event for event in self._seen[before:] if isinstance(event, Step)]
-        is_equal = finished.tokens == plain.tokens
-        fork = None if is_equal else first_divergence(self._session, self._prompts[0], plain.tokens, finished.tokens)
+        is_equal = count_near_ties(self._session, [(self._prompts[0], plain.tokens, finished.tokens)]) == 1
         return {
-            "equal": is_equal or (fork is not None and fork.is_near_tie),
+            "equal": is_equal,
             "drafted_before": sum(event.n_drafted for event in self._seen[:before] if isinstance(event, Step)),
             "drafted_after": sum(step.n_drafted for step in after),
             "slowest_round_s": slowest,
             "plain_round_s": plain.metrics.tpot_s,
             "notices": [event.text for event in self._seen if isinstance(event, Notice)],
         }
-
-    def _is_near_tie(self, prompt: int, text: Sequence[int]) -> bool:
-        found = first_divergence(self._session, self._prompts[prompt], self._texts[prompt], text)
-        return found is None or found.is_near_tie
-
-
-def _run(engine: Engine, speculation: Speculation, request: Request) -> tuple[Finished, list[Step]]:
-    """An answer and its rounds."""
-    engine.speculation = speculation
-    events = list(engine.stream(request))
-    finished = events[-1]
-    assert isinstance(finished, Finished)
-    return finished, [event for event in events if isinstance(event, Step) and event.index]
 
 
 def _count(counts: _Counts, rounds: Sequence[Step]) -> None:

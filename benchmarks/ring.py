@@ -25,10 +25,9 @@ from typing import Any
 
 import click
 
-from benchmarks.harness import DRAFT, EDGESPEC, PLAIN, TARGET, list_loaded, load_model, print_result
-from benchmarks.prompts import CODE
+from benchmarks.harness import CODE, DRAFT, EDGESPEC, PLAIN, TARGET, ask, end, list_loaded, load_model, print_result
 from benchmarks.slow_link import SlowLink, find_obstacle
-from benchmarks.workers import Client, ask, end
+from benchmarks.workers import Client
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.ranks import RANK, listen_for_ranks, take_ranks
 from edgespec.engine.engine import Engine

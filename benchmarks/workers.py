@@ -19,26 +19,37 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
-from benchmarks.harness import DRAFT, EDGESPEC, MODEL_PATH, TARGET, list_loaded, load_model, print_result
-from benchmarks.prompts import CODE
+from benchmarks.harness import (
+    CODE,
+    DRAFT,
+    EDGESPEC,
+    MODEL_PATH,
+    PLAIN,
+    TARGET,
+    ask,
+    count_near_ties,
+    end,
+    generate,
+    generate_rounds,
+    list_loaded,
+    load_model,
+    print_result,
+)
 from benchmarks.slow_link import SlowLink, find_obstacle
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.divergence import first_divergence
 from edgespec.controller.stats import DraftStats
-from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Finished, Request
+from edgespec.engine.events import Request
 
 _CLIENT = "client"  # the first argument of the process that has the model
 _PORT = 50052
 _PROFILE_S = 2.0
-_PLAIN = Speculation()
 
 
 @click.command()
@@ -95,30 +106,11 @@ def _wait_for(link: SlowLink, address: str) -> None:
     raise click.ClickException(f"the worker at {address} does not answer.")
 
 
-def ask(client: subprocess.Popen[str]) -> dict[str, Any]:
-    """The measurement of the client under the present delay."""
-    assert client.stdin is not None
-    assert client.stdout is not None
-    client.stdin.write("measure\n")
-    client.stdin.flush()
-    line = client.stdout.readline()
-    if not line:
-        raise click.ClickException("the process of the model has ended.")
-    result: dict[str, Any] = json.loads(line)
-    return result
-
-
 def _add_formula(row: dict[str, Any], first: dict[str, Any], count: int) -> None:
     """The gain that the formula gives for a row, from the first one, which has no delay."""
     network_s = count * (row["rtt_ms"] - first["rtt_ms"]) / 1000
     step_s, round_s, tokens = first["plain"]["round_s"], first["drafts"]["round_s"], row["drafts"]["tokens_per_round"]
     row["formula_gain"] = tokens * (step_s + network_s) / (round_s + network_s)
-
-
-def end(process: subprocess.Popen[Any]) -> None:
-    """Kill a process."""
-    process.kill()
-    process.wait()
 
 
 def _serve(target: str, draft: str, addresses: str, sizes: str) -> None:
@@ -128,8 +120,8 @@ def _serve(target: str, draft: str, addresses: str, sizes: str) -> None:
     divided = LoadOptions(context_size=1024, threads=1, workers=workers, trusts_network=True)
     with ExitStack() as stack:
         pair = list_loaded(model=load_model("llamacpp", Path(draft), options))
-        alone = stack.enter_context(closing(Engine(load_model("llamacpp", Path(target), options), [], _PLAIN)))
-        engine = stack.enter_context(closing(Engine(load_model("llamacpp", Path(target), divided), pair, _PLAIN)))
+        alone = stack.enter_context(closing(Engine(load_model("llamacpp", Path(target), options), [], PLAIN)))
+        engine = stack.enter_context(closing(Engine(load_model("llamacpp", Path(target), divided), pair, PLAIN)))
         client = Client(engine, alone, **json.loads(sizes))
         for _ in sys.stdin:
             print(json.dumps(client.measure()), flush=True)
@@ -143,10 +135,10 @@ class Client:
     ) -> None:
         self._engine, self._repeats, self._has_autopilot = engine, repeats, autopilot
         self._requests = [Request(text, SamplingParams(temperature=0.0), tokens) for text in CODE[:prompts]]
-        self._texts = [_generate(alone, _PLAIN, request).tokens for request in self._requests]
+        self._texts = [generate(alone, PLAIN, request).tokens for request in self._requests]
         self._prompts = [alone.encode(text) for text in CODE[:prompts]]
         self._session = alone.target.open_session(lambda: None)
-        self._arms = {"plain": _PLAIN, "drafts": Speculation(("model",), draft_max)}
+        self._arms = {"plain": PLAIN, "drafts": Speculation(("model",), draft_max)}
         if autopilot:
             self._arms["autopilot"] = Speculation(("ngram", "model"))
 
@@ -157,17 +149,22 @@ class Client:
         speeds: dict[str, list[float]] = {name: [] for name in self._arms}
         rounds: dict[str, list[float]] = {name: [] for name in self._arms}
         tokens: dict[str, list[float]] = {name: [] for name in self._arms}
-        others: list[tuple[int, tuple[int, ...]]] = []  # the prompt and the text
+        others: list[tuple[list[int], Sequence[int], Sequence[int]]] = []  # the prompt, its text, the other text
         for _ in range(self._repeats):
             for name, speculation in self._arms.items():
-                runs = [_generate(self._engine, speculation, request) for request in self._requests]
-                seconds, n_tokens, n_rounds = (sum(each) for each in zip(*(run.size for run in runs), strict=True))
+                seconds, n_tokens, n_rounds = 0.0, 0, 0
+                for i, request in enumerate(self._requests):
+                    finished, steps = generate_rounds(self._engine, speculation, request)
+                    n = sum(len(step.tokens) for step in steps)
+                    seconds += (finished.metrics.tpot_s or 0.0) * n
+                    n_tokens, n_rounds = n_tokens + n, n_rounds + len(steps)
+                    if finished.tokens != self._texts[i]:
+                        others.append((self._prompts[i], self._texts[i], finished.tokens))
                 speeds[name].append(n_tokens / seconds)
                 rounds[name].append(seconds / n_rounds)
                 tokens[name].append(n_tokens / n_rounds)
-                others += [(i, run.tokens) for i, run in enumerate(runs) if run.tokens != self._texts[i]]
         texts = self._repeats * len(self._arms) * len(self._requests)
-        near_ties = sum(self._is_near_tie(i, text) for i, text in others)
+        near_ties = count_near_ties(self._session, others)
         result: dict[str, Any] = {"texts": texts, "other_texts": len(others), "near_ties": near_ties}
         for name in self._arms:
             gains = [speed / plain for speed, plain in zip(speeds[name], speeds["plain"], strict=True)]
@@ -178,28 +175,6 @@ class Client:
                 "gain": median(gains),
             }
         return result
-
-    def _is_near_tie(self, prompt: int, text: Sequence[int]) -> bool:
-        """Whether rounding explains that a text is not that of one process."""
-        found = first_divergence(self._session, self._prompts[prompt], self._texts[prompt], text)
-        return found is None or found.is_near_tie
-
-
-class _Run(NamedTuple):
-    """An answer, and the seconds, tokens and rounds of it after its first token."""
-
-    tokens: tuple[int, ...]
-    size: tuple[float, int, int]
-
-
-def _generate(engine: Engine, speculation: Speculation, request: Request) -> _Run:
-    engine.speculation = speculation
-    events = list(engine.stream(request))
-    rounds = [event for event in events if isinstance(event, Step) and event.index]
-    finished = events[-1]
-    assert isinstance(finished, Finished)
-    n_tokens = sum(len(step.tokens) for step in rounds)
-    return _Run(finished.tokens, ((finished.metrics.tpot_s or 0.0) * n_tokens, n_tokens, len(rounds)))
 
 
 if __name__ == "__main__":

@@ -15,11 +15,10 @@ from typing import Any
 import click
 import gguf
 import numpy as np
-from safetensors.numpy import load_file
 
 from edgespec.formats.head_tensors import read_draft_ids
 from edgespec.formats.heads import HeadSpec, read_config_head
-from laboratory.eagle3_gguf import copy_vocabulary
+from laboratory.head_files import FILE, FOLDER, copy_vocabulary, finish, read_weights, write_shape
 
 _NAMES = {
     "fc": "fc",
@@ -49,8 +48,7 @@ _LAYER_NAMES = {
 def convert(folder: Path, target: Path, destination: Path) -> None:
     """Raises InvalidModelFile for a folder without such a head, ValueError for one that llama.cpp cannot run."""
     config = json.loads((folder / "config.json").read_text())
-    files = sorted(folder.glob("*.safetensors"))
-    weights = {name.removeprefix("model."): array for file in files for name, array in load_file(file).items()}
+    weights = {name.removeprefix("model."): array for name, array in read_weights(folder).items()}
     spec = read_config_head(config, {name: array.shape for name, array in weights.items()})
     if spec is None or spec.kind not in ("dflash", "dspark") or not spec.layers or spec.mask_token is None:
         raise ValueError("the folder has no DFlash or DSpark head with layers of the target and a mask token")
@@ -67,27 +65,19 @@ def convert(folder: Path, target: Path, destination: Path) -> None:
     if "d2t" in weights:
         ids, _ = read_draft_ids(weights["d2t"], vocab_size)
         writer.add_tensor("d2t", ids.astype(np.int64))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def _write_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     n_heads, size = config["num_attention_heads"], config["hidden_size"]
     width = config.get("head_dim") or size // n_heads
     rope = {**config, **(config.get("rope_parameters") or {})}
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(size)
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(n_heads)
-    writer.add_head_count_kv(config.get("num_key_value_heads", n_heads))
-    writer.add_key_length(width)
-    writer.add_value_length(width)
-    writer.add_rope_dimension_count(int(width * rope.get("partial_rotary_factor", 1.0)))
-    writer.add_rope_freq_base(float(rope.get("rope_theta", 10000.0)))
-    writer.add_layer_norm_rms_eps(float(config["rms_norm_eps"]))
+    write_shape(
+        writer, context=config["max_position_embeddings"], width=size, blocks=config["num_hidden_layers"],
+        ffn=config["intermediate_size"], heads=n_heads, kv_heads=config.get("num_key_value_heads", n_heads), head=width,
+        rotated=int(width * rope.get("partial_rotary_factor", 1.0)), rope_base=float(rope.get("rope_theta", 10000.0)),
+        epsilon=float(config["rms_norm_eps"]),
+    )  # fmt: skip
     if config.get("use_sliding_window") and config.get("sliding_window"):
         writer.add_sliding_window(config["sliding_window"])
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
@@ -121,8 +111,8 @@ def _find_names(weights: Mapping[str, np.ndarray], layers: int) -> dict[str, str
 
 
 @click.command()
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.argument("target", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("folder", type=FOLDER)
+@click.argument("target", type=FILE)
 @click.argument("destination", type=click.Path(path_type=Path))
 def main(folder: Path, target: Path, destination: Path) -> None:
     """Convert the head in FOLDER for the model TARGET; prints the size of the file as JSON."""

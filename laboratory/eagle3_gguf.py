@@ -9,17 +9,18 @@ laboratory.cost_faithful has made wider than the head's own, the head is made as
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 import gguf
 import numpy as np
-from safetensors.numpy import load_file
 
 from edgespec.formats.head_tensors import eagle3_names, read_draft_ids
 from edgespec.formats.heads import read_config_head, usual_layers
-from laboratory.embedding.eagle3 import widen_head
 from laboratory.embedding.shapes import Shape
+from laboratory.embedding.sources import Floats
+from laboratory.head_files import FILE, FOLDER, copy_vocabulary, finish, read_weights, write_shape
 
 _GGUF_NAMES = {
     "fc": "fc",
@@ -43,7 +44,7 @@ _GGUF_NAMES = {
 def convert(folder: Path, target: Path, destination: Path, quant: str = "F16") -> None:
     """Raises InvalidModelFile for a folder without such a head, ValueError for one that llama.cpp cannot run."""
     config = json.loads((folder / "config.json").read_text())
-    weights = {name: array for file in sorted(folder.glob("*.safetensors")) for name, array in load_file(file).items()}
+    weights = read_weights(folder)
     spec = read_config_head(config, {name: array.shape for name, array in weights.items()})
     if spec is None or spec.kind != "eagle3" or spec.norm_before_fc == "each" or spec.feeds_normed:
         raise ValueError("llama.cpp runs EAGLE-3 heads without norms of single features, and no others")
@@ -54,7 +55,12 @@ def convert(folder: Path, target: Path, destination: Path, quant: str = "F16") -
     width = config.get("head_dim") or spec.size // n_heads
     small = Shape(spec.size, 1, n_heads, n_kv, config["intermediate_size"], width)
     large = _read_target(source, small)
-    _write_shape(writer, config, small, large)
+    write_shape(
+        writer, context=config["max_position_embeddings"], width=large.width, blocks=1, ffn=large.ffn,
+        heads=large.heads, kv_heads=large.kv_heads, head=large.head, rotated=large.head,
+        rope_base=float(config.get("rope_theta", 10000.0)),
+        epsilon=float(config["rms_norm_eps"]) * small.width / large.width,
+    )  # fmt: skip
     layers = spec.layers or usual_layers(source.fields[f"{_architecture(source)}.block_count"].contents())
     writer.add_array("eagle3.target_layers", list(layers))
     writer.add_uint32("eagle3.target_hidden_size", large.width if large != small else spec.hidden_size)
@@ -71,10 +77,7 @@ def convert(folder: Path, target: Path, destination: Path, quant: str = "F16") -
     if "d2t" in names:
         ids, _ = read_draft_ids(weights[names["d2t"]], vocab_size)
         writer.add_tensor("d2t", ids.astype(np.int64))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def _read_target(source: gguf.GGUFReader, small: Shape) -> Shape:
@@ -89,34 +92,8 @@ def _read_target(source: gguf.GGUFReader, small: Shape) -> Shape:
     return Shape(read("embedding_length"), 1, *heads, read("feed_forward_length"), small.head)
 
 
-def _write_shape(writer: gguf.GGUFWriter, config: dict[str, int], small: Shape, large: Shape) -> None:
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(large.width)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(large.ffn)
-    writer.add_head_count(large.heads)
-    writer.add_head_count_kv(large.kv_heads)
-    writer.add_key_length(large.head)
-    writer.add_value_length(large.head)
-    writer.add_rope_dimension_count(large.head)
-    writer.add_rope_freq_base(float(config.get("rope_theta", 10000.0)))
-    writer.add_layer_norm_rms_eps(float(config["rms_norm_eps"]) * small.width / large.width)
-
-
 def _architecture(source: gguf.GGUFReader) -> str:
     return str(source.fields["general.architecture"].contents())
-
-
-def copy_vocabulary(source: gguf.GGUFReader, writer: gguf.GGUFWriter) -> int:
-    """Copy all keys of the tokenizer; returns the number of tokens."""
-    for key, field in source.fields.items():
-        if key.startswith("tokenizer."):
-            kind = field.types[0]
-            inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
-            writer.add_key_value(key, field.contents(), kind, inner)
-    n: int = len(source.fields["tokenizer.ggml.tokens"].contents())
-    writer.add_vocab_size(n)
-    return n
 
 
 def _interleave(array: np.ndarray, n_heads: int) -> np.ndarray:
@@ -125,9 +102,69 @@ def _interleave(array: np.ndarray, n_heads: int) -> np.ndarray:
     return array.reshape(n_heads, 2, rows // n_heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
+# In the width of a target that was embedded in a larger shape: the head's function at a larger cost. Matrices and
+# embeddings are padded with zeros, norm weights scaled by sqrt(d/D) and their epsilon by d/D, and the heads of the
+# attention go into their kv groups; see laboratory.cost_faithful.
+
+_NORMS = ("embedding_norm", "feature_norm", "ffn_norm", "output_norm")
+
+
+def widen_head(weights: Mapping[str, Floats], small: Shape, large: Shape) -> dict[str, Floats]:
+    """`weights` of a head in neutral names (formats.head_tensors.eagle3_names), in the shape `large`.
+
+    Only for heads whose features have no norm before `fc`. Raises ValueError where a shape does not fit.
+    """
+    if small.head != large.head or small.group > large.group or small.width > large.width or small.ffn > large.ffn:
+        raise ValueError("the head does not fit into the target's shape")
+    parts = weights["fc"].shape[1] // small.width
+    places = _find_places(small, large)
+    axes = {
+        "fc": ("width", f"{parts}"),
+        **{name: (name, "2") for name in "qkv"},
+        "o": ("width", "q"),
+        **dict.fromkeys(("gate", "up"), ("ffn", "width")),
+        "down": ("width", "ffn"),
+        **dict.fromkeys(("output", "embedding"), ("all", "width")),
+    }
+    wide = {name: _place(weights[name], *axes[name], places) for name in axes if name in weights}
+    scale = np.sqrt(small.width / large.width, dtype=np.float32)
+    for name in _NORMS:
+        wide[name] = np.zeros(large.width, np.float32)
+        wide[name][: small.width] = scale * weights[name]
+    return wide
+
+
+def _find_places(small: Shape, large: Shape) -> dict[str, tuple[np.ndarray, int]]:
+    """(the rows or columns of the small matrix in the large one, the large number) by kind of axis."""
+
+    def repeat(parts: int) -> tuple[np.ndarray, int]:
+        rows = np.arange(parts)[:, None] * large.width + np.arange(small.width)
+        return rows.ravel(), parts * large.width
+
+    heads = np.arange(small.heads)
+    heads = heads // small.group * large.group + heads % small.group
+    queries = (heads[:, None] * large.head + np.arange(large.head)).ravel()
+    keys = np.arange(small.kv_heads * small.head), large.kv_heads * large.head
+    return {
+        **{str(parts): repeat(parts) for parts in range(1, 9)},
+        "width": repeat(1),
+        "q": (queries, large.heads * large.head),
+        "k": keys,
+        "v": keys,
+        "ffn": (np.arange(small.ffn), large.ffn),
+    }
+
+
+def _place(array: Floats, rows: str, columns: str, places: Mapping[str, tuple[np.ndarray, int]]) -> Floats:
+    at = [places.get(kind, (np.arange(n), n)) for kind, n in zip((rows, columns), array.shape, strict=True)]
+    wide = np.zeros((at[0][1], at[1][1]), np.float32)
+    wide[np.ix_(at[0][0], at[1][0])] = array
+    return wide
+
+
 @click.command()
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.argument("target", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("folder", type=FOLDER)
+@click.argument("target", type=FILE)
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option("--type", "quant", type=click.Choice(["F16", "Q8_0"]), default="F16", show_default=True)
 def main(folder: Path, target: Path, destination: Path, quant: str) -> None:

@@ -17,8 +17,7 @@ from pathlib import Path
 import click
 import gguf
 
-from benchmarks.harness import TARGET, generate, load_pair, print_result
-from benchmarks.prompts import CODE
+from benchmarks.harness import CODE, TARGET, generate, load_pair, print_result
 from edgespec.backends.mlx.library import load_mlx
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams

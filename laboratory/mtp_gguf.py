@@ -17,9 +17,8 @@ from pathlib import Path
 import click
 import gguf
 import numpy as np
-from safetensors.numpy import load_file
 
-from laboratory.eagle3_gguf import copy_vocabulary
+from laboratory.head_files import FILE, FOLDER, copy_vocabulary, finish, read_weights, write_shape
 
 _ARCHITECTURE = "glm4moe"
 _EXPERT_SIZE = 32  # of the routed expert, and of each of the shared ones
@@ -45,7 +44,7 @@ _HEAD_NAMES = {
 
 def convert(folder: Path, target: Path, destination: Path, *, is_alone: bool = False) -> None:
     """Raises ValueError for a target that is no llama, and a head of another size or without the tensors of a layer."""
-    weights = {name: array for file in sorted(folder.glob("*.safetensors")) for name, array in load_file(file).items()}
+    weights = read_weights(folder)
     if missing := [name for name in _HEAD_NAMES if f"{name}.weight" not in weights]:
         raise ValueError(f"the head lacks {missing[0]}.weight")
     source = gguf.GGUFReader(target)
@@ -60,10 +59,7 @@ def convert(folder: Path, target: Path, destination: Path, *, is_alone: bool = F
     copy_vocabulary(source, writer)
     _copy_target(writer, source, is_alone=is_alone)
     _write_head(writer, weights, f"blk.{blocks}")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def _write_shape(writer: gguf.GGUFWriter, source: gguf.GGUFReader, blocks: int, ffn: int) -> None:
@@ -72,18 +68,12 @@ def _write_shape(writer: gguf.GGUFWriter, source: gguf.GGUFReader, blocks: int, 
         return value
 
     width, heads = own("embedding_length"), own("attention.head_count")
-    writer.add_context_length(own("context_length"))
-    writer.add_embedding_length(width)
-    writer.add_block_count(blocks + 1)
+    write_shape(
+        writer, context=own("context_length"), width=width, blocks=blocks + 1, ffn=own("feed_forward_length"),
+        heads=heads, kv_heads=own("attention.head_count_kv"), head=width // heads, rotated=own("rope.dimension_count"),
+        rope_base=own("rope.freq_base"), epsilon=own("attention.layer_norm_rms_epsilon"),
+    )  # fmt: skip
     writer.add_nextn_predict_layers(1)
-    writer.add_feed_forward_length(own("feed_forward_length"))
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(own("attention.head_count_kv"))
-    writer.add_key_length(width // heads)
-    writer.add_value_length(width // heads)
-    writer.add_rope_dimension_count(own("rope.dimension_count"))
-    writer.add_rope_freq_base(own("rope.freq_base"))
-    writer.add_layer_norm_rms_eps(own("attention.layer_norm_rms_epsilon"))
     writer.add_leading_dense_block_count(blocks)
     writer.add_expert_count(1)
     writer.add_expert_used_count(1)
@@ -132,8 +122,8 @@ def _halve(data: np.ndarray, n_heads: int) -> np.ndarray:
 
 
 @click.command()
-@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.argument("target", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("folder", type=FOLDER)
+@click.argument("target", type=FILE)
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option("--alone", is_flag=True, help="Write the head without the target's layers.")
 def main(folder: Path, target: Path, destination: Path, alone: bool) -> None:

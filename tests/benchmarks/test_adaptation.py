@@ -1,4 +1,4 @@
-"""The benchmark of trained drafts counts what it says, and runs on a small memory with a small draft."""
+"""The benchmarks of trained drafts count what they say, and run on a small memory with a small draft."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from benchmarks.adaptation import DEPTH, find_fresh, measure_alpha, take_newest
 from edgespec.adapt.texts import TrainingText
@@ -15,6 +14,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.memory.memory import Memory
 from edgespec.registry.tokenizer_compat import identify_tokenizer
 from tests.benchmarks.conftest import Program
+from tests.cli.test_adapt import keep_texts
 from tests.models import TARGET, llama
 
 N_CONVERSATIONS = 24
@@ -44,7 +44,6 @@ def test_the_newest_texts_have_at_least_the_tokens() -> None:
     assert [len(take_newest(texts, n)) for n in (1, 10, 11, 1000)] == [1, 1, 2, 5]
 
 
-@pytest.mark.slow
 def test_adaptation(program: Program, tmp_path: Path) -> None:
     draft, folder = tmp_path / "draft.gguf", tmp_path / "memory"
     llama(draft, layers=1)
@@ -64,3 +63,15 @@ def test_adaptation(program: Program, tmp_path: Path) -> None:
         assert len(run["tokens"]["before"]) == len(run["tokens"]["gain_95"]) == DEPTH
         assert run["fresh"]["share"] == 1.0 and run["fresh"]["before"] == run["alpha"]["before"][0]
     assert {path.name for path in (tmp_path / "trained").iterdir()} == {f"{run['run']}.gguf" for run in runs}
+
+
+def test_learning(program: Program, tmp_path: Path) -> None:
+    draft = tmp_path / "draft.gguf"
+    llama(draft, layers=1, width=32)
+    keep_texts(tmp_path)
+    options = ("--memory", tmp_path / "memory", "--draft", draft, "--epochs", 1, "--learning-rate", 0.01)
+    result = program("benchmarks.learning", *options, "--block", 30)
+    first, second = result["blocks"]
+    assert (first["first"], first["version"], first["low"], first["high"]) == (0, 0, 0, 0)
+    assert "more are needed" in first["then"] and second["then"] in ("", "version 1")
+    assert result["cpu_s"] > 0 and result["reading_cpu_s"] > 0

@@ -9,8 +9,6 @@ import pytest
 from tests.benchmarks.conftest import Program
 from tests.models import REPOSITORY
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.parametrize("package", ["benchmarks", "laboratory"])
 def test_every_program_is_run_by_a_test(package: str) -> None:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.promise import KINDS
 from tests.benchmarks.conftest import Program
 from tests.models import DRAFT, TARGET
-
-pytestmark = pytest.mark.slow
 
 
 def test_distribution(program: Program) -> None:
@@ -116,3 +115,55 @@ def test_settings(program: Program) -> None:
         middle, least, most = each["speed"]["chosen"]
         assert 0 < least <= middle <= most
     assert set(result["settings"]["without_flash"]) == {"250", "100"}
+
+
+def test_exactness(program: Program) -> None:
+    result = program("benchmarks.exactness", "--quantize", "F16", "--prompts", 1, "--tokens", 8, "--context", 40)
+    assert set(result["equal_texts"]) == set(result["logit_difference"]) == {"ordinary", "4 rows"}
+    assert set(result["equal_texts"]["4 rows"].values()) == {"1 of 1"}
+    assert result["logit_difference"]["4 rows"] == 0 < result["logit_difference"]["ordinary"]
+    assert list(result["price"]) == [f"ordinary, {n} row{'s' * (n > 1)}" for n in (1, 2, 4, 8)]
+
+
+def test_the_kernels_of_quantized_weights_are_compared_too(program: Program) -> None:
+    result = program("benchmarks.exactness", "--price-only", "--context", 40, "--width", 2)
+    assert set(result["logit_difference"]) == {"ordinary", "2 rows", "invariant kernels"}
+    assert result["logit_difference"]["invariant kernels"] == 0 and result["equal_texts"] == {}
+
+
+def test_contexts(program: Program) -> None:
+    amounts = ("--context", 128, "--tokens", 6, "--texts", 1, "--repeats", 1, "--seconds", 1)
+    result = program("benchmarks.contexts", *amounts)
+    assert list(result["seconds"]) == ["0", "128"] and all(s["1"] > 0 for s in result["seconds"].values())
+    arms = ["ngram", "ngram+model", "ngram+self", "ngram+model+self"]
+    assert [row["arm"] for row in result["arms"]] == arms
+    for row in result["arms"]:
+        assert row["context"] == 128 and row["ratio_min"] <= row["ratio"] <= row["ratio_max"] and row["tau"] >= 1
+    bare = program("benchmarks.contexts", *amounts, "--costs-only")
+    assert bare["arms"] == [] and list(bare["seconds"]) == ["0", "128"]
+
+
+def test_promise(program: Program) -> None:
+    result = program("benchmarks.promise", "--prompts", 2, "--tokens", 12, "--repeats", 1, "--temperature", 0,
+                     "--drafts", "right", "--drafts", "wrong", "--drafts", "none")  # fmt: skip
+    assert [row["draft"] for row in result["rows"]] == ["right", "wrong", "none"]
+    for row in result["rows"]:
+        assert row["prompts"] == 2 and 0 < row["slowest"] <= row["worst_decile"] <= row["fastest"]
+        assert row["slowest"] <= row["mean"] <= row["fastest"] and 0 <= row["below"] <= 1
+        assert row["host_us"]["plain arm, plain"] > 0
+        assert row["said"]["prompts"] <= 2 and sorted(row["said"]["error"]) == row["said"]["error"]
+        assert set(row["host_us"]) <= {"plain arm, plain", *(f"autopilot, {kind}" for kind in KINDS)}
+
+
+@pytest.mark.parametrize("by", ["chat", "run"])
+def test_what_is_said_of_an_answer_is_compared_with_what_is_measured(program: Program, by: str) -> None:
+    result = program("benchmarks.said_speedup", "--by", by, "--answers", 2, "--tokens", 16, "--busy", 1)
+    assert result["answers"] == 2 and result["beyond_the_bound"] == 0
+    assert all(row["stated"] > 0 and row["measured"] > 0 for row in result["rows"])
+
+
+def test_host_time(program: Program) -> None:
+    results = program("benchmarks.host_time", "--vocabulary", "3000,4096", "--rows", "1,3", "--repeats", 1)["results"]
+    assert len({(each["vocabulary"], each["logits"], each["chain"], each["rows"]) for each in results}) == len(results)
+    assert len(results) == 2 * 2 * 2 * 13
+    assert all(0 < each["us"][0] <= each["us"][1] <= each["us"][2] for each in results)

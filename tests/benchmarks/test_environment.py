@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.benchmarks.conftest import Program, Run
 from tests.models import TARGET
-
-pytestmark = pytest.mark.slow
 
 
 def test_environment(program: Program) -> None:

@@ -1,16 +1,16 @@
-"""The benchmarks of trained heads run with trained heads on MLX."""
+"""The benchmarks of trained heads run with trained heads."""
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
 from tests.benchmarks.conftest import Program, Run
 from tests.models import REPOSITORY, TARGET
+from tests.trained_heads import LAYERS, convert, state_layers
 
 HEAD = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle3-python-6m"
 
 
-@pytest.mark.slow
 def test_heads(program: Program) -> None:
     (found,) = program(
         "benchmarks.heads", "--backend", "mlx", "--target", TARGET, "--head", HEAD, "--category", "code_completion",
@@ -34,3 +34,13 @@ def test_head_vocabulary(program: Program) -> None:
 def test_a_file_without_a_head(run_module: Run) -> None:
     done = run_module("benchmarks.heads", "--target", TARGET, "--head", TARGET)
     assert done.returncode == 1 and "holds no trained head" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_head_probe(program: Program, tmp_path: Path) -> None:
+    head = convert(state_layers(tmp_path / "head", LAYERS))
+    rows = program("benchmarks.head_probe", TARGET, head)["probes"]
+    assert [row["stated"] for row in rows] == ["layers 1, 3, 5", "layers 2, 4, 6", "layers 0, 2, 4"]
+    for row in rows:
+        assert row["right"] and row["found"] == "layers 1, 3, 5" and row["seconds"] > 0
+        assert row["agreement"][0] > 0.4 > 0.2 > row["lookups"]
+    assert [row["stated_agreement"] is None for row in rows] == [False, True, False]

@@ -6,15 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from edgespec.formats.head_file import read_head
 from tests.benchmarks.conftest import Program
 from tests.models import DRAFT, REPOSITORY, TARGET
 
 HEADS = REPOSITORY / "tests" / "fixtures" / "heads"
-
-pytestmark = pytest.mark.slow
 
 
 def test_mlx_window(program: Program) -> None:

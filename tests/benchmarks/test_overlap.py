@@ -108,7 +108,6 @@ def test_what_the_thread_raises_is_raised_when_the_drafter_is_asked_again(error:
     drafter.close()
 
 
-@pytest.mark.slow
 def test_overlap(program: Program) -> None:
     amounts = ("--prompts", 1, "--tokens", 40, "--repeats", 1)
     result = program("benchmarks.overlap", "--exact", *amounts)

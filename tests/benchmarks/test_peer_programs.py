@@ -9,8 +9,6 @@ import pytest
 from tests.benchmarks.conftest import Program
 from tests.mlx_models import DENSE, make_folder
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def mlx_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:

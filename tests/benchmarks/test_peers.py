@@ -13,11 +13,11 @@ from click import ClickException
 from click.testing import CliRunner
 
 from benchmarks import plain_speed
+from benchmarks.harness import CODE
 from benchmarks.peers import NO_PEER, main
 from benchmarks.peers_arms import Generation, PeerFailed
 from benchmarks.peers_server import list_draft_modes, read_stream
 from benchmarks.peers_tables import ALL, Record, Round, Run, format_markdown, summarize
-from benchmarks.prompts import CODE
 from tests.benchmarks.conftest import Program
 from tests.benchmarks.conftest import Run as RunModule
 from tests.models import DRAFT, TARGET
@@ -196,7 +196,6 @@ def test_no_peer(tmp_path: Path) -> None:
     assert result.exit_code == 1 and NO_PEER in result.output
 
 
-@pytest.mark.slow
 def test_a_run_on_the_packaged_model(program: Program, tmp_path: Path) -> None:
     """Alone where there is no llama-server; the second time nothing is left to run."""
     prompts, record, table = (tmp_path / name for name in ("prompts.jsonl", "rounds.jsonl", "table.md"))
