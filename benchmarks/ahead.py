@@ -27,9 +27,8 @@ class TruncatedSession(ModelDraftSession):
 
     def truncate(self, n: int) -> None:
         """Keep the first `n` tokens of the text and of the provisional tokens after it."""
-        held = self._reader.text
-        self._session.rewind(self._session.position - (len(held) - n))
-        del held[n:]
+        self.session.rewind(self.session.position - (len(self.text) - n))
+        del self.text[n:]
 
 
 class AheadSession:

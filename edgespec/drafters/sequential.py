@@ -84,53 +84,39 @@ class TruncatedDraw:
         return token, q
 
 
-class ModelDraftSession:
+class ModelDraftSession(TextReader):
     """A DraftSession over any Session: a draft model's, or one that shares the target's KV cache."""
 
     def __init__(self, session: Session, vocab_size: int) -> None:
         """`vocab_size` is the target's; the draft model may have more or fewer padding ids at the end."""
-        self._session = session
-        self._reader = TextReader(session)
+        super().__init__(session)
         self._vocab_size = vocab_size
 
     @property
     def is_async(self) -> bool:
-        return self._session.capabilities.is_async
-
-    @property
-    def text(self) -> Sequence[int]:
-        return self._reader.text
-
-    def begin(self, text: Sequence[int]) -> None:
-        self._reader.begin(text)
-
-    def pending_tokens(self, text: Sequence[int]) -> int:
-        return self._reader.pending_tokens(text)
+        return self.session.capabilities.is_async
 
     def read(self, text: Sequence[int], window: int) -> Logits | None:
-        unread = self._reader.prepare(text, window)
-        return None if unread is None else resize_logits(score_tokens(self._session, unread), self._vocab_size)
+        unread = self.prepare(text, window)
+        return None if unread is None else resize_logits(score_tokens(self.session, unread), self._vocab_size)
 
     def step(self, token: int) -> Logits | None:
-        session = self._session
+        session = self.session
         if session.position >= session.capabilities.context_size:
             return None
         logits = decode_one(session, token)
-        self._reader.append(token)
+        self.append(token)
         return resize_logits(logits, self._vocab_size)
 
     def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:
-        unread = self._reader.prepare(text, window, n - 1)
+        unread = self.prepare(text, window, n - 1)
         if unread is None:
             return None
-        session = self._session
+        session = self.session
         n = min(n, session.capabilities.context_size - session.position - len(unread) + 1)
         chain, scores = session.rollout(unread, n, self._vocab_size)
-        self._reader.append_unread(chain)
+        self.append_unread(chain)
         return chain, scores
-
-    def close(self) -> None:
-        self._session.close()
 
 
 class SequentialDrafter(Drafter):
@@ -191,7 +177,7 @@ class SequentialDrafter(Drafter):
 _MAX_BLOCK = 16  # positions
 
 
-class PardSession:
+class PardSession(TextReader):
     """A BlockSession over a session of a PARD model."""
 
     block_size = _MAX_BLOCK
@@ -200,29 +186,19 @@ class PardSession:
         """`vocab_size` is the target's. Raises ValueError for a mask token that the model does not have."""
         if not 0 <= mask_token < session.capabilities.vocab_size:
             raise ValueError(f"the model has no token {mask_token}")
-        self._session = session
-        self._reader = TextReader(session)
+        super().__init__(session)
         self._vocab_size = vocab_size
         self._mask_token = mask_token
 
-    def begin(self, text: Sequence[int]) -> None:
-        self._reader.begin(text)
-
-    def pending_tokens(self, text: Sequence[int]) -> int:
-        return self._reader.pending_tokens(text)
-
     def block(self, text: Sequence[int], window: int, n: int) -> list[Logits] | None:
-        unread = self._reader.prepare(text, window, n - 1)
+        unread = self.prepare(text, window, n - 1)
         if unread is None:
             return None
-        n = min(n, self._session.draft_limit + 2 - len(unread))
+        n = min(n, self.session.draft_limit + 2 - len(unread))
         masks = [self._mask_token] * (n - 1)
-        scores = self._session.forward(unread[0], Draft.chain([*unread[1:], *masks]))
+        scores = self.session.forward(unread[0], Draft.chain([*unread[1:], *masks]))
         first = len(unread) - 1
         rows = [resize_logits(scores.logits(first + i), self._vocab_size).copy() for i in range(n)]
-        self._session.commit(range(first))
-        self._session.checkpoint()
+        self.session.commit(range(first))
+        self.session.checkpoint()
         return rows
-
-    def close(self) -> None:
-        self._session.close()

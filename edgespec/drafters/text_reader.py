@@ -68,6 +68,9 @@ class TextReader:
         """Tokens were drafted that the host has not read; the session may hold fewer of them."""
         self._chain = chain
 
+    def close(self) -> None:
+        self.session.close()
+
     def settle(self, text: Sequence[int]) -> None:
         """Remove drafted tokens that are not in `text`, prompt and output, from the session."""
         self.text += self._chain.tokens.tolist()

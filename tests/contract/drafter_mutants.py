@@ -14,35 +14,34 @@ from edgespec.drafters import SlotResources
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.drafters.sequential import ModelDraftSession, PardSession, SequentialDrafter
-from edgespec.drafters.text_reader import TextReader
 from tests.contract import drafter_answers, drafters
 from tests.contract.drafter_subjects import Subject
 
 
-class KeepsRejectedTokens(TextReader):
+class KeepsRejectedTokens(ModelDraftSession):
     """`settle` counts on nothing having been drafted."""
 
     def settle(self, text: Sequence[int]) -> None:
-        self._text += self._chain.tokens.tolist()
+        self.text += self._chain.tokens.tolist()
 
 
-class ForgetsTheLastToken(TextReader):
+class ForgetsTheLastToken(ModelDraftSession):
     """One token too many counts as read."""
 
     def pending_tokens(self, text: Sequence[int]) -> int:
         return max(1, super().pending_tokens(text) - 1)
 
 
-class IgnoresTheWindow(TextReader):
+class IgnoresTheWindow(ModelDraftSession):
     def prepare(self, text: Sequence[int], window: int, rows: int = 0) -> list[int] | None:
         return super().prepare(text, len(text), rows)
 
 
-class KeepsAnotherTextsCache(TextReader):
+class KeepsAnotherTextsCache(ModelDraftSession):
     """`begin` takes a text of the same beginning for the same text."""
 
     def begin(self, text: Sequence[int]) -> None:
-        if not self._text or self._text[0] != text[0] or len(text) < len(self._text):
+        if not self.text or self.text[0] != text[0] or len(text) < len(self.text):
             super().begin(text)
 
 
@@ -50,16 +49,16 @@ class CommitsTheMasks(PardSession):
     """As if they were the tokens that were drafted in their places."""
 
     def block(self, text: Sequence[int], window: int, n: int) -> list[Logits] | None:
-        unread = self._reader.prepare(text, window, n - 1)
+        unread = self.prepare(text, window, n - 1)
         if unread is None:
             return None
-        n = min(n, self._session.draft_limit + 2 - len(unread))
-        scores = self._session.forward(unread[0], Draft.chain([*unread[1:], *[self._mask_token] * (n - 1)]))
+        n = min(n, self.session.draft_limit + 2 - len(unread))
+        scores = self.session.forward(unread[0], Draft.chain([*unread[1:], *[self._mask_token] * (n - 1)]))
         first = len(unread) - 1
         rows = [resize_logits(scores.logits(first + i), self._vocab_size).copy() for i in range(n)]
-        self._session.commit(range(first + n - 1))
+        self.session.commit(range(first + n - 1))
         for row in rows[:-1]:
-            self._reader.append(int(row.argmax()))
+            self.append(int(row.argmax()))
         return rows
 
 
@@ -125,15 +124,9 @@ class DamagesTheTarget(NgramDrafter):
         return super().expand(tree, text, limit)
 
 
-def over(reader: type[TextReader]) -> Callable[[SlotResources], Drafter]:
-    """The draft model's drafter with another reader."""
-
-    def open_(resources: SlotResources) -> Drafter:
-        session = ModelDraftSession(resources.require_session(), resources.vocab_size)
-        session._reader = reader(resources.require_session())
-        return SequentialDrafter("model", session)
-
-    return open_
+def over(session: type[ModelDraftSession]) -> Callable[[SlotResources], Drafter]:
+    """The draft model's drafter over another session."""
+    return lambda slot: SequentialDrafter("model", session(slot.require_session(), slot.vocab_size))
 
 
 def sequential(drafter: Callable[[str, ModelDraftSession], Drafter]) -> Callable[[SlotResources], Drafter]:
@@ -154,7 +147,7 @@ class Mutation:
 
 
 SOUND = {
-    "reader": ("model", over(TextReader)),
+    "reader": ("model", over(ModelDraftSession)),
     "sequential": ("model", sequential(SequentialDrafter)),
     "pard": ("pard", pard(PardSession)),
     "ngram": ("ngram", lambda slot: NgramDrafter()),
