@@ -134,6 +134,7 @@ def _choose_maker(
     folder: Path, spec: HeadSpec, names: Mapping[str, str], arrays: Mapping[str, Any], target: TargetParts
 ) -> Maker:
     """Raises InvalidModelFile, CacheError, BackendError."""
+    target.check(spec)
     shape = read_layer_shape(folder)
     shifts = find_shifts(HeadWeights(arrays, names)) if spec.kind == "mtp" else None
     return lambda own: PairNetwork(spec, shape, _LoadedWeights(own, names), target, shifts)

@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 from edgespec.core.drafter import BlockSession, DraftSession
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import InvalidRequest
+from edgespec.formats.heads import HeadSpec
 from edgespec.text.tokenizer import Tokenizer
 
 SINK, WINDOW = 4, 256  # default tokens of context that a sparse draft sees
@@ -117,6 +118,49 @@ class AttachedHead(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free its memory. Sessions are closed before, the target after."""
+
+
+_MAX_BLOCK = 64  # positions; targets score no more rows in one forward
+OTHER_HEAD = "Use a head that was trained for this model, or --draft auto."
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The rows that a head runs after the root to draft several tokens at once.
+
+    n_rows      the root and masks
+    first_row   that predicts the token after the root: 0 or 1
+    mask_token  the id of a mask
+    """
+
+    n_rows: int
+    first_row: int
+    mask_token: int
+
+    @property
+    def n_drafts(self) -> int:
+        """The tokens that a block drafts."""
+        return self.n_rows - self.first_row
+
+    def fill(self, root: int) -> list[int]:
+        """[n_rows] the ids of the rows."""
+        return [root, *[self.mask_token] * (self.n_rows - 1)]
+
+
+def read_block(spec: HeadSpec, vocab_size: int) -> Block:
+    """The block of a head. Raises Unsupported where it has no mask, or too many positions."""
+    mask = spec.mask_token
+    if mask is None or mask >= vocab_size:
+        named = "none" if mask is None else f"{mask:,} of {vocab_size:,}"
+        raise Unsupported(
+            f"the head fills its blocks with a token of the model, and its file names {named}.", hint=OTHER_HEAD
+        )
+    if not 2 <= spec.block_size <= _MAX_BLOCK:
+        raise Unsupported(
+            f"the head has blocks of {spec.block_size:,} positions; those of 2 to {_MAX_BLOCK} are run.",
+            hint=OTHER_HEAD,
+        )
+    return Block(spec.block_size, 0 if spec.predicts_at_root else 1, mask)
 
 
 def parse(text: str) -> SelfDraftSpec | None:

@@ -216,8 +216,8 @@ class Cursor:
 # The tensor element types of GGUF files, with the size of one block.
 #
 # The table is not taken from the gguf package: its import costs every command that reads a header about 0.1 s, it
-# counts
-# 40 bytes for Q8_1 where ggml-common.h has 36, and older releases lack the newest types. A test compares the two.
+# counts 40 bytes for Q8_1 where ggml-common.h has 36, and older releases lack the newest types. A test compares the
+# two.
 
 
 @dataclass(frozen=True, slots=True)

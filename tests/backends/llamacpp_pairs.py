@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.backends.llamacpp.head_session import LlamaHead
-from edgespec.backends.llamacpp.heads import open_mtp
+from edgespec.backends.llamacpp.heads import LlamaHead, open_head
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
@@ -70,7 +69,7 @@ def open_mtp_subject(kind: str, folder: Path) -> MtpSubject:
     target = load(file, MTP_OPTIONS)
     if kind == "alone":
         file = make_mixture(folder / "mtp-model.gguf", is_alone=True)
-    return MtpSubject(target, open_mtp(target, file, spec_of(file)), file)
+    return MtpSubject(target, open_head(target, file, spec_of(file)), file)
 
 
 def run_rounds(pair: head_sessions.Pair, behind: int) -> None:

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.llamacpp.head_session import LlamaHead
-from edgespec.backends.llamacpp.heads import open_assistant
+from edgespec.backends.llamacpp.heads import LlamaHead, open_head
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Draft
@@ -55,7 +54,7 @@ def target(folder: Path) -> Iterator[LlamaModel]:
 
 @pytest.fixture(scope="module")
 def head(target: LlamaModel, folder: Path) -> Iterator[LlamaHead]:
-    opened = open_assistant(target, folder / "head.gguf", spec_of(folder / "head.gguf"))
+    opened = open_head(target, folder / "head.gguf", spec_of(folder / "head.gguf"))
     yield opened
     opened.close()
 
@@ -106,7 +105,7 @@ def test_answers_are_those_of_plain_decoding(target: LlamaModel, head: LlamaHead
 def test_what_does_not_fit_is_refused(target: LlamaModel, folder: Path, tmp_path: Path) -> None:
     def refuse(path: Path, error: type[Exception], match: str, model: LlamaModel = target) -> None:
         with pytest.raises(error, match=match):
-            open_assistant(model, path, spec_of(path))
+            open_head(model, path, spec_of(path))
 
     llama = load(TARGET, OPTIONS)
     wide = make_assistant(tmp_path / "wide.gguf", hidden=256)

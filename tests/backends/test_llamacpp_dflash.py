@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.llamacpp.head_session import LlamaHead
-from edgespec.backends.llamacpp.heads import open_dflash
+from edgespec.backends.llamacpp.heads import LlamaHead, open_head
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.errors import BackendError, Cancelled
@@ -43,14 +42,14 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def head(target: LlamaModel, made: Made) -> Iterator[LlamaHead]:
-    found = open_dflash(target, made.path, made.dialect.spec)
+    found = open_head(target, made.path, made.dialect.spec)
     yield found
     found.close()
 
 
 @pytest.fixture
 def plain_head(target: LlamaModel, tmp_path: Path) -> Iterator[LlamaHead]:
-    found = open_dflash(target, make_dflash(tmp_path / "head.gguf"), Dialect().spec)
+    found = open_head(target, make_dflash(tmp_path / "head.gguf"), Dialect().spec)
     yield found
     found.close()
 

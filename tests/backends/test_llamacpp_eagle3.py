@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.llamacpp.head_session import LlamaHead
-from edgespec.backends.llamacpp.heads import open_eagle3
+from edgespec.backends.llamacpp.heads import LlamaHead, open_head
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import Logits
@@ -47,7 +46,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def head(target: LlamaModel, made: Head) -> Iterator[LlamaHead]:
-    found = open_eagle3(target, made.path, made.spec)
+    found = open_head(target, made.path, made.spec)
     yield found
     found.close()
 
@@ -133,7 +132,7 @@ def test_a_rollout_is_the_greedy_chain(target: LlamaModel, head: LlamaHead) -> N
 @pytest.mark.parametrize("nodes", [3, 9], ids=["chain", "tree"])
 def test_greedy_answers_are_those_of_plain_decoding(made: Head, nodes: int) -> None:
     target = load(TARGET, LoadOptions(context_size=CONTEXT, threads=1, exact=True))
-    head = open_eagle3(target, made.path, made.spec)
+    head = open_head(target, made.path, made.spec)
     code = target.tokenizer.encode("def add(a, b):", parse_special=False)
     check_answers(target, head, "eagle3", (TEXT[:30], [*TEXT[:20], *TEXT[50:60]], code), nodes)
     head.close()
@@ -143,21 +142,21 @@ def test_greedy_answers_are_those_of_plain_decoding(made: Head, nodes: int) -> N
 def test_a_head_for_another_model_is_refused(target: LlamaModel, made: Head) -> None:
     small = load(DRAFT, LoadOptions(context_size=CONTEXT, threads=1))
     with pytest.raises(Unsupported, match="is a head for a hidden size of 256"):
-        open_eagle3(small, made.path, made.spec)
+        open_head(small, made.path, made.spec)
     small.close()
     spec = made.spec
     for other in (replace(spec, layers=(1, 2)), replace(spec, norm_before_fc="each"), replace(spec, feeds_normed=True)):
         with pytest.raises(Unsupported, match="runs EAGLE-3 heads over 3 layers"):
-            open_eagle3(target, made.path, other)
+            open_head(target, made.path, other)
     with pytest.raises(InvalidModelFile):
-        open_eagle3(target, TARGET, made.spec)
+        open_head(target, TARGET, made.spec)
 
 
 @pytest.mark.parametrize("max_id", [4096, -1])
 def test_ids_beyond_the_vocabulary_are_refused(target: LlamaModel, max_id: int, tmp_path: Path) -> None:
     head = make_head(tmp_path / "head.gguf", max_id=max_id)
     with pytest.raises(InvalidModelFile, match="d2t names tokens that the model does not have"):
-        open_eagle3(target, head.path, head.spec)
+        open_head(target, head.path, head.spec)
 
 
 def test_a_head_cut_short_is_refused(target: LlamaModel, tmp_path: Path) -> None:
@@ -166,4 +165,4 @@ def test_a_head_cut_short_is_refused(target: LlamaModel, tmp_path: Path) -> None
     for size in (100, read_file(head.path).data_offset + 1000, len(data) - 5000):
         head.path.write_bytes(data[:size])
         with pytest.raises(InvalidModelFile):
-            open_eagle3(target, head.path, head.spec)
+            open_head(target, head.path, head.spec)

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.backends.llamacpp.head_session import LlamaHead
-from edgespec.backends.llamacpp.heads import open_dflash, open_eagle3
+from edgespec.backends.llamacpp.heads import LlamaHead, open_head
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.drafter import BlockSession
@@ -54,9 +53,9 @@ def open_subject(name: str, folder: Path) -> Subject:
     target = load(TARGET, LoadOptions(context_size=CONTEXT, threads=1))
     if name in EAGLE3:
         made = make_head(folder / "head.gguf", **EAGLE3[name])
-        return Subject(target, open_eagle3(target, made.path, made.spec))
+        return Subject(target, open_head(target, made.path, made.spec))
     dialect = DIALECTS[name]
-    return Subject(target, open_dflash(target, make_dflash(folder / "head.gguf", dialect), dialect.spec), behind=2)
+    return Subject(target, open_head(target, make_dflash(folder / "head.gguf", dialect), dialect.spec), behind=2)
 
 
 @pytest.fixture(scope="module", params=[*EAGLE3, *DIALECTS, *MTP])

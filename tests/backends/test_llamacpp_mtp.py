@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.llamacpp.heads import open_mtp
+from edgespec.backends.llamacpp.heads import open_head
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.core.protocols import Draft
 from edgespec.core.sampling import Logits
@@ -128,7 +128,7 @@ def test_the_last_hidden_states_are_those_of_the_text(mixture: Path) -> None:
 
 def test_a_window_reads_the_end_of_the_text_alone(mixture: Path) -> None:
     target = load(mixture, MTP_OPTIONS)
-    head = open_mtp(target, mixture, spec_of(mixture))
+    head = open_head(target, mixture, spec_of(mixture))
     pair = Pair(target, head, TEXT[:200])
     logits = pair.draft.read(pair.text, 90)
     assert logits is not None
@@ -146,7 +146,7 @@ def test_answers_are_those_of_plain_decoding(nodes: int, temperature: float, tmp
     file = make_mixture(tmp_path / "model.gguf", is_quantized=True)
     target = load(file, replace(MTP_OPTIONS, exact=True))
     assert target.is_row_invariant, "the router of the MTP layer, in F32, only drafts"
-    compare_answers(MtpSubject(target, open_mtp(target, file, spec_of(file)), file), nodes, temperature)
+    compare_answers(MtpSubject(target, open_head(target, file, spec_of(file)), file), nodes, temperature)
 
 
 @pytest.mark.parametrize("kind", ["hybrid", "chain"])
@@ -164,7 +164,7 @@ def compare_answers(subject: MtpSubject, nodes: int, temperature: float) -> None
 
 def test_a_closed_layer_ends_the_tap_and_leaves_the_target(mixture: Path) -> None:
     target = load(mixture, MTP_OPTIONS)
-    head = open_mtp(target, mixture, spec_of(mixture))
+    head = open_head(target, mixture, spec_of(mixture))
     assert head.extra_bytes == 0
     pair = Pair(target, head, TEXT[:30])
     pair.read()

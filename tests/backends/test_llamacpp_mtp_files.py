@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.llamacpp.heads import open_mtp
+from edgespec.backends.llamacpp.heads import open_head
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.options import LoadOptions
 from edgespec.errors import InvalidModelFile
@@ -27,10 +27,10 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_layers_for_another_model_are_refused(mixture: Path, tmp_path: Path) -> None:
     llama = load(TARGET, OPTIONS)
     with pytest.raises(Unsupported, match=f"a head for a hidden size of {WIDTH}; the model has 256"):
-        open_mtp(llama, mixture, spec_of(mixture))
+        open_head(llama, mixture, spec_of(mixture))
     wide = make_mixture(tmp_path / "wide.gguf", width=256, is_alone=True)
     with pytest.raises(Unsupported, match=r"wide\.gguf has the MTP layer of another model"):
-        open_mtp(llama, wide, spec_of(wide))
+        open_head(llama, wide, spec_of(wide))
     session = llama.open_session()
     with pytest.raises(Unsupported, match="does not give the last hidden state of 'llama' models"):
         session.tap(())
@@ -39,14 +39,14 @@ def test_layers_for_another_model_are_refused(mixture: Path, tmp_path: Path) -> 
     target = load(mixture, OPTIONS)
     other = make_mixture(tmp_path / "other.gguf")
     with pytest.raises(Unsupported, match="draft for the model in that file alone"):
-        open_mtp(target, other, spec_of(other))
+        open_head(target, other, spec_of(other))
     target.close()
 
 
 def test_a_target_that_was_loaded_without_its_layer_has_none(mixture: Path) -> None:
     target = load(mixture, LoadOptions(context_size=256, threads=1))
     with pytest.raises(Unsupported, match="was loaded without its MTP layers"):
-        open_mtp(target, mixture, spec_of(mixture))
+        open_head(target, mixture, spec_of(mixture))
     prefill(target.open_session(), [5, 6, 7])
     target.close()
 
@@ -56,7 +56,7 @@ def test_what_llama_cpp_would_abort_on_is_refused(mixture: Path, tmp_path: Path)
 
     def refuse(file: Path, error: type[Exception], match: str) -> None:
         with pytest.raises(error, match=match):
-            open_mtp(target, file, spec_of(file))
+            open_head(target, file, spec_of(file))
 
     refuse(
         make_mixture(tmp_path / "two.gguf", chained=2, is_alone=True),
@@ -70,5 +70,5 @@ def test_what_llama_cpp_would_abort_on_is_refused(mixture: Path, tmp_path: Path)
     for size in (100, read_file(tmp_path / "cut.gguf").data_offset + 1000, len(data) - 5000):
         (tmp_path / "cut.gguf").write_bytes(data[:size])
         with pytest.raises(InvalidModelFile):
-            open_mtp(target, tmp_path / "cut.gguf", spec_of(mixture))
+            open_head(target, tmp_path / "cut.gguf", spec_of(mixture))
     target.close()

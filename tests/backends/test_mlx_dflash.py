@@ -153,9 +153,7 @@ def test_heads_that_do_not_fit(target: MlxModel, tmp_path: Path) -> None:
 
     o_proj = "layers.1.self_attn.o_proj.weight"
     check(Unsupported, "hidden size of 512; the model has 256", {}, hidden_size=512)
-    check(
-        Unsupported, "fills its blocks with a token of the model, and its config.json names none", {}, mask_token=None
-    )
+    check(Unsupported, "fills its blocks with a token of the model, and its file names none", {}, mask_token=None)
     check(Unsupported, "names 4,096 of 4,096", {}, mask_token=4096)
     check(Unsupported, "blocks of 1 positions", {"n_rows": 1})
     check(Unsupported, "blocks of 65 positions", {"n_rows": 65})

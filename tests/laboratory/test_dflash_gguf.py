@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from edgespec.backends.llamacpp.heads import open_dflash
+from edgespec.backends.llamacpp.heads import open_head
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.formats.head_file import read_head
@@ -100,7 +100,7 @@ def draft(target: LlamaModel, path: Path) -> np.ndarray:
     """[rows, V] the block after TEXT."""
     spec = read_head(path)
     assert spec is not None
-    head, session = open_dflash(target, path, spec), target.open_session()
+    head, session = open_head(target, path, spec), target.open_session()
     drafting = head.open_session(session, lambda: None)
     prefill(session, TEXT[:-1])
     rows = drafting.block(TEXT, len(TEXT), BLOCK)

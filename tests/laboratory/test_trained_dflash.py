@@ -11,8 +11,8 @@ import pytest
 
 from edgespec.backends.llamacpp import heads
 from edgespec.backends.llamacpp.context import Floats
-from edgespec.backends.llamacpp.head_session import BlockContext, LlamaHead
-from edgespec.backends.llamacpp.heads import open_dflash
+from edgespec.backends.llamacpp.head_session import BlockContext
+from edgespec.backends.llamacpp.heads import LlamaHead, open_head
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.fixed import FixedLength
@@ -103,7 +103,7 @@ def plain(target: LlamaModel) -> dict[float, list[list[int]]]:
 
 @pytest.fixture(scope="module")
 def tau(target: LlamaModel, file: Path, spec: HeadSpec) -> float:
-    head = open_dflash(target, file, spec)
+    head = open_head(target, file, spec)
     _, found = answer(target, head, Budget(DEPTH, DEPTH), match)
     head.close()
     return found
@@ -114,7 +114,7 @@ def tau(target: LlamaModel, file: Path, spec: HeadSpec) -> float:
 def test_texts_are_those_of_plain_decoding(
     target: LlamaModel, file: Path, spec: HeadSpec, plain: dict[float, list[list[int]]], nodes: int, temperature: float
 ) -> None:
-    head = open_dflash(target, file, spec)
+    head = open_head(target, file, spec)
     texts, found = answer(target, head, Budget(DEPTH, nodes), match, temperature)
     assert texts == plain[temperature]
     assert found > (1.4 if temperature == 0 else 1.2), "trained for this target"
@@ -125,7 +125,7 @@ def test_texts_are_those_of_plain_decoding(
 def test_drawn_chains_are_accepted(
     target: LlamaModel, file: Path, spec: HeadSpec, rule: type[TokenRejection | BlockVerification]
 ) -> None:
-    head = open_dflash(target, file, spec)
+    head = open_head(target, file, spec)
     _, found = answer(
         target, head, Budget(DEPTH, DEPTH), lambda sampler: rule(sampler, CounterRng(5)), 0.8, is_drawn=True
     )
@@ -163,7 +163,7 @@ def test_a_head_that_is_read_wrongly_drafts_worse(
     loss: float,
 ) -> None:
     """This head reads little of its first layers, so that their neighbours serve it nearly as well."""
-    head = open_dflash(target, file, mutate(spec))
+    head = open_head(target, file, mutate(spec))
     texts, found = answer(target, head, Budget(DEPTH, DEPTH), match)
     assert texts == plain[0.0]
     assert found < tau - loss
@@ -196,7 +196,7 @@ def test_a_block_that_is_run_wrongly_drafts_worse(
     context: type[BlockContext],
 ) -> None:
     monkeypatch.setattr(heads, "BlockContext", context)
-    head = open_dflash(target, file, spec)
+    head = open_head(target, file, spec)
     texts, found = answer(target, head, Budget(DEPTH, DEPTH), match)
     assert texts == plain[0.0]
     assert found < tau - 0.05

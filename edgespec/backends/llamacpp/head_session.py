@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from edgespec.backends.attached_draft import AttachedHead, Features
+from edgespec.backends.attached_draft import Block, Features
 from edgespec.backends.llamacpp.context import Floats, NativeBatch, NativeContext, SequenceSlot, float_rows
 from edgespec.backends.llamacpp.library import Library, find_function
 from edgespec.backends.llamacpp.session import LlamaSession
-from edgespec.backends.llamacpp.weights import LlamaWeights
 from edgespec.backends.sequence import shared_prefix
-from edgespec.core.drafter import BlockSession, DraftSession
-from edgespec.core.protocols import CheckCancelled, Draft, Session
+from edgespec.core.protocols import CheckCancelled, Draft
 from edgespec.core.sampling import Logits, non_finite_error
 from edgespec.core.scores import HostScores, Scores
 from edgespec.errors import BackendError, RollbackError
@@ -366,20 +363,6 @@ class PairSession(_HeadReader):
         return end
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """The rows of a block.
-
-    size        rows, the root among them
-    mask_token  stands at every position but the root's
-    first       the row that predicts the token after the root; those before predict nothing
-    """
-
-    size: int
-    mask_token: int
-    first: int
-
-
 class BlockHeadSession(_HeadReader):
     """A BlockSession of DFlash or DSpark.
 
@@ -391,58 +374,16 @@ class BlockHeadSession(_HeadReader):
 
     def __init__(self, head: BlockContext, target: LlamaSession, features: Features[Floats], *, block: Block) -> None:
         super().__init__(head, target, features)
-        self.block_size = block.size - block.first
+        self.block_size = block.n_drafts
         self._block = block
 
     def block(self, text: Sequence[int], window: int, n: int) -> list[Logits] | None:
         """Up to `n` rows [V]. Each is a distribution of its own, whatever the others turn out to be."""
         self._read(text, window)
-        masks = [self._block.mask_token] * (self._block.size - 1)
-        rows = self._head.draft([text[-1], *masks], len(text) - 1)[self._block.first :]
+        rows = self._head.draft(self._block.fill(text[-1]), len(text) - 1)[self._block.first_row :]
         return [row.copy() for row in rows[:n]]
 
     def _add(self, text: Sequence[int], first: int) -> int:
         end = min(first + MAX_ROWS, len(text) - 1)
         self._head.inject(self._features.take(first, end), first)
         return end
-
-
-ContextOpener = Callable[[LlamaSession, CheckCancelled], Any]
-"""Opens a head's context beside a session of its target, as large as it. Raises BackendError, Unsupported."""
-SessionOpener = Callable[[Any, LlamaSession, Features[Floats]], DraftSession | BlockSession]
-
-
-class LlamaHead(AttachedHead):
-    """A head beside its target."""
-
-    def __init__(
-        self,
-        name: str,
-        target: LlamaWeights,
-        layers: Sequence[int],
-        weights: LlamaWeights,
-        open_context: ContextOpener,
-        open_session: SessionOpener = PairSession,
-    ) -> None:
-        """The head reads `layers` of the target. `close` frees `weights`, unless they are the target's."""
-        self.tokenizer = target.tokenizer
-        self.name = name
-        self.extra_bytes = 0 if weights is target else weights.path.stat().st_size
-        self._layers = layers
-        self._weights = None if weights is target else weights
-        self._open_context = open_context
-        self._open_session = open_session
-
-    def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
-        assert isinstance(target, LlamaSession)
-        features = target.tap(self._layers)
-        try:
-            context = self._open_context(target, check)
-        except BaseException:
-            target.untap()
-            raise
-        return self._open_session(context, target, features)
-
-    def close(self) -> None:
-        if self._weights is not None:
-            self._weights.close()

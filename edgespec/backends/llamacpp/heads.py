@@ -2,84 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgespec.backends.attached_draft import AttachedHead, Unsupported
+from edgespec.backends.attached_draft import OTHER_HEAD, AttachedHead, Features, Unsupported, read_block
+from edgespec.backends.llamacpp.context import Floats
 from edgespec.backends.llamacpp.head_session import (
-    MAX_ROWS,
     AssistantContext,
-    Block,
     BlockContext,
     BlockHeadSession,
     ChainContext,
-    ContextOpener,
     DraftContext,
     Eagle3Context,
     HeadContext,
-    LlamaHead,
+    PairSession,
 )
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.shape import count_blocks
 from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
-from edgespec.core.protocols import CheckCancelled
+from edgespec.core.drafter import BlockSession, DraftSession
+from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import InvalidModelFile
 from edgespec.formats.gguf import Header, TensorInfo, join_parts
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadKind, HeadSpec, usual_layers
 
-OTHER_HEAD = "Use a head that was trained for this model, or --draft auto."
+SessionOpener = Callable[[Any, LlamaSession, Features[Floats]], DraftSession | BlockSession]
 
 
-def _open_context(
-    weights: LlamaWeights,
-    kind: Callable[..., DraftContext],
-    *,
-    is_mtp: bool = False,
-    more_cells: int = 0,
-    **settings: Any,
-) -> ContextOpener:
-    """Opens a context of `kind` over a head's weights. An MTP layer and an assistant are graphs of their own."""
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How the sessions of a head are opened.
 
-    def open_context(session: LlamaSession, check: CheckCancelled) -> DraftContext:
+    context       makes its llama_context, given the library, the weights and the parameters
+    layers        of the target, whose hidden states it reads; as in formats.heads.HeadSpec
+    is_mtp        whether it is a graph of its own beside the model's: an MTP layer or an assistant
+    shares_kv     whether it reads the target's cache
+    more_cells    of its cache than the target's has
+    open_session  over such a context
+    """
+
+    context: Callable[..., DraftContext]
+    layers: Sequence[int] = ()
+    is_mtp: bool = False
+    shares_kv: bool = False
+    more_cells: int = 0
+    open_session: SessionOpener = PairSession
+
+
+class LlamaHead(AttachedHead):
+    """A head beside its target."""
+
+    def __init__(self, name: str, target: LlamaWeights, weights: LlamaWeights, opening: Opening) -> None:
+        """`close` frees `weights`, unless they are the target's."""
+        self.tokenizer = target.tokenizer
+        self.name = name
+        self.shares_kv = opening.shares_kv
+        self.extra_bytes = 0 if weights is target else weights.path.stat().st_size
+        self._weights = weights
+        self._is_in_target = weights is target
+        self._opening = opening
+
+    def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
+        assert isinstance(target, LlamaSession)
+        opening = self._opening
+
         def make(lib: Library, model: Any, params: Any) -> DraftContext:
-            if is_mtp:
+            if opening.is_mtp:
                 params.ctx_type = lib.api.LLAMA_CONTEXT_TYPE_MTP
-            params.n_ctx += more_cells
-            sequence = {"sequence": session.sequence} if kind is AssistantContext else {}
-            vocab_size = weights.tokenizer.vocab_size
-            return kind(lib, model, params, vocab_size=vocab_size, check=check, **settings, **sequence)
+            params.n_ctx += opening.more_cells
+            sequence = {"sequence": target.sequence} if opening.shares_kv else {}
+            vocab_size = self._weights.tokenizer.vocab_size
+            return opening.context(lib, model, params, vocab_size=vocab_size, check=check, **sequence)
 
-        return weights.open_beside(session, make)
+        features = target.tap(opening.layers)
+        try:
+            context = self._weights.open_beside(target, make)
+        except BaseException:
+            target.untap()
+            raise
+        return opening.open_session(context, target, features)
 
-    return open_context
-
-
-def _require_size(spec: HeadSpec, target: LlamaWeights, path: Path) -> None:
-    """Raises Unsupported for a head that reads hidden states of another size than the target's."""
-    if spec.hidden_size != target.hidden_size:
-        raise Unsupported(
-            f"{path.name} is a head for a hidden size of {spec.hidden_size}; the model has {target.hidden_size}.",
-            hint=OTHER_HEAD,
-        )
-
-
-def _load_weights(
-    path: Path, target: LlamaWeights, progress: Callable[[float], None], check: CheckCancelled, *, mtp: bool = False
-) -> LlamaWeights:
-    """Load the head in a GGUF file; `mtp`: with its MTP layers. Raises Unsupported, and what `load_weights` raises."""
-    options = replace(target.options.alone, mtp=mtp)
-    weights = load_weights(LlamaWeights, path, options, progress=progress, check=check)
-    if weights.tokenizer.vocab_size != target.tokenizer.vocab_size:
-        weights.close()
-        raise Unsupported(f"{path.name} has another vocabulary than the model.", hint=OTHER_HEAD)
-    return weights
+    def close(self) -> None:
+        if not self._is_in_target:
+            self._weights.close()
 
 
 def _check_ids(header: Header, path: Path, d2t: TensorInfo, rows: int, vocab_size: int) -> None:
@@ -100,28 +112,15 @@ def _check_ids(header: Header, path: Path, d2t: TensorInfo, rows: int, vocab_siz
 _N_LAYERS = 3  # whose inputs llama.cpp's encoder takes
 
 
-def open_eagle3(
-    target: LlamaWeights,
-    path: Path,
-    spec: HeadSpec,
-    progress: Callable[[float], None] = lambda fraction: None,
-    check: CheckCancelled = lambda: None,
-) -> LlamaHead:
-    """Load the EAGLE-3 head in a GGUF file, which `spec` describes, for `target`.
-
-    Raises Unsupported for a head that llama.cpp cannot run on this target, InvalidModelFile, Cancelled.
-    """
+def _prepare_eagle3(target: LlamaWeights, path: Path, spec: HeadSpec) -> Opening:
     layers = usual_layers(target.layer_count) if spec.layers is None else spec.layers
     if spec.feeds_normed or spec.norm_before_fc == "each" or len(layers) != _N_LAYERS:
         raise Unsupported(
             f"llama.cpp runs EAGLE-3 heads over {_N_LAYERS} layers of the target, and no other dialect.",
             hint="Use --draft auto.",
         )
-    _require_size(spec, target, path)
     _check_eagle3_file(read_file(path), path, spec, target.tokenizer.vocab_size)
-    head = _load_weights(path, target, progress, check)
-    context = _open_context(head, Eagle3Context, width=len(layers) * spec.hidden_size)
-    return LlamaHead("eagle3", target, layers, head, context)
+    return Opening(partial(Eagle3Context, width=len(layers) * spec.hidden_size), layers)
 
 
 def _check_eagle3_file(header: Header, path: Path, spec: HeadSpec, vocab_size: int) -> None:
@@ -175,30 +174,16 @@ _SAME_SHAPE = (
 )
 
 
-def open_mtp(
-    target: LlamaWeights,
-    path: Path,
-    spec: HeadSpec,
-    progress: Callable[[float], None] = lambda fraction: None,
-    check: CheckCancelled = lambda: None,
-) -> LlamaHead:
-    """Load the MTP layers that `spec` describes for `target`: in its own file, or another GGUF file.
-
-    Raises Unsupported for layers that llama.cpp cannot run on this target, InvalidModelFile, Cancelled.
-    """
-    _require_size(spec, target, path)
+def _prepare_mtp(target: LlamaWeights, path: Path, spec: HeadSpec) -> Opening:
     header = _read_model(path)
     count = _check_layers(header, path)
-    weights = target
     if not spec.in_target:
         _check_same_mtp(header, _read_model(target.path), path)
-        weights = _load_weights(path, target, progress, check, mtp=True)
     elif path != target.path:
         raise Unsupported(f"the MTP layers in {path.name} draft for the model in that file alone.", hint=OTHER_HEAD)
     elif not target.options.mtp:
         raise Unsupported(f"{path.name} was loaded without its MTP layers.", hint="Open it again with --draft mtp.")
-    kind = HeadContext if count == 1 else partial(ChainContext, count=count)
-    return LlamaHead("mtp", target, (), weights, _open_context(weights, kind, is_mtp=True))
+    return Opening(HeadContext if count == 1 else partial(ChainContext, count=count), is_mtp=True)
 
 
 def _read_model(path: Path) -> Header:
@@ -251,25 +236,11 @@ _SAME = ("key_length", "value_length", "key_length_swa", "value_length_swa", "sl
 _WINDOWS = "attention.sliding_window_pattern"
 
 
-def open_assistant(
-    target: LlamaWeights,
-    path: Path,
-    spec: HeadSpec,
-    progress: Callable[[float], None] = lambda fraction: None,
-    check: CheckCancelled = lambda: None,
-) -> LlamaHead:
-    """Load the assistant in a GGUF file, which `spec` describes, for `target`.
-
-    Raises Unsupported for one that llama.cpp cannot run on this target, InvalidModelFile, Cancelled.
-    """
-    _require_size(spec, target, path)
+def _prepare_assistant(target: LlamaWeights, path: Path, spec: HeadSpec) -> Opening:
     header = read_file(path)
     _check_assistant_file(header)
     _check_same_assistant(header, read_file(target.path), path)
-    weights = _load_weights(path, target, progress, check, mtp=True)
-    head = LlamaHead("mtp", target, (), weights, _open_context(weights, AssistantContext, is_mtp=True))
-    head.shares_kv = True
-    return head
+    return Opening(AssistantContext, is_mtp=True, shares_kv=True)
 
 
 def _check_assistant_file(header: Header) -> None:
@@ -318,42 +289,13 @@ def _kv_heads(header: Header) -> tuple[int, ...]:
 # graph takes the most probable one of the row before (SpecForge's Markov head).
 
 
-def open_dflash(
-    target: LlamaWeights,
-    path: Path,
-    spec: HeadSpec,
-    progress: Callable[[float], None] = lambda fraction: None,
-    check: CheckCancelled = lambda: None,
-) -> LlamaHead:
-    """Load the DFlash or DSpark head in a GGUF file, which `spec` describes, for `target`.
-
-    Raises Unsupported for a head that llama.cpp cannot run on this target, InvalidModelFile, Cancelled.
-    """
-    _require_size(spec, target, path)
+def _prepare_dflash(target: LlamaWeights, path: Path, spec: HeadSpec) -> Opening:
     header = read_file(path)
     _check_dflash_file(header, path, target.tokenizer.vocab_size)
-    block = _read_block(header, path, spec, target.tokenizer.vocab_size)
-    head, layers = _load_weights(path, target, progress, check), spec.layers or ()
-    context = _open_context(
-        head,
-        BlockContext,
-        more_cells=block.size,
-        width=len(layers) * spec.hidden_size,
-        is_causal=header.metadata.get("dflash.attention.causal") is True,
-    )
-    return LlamaHead(spec.kind, target, layers, head, context, partial(BlockHeadSession, block=block))
-
-
-def _read_block(header: Header, path: Path, spec: HeadSpec, vocab_size: int) -> Block:
-    if not 2 <= spec.block_size <= MAX_ROWS:
-        raise Unsupported(
-            f"{path.name} drafts blocks of {spec.block_size} positions; those of 2 to {MAX_ROWS} are run.",
-            hint="Use --draft auto.",
-        )
-    if spec.mask_token is None or spec.mask_token >= vocab_size:
-        stated = "none" if spec.mask_token is None else spec.mask_token
-        raise header.invalid(f"its mask token is {stated}, and the model has the tokens 0 to {vocab_size - 1}")
-    return Block(spec.block_size, spec.mask_token, 0 if spec.predicts_at_root else 1)
+    block = read_block(spec, target.tokenizer.vocab_size)
+    layers, is_causal = spec.layers or (), header.metadata.get("dflash.attention.causal") is True
+    context = partial(BlockContext, width=len(layers) * spec.hidden_size, is_causal=is_causal)
+    return Opening(context, layers, more_cells=block.n_rows, open_session=partial(BlockHeadSession, block=block))
 
 
 def _check_dflash_file(header: Header, path: Path, vocab_size: int) -> None:
@@ -395,25 +337,39 @@ def _check_rope(header: Header) -> None:
             raise header.invalid(f"its rotary embedding has the sections {numbers} of {width} numbers")
 
 
-Opener = Callable[[LlamaWeights, Path, HeadSpec, Callable[[float], None], CheckCancelled], AttachedHead]
-
-_OPENERS: dict[HeadKind, Opener] = {
-    "eagle3": open_eagle3,
-    "mtp": open_mtp,
-    "gemma4-assistant": open_assistant,
-    "dflash": open_dflash,
-    "dspark": open_dflash,
+_KINDS: dict[HeadKind, Callable[[LlamaWeights, Path, HeadSpec], Opening]] = {
+    "eagle3": _prepare_eagle3,
+    "mtp": _prepare_mtp,
+    "gemma4-assistant": _prepare_assistant,
+    "dflash": _prepare_dflash,
+    "dspark": _prepare_dflash,
 }
+"""Check a head's file, and return how it is opened. Raise Unsupported, InvalidModelFile."""
 
 
 def open_head(
-    target: LlamaWeights, path: Path, spec: HeadSpec, progress: Callable[[float], None], check: CheckCancelled
-) -> AttachedHead:
-    """Load the head in a GGUF file, which `spec` describes, for `target`.
+    target: LlamaWeights,
+    path: Path,
+    spec: HeadSpec,
+    progress: Callable[[float], None] = lambda fraction: None,
+    check: CheckCancelled = lambda: None,
+) -> LlamaHead:
+    """Load the head in a GGUF file, perhaps the target's, which `spec` describes, for `target`.
 
     Raises Unsupported for a head that llama.cpp cannot run on this target, InvalidModelFile, Cancelled.
     """
-    opener = _OPENERS.get(spec.kind)
-    if opener is None:
+    if spec.kind not in _KINDS:
         raise Unsupported(f"llama.cpp runs no heads of the kind '{spec.kind}'.", hint="Use --draft ngram, or another.")
-    return opener(target, path, spec, progress, check)
+    if spec.hidden_size != target.hidden_size:
+        raise Unsupported(
+            f"{path.name} is a head for a hidden size of {spec.hidden_size}; the model has {target.hidden_size}.",
+            hint=OTHER_HEAD,
+        )
+    opening, weights = _KINDS[spec.kind](target, path, spec), target
+    if not spec.in_target:
+        options = replace(target.options.alone, mtp=opening.is_mtp)
+        weights = load_weights(LlamaWeights, path, options, progress=progress, check=check)
+        if weights.tokenizer.vocab_size != target.tokenizer.vocab_size:
+            weights.close()
+            raise Unsupported(f"{path.name} has another vocabulary than the model.", hint=OTHER_HEAD)
+    return LlamaHead("mtp" if spec.kind == "gemma4-assistant" else spec.kind, target, weights, opening)

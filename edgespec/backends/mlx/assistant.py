@@ -7,6 +7,7 @@ the root, since the cache ends there.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.models.gemma4_text import DecoderLayer, Gemma4TextModel, ModelArgs
 
-from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.attached_draft import OTHER_HEAD, Unsupported
 from edgespec.backends.mlx.draft_vocabulary import DraftVocabulary
-from edgespec.backends.mlx.head_parts import OTHER_HEAD, read_arrays, read_target
+from edgespec.backends.mlx.head_parts import TargetParts
 from edgespec.backends.mlx.head_session import HeadNetwork
 from edgespec.backends.mlx.library import device, map_errors
 from edgespec.backends.mlx.session import MlxSession
@@ -80,15 +81,10 @@ class AssistantNetwork(HeadNetwork):
         return self.vocabulary.spread(self._outputs[0](output).astype(mx.float32))
 
 
-def read_assistant(folder: Path, spec: HeadSpec, target: Any) -> AssistantNetwork:
-    """The assistant in a folder with config.json and safetensors, for mlx-lm's model `target`.
-
-    Raises InvalidModelFile, Unsupported, CacheError, BackendError.
-    """
-    parts = read_target(target)
-    parts.check(spec)
+def read_assistant(folder: Path, spec: HeadSpec, arrays: Mapping[str, Any], target: TargetParts) -> AssistantNetwork:
+    """The assistant in a folder."""
     config = read_json(folder / "config.json")
-    arrays = {name: each for name, each in read_arrays(folder).items() if not name.startswith(_LEFT_OUT)}
+    arrays = {name: each for name, each in arrays.items() if not name.startswith(_LEFT_OUT)}
     try:
         args = ModelArgs.from_dict({**(config.get("text_config") or config), "hidden_size_per_layer_input": 0})
         module = Assistant(args, spec.hidden_size)
@@ -98,9 +94,9 @@ def read_assistant(folder: Path, spec: HeadSpec, target: Any) -> AssistantNetwor
         module.load_weights(list(arrays.items()))
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise InvalidModelFile(f"{folder.name} is no assistant: {reason_of(error)}.", hint=HEAD_HINT) from error
-    if args.vocab_size != parts.vocab_size:
+    if args.vocab_size != target.vocab_size:
         raise Unsupported(
-            f"the head is for a vocabulary of {args.vocab_size:,} tokens; the model has {parts.vocab_size:,}.",
+            f"the head is for a vocabulary of {args.vocab_size:,} tokens; the model has {target.vocab_size:,}.",
             hint=OTHER_HEAD,
         )
     if not device().on_gpu:
@@ -108,7 +104,7 @@ def read_assistant(folder: Path, spec: HeadSpec, target: Any) -> AssistantNetwor
     with map_errors():
         mx.eval(module.parameters())
     nbytes = sum(each.nbytes for each in arrays.values())
-    return AssistantNetwork(module, _find_trunk(target, module), parts.vocab_size, nbytes)
+    return AssistantNetwork(module, _find_trunk(target.model, module), target.vocab_size, nbytes)
 
 
 def _find_trunk(target: Any, module: Assistant) -> Any:

@@ -127,8 +127,7 @@ def tree_positions(depth: Any) -> Iterator[None]:
 # Keys and values of one attention layer in a linear buffer, which can be trimmed even if the layer has a window.
 #
 # Stands in for mlx-lm's KVCache, QuantizedKVCache and RotatingKVCache. RotatingKVCache keeps its window in a ring,
-# whose
-# overwritten rows a rejected draft cannot restore.
+# whose overwritten rows a rejected draft cannot restore.
 
 
 SLACK = 128  # rows kept before a window, which bound how far it can be trimmed

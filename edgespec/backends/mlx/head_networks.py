@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 
-from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.attached_draft import OTHER_HEAD, Unsupported, read_block
 from edgespec.backends.mlx.caches import ForwardContext, KeyValues
 from edgespec.backends.mlx.head_parts import (
-    OTHER_HEAD,
     HeadLayer,
     HeadWeights,
     LayerShape,
     TargetParts,
-    read_arrays,
     read_layer_shape,
-    read_target,
 )
 from edgespec.backends.mlx.head_session import HeadNetwork
 from edgespec.backends.mlx.session import MlxSession
@@ -29,6 +25,7 @@ from edgespec.formats.head_tensors import HEAD_HINT, HEAD_NAMES
 from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import read_json
 
+Arrays = Mapping[str, Any]
 _OUTER_NORMS = ("embedding_norm", "feature_norm", "output_norm")
 
 
@@ -53,7 +50,6 @@ class PairNetwork(HeadNetwork):
         Embeddings and output matrix are those of `target` where the head has none of its own. Raises InvalidModelFile
         for tensors of other shapes, Unsupported for a head that the target does not fit.
         """
-        target.check(spec)
         size, self._fuses = spec.size, spec.kind == "eagle3"
         if size != target.hidden_size and not ("embedding" in weights and "output" in weights):
             raise Unsupported(
@@ -109,17 +105,13 @@ class PairNetwork(HeadNetwork):
         return mx.fast.rms_norm(x, self._norms[name], self._eps) if name in self._norms else x
 
 
-def read_pairs(folder: Path, spec: HeadSpec, target: Any) -> PairNetwork:
-    """The EAGLE or MTP head in a folder, which may be the target's, for mlx-lm's model `target`.
-
-    Raises InvalidModelFile, Unsupported, CacheError, BackendError.
-    """
-    arrays = read_arrays(folder)
+def read_pairs(folder: Path, spec: HeadSpec, arrays: Arrays, target: TargetParts) -> PairNetwork:
+    """The EAGLE or MTP head in a folder, which may be the target's."""
     if spec.kind == "mtp":
         arrays = _stack_experts(arrays)
     weights = HeadWeights(arrays, HEAD_NAMES[spec.kind](arrays))
     shifts = find_shifts(weights) if spec.kind == "mtp" else None
-    return PairNetwork(spec, read_layer_shape(folder), weights, read_target(target), shifts)
+    return PairNetwork(spec, read_layer_shape(folder), weights, target, shifts)
 
 
 # Of a layer, not of the target
@@ -129,7 +121,7 @@ _EXPERT = re.compile(
 _PLAIN_MEAN = 0.5  # means of weights are near 1, or near 0 where a file holds them less 1
 
 
-def _stack_experts(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def _stack_experts(arrays: Arrays) -> Arrays:
     """`arrays` with the matrices of all experts of the MTP layer in one, as mlx-lm has them in its own folders.
 
     Original files have one for each expert, or one for all with those for gate and up behind each other.
@@ -165,7 +157,6 @@ def find_shifts(weights: HeadWeights) -> dict[str, float]:
     return shifts | {"layers": float(is_short), "output_norm": float(weights.mean("output_norm") < _PLAIN_MEAN)}
 
 
-_MAX_BLOCK = 64  # positions; the target scores no more rows in one forward
 _PLAIN: Mapping[str, tuple[object, ...]] = {  # what a config may say where nothing else is computed
     "hidden_act": ("silu",),
     "rope_is_neox_style": (True,),
@@ -196,24 +187,6 @@ class BlockKeys(KeyValues):
         return mask if self._reach is None else mask & (rows - keys < self._reach)
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """What is run after the root.
-
-    n_rows      the root and masks
-    first_row   that predicts, the token after the root: 0 or 1
-    mask_token  the id of a mask
-    windows     [layers] the positions that a row attends to; None for all
-    is_causal   whether a row attends to none of the later ones
-    """
-
-    n_rows: int
-    first_row: int
-    mask_token: int
-    windows: Sequence[int | None]
-    is_causal: bool
-
-
 class BlockNetwork(HeadNetwork):
     """DFlash (Chen et al. 2026): one forward fills a block of masks over the target's hidden states.
 
@@ -223,21 +196,21 @@ class BlockNetwork(HeadNetwork):
 
     reads_pairs = False
 
-    def __init__(self, spec: HeadSpec, folder: Path, target: TargetParts) -> None:
-        """Reads a folder with config.json and safetensors.
+    def __init__(self, folder: Path, spec: HeadSpec, arrays: Arrays, target: TargetParts) -> None:
+        """Reads the config.json in `folder`.
 
         Raises InvalidModelFile, CacheError, BackendError; Unsupported for a head that the target does not fit.
         """
-        target.check(spec)
-        self.layers, size, arrays = spec.layers or (), target.hidden_size, read_arrays(folder)
+        self.layers, size = spec.layers or (), target.hidden_size
         weights, shape = HeadWeights(arrays, HEAD_NAMES[spec.kind](arrays)), read_layer_shape(folder)
         self._eps = shape.eps
         self._fc = weights.linear("fc", size, len(self.layers) * size)
         self._norms = [weights.vector(name, size) for name in ("feature_norm", "output_norm")]
         self._layers = [HeadLayer(weights, shape, size, prefix) for prefix in weights.layer_prefixes]
         self.depth = len(self._layers)
-        self._block = _read_block(spec, folder, target.vocab_size, self.depth)
-        self.n_drafts = self._block.n_rows - self._block.first_row
+        self._block = read_block(spec, target.vocab_size)
+        self.n_drafts = self._block.n_drafts
+        self._attention = _read_attention(folder, self.depth)
         vocabulary, output = target.find_vocabulary(weights, size)
         self._outputs = [output]
         self._embed = target.find_embedding(weights, size)
@@ -251,7 +224,8 @@ class BlockNetwork(HeadNetwork):
         self._finish(weights, vocabulary)
 
     def open_caches(self, target: MlxSession, position: int) -> Any:
-        return [BlockKeys(window, is_causal=self._block.is_causal) for window in self._block.windows]
+        windows, is_causal = self._attention
+        return [BlockKeys(window, is_causal=is_causal) for window in windows]
 
     def fuse(self, features: Any) -> Any:
         return mx.fast.rms_norm(self._fc(features.astype(self.dtype)), self._norms[0], self._eps)
@@ -267,8 +241,8 @@ class BlockNetwork(HeadNetwork):
         None of them is kept. All rows of a block run, as in training: since they attend to each other, fewer of them
         would say other things.
         """
-        held, masks = caches[0].length, [self._block.mask_token] * (self._block.n_rows - 1)
-        x = self._embed(mx.array([root, *masks], mx.int32)).astype(self.dtype)
+        held = caches[0].length
+        x = self._embed(mx.array(self._block.fill(root), mx.int32)).astype(self.dtype)
         try:
             for layer, cache in zip(self._layers, caches, strict=True):
                 x = layer.run(x, cache, x)
@@ -289,29 +263,8 @@ class BlockNetwork(HeadNetwork):
         return self.vocabulary.spread(scores[:1] + self._outputs[1](self._markov(token)).astype(mx.float32))
 
 
-def read_blocks(folder: Path, spec: HeadSpec, target: Any) -> BlockNetwork:
-    """The head in a folder for mlx-lm's model `target`. Raises as BlockNetwork."""
-    return BlockNetwork(spec, folder, read_target(target))
-
-
-def _read_block(spec: HeadSpec, folder: Path, vocab_size: int, count: int) -> Block:
-    """Raises Unsupported for a head without masks, or with blocks that are too long; and as _read_attention."""
-    if spec.mask_token is None or spec.mask_token >= vocab_size:
-        named = "none" if spec.mask_token is None else f"{spec.mask_token:,} of {vocab_size:,}"
-        raise Unsupported(
-            f"the head fills its blocks with a token of the model, and its config.json names {named}.", hint=OTHER_HEAD
-        )
-    if not 2 <= spec.block_size <= _MAX_BLOCK:
-        raise Unsupported(
-            f"the head has blocks of {spec.block_size:,} positions; those of 2 to {_MAX_BLOCK} are run.",
-            hint=OTHER_HEAD,
-        )
-    windows, is_causal = _read_attention(folder, count)
-    return Block(spec.block_size, 0 if spec.predicts_at_root else 1, spec.mask_token, windows, is_causal)
-
-
 def _read_attention(folder: Path, count: int) -> tuple[list[int | None], bool]:
-    """The windows and `is_causal` of a Block with `count` layers, as config.json has them.
+    """The positions that a row of each of `count` layers attends to, None for all, and whether none of later rows.
 
     A window without `use_sliding_window` or `use_swa` means nothing. Raises InvalidModelFile, CacheError; Unsupported
     for layers that compute something else.

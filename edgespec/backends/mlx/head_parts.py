@@ -13,7 +13,7 @@ import numpy as np
 from mlx_lm.models.rope_utils import initialize_rope
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear
 
-from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.attached_draft import OTHER_HEAD, Unsupported
 from edgespec.backends.mlx.caches import KeyValues
 from edgespec.backends.mlx.draft_vocabulary import DraftVocabulary
 from edgespec.backends.mlx.library import device, map_errors
@@ -357,12 +357,9 @@ class HeadLayer:
 # What heads share with their target on MLX: its embeddings and its output matrix.
 
 
-OTHER_HEAD = "Use a head that was trained for this model, or --draft auto."
-
-
 @dataclass(frozen=True, slots=True)
 class TargetParts:
-    """What a head shares with mlx-lm's model.
+    """What a head shares with mlx-lm's `model`.
 
     vocab_size   V
     hidden_size  H
@@ -370,6 +367,7 @@ class TargetParts:
     score        logits [n, V] of states [n, H]
     """
 
+    model: Any
     vocab_size: int
     hidden_size: int
     embed: Callable[[Any], Any]
@@ -424,7 +422,7 @@ def read_target(model: Any) -> TargetParts:
     """Reads shapes from lazy arrays of mlx-lm's model; nothing is computed. Raises Unsupported."""
     embedding = find_embedding(model)
     token = mx.array([[0]], mx.int32)
-    return TargetParts(model(token).shape[-1], embedding(token).shape[-1], embedding, find_output(model))
+    return TargetParts(model, model(token).shape[-1], embedding(token).shape[-1], embedding, find_output(model))
 
 
 def find_embedding(model: Any) -> Any:

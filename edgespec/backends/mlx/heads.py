@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,8 @@ import numpy as np
 from edgespec.backends.attached_draft import AttachedHead, Features, Unsupported
 from edgespec.backends.mlx.assistant import read_assistant
 from edgespec.backends.mlx.draft_vocabulary import ShortVocabulary, choose_frequent
-from edgespec.backends.mlx.head_networks import read_blocks, read_pairs
+from edgespec.backends.mlx.head_networks import BlockNetwork, read_pairs
+from edgespec.backends.mlx.head_parts import TargetParts, read_arrays, read_target
 from edgespec.backends.mlx.head_session import BlockHeadSession, HeadNetwork, HeadSession
 from edgespec.backends.mlx.medusa import read_hydra, read_medusa
 from edgespec.backends.mlx.session import MlxSession
@@ -32,16 +33,19 @@ _TEXT, _DRAFT, _REPEATS = 8, 3, 3  # tokens of the text and of a draft; rounds, 
 Opener = Callable[[Any, MlxSession, Features[Any], CheckCancelled], DraftSession | BlockSession]
 """Opens a session of a network for a target's session and its features, whose tap ends with the new session."""
 
-Reader = Callable[[Path, HeadSpec, Any], HeadNetwork]
-"""Reads the head of a spec from its folder, for mlx-lm's model. Raises Unsupported, InvalidModelFile, BackendError."""
+Reader = Callable[[Path, HeadSpec, Mapping[str, Any], TargetParts], HeadNetwork]
+"""Makes a network of a folder's config.json and arrays.
+
+Raises Unsupported for a head that the target does not fit, InvalidModelFile, CacheError, BackendError.
+"""
 
 _KINDS: dict[HeadKind, tuple[Reader, Opener]] = {
     "eagle3": (read_pairs, HeadSession),
     "eagle": (read_pairs, HeadSession),
     "mtp": (read_pairs, HeadSession),
     "gemma4-assistant": (read_assistant, HeadSession),
-    "dflash": (read_blocks, BlockHeadSession),
-    "dspark": (read_blocks, HeadSession),
+    "dflash": (BlockNetwork, BlockHeadSession),
+    "dspark": (BlockNetwork, HeadSession),
     "medusa": (read_medusa, BlockHeadSession),
     "hydra": (read_hydra, HeadSession),
 }
@@ -122,7 +126,9 @@ def open_head(model: Any, n_layers: int, tokenizer: Tokenizer, path: Path, spec:
     read, opener = _KINDS[spec.kind]
     if spec.layers is None:
         spec = replace(spec, layers=usual_layers(n_layers))
-    return MlxHead(spec.kind, read(path, spec, model), opener, tokenizer)
+    target = read_target(model)
+    target.check(spec)
+    return MlxHead(spec.kind, read(path, spec, read_arrays(path), target), opener, tokenizer)
 
 
 def _draft(draft: DraftSession | BlockSession, text: list[int]) -> list[int]:

@@ -16,9 +16,7 @@ from edgespec.backends.mlx.head_parts import (
     HeadWeights,
     LayerShape,
     TargetParts,
-    read_arrays,
     read_layer_shape,
-    read_target,
 )
 from edgespec.backends.mlx.head_session import HeadNetwork
 from edgespec.errors import InvalidModelFile
@@ -68,14 +66,8 @@ class MedusaNetwork(HeadNetwork):
         return self.vocabulary.spread(scores.astype(mx.float32))
 
 
-def read_medusa(folder: Path, spec: HeadSpec, model: Any) -> MedusaNetwork:
-    """The heads in a folder with safetensors or a pickle, for mlx-lm's `model`.
-
-    Raises InvalidModelFile, Unsupported, BackendError, CacheError.
-    """
-    target = read_target(model)
-    target.check(spec)
-    arrays = read_arrays(folder)
+def read_medusa(folder: Path, spec: HeadSpec, arrays: Mapping[str, Any], target: TargetParts) -> MedusaNetwork:
+    """The Medusa heads in a folder."""
     names = {found[1]: name for name in arrays if (found := _NAME.fullmatch(name))}
     blocks = [name.split(".")[:2] for name in names if name.endswith("linear.weight")]
     return MedusaNetwork(
@@ -155,14 +147,8 @@ class HydraNetwork(HeadNetwork):
         return self.vocabulary.spread(self._outputs[head](x).astype(mx.float32))
 
 
-def read_hydra(folder: Path, spec: HeadSpec, model: Any) -> HydraNetwork:
-    """The heads in a folder with safetensors or a pickle, for mlx-lm's `model`.
-
-    Raises InvalidModelFile, Unsupported, BackendError, CacheError.
-    """
-    target = read_target(model)
-    target.check(spec)
-    arrays = read_arrays(folder)
+def read_hydra(folder: Path, spec: HeadSpec, arrays: Mapping[str, Any], target: TargetParts) -> HydraNetwork:
+    """The Hydra heads in a folder."""
     names = dict(_find_names(arrays))
     parts = [name.split(".") for name in names]
     lacking = "blocks of Hydra heads that read the tokens before"
@@ -174,7 +160,7 @@ def read_hydra(folder: Path, spec: HeadSpec, model: Any) -> HydraNetwork:
         names |= {neutral: _PREFIX + name for neutral, name in _PREFIX_NAMES.items()}
         if missing := [name for name in names.values() if name not in arrays]:
             raise InvalidModelFile(f"The Hydra++ head lacks the tensor {missing[0]}.", hint=HEAD_HINT)
-        shape = read_layer_shape(folder, _find_settings(model, arrays, target.hidden_size))
+        shape = read_layer_shape(folder, _find_settings(target.model, arrays, target.hidden_size))
     return HydraNetwork(n_blocks, HeadWeights(arrays, names), target, shape)
 
 
