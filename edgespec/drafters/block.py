@@ -5,35 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
-from edgespec.core.drafter import BlockSession, Drafter, TokenDraw
+from edgespec.core.drafter import BlockSession, TokenDraw
 from edgespec.core.protocols import Budget
 from edgespec.core.sampling import Logits
 from edgespec.core.tree import DraftTree
 from edgespec.drafters.recycling import Bigram
-from edgespec.drafters.sequential import best_tokens
+from edgespec.drafters.sequential import SessionDrafter, best_tokens
 
 
-class BlockDrafter(Drafter):
+class BlockDrafter(SessionDrafter):
     """One unit proposes a block: the tree of its most probable paths, or a drawn chain.
 
     The positions of a block are independent, so the probability of a path is the product of its tokens'. With a
     `bigram` a position knows the token before it.
     """
 
+    _session: BlockSession
+
     def __init__(self, name: str, session: BlockSession, bigram: Bigram | None = None) -> None:
-        """Closes `session` when it is closed."""
-        self.name = name
+        super().__init__(name, session)
         self.block_size = session.block_size
-        self._session = session
         self._bigram = bigram
-        self._draw: TokenDraw | None = None
-
-    def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
-        self._draw, self.is_drawn = draw, draw is not None
-        self._session.begin(text)
-
-    def pending_tokens(self, text: Sequence[int]) -> int:
-        return self._session.pending_tokens(text)
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         depth = min(limit.depth, self.block_size)
@@ -45,9 +37,6 @@ class BlockDrafter(Drafter):
         else:
             self._add_best_paths(tree, rows, limit.nodes)
         yield
-
-    def close(self) -> None:
-        self._session.close()
 
     def _draw_chain(self, tree: DraftTree, text: Sequence[int], rows: list[Logits], draw: TokenDraw) -> None:
         prefix, parent = list(text), -1

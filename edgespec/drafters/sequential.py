@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -119,22 +120,35 @@ class ModelDraftSession(TextReader):
         return chain, scores
 
 
-class SequentialDrafter(Drafter):
-    """Proposes the most probable token and its siblings, unit by unit; or draws a chain."""
+class SessionDrafter(Drafter):
+    """A drafter over a session, which it closes when it is closed."""
 
-    def __init__(self, name: str, session: DraftSession) -> None:
-        """Closes `session` when it is closed."""
+    def __init__(self, name: str, session: Any) -> None:
+        """`session` is a DraftSession or a BlockSession."""
         self.name = name
         self._session = session
         self._draw: TokenDraw | None = None
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         self._draw, self.is_drawn = draw, draw is not None
-        self.is_async = self._session.is_async and draw is None
         self._session.begin(text)
 
     def pending_tokens(self, text: Sequence[int]) -> int:
-        return self._session.pending_tokens(text)
+        n: int = self._session.pending_tokens(text)
+        return n
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class SequentialDrafter(SessionDrafter):
+    """Proposes the most probable token and its siblings, unit by unit; or draws a chain."""
+
+    _session: DraftSession
+
+    def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
+        self.is_async = self._session.is_async and draw is None
+        super().begin(text, draw)
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         session, parent = self._session, -1
@@ -152,9 +166,6 @@ class SequentialDrafter(Drafter):
             return None
         chain = self._session.rollout(text, len(text) if limit.read is None else limit.read, limit.depth)
         return None if chain is None else chain[0]
-
-    def close(self) -> None:
-        self._session.close()
 
     def _propose(self, tree: DraftTree, parent: int, logits: Logits, max_nodes: int) -> int:
         """Add the candidates below `parent`; returns the one to continue."""

@@ -211,10 +211,10 @@ class _HeadReader:
         if network.reads_pairs and cache.held == last:  # read before: its last pair runs again, for its output
             cache.trim(last - 1, len(text))
         most = max(1, window if network.reads_pairs else window - 1) if network.depth else 1
-        if last - cache.held > most or not cache.can_read():
-            cache.restart(last, most)
-            self.text, self._base = [], 0
         with map_errors():
+            if last - cache.held > most or not cache.can_read():
+                cache.restart(last, most)
+                self.text, self._base = [], 0
             while cache.held < last:
                 self._check()
                 end = min(cache.held + _CHUNK, last)
