@@ -11,6 +11,7 @@ import pytest
 
 from edgespec.core.drafter import BlockSession, Drafter, DraftSession
 from edgespec.core.protocols import Session
+from tests.architecture.test_layers import LAYERS
 from tests.models import REPOSITORY
 
 DOCUMENTS = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").glob("*.md"))]
@@ -72,6 +73,12 @@ def list_names() -> tuple[set[str], set[str]]:
 def read_picture() -> str:
     """The processes, threads and queues of docs/architecture.md."""
     return read("docs/architecture.md").partition("```text\n")[2].partition("```")[0]
+
+
+def test_the_table_of_layers_is_current() -> None:
+    rows = re.findall(r"^\| (\d+) \| (`.*`) \|", read("docs/architecture.md"), re.MULTILINE)
+    shown = {int(number): set(re.findall(r"`(\w+)`", names)) for number, names in rows}
+    assert shown == {number: set(layer) for number, layer in enumerate(LAYERS, 1)}
 
 
 def test_the_picture_has_all_threads() -> None:
