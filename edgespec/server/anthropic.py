@@ -10,19 +10,21 @@ from pydantic import Field
 
 from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
-from edgespec.server.controls import AnthropicThinkingBody, DraftingBody, EffortConfig, ResidencyBody
 from edgespec.server.fields import (
     FEW,
     MANY,
+    AnthropicThinkingBody,
     AnyModelName,
     Body,
+    EffortConfig,
+    GenerationBody,
     Stops,
     Tokens,
+    Writer,
     join_text,
     read_arguments,
     refuse_fields,
 )
-from edgespec.server.http import format_event
 from edgespec.service.generation_spec import (
     GenerationSpec,
     Settings,
@@ -166,7 +168,7 @@ class CountRequest(AnthropicThinkingBody):
         return {"prompt": messages, "start": start}
 
 
-class MessagesRequest(CountRequest, DraftingBody, ResidencyBody):
+class MessagesRequest(CountRequest, GenerationBody):
     """The body of /v1/messages."""
 
     max_tokens: Tokens
@@ -178,15 +180,9 @@ class MessagesRequest(CountRequest, DraftingBody, ResidencyBody):
     output_format: OutputFormat | None = None
     container: Any = None
     mcp_servers: list[Any] | None = None
-    stream: bool | None = False
-    n: Literal[1] = 1
 
     def writer(self) -> MessagesWriter:
         return MessagesWriter(self.model)
-
-    def generation_specs(self) -> list[GenerationSpec]:
-        """Raises InvalidRequest."""
-        return [self.generation_spec()]
 
     def generation_spec(self) -> GenerationSpec:
         """Raises InvalidRequest."""
@@ -202,18 +198,14 @@ class MessagesRequest(CountRequest, DraftingBody, ResidencyBody):
         )
 
 
-class MessagesWriter:
-    """One message, as a body or as events."""
+class MessagesWriter(Writer):
+    """One message."""
 
     def __init__(self, model: str) -> None:
         self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model}
         self._blocks: list[dict[str, Any]] = []
         self._is_open = False  # whether the last block may still grow
         self._end: Done | None = None
-
-    def add(self, index: int, part: Part) -> None:
-        for _ in self.chunks(index, part):  # builds the blocks of the body
-            pass
 
     def response_body(self) -> dict[str, Any]:
         assert self._end is not None
@@ -225,59 +217,53 @@ class MessagesWriter:
             **self._end.extensions(),
         }
 
-    def chunks(self, index: int, part: Part) -> Iterator[bytes]:
-        if isinstance(part, Started):
-            empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-            usage = _format_usage(part.prompt_tokens, part.cached_tokens, 0)
-            yield _format_event("message_start", message={**self._head, **empty, "usage": usage})
-        elif isinstance(part, TextDelta):
-            yield from self._grow({"type": "text", "text": ""}, "text", part.text)
-        elif isinstance(part, ReasoningDelta):
-            yield from self._grow({"type": "thinking", "thinking": "", "signature": ""}, "thinking", part.text)
-        elif isinstance(part, CallStart):
-            yield from self._begin({"type": "tool_use", "id": new_id("toolu_"), "name": part.name, "input": {}})
-        elif isinstance(part, CallDelta):
-            yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
-        elif isinstance(part, CallEnd):
-            self._blocks[-1]["input"] = read_arguments(part.call.arguments)
-            yield from self._close()
-        elif isinstance(part, Done):
-            self._end = part
-            yield from self._close()
-            yield _format_event(
-                "message_delta", delta=_format_stop(part), usage=_count_usage(part), **part.extensions()
-            )
+    def events(self, index: int, part: Part) -> Iterator[dict[str, Any]]:
+        match part:
+            case Started(prompt, cached):
+                empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+                message = {**self._head, **empty, "usage": _format_usage(prompt, cached, 0)}
+                yield {"type": "message_start", "message": message}
+            case TextDelta(text):
+                yield from self._grow({"type": "text", "text": ""}, "text", text)
+            case ReasoningDelta(text):
+                yield from self._grow({"type": "thinking", "thinking": "", "signature": ""}, "thinking", text)
+            case CallStart(name=name):
+                yield from self._begin({"type": "tool_use", "id": new_id("toolu_"), "name": name, "input": {}})
+            case CallDelta(arguments=arguments):
+                yield self._block_event("delta", delta={"type": "input_json_delta", "partial_json": arguments})
+            case CallEnd(call=call):
+                self._blocks[-1]["input"] = read_arguments(call.arguments)
+                yield from self._close()
+            case Done():
+                self._end = part
+                yield from self._close()
+                fields = {"delta": _format_stop(part), "usage": _count_usage(part)}
+                yield {"type": "message_delta", **fields, **part.extensions()}
 
-    def finish(self) -> Iterator[bytes]:
-        yield _format_event("message_stop")
+    def finish(self) -> Iterator[dict[str, Any]]:
+        yield {"type": "message_stop"}
 
-    def fail(self, error: dict[str, Any]) -> bytes:
-        return format_event(error)
-
-    def _grow(self, empty: dict[str, Any], key: str, text: str) -> Iterator[bytes]:
+    def _grow(self, empty: dict[str, Any], key: str, text: str) -> Iterator[dict[str, Any]]:
         """Append `text` to the last block; begin with the block `empty` unless the last one is of the same type."""
         if not self._blocks or self._blocks[-1]["type"] != empty["type"]:
             yield from self._begin(empty)
         self._blocks[-1][key] += text
-        yield self._delta({"type": f"{key}_delta", key: text})
+        yield self._block_event("delta", delta={"type": f"{key}_delta", key: text})
 
-    def _begin(self, block: dict[str, Any]) -> Iterator[bytes]:
+    def _begin(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._close()
         self._blocks.append(block)
         self._is_open = True
-        yield _format_event("content_block_start", index=len(self._blocks) - 1, content_block=block)
+        yield self._block_event("start", content_block=dict(block))
 
-    def _delta(self, delta: dict[str, Any]) -> bytes:
-        return _format_event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
-
-    def _close(self) -> Iterator[bytes]:
+    def _close(self) -> Iterator[dict[str, Any]]:
         if self._is_open:
             self._is_open = False
-            yield _format_event("content_block_stop", index=len(self._blocks) - 1)
+            yield self._block_event("stop")
 
-
-def _format_event(kind: str, **data: Any) -> bytes:
-    return format_event({"type": kind, **data})
+    def _block_event(self, kind: str, **data: Any) -> dict[str, Any]:
+        """An event of the last block."""
+        return {"type": f"content_block_{kind}", "index": len(self._blocks) - 1, **data}
 
 
 def _format_stop(end: Done) -> dict[str, str | None]:

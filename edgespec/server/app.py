@@ -24,9 +24,8 @@ from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.hub.cache import shorten_names
 from edgespec.server.anthropic import MessagesRequest
 from edgespec.server.auth import Guard, Rules, page_routes, require_manager
-from edgespec.server.controls import LoadRequest, UnloadRequest
 from edgespec.server.embeddings import EmbeddingRequest, embedding_handler
-from edgespec.server.fields import Body
+from edgespec.server.fields import Body, LoadRequest, UnloadRequest
 from edgespec.server.generation import generate
 from edgespec.server.http import (
     Handler,
@@ -43,7 +42,7 @@ from edgespec.server.models import Models, require_local
 from edgespec.server.ollama import ollama_routes
 from edgespec.server.openai import ChatRequest, CompletionRequest
 from edgespec.server.openapi import document
-from edgespec.server.record import AccessLog, current_record
+from edgespec.server.record import AccessLog, request_context
 from edgespec.server.remote_slot import RemoteSlot
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.slots import ModelSlot
@@ -173,7 +172,7 @@ def model_routes(models: Models) -> list[Route]:
         require_manager()
         body = await read_body(request, LoadRequest)
         slot = require_local(models.find(body.model))
-        body.keep(slot)
+        slot.apply_keep_alive(body.keep_alive)
 
         async def load() -> dict[str, Any]:
             async with models.turn(slot):
@@ -185,7 +184,7 @@ def model_routes(models: Models) -> list[Route]:
         require_manager()
         body = await read_body(request, UnloadRequest)
         slot = require_local(models.find(body.model))
-        current_record().model = slot.name
+        request_context().model = slot.name
         await (slot.stop() if body.now else slot.unload())
         return JsonResponse({"success": True})
 

@@ -24,8 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.errors import CacheError, InvalidRequest, reason_of
 from edgespec.files import write_private
-from edgespec.server.http import HttpError, ServerStops, check_hops, error_response
-from edgespec.server.record import ONLY_KEY, Caller, Key, Keys, current_record, hash_key, make_key
+from edgespec.server.http import HttpError, ServerStops, check_proxy_loop, error_response
+from edgespec.server.record import ONLY_KEY, Caller, Key, Keys, hash_key, make_key, request_context
 
 # The web page at /: a conversation with the models, and the state of the server.
 
@@ -100,8 +100,8 @@ class Guard:
 
         try:
             self._check_origin(scope, headers)
-            current_record().caller = self._identify(scope, headers)
-            check_hops(headers)
+            request_context().caller = self._identify(scope, headers)
+            check_proxy_loop(headers)
             await self._app(scope, self._limit_body(headers, receive), note_start)
         except HttpError as error:
             if started:
@@ -190,7 +190,7 @@ def require_manager() -> None:
     A key may manage models if its entry says so (`edgespec key add NAME --manage`), and so may that of --api-key.
     Where a server has no keys, callers on this machine may.
     """
-    if not current_record().caller.may_manage:
+    if not request_context().caller.may_manage:
         raise HttpError(
             403, "this caller may not manage models.", hint="Send a key made with `edgespec key add --manage`."
         )

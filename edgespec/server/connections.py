@@ -25,10 +25,10 @@ from uvicorn.protocols.utils import get_remote_addr
 from edgespec.errors import InvalidRequest, reason_of
 from edgespec.server.http import HttpError, error_response
 
-# Census: how many connections there are, and from where.
+# How many connections there are, and from where.
 
 
-class Census:
+class ConnectionCounter:
     """Counts connections. There may be `limit` of them, half as many from one address."""
 
     def __init__(self, limit: int) -> None:
@@ -58,10 +58,12 @@ class Handshake(asyncio.Protocol):
     asyncio's own servers do not tell of a connection before its handshake, so those without an end would not count.
     """
 
-    def __init__(self, make: Callable[[], asyncio.Protocol], census: Census, context: ssl.SSLContext) -> None:
+    def __init__(
+        self, make: Callable[[], asyncio.Protocol], counter: ConnectionCounter, context: ssl.SSLContext
+    ) -> None:
         """`make` makes the protocol that follows."""
         self._make = make
-        self._census = census
+        self._counter = counter
         self._context = context
         self._early = b""  # what came with the end of the handshake
         self._next: asyncio.Protocol | None = None
@@ -83,12 +85,12 @@ class Handshake(asyncio.Protocol):
     async def _shake_hands(self, transport: asyncio.Transport) -> None:
         address = (get_remote_addr(transport) or ("", 0))[0]
         secure = None
-        if self._census.enter(address):
+        if self._counter.enter(address):
             with suppress(OSError):  # also of ssl: the client left, was too slow, or does not speak TLS
                 secure = await asyncio.get_running_loop().start_tls(
                     transport, self, self._context, server_side=True, ssl_handshake_timeout=_HANDSHAKE_S
                 )
-        self._census.leave(address)
+        self._counter.leave(address)
         if secure is None:
             transport.abort()
         elif not self._is_lost:
@@ -156,10 +158,10 @@ _LOG = logging.getLogger("edgespec.server")
 
 async def serve(app: ASGIApp, listeners: Sequence[socket.socket], tls: ssl.SSLContext | None = None) -> None:
     """Serve an application until Ctrl-C, which raises KeyboardInterrupt, or SIGTERM. Unix sockets need no TLS."""
-    census = Census(max(8, min(_MAX_CONNECTIONS, raise_descriptor_limit() - _SPARE_DESCRIPTORS)))
+    counter = ConnectionCounter(max(8, min(_MAX_CONNECTIONS, raise_descriptor_limit() - _SPARE_DESCRIPTORS)))
     config = uvicorn.Config(
         app,
-        http=partial(Connection, census),  # type: ignore[arg-type] # called like the class
+        http=partial(Connection, counter),  # type: ignore[arg-type] # called like the class
         log_config=None,
         log_level="warning",
         access_log=False,
@@ -169,7 +171,7 @@ async def serve(app: ASGIApp, listeners: Sequence[socket.socket], tls: ssl.SSLCo
         backlog=_ACCEPTS,
     )
     asyncio.get_running_loop().set_exception_handler(_ExceptionHandler())
-    await HttpServer(config, census, tls).serve(list(listeners))
+    await HttpServer(config, counter, tls).serve(list(listeners))
 
 
 def raise_descriptor_limit() -> int:
@@ -188,16 +190,16 @@ def raise_descriptor_limit() -> int:
 class Connection(H11Protocol):
     """A connection, which is closed if it sends no whole head of a request in time."""
 
-    def __init__(self, census: Census, **options: Any) -> None:
+    def __init__(self, counter: ConnectionCounter, **options: Any) -> None:
         super().__init__(**options)
-        self._census = census
+        self._counter = counter
         self._address = ""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
         self._address = self.client[0] if self.client else ""
-        if self._census.enter(self._address):
+        if self._counter.enter(self._address):
             self._start_timer()
         else:
             self._refuse(HttpError(503, "there are too many connections.", hint="Close some, or try again later."))
@@ -212,7 +214,7 @@ class Connection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        self._census.leave(self._address)
+        self._counter.leave(self._address)
         super().connection_lost(exc)
 
     def _start_timer(self) -> None:
@@ -253,9 +255,9 @@ class HttpServer(uvicorn.Server):
     Every request is cancelled; the application answers it with an error.
     """
 
-    def __init__(self, config: uvicorn.Config, census: Census, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, config: uvicorn.Config, counter: ConnectionCounter, tls: ssl.SSLContext | None) -> None:
         super().__init__(config)
-        self._census = census
+        self._counter = counter
         self._tls = tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -263,7 +265,7 @@ class HttpServer(uvicorn.Server):
         await super().startup(plain)
         for each in sockets or ():
             if self._tls is not None and each not in plain:
-                handshake = partial(Handshake, self._connect, self._census, self._tls)
+                handshake = partial(Handshake, self._connect, self._counter, self._tls)
                 loop = asyncio.get_running_loop()
                 self.servers.append(await loop.create_server(handshake, sock=each, backlog=_ACCEPTS))
             each.listen(_BACKLOG)

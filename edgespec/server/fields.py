@@ -6,10 +6,12 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -22,43 +24,32 @@ from pydantic import (
 from edgespec.engine.json_schema import is_shallow
 from edgespec.engine.structured_output import Structure, json_structure
 from edgespec.errors import InvalidRequest
-from edgespec.service.generation_spec import Settings, Tool, make_tool
+from edgespec.service.generation_spec import DraftLength, Effort, GenerationSpec, Settings, Thinking, Tool, make_tool
+from edgespec.service.response import Part
+from edgespec.units import parse_duration
 
+_SAMPLING = {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"}
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 AnyModelName = Annotated[
     str, StringConstraints(max_length=512), BeforeValidator(lambda name: "" if name is None else name)
 ]
 """Without a name, or with null, the only model of a server answers."""
-_MAX_STOP = 256  # characters
-Stop = Annotated[str, StringConstraints(min_length=1, max_length=_MAX_STOP)]
+MAX_STOP = 256  # characters
+Stop = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP)]
 Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-TokenId = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
-Bias = Annotated[float, Field(ge=-100, le=100)]
 NO_LIMIT = 2**31
 """Tokens of an answer that may go on to the end of the context."""
 Tokens = Annotated[int, Field(ge=-1, le=NO_LIMIT), AfterValidator(lambda n: NO_LIMIT if n == -1 else n)]
 """Tokens of an answer. As in llama.cpp's server, 0 reads the prompt into the cache only, and -1 is no limit."""
 FEW, MANY = Field(max_length=256, fail_fast=True), Field(max_length=4096, fail_fast=True)
 """Limits of a list's length. Without `fail_fast` pydantic reports every invalid item of a list of any length."""
-_MAX_BIASES = 4096
-
-
-def _limit_length(value: object) -> object:
-    """Reject a large mapping before each of its items is validated."""
-    if isinstance(value, dict) and len(value) > _MAX_BIASES:
-        raise ValueError(f"there are more than {_MAX_BIASES:,}")
-    return value
 
 
 class Body(BaseModel):
     """A JSON object of a request."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
-
-
-class StreamOptions(Body):
-    include_usage: bool = False
 
 
 class SamplingBody(Body):
@@ -70,47 +61,149 @@ class SamplingBody(Body):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64)] | None = None
+
+    def settings(self, **more: Any) -> Settings:
+        """`more`: the settings whose names differ between the interfaces."""
+        return Settings(**self.model_dump(include=_SAMPLING), **more)
 
 
-class CompletionBody(SamplingBody):
-    """The fields that /v1/chat/completions and /v1/completions share. `top_k`, `min_p` and `repetition_penalty` are
-    extensions, named as in llama.cpp's server.
+class Writer:
+    """Turns the parts of the answers to one request into the events of an interface, and these into a whole answer.
+
+    `index` numbers the answers; the parts of one come in order.
     """
 
-    model: AnyModelName = ""
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_limit_length)] = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**64)] | None = None
-    stop: str | Stops | None = None
-    n: Annotated[int, Field(ge=1, le=16)] | None = None
-    stream: bool | None = False
-    stream_options: StreamOptions | None = None
+    last = b""
+    """What ends a stream, after its events."""
 
-    def settings(self) -> Settings:
-        bias = None if self.logit_bias is None else tuple((int(token), by) for token, by in self.logit_bias.items())
-        return Settings(
-            self.temperature,
-            self.top_p,
-            self.top_k,
-            self.min_p,
-            self.presence_penalty,
-            self.frequency_penalty,
-            self.repetition_penalty,
-            bias,
-        )
+    def events(self, index: int, part: Part) -> Iterator[dict[str, Any]]:
+        """The events of a part."""
+        raise NotImplementedError
 
-    def stops(self) -> tuple[str, ...]:
+    def finish(self) -> Iterator[dict[str, Any]]:
+        """The events after all answers."""
+        yield from ()
+
+    def fail(self, error: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The last events of a stream that fails; `error` is the body that a whole answer would have."""
+        yield error
+
+    def response_body(self) -> dict[str, Any]:
+        """The whole answer, after the events of all parts."""
+        raise NotImplementedError
+
+
+# Loading and unloading, and how long a model stays loaded: Ollama's `keep_alive`, LM Studio's `ttl`.
+
+
+_MAX_DURATION = 64  # characters
+
+
+def _parse_keep_alive(value: Any) -> float:
+    if not isinstance(value, int | float | str):
+        raise ValueError("neither a number nor a duration")
+    return parse_duration(str(value)[:_MAX_DURATION])
+
+
+KeepAlive = Annotated[
+    float, Field(allow_inf_nan=True), BeforeValidator(_parse_keep_alive, json_schema_input_type=float | str)
+]
+"""Seconds, or a duration such as "10m"; less than 0 is without end: `inf`."""
+
+
+class ResidencyBody(Body):
+    """A request that names a model. What the last call has set counts until the model is unloaded."""
+
+    keep_alive: KeepAlive | None = Field(default=None, validation_alias=AliasChoices("ttl", "keep_alive"))
+
+
+class LoadRequest(ResidencyBody):
+    """The body of /models/load."""
+
+    model: ModelName
+
+
+class UnloadRequest(Body):
+    """The body of /models/unload. `now`: end the model's process, whatever it does; its requests fail."""
+
+    model: ModelName
+    now: bool = False
+
+
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Budget = Annotated[int, Field(ge=-1, le=2**31 - 1), AfterValidator(lambda n: None if n == -1 else n)]
+"""Tokens of reasoning; -1 is no limit."""
+_BUDGETS = AliasChoices("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget")
+
+
+class DraftingBody(Body):
+    """How many tokens are drafted at once; see DraftLength. The names with a dot are those of llama.cpp's server.
+
+    Where `memory` is false, the memory neither keeps this call's texts nor drafts from earlier ones.
+    """
+
+    draft_max: Count | None = Field(default=None, validation_alias=AliasChoices("draft_max", "speculative.n_max"))
+    draft_min: Count | None = Field(default=None, validation_alias=AliasChoices("draft_min", "speculative.n_min"))
+    memory: bool | None = None
+
+    def draft_length(self) -> DraftLength:
         """Raises InvalidRequest."""
-        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        if not all(0 < len(text) <= _MAX_STOP for text in stops):
-            raise InvalidRequest(
-                f"a stop string must have 1 to {_MAX_STOP} characters.", hint="Shorten it, or remove an empty one."
-            )
-        return stops
+        return DraftLength(self.draft_max, self.draft_min or 0)
 
-    @property
-    def wants_usage(self) -> bool:
-        return self.stream_options is not None and self.stream_options.include_usage
+
+class GenerationBody(DraftingBody, ResidencyBody):
+    """The fields of all bodies that ask for `n` answers to each of their prompts, at once or as a stream."""
+
+    model: AnyModelName = ""
+    stream: bool | None = False
+    n: Annotated[int, Field(ge=1, le=1)] | None = 1
+
+    def writer(self) -> Writer:
+        """What writes the answers."""
+        raise NotImplementedError
+
+    def generation_spec(self) -> GenerationSpec:
+        """What is asked of the engine. Raises InvalidRequest."""
+        raise NotImplementedError
+
+    def generation_specs(self) -> list[GenerationSpec]:
+        """One for each prompt. Raises InvalidRequest."""
+        return [self.generation_spec()]
+
+
+class ThinkingBody(Body):
+    """A limit of the reasoning, by its names in llama.cpp's server and vLLM."""
+
+    reasoning_budget_tokens: Budget | None = Field(default=None, validation_alias=_BUDGETS)
+
+    def make_thinking(self, *, is_on: bool | None = None, effort: Effort | None = None) -> Thinking:
+        return Thinking(is_on, effort, self.reasoning_budget_tokens)
+
+
+class AnthropicThinking(Body):
+    """`adaptive` leaves it to the model."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Count | None = None
+
+
+class EffortConfig(Body):
+    effort: Effort | None = None
+
+
+class AnthropicThinkingBody(ThinkingBody):
+    """Anthropic's fields of the reasoning."""
+
+    thinking: AnthropicThinking | None = None
+    output_config: EffortConfig | None = None
+
+    def thinking_asked(self) -> Thinking:
+        effort = self.output_config.effort if self.output_config is not None else None
+        if self.thinking is None:
+            return self.make_thinking(effort=effort)
+        given = self.make_thinking(is_on={"enabled": True, "disabled": False}.get(self.thinking.type), effort=effort)
+        return given if self.thinking.budget_tokens is None else replace(given, budget=self.thinking.budget_tokens)
 
 
 class JsonSchema(Body):

@@ -31,7 +31,7 @@ from edgespec.errors import (
     reason_of,
 )
 from edgespec.server.fields import compute, parse_body
-from edgespec.server.record import CLIENT_CLOSED, current_record
+from edgespec.server.record import CLIENT_CLOSED, request_context
 from edgespec.service.process import MAX_SILENCE_S
 
 # The bodies of errors, in the format of each interface.
@@ -134,8 +134,6 @@ _SILENCE_S = 2.5  # a stream that was silent twice as long has had a comment
 _BODY_TIMEOUT_S = 60.0
 _FAREWELL_S = 2.0  # for a client to take the last event when the server stops
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-DONE = b"data: [DONE]\n\n"
-"""The last event of OpenAI's older interfaces."""
 _STATUS: list[tuple[type[EdgespecError], int]] = [
     (Busy, 429),
     (InvalidRequest, 400),
@@ -191,7 +189,7 @@ def get_status(error: EdgespecError) -> int:
 def _note_failure(error: EdgespecError) -> int:
     """Keep an error for the log; returns its HTTP status."""
     status = get_status(error)
-    current_record().failure = status, error.log_message if isinstance(error, HttpError) else error.message
+    request_context().failure = status, error.log_message if isinstance(error, HttpError) else error.message
     return status
 
 
@@ -240,12 +238,18 @@ async def respond_unless_disconnected(request: Request, work: Coroutine[Any, Any
 
 
 def _note_that_the_client_left() -> None:
-    current_record().failure = CLIENT_CLOSED, "the client left."
+    request_context().failure = CLIENT_CLOSED, "the client left."
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def format_event(data: dict[str, Any]) -> bytes:
+    """One server-sent event. It is named after the `type` of `data`, if there is one."""
+    head = f"event: {data['type']}\n" if "type" in data else ""
+    return f"{head}data: ".encode() + dump_json(data) + b"\n\n"
 
 
 class EventStream(Response):
@@ -257,6 +261,7 @@ class EventStream(Response):
 
     content_type = b"text/event-stream; charset=utf-8"
     keep_alive = b": keep-alive\n\n"
+    format = staticmethod(format_event)
 
     def __init__(self, path: str, events: AsyncGenerator[bytes, None], fail: Callable[[dict[str, Any]], bytes]) -> None:
         """`fail` formats the body of an error as the last events."""
@@ -328,12 +333,6 @@ class EventStream(Response):
             self._is_silent = False
 
 
-def format_event(data: dict[str, Any]) -> bytes:
-    """One server-sent event. It is named after the `type` of `data`, if there is one."""
-    head = f"event: {data['type']}\n" if "type" in data else ""
-    return f"{head}data: ".encode() + dump_json(data) + b"\n\n"
-
-
 # Routes whose errors are responses in the format of their interface.
 
 
@@ -366,7 +365,7 @@ _HERE = f"edgespec-{secrets.token_hex(8)}"  # this process
 _SERVER = re.compile(r"edgespec-[0-9a-f]{16}")
 
 
-def check_hops(headers: Mapping[str, str]) -> None:
+def check_proxy_loop(headers: Mapping[str, str]) -> None:
     """Keep for `format_via` who has passed a request on. Raises HttpError (508) where it was here before."""
     servers = _SERVER.findall(headers.get("via", ""))
     if _HERE in servers:
@@ -375,9 +374,9 @@ def check_hops(headers: Mapping[str, str]) -> None:
             "the request came back to the server that had sent it.",
             hint="Correct the url of this model in the file of --config.",
         )
-    current_record().hops = tuple(servers)
+    request_context().hops = tuple(servers)
 
 
 def format_via() -> str:
     """The Via header of a request that is sent on behalf of the current one."""
-    return ", ".join(f"1.1 {server}" for server in (*current_record().hops, _HERE))
+    return ", ".join(f"1.1 {server}" for server in (*request_context().hops, _HERE))

@@ -20,18 +20,19 @@ from edgespec.errors import InvalidRequest
 from edgespec.hub.cache import Alias, HubFile, HubQuant, HubRepo, parse_reference
 from edgespec.planner.plan import LoadConfig
 from edgespec.server.auth import require_manager
-from edgespec.server.controls import DraftingBody, ResidencyBody, ThinkingBody
 from edgespec.server.embeddings import OllamaEmbeddingsRequest, OllamaEmbedRequest, embedding_handler
 from edgespec.server.fields import (
     FEW,
     MANY,
     NO_LIMIT,
-    AnyModelName,
     Body,
     FunctionTool,
+    GenerationBody,
     SamplingBody,
     Stop,
     Stops,
+    ThinkingBody,
+    Writer,
     read_arguments,
     refuse_fields,
 )
@@ -48,7 +49,7 @@ from edgespec.server.http import (
 )
 from edgespec.server.models import TAG, AnySlot, Downloads, Models, Progress, remove_model, require_local
 from edgespec.server.slots import ModelSlot
-from edgespec.service.generation_spec import GenerationSpec, Settings, format_call, make_message, split_start
+from edgespec.service.generation_spec import GenerationSpec, format_call, make_message, split_start
 from edgespec.service.response import Done, Part, ReasoningDelta, TextDelta, new_id
 from edgespec.text.chat_template import Message
 from edgespec.text.reasoning import detect_format
@@ -61,8 +62,8 @@ Answer = Callable[[str, str, list[dict[str, Any]]], dict[str, Any]]
 """Formats text, reasoning and tool calls as the fields of a line."""
 
 
-class LineWriter:
-    """One answer, as a body or as lines. Calls are whole; one that was cut is left out, since no field would say so."""
+class LineWriter(Writer):
+    """One answer. Calls are whole; one that was cut is left out, since no field would say so."""
 
     def __init__(self, model: str, answer: Answer) -> None:
         self._model = model
@@ -71,40 +72,30 @@ class LineWriter:
         self._text = ""
         self._reasoning = ""
         self._calls: list[dict[str, Any]] = []
-        self._end: Done
+        self._end: dict[str, Any] = {}
 
-    def add(self, index: int, part: Part) -> None:
-        if isinstance(part, TextDelta):
-            self._text += part.text
-        elif isinstance(part, ReasoningDelta):
-            self._reasoning += part.text
-        elif isinstance(part, CallEnd) and not part.is_cut:
-            self._calls.append(_format_call(part))
-        elif isinstance(part, Done):
-            self._end = part
+    def events(self, index: int, part: Part) -> Iterator[dict[str, Any]]:
+        match part:
+            case TextDelta(text):
+                self._text += text
+                yield self._line(text)
+            case ReasoningDelta(text):
+                self._reasoning += text
+                yield self._line(reasoning=text)
+            case CallEnd(number, call, is_cut=False):
+                function = {"index": number, "name": call.name, "arguments": read_arguments(call.arguments)}
+                self._calls.append({"id": new_id("call_"), "function": function})
+                yield self._line(calls=self._calls[-1:])
+            case Done():
+                self._end = self._finish(part)
+                yield self._line(**self._end)
 
     def response_body(self) -> dict[str, Any]:
-        return self._line(self._text, self._reasoning, self._calls, **self._finish(self._end))
+        return self._line(self._text, self._reasoning, self._calls, **self._end)
 
     def load_body(self, reason: Literal["load", "unload"]) -> dict[str, Any]:
         """The answer to a request without a prompt, which has loaded or unloaded the model."""
         return self._line(done=True, done_reason=reason)
-
-    def chunks(self, index: int, part: Part) -> Iterator[bytes]:
-        if isinstance(part, TextDelta):
-            yield format_line(self._line(part.text))
-        elif isinstance(part, ReasoningDelta):
-            yield format_line(self._line(reasoning=part.text))
-        elif isinstance(part, CallEnd) and not part.is_cut:
-            yield format_line(self._line(calls=[_format_call(part)]))
-        elif isinstance(part, Done):
-            yield format_line(self._line(**self._finish(part)))
-
-    def finish(self) -> Iterator[bytes]:
-        yield from ()
-
-    def fail(self, error: dict[str, Any]) -> bytes:
-        return format_line(error)
 
     def _line(
         self,
@@ -141,6 +132,7 @@ class LineStream(EventStream):
 
     content_type = b"application/x-ndjson"
     keep_alive = b""
+    format = staticmethod(lambda data: dump_json(data) + b"\n")
 
 
 def format_message(text: str, reasoning: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
@@ -155,16 +147,6 @@ def format_response(text: str, reasoning: str, _calls: list[dict[str, Any]]) -> 
 def format_raw(text: str, reasoning: str, _calls: list[dict[str, Any]]) -> dict[str, Any]:
     """Raw text is not split."""
     return {"response": reasoning + text}
-
-
-def _format_call(part: CallEnd) -> dict[str, Any]:
-    function = {"index": part.index, "name": part.call.name, "arguments": read_arguments(part.call.arguments)}
-    return {"id": new_id("call_"), "function": function}
-
-
-def format_line(data: dict[str, Any]) -> bytes:
-    """One line of a stream."""
-    return dump_json(data) + b"\n"
 
 
 def format_time(moment: datetime) -> str:
@@ -184,7 +166,6 @@ class OllamaOptions(SamplingBody):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     repeat_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**64)] | None = None
     num_predict: Annotated[int, Field(ge=-2, le=2**31)] | None = None
     stop: Stop | Stops | None = None
 
@@ -192,15 +173,7 @@ class OllamaOptions(SamplingBody):
         """The fields of a GenerationSpec. As in Ollama, a seed of -1 is random, and num_predict below 0 no limit."""
         ignored = sorted(_NOT_FOLLOWED & set(self.model_extra or ()))
         return {
-            "settings": Settings(
-                self.temperature,
-                self.top_p,
-                self.top_k,
-                self.min_p,
-                self.presence_penalty,
-                self.frequency_penalty,
-                self.repeat_penalty,
-            ),
+            "settings": self.settings(repetition_penalty=self.repeat_penalty),
             "seed": None if self.seed == -1 else self.seed,
             "max_tokens": NO_LIMIT if (self.num_predict or 0) < 0 else self.num_predict or None,
             "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
@@ -212,16 +185,14 @@ def _explain(name: str) -> str:
     return "the server's --ctx sets the context." if name == "num_ctx" else "it is not supported in requests."
 
 
-class OllamaBody(DraftingBody, ResidencyBody, ThinkingBody):
+class OllamaBody(GenerationBody, ThinkingBody):
     """The fields that /api/chat and /api/generate share."""
 
-    model: AnyModelName = ""
-    stream: bool = True
+    stream: bool | None = True
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: OllamaOptions | None = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
     logprobs: bool | None = None
-    n: Literal[1] = 1
 
     def structure(self) -> Structure | None:
         """Raises InvalidRequest."""
@@ -287,13 +258,13 @@ class OllamaChatRequest(OllamaBody):
     def writer(self) -> LineWriter:
         return LineWriter(self.model, format_message)
 
-    def generation_specs(self) -> list[GenerationSpec]:
+    def generation_spec(self) -> GenerationSpec:
         """Raises InvalidRequest."""
         messages, start = tuple(each.message() for each in self.messages), None
         if self._continues():
             messages, start = split_start(messages)
         tools = tuple(each.function.tool() for each in self.tools or ())
-        return [self.make_spec(messages, start=start, tools=tools)]
+        return self.make_spec(messages, start=start, tools=tools)
 
     def _continues(self) -> bool:
         last = self.messages[-1]
@@ -319,12 +290,12 @@ class OllamaGenerateRequest(OllamaBody):
     def writer(self) -> LineWriter:
         return LineWriter(self.model, format_raw if self.raw or self.suffix else format_response)
 
-    def generation_specs(self) -> list[GenerationSpec]:
+    def generation_spec(self) -> GenerationSpec:
         """Raises InvalidRequest."""
         refuse_fields(self, "images", "template", "context")
         if (self.raw or self.suffix) and self.system:
             raise InvalidRequest("raw and suffix have no system message.", hint="Put it into the prompt.")
-        return [self.make_spec(self._prompt())]
+        return self.make_spec(self._prompt())
 
     def _prompt(self) -> Prompt:
         text = self.prompt or ""
@@ -387,8 +358,8 @@ async def format_progress(
         async for each in progress:
             digest = sha256(each.file.encode()).hexdigest()
             sizes = {"total": each.total, "completed": each.done}
-            yield format_line({"status": f"pulling {each.file}", "digest": f"sha256:{digest}", **sizes})
-    yield format_line(describe_success(models, name))
+            yield LineStream.format({"status": f"pulling {each.file}", "digest": f"sha256:{digest}", **sizes})
+    yield LineStream.format(describe_success(models, name))
 
 
 def describe_success(models: Models, name: str) -> dict[str, Any]:
@@ -475,7 +446,7 @@ def ollama_routes(models: Models) -> list[Route]:
                 return await generate(request, models, body, LineStream)
             slot = models.choose(body.model)
             body.model = body.model or slot.name
-            body.keep(slot)
+            slot.apply_keep_alive(body.keep_alive)
             if body.keep_alive == 0:
                 require_manager()
                 await require_local(slot).unload()
@@ -528,7 +499,7 @@ def pull_handler(models: Models) -> Handler:
         body = await read_body(request, PullRequest)
         progress = downloads.pull(body.config(models))
         if body.stream:
-            return LineStream(request.url.path, format_progress(models, body.model, progress), format_line)
+            return LineStream(request.url.path, format_progress(models, body.model, progress), LineStream.format)
 
         async def wait() -> dict[str, Any]:
             async with aclosing(progress):

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from edgespec import __version__
 from edgespec.engine.events import Gap, PromptScores, Scored, TokenPrompt
+from edgespec.engine.structured_output import Structure, Text, grammar_structure, json_structure, regex_structure
 from edgespec.errors import InvalidRequest
-from edgespec.server.controls import ConstrainedBody, DraftingBody, ThinkingBody
 from edgespec.server.fields import (
     FEW,
     MANY,
+    MAX_STOP,
     Body,
-    CompletionBody,
     Function,
     FunctionTool,
+    GenerationBody,
     Parts,
+    ResponseFormat,
+    SamplingBody,
+    Stops,
+    ThinkingBody,
     Tokens,
+    Writer,
     join_text,
     refuse_fields,
 )
-from edgespec.server.http import DONE, format_event
 from edgespec.service.generation_spec import (
     Effort,
     GenerationSpec,
@@ -39,19 +45,105 @@ from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextD
 from edgespec.text.chat_template import Message
 from edgespec.text.tool_formats import CallDelta, CallEnd, CallStart
 
-# The writer that /v1/chat/completions and /v1/completions share: one entry of `choices` for each answer.
+# The fields that /v1/chat/completions and /v1/completions share, and those of llama.cpp's server and vLLM in them.
+
+
+TokenId = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
+_MAX_BIASES = 4096
+GrammarText = Annotated[str, StringConstraints(min_length=1, max_length=2**16)]
+Choices = Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]], Field(max_length=256)]
+
+
+def _limit_length(value: object) -> object:
+    """Reject a large mapping before each of its items is validated."""
+    if isinstance(value, dict) and len(value) > _MAX_BIASES:
+        raise ValueError(f"there are more than {_MAX_BIASES:,}")
+    return value
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+
+
+class CompletionBody(SamplingBody, GenerationBody):
+    """`top_k`, `min_p` and `repetition_penalty` are extensions, named as in llama.cpp's server.
+
+    At most one field constrains the answer: `response_format`, `grammar` and `json_schema` of llama.cpp's server, or
+    `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar` of vLLM. Grammars are GBNF or llguidance's Lark.
+    """
+
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_limit_length)] = None
+    stop: str | Stops | None = None
+    n: Annotated[int, Field(ge=1, le=16)] | None = None
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+    grammar: GrammarText | None = None
+    json_schema: dict[str, Any] | bool | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: GrammarText | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: GrammarText | None = None
+
+    def structure(self) -> Structure | None:
+        """The constraint, if there is one. Raises InvalidRequest for two, and for one that cannot be read."""
+        made = {
+            "response_format": self.response_format.structure() if self.response_format else None,
+            "grammar": grammar_structure(self.grammar) if self.grammar else None,
+            "json_schema": json_structure(self.json_schema) if self.json_schema is not None else None,
+            "guided_json": json_structure(_parse_json(self.guided_json)) if self.guided_json is not None else None,
+            "guided_regex": regex_structure(self.guided_regex) if self.guided_regex else None,
+            "guided_choice": Structure(tuple((Text(each),) for each in self.guided_choice or ())),
+            "guided_grammar": grammar_structure(self.guided_grammar) if self.guided_grammar else None,
+        }
+        found = {name: structure for name, structure in made.items() if structure and structure.alternatives}
+        if len(found) > 1:
+            raise InvalidRequest(f"{' and '.join(found)} both constrain the answer.", hint="Send one of them.")
+        return next(iter(found.values()), None)
+
+    def spec_fields(self) -> dict[str, Any]:
+        """The fields of a GenerationSpec that both paths fill alike. Raises InvalidRequest."""
+        bias = None if self.logit_bias is None else tuple((int(token), by) for token, by in self.logit_bias.items())
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if not all(0 < len(text) <= MAX_STOP for text in stops):
+            raise InvalidRequest(
+                f"a stop string must have 1 to {MAX_STOP} characters.", hint="Shorten it, or remove an empty one."
+            )
+        return {
+            "settings": self.settings(repetition_penalty=self.repetition_penalty, logit_bias=bias),
+            "seed": self.seed,
+            "stop": stops,
+            "structure": self.structure(),
+            "draft_length": self.draft_length(),
+        }
+
+
+def _parse_json(schema: dict[str, Any] | bool | str) -> Any:
+    """vLLM takes the schema as text too."""
+    if not isinstance(schema, str):
+        return schema
+    try:
+        return json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest("guided_json is not valid JSON.", hint="Send the schema as an object.") from error
+
+
+# The writer that both paths share: one entry of `choices` for each answer.
 
 
 _FINGERPRINT = f"edgespec-{__version__}"
 _MIN_LOGPROB = -9999.0  # OpenAI's value for -inf, which JSON cannot hold
 
 
-class ChoicesWriter:
-    """The answers to one request, as a body or as chunks. Subclasses gather the content of each choice."""
+class ChoicesWriter(Writer):
+    """The answers to one request. Subclasses write the content of each choice."""
+
+    last = b"data: [DONE]\n\n"
 
     def __init__(self, request: CompletionBody, head: dict[str, Any], chunk_object: str) -> None:
         """`head`: the first fields of the body. `chunk_object`: the value of `object` in chunks."""
-        self._wants_usage = request.wants_usage
+        self._wants_usage = request.stream_options is not None and request.stream_options.include_usage
         self._head = {
             **head,
             "created": int(time.time()),
@@ -61,16 +153,13 @@ class ChoicesWriter:
         self._chunk_object = chunk_object
         self._copies = request.n or 1
         self._scores: dict[int, list[dict[str, Any]]] = {}  # logprobs of a choice, one entry per token
+        self._sent: dict[int, int] = {}  # how many of them stand in chunks
         self._ends: dict[int, Done] = {}
 
-    def finish(self) -> Iterator[bytes]:
-        """The last chunks: usage if the client asked for it, then the end of the stream."""
+    def finish(self) -> Iterator[dict[str, Any]]:
+        """The usage, if the client asked for it."""
         if self._wants_usage:
             yield self._chunk([], usage=count_usage(self._ordered_ends(), self._copies))
-        yield DONE
-
-    def fail(self, error: dict[str, Any]) -> bytes:
-        return format_event(error)
 
     def _body(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         ends = self._ordered_ends()
@@ -80,8 +169,14 @@ class ChoicesWriter:
         """The ends of the answers by index: they end in any order."""
         return [end for _, end in sorted(self._ends.items())]
 
-    def _chunk(self, choices: list[dict[str, Any]], **extra: Any) -> bytes:
-        return format_event({**self._head, "object": self._chunk_object, "choices": choices, **extra})
+    def _chunk(self, choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
+        return {**self._head, "object": self._chunk_object, "choices": choices, **extra}
+
+    def _take_scores(self, index: int) -> list[dict[str, Any]]:
+        """The logprobs of the tokens whose text is about to be sent."""
+        scores = self._scores.get(index, [])
+        start, self._sent[index] = self._sent.get(index, 0), len(scores)
+        return scores[start:]
 
 
 def make_choice(
@@ -144,7 +239,7 @@ class NamedChoice(Body):
     function: NamedFunction
 
 
-class ChatRequest(ConstrainedBody, DraftingBody, ThinkingBody):
+class ChatRequest(CompletionBody, ThinkingBody):
     """The body of /v1/chat/completions.
 
     `functions` and `function_call` are OpenAI's first form of tools. `continue_final_message` (vLLM) and `prefix` in
@@ -173,10 +268,6 @@ class ChatRequest(ConstrainedBody, DraftingBody, ThinkingBody):
     def writer(self) -> ChatWriter:
         return ChatWriter(self)
 
-    def generation_specs(self) -> list[GenerationSpec]:
-        """Raises InvalidRequest."""
-        return [self.generation_spec()]
-
     def generation_spec(self) -> GenerationSpec:
         """Raises InvalidRequest."""
         if self.top_logprobs is not None and not self.logprobs:
@@ -194,19 +285,15 @@ class ChatRequest(ConstrainedBody, DraftingBody, ThinkingBody):
         return GenerationSpec(
             prompt=messages,
             start=start,
-            settings=self.settings(),
             max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
-            seed=self.seed,
-            stop=self.stops(),
-            structure=self.structure(),
             tools=tuple(each.tool() for each in self.functions or [each.function for each in self.tools or ()]),
             tool_choice=choice if isinstance(choice, str) else "auto",
             forced_tool=named.name if isinstance(named, NamedFunction) else None,
             parallel_calls=False if self.functions else self.parallel_tool_calls,
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             variables=self._variables(),
-            draft_length=self.draft_length(),
             thinking=self.make_thinking(is_on=self._switch(), effort=self.reasoning_effort),
+            **self.spec_fields(),
         )
 
     def _switch(self) -> bool | None:
@@ -237,55 +324,47 @@ class ChatRequest(ConstrainedBody, DraftingBody, ThinkingBody):
 
 
 class ChatWriter(ChoicesWriter):
-    """The answers to one request, as a body or as chunks."""
+    """The answers to one request."""
 
     def __init__(self, request: ChatRequest) -> None:
         super().__init__(request, {"object": "chat.completion", "id": new_id("chatcmpl-")}, "chat.completion.chunk")
         self._messages: dict[int, dict[str, Any]] = {}
         self._has_functions = bool(request.functions)
 
-    def add(self, index: int, part: Part) -> None:
+    def events(self, index: int, part: Part) -> Iterator[dict[str, Any]]:
         message = self._messages.setdefault(index, {"role": "assistant", "content": None, "refusal": None})
-        if isinstance(part, TextDelta):
-            message["content"] = (message["content"] or "") + part.text
-        elif isinstance(part, ReasoningDelta):
-            message["reasoning_content"] = message.get("reasoning_content", "") + part.text
-        elif isinstance(part, CallEnd) and self._has_functions:
-            message["function_call"] = {"name": part.call.name, "arguments": part.call.arguments}
-        elif isinstance(part, CallEnd):
-            call = format_call(new_id("call_"), part.call.name, part.call.arguments)
-            message.setdefault("tool_calls", []).append(call)
-        elif isinstance(part, Scored):
-            self._scores.setdefault(index, []).append(format_score(part))
-        elif isinstance(part, Done):
-            self._ends[index] = part
+        match part:
+            case Started():
+                yield self._delta(index, {"role": "assistant", "content": ""})
+            case TextDelta(text):
+                message["content"] = (message["content"] or "") + text
+                yield self._delta(index, {"content": text})
+            case ReasoningDelta(text):
+                message["reasoning_content"] = message.get("reasoning_content", "") + text
+                yield self._delta(index, {"reasoning_content": text})
+            case CallStart(number, name):
+                yield self._call_delta(index, number, name, id=new_id("call_"), type="function")
+            case CallDelta(number, arguments):
+                yield self._call_delta(index, number, None, arguments)
+            case CallEnd(call=call) if self._has_functions:
+                message["function_call"] = {"name": call.name, "arguments": call.arguments}
+            case CallEnd(call=call):
+                message.setdefault("tool_calls", []).append(format_call(new_id("call_"), call.name, call.arguments))
+            case Scored():
+                self._scores.setdefault(index, []).append(format_score(part))
+            case Done():
+                self._ends[index] = part
+                yield self._delta(index, {}, self._reason(part), **part.extensions())
 
     def response_body(self) -> dict[str, Any]:
         choices = []
         for i, message in sorted(self._messages.items()):
             content = message["content"] or (None if {"tool_calls", "function_call"} & set(message) else "")
-            whole = {"message": {**message, "content": content}}
-            choices.append(make_choice(i, whole, self._reason(self._ends[i]), self._take_scores(i)))
+            whole, scores = {"message": {**message, "content": content}}, self._scores.get(i, [])
+            choices.append(make_choice(i, whole, self._reason(self._ends[i]), _wrap_scores(scores)))
         return self._body(choices)
 
-    def chunks(self, index: int, part: Part) -> Iterator[bytes]:
-        if isinstance(part, Started):
-            yield self._delta(index, {"role": "assistant", "content": ""})
-        elif isinstance(part, TextDelta):
-            yield self._delta(index, {"content": part.text})
-        elif isinstance(part, ReasoningDelta):
-            yield self._delta(index, {"reasoning_content": part.text})
-        elif isinstance(part, CallStart):
-            yield self._call_delta(index, part.index, part.name, id=new_id("call_"), type="function")
-        elif isinstance(part, CallDelta):
-            yield self._call_delta(index, part.index, None, part.arguments)
-        elif isinstance(part, Scored):
-            self._scores.setdefault(index, []).append(format_score(part))
-        elif isinstance(part, Done):
-            self._ends[index] = part
-            yield self._delta(index, {}, self._reason(part), **part.extensions())
-
-    def _call_delta(self, index: int, call: int, name: str | None, arguments: str = "", **head: str) -> bytes:
+    def _call_delta(self, index: int, call: int, name: str | None, arguments: str = "", **head: str) -> dict[str, Any]:
         """A part of a call's arguments, or its beginning with the name and `head`. Before there were tools, `functions`
         had calls without a head.
         """
@@ -294,18 +373,17 @@ class ChatWriter(ChoicesWriter):
             return self._delta(index, {"function_call": function})
         return self._delta(index, {"tool_calls": [{"index": call, **head, "function": function}]})
 
-    def _take_scores(self, index: int) -> dict[str, Any] | None:
-        """The logprobs of the tokens whose text is about to be sent."""
-        scores = self._scores.pop(index, None)
-        return None if scores is None else {"content": scores, "refusal": None}
-
     def _reason(self, end: Done) -> str:
         return "function_call" if self._has_functions and end.reason == "tool_calls" else end.reason
 
-    def _delta(self, index: int, delta: dict[str, Any], reason: str | None = None, **extra: Any) -> bytes:
+    def _delta(self, index: int, delta: dict[str, Any], reason: str | None = None, **extra: Any) -> dict[str, Any]:
         usage = {"usage": None} if self._wants_usage else {}
-        choice = make_choice(index, {"delta": delta}, reason, self._take_scores(index))
+        choice = make_choice(index, {"delta": delta}, reason, _wrap_scores(self._take_scores(index)))
         return self._chunk([choice], **usage, **extra)
+
+
+def _wrap_scores(scores: list[dict[str, Any]]) -> dict[str, Any] | None:
+    return {"content": scores, "refusal": None} if scores else None
 
 
 # /v1/completions: OpenAI's interface to raw text completion, without a chat template.
@@ -318,7 +396,7 @@ TokenIds = Annotated[
 ]
 
 
-class CompletionRequest(ConstrainedBody, DraftingBody):
+class CompletionRequest(CompletionBody):
     """The body of /v1/completions. All constraints are extensions."""
 
     prompt: str | TokenIds | Annotated[list[str | TokenIds], Field(min_length=1, max_length=128, fail_fast=True)]
@@ -355,81 +433,49 @@ class CompletionRequest(ConstrainedBody, DraftingBody):
         text = Gap(prompt, self.suffix) if self.suffix and isinstance(prompt, str) else prompt
         return GenerationSpec(
             prompt=TokenPrompt(text) if isinstance(text, tuple) else text,
-            settings=self.settings(),
             max_tokens=_DEFAULT_MAX_TOKENS if self.max_tokens is None else self.max_tokens,
-            seed=self.seed,
-            stop=self.stops(),
-            structure=self.structure(),
             top_logprobs=self.logprobs,
             scores_prompt=bool(self.echo) and self.logprobs is not None,
-            draft_length=self.draft_length(),
+            **self.spec_fields(),
         )
 
 
 class CompletionWriter(ChoicesWriter):
-    """The answers to one request, as a body or as chunks."""
+    """The answers to one request."""
 
     def __init__(self, request: CompletionRequest) -> None:
         super().__init__(request, {"id": new_id("cmpl-"), "object": "text_completion"}, "text_completion")
         texts = [each if isinstance(each, str) else "" for each in request.prompts()]
         self._echoes = texts if request.echo else [""] * len(texts)
         self._texts: dict[int, str] = {}
-        self._offsets: dict[int, int] = {}  # characters before the next token's logprobs
 
-    def _echo(self, index: int) -> str:
-        """The prompt of an answer, if it is repeated; that of token ids comes with their scores."""
-        return self._echoes[index // self._copies]
-
-    def add(self, index: int, part: Part) -> None:
-        self._texts.setdefault(index, self._echo(index))
-        if isinstance(part, TextDelta | ReasoningDelta):
-            self._texts[index] += part.text
-        elif isinstance(part, PromptScores):
-            self._scores[index] = _format_prompt(part)
-            self._texts[index] = self._texts[index] or _join(self._scores[index])
-        elif isinstance(part, Scored):
-            self._scores.setdefault(index, []).append(format_score(part))
-        elif isinstance(part, Done):
-            self._ends[index] = part
+    def events(self, index: int, part: Part) -> Iterator[dict[str, Any]]:
+        echo = self._echoes[index // self._copies]  # that of token ids comes with their scores
+        match part:
+            case PromptScores():
+                self._scores[index] = _format_prompt(part)
+                yield self._grow(index, echo or "".join(score["token"] for score in self._scores[index]))
+            case Started() if echo and index not in self._texts:
+                yield self._grow(index, echo)
+            case TextDelta(text) | ReasoningDelta(text):
+                yield self._grow(index, text)
+            case Scored():
+                self._scores.setdefault(index, []).append(format_score(part))
+            case Done():
+                self._ends[index] = part
+                yield self._grow(index, "", part.reason, **part.extensions())
 
     def response_body(self) -> dict[str, Any]:
-        return self._body([self._choice(index, text) for index, text in sorted(self._texts.items())])
+        choices = []
+        for index, text in sorted(self._texts.items()):
+            logprobs = _format_logprobs(self._scores.get(index, []), 0)  # the prompt is among them if it is repeated
+            choices.append(make_choice(index, {"text": text}, self._ends[index].reason, logprobs))
+        return self._body(choices)
 
-    def _choice(self, index: int, text: str) -> dict[str, Any]:
-        scores, logprobs = self._scores.get(index), None
-        if scores is not None:
-            logprobs = _format_logprobs(scores, 0)  # the prompt is among them where it is repeated
-        return make_choice(index, {"text": text}, self._ends[index].reason, logprobs)
-
-    def chunks(self, index: int, part: Part) -> Iterator[bytes]:
-        if isinstance(part, PromptScores):
-            scores = _format_prompt(part)
-            text = self._echo(index) or _join(scores)
-            self._offsets[index] = len(text)
-            yield self._text_chunk(index, text, logprobs=_format_logprobs(scores, 0))
-        elif isinstance(part, Started) and index not in self._offsets:
-            self._offsets[index] = len(echo := self._echo(index))
-            if echo:
-                yield self._text_chunk(index, echo)
-        elif isinstance(part, TextDelta | ReasoningDelta):
-            yield self._text_chunk(index, part.text, logprobs=self._take_scores(index))
-        elif isinstance(part, Scored):
-            self._scores.setdefault(index, []).append(format_score(part))
-        elif isinstance(part, Done):
-            self._ends[index] = part
-            yield self._text_chunk(index, "", part.reason, self._take_scores(index), **part.extensions())
-
-    def _take_scores(self, index: int) -> dict[str, Any] | None:
-        """The logprobs of the tokens whose text is about to be sent."""
-        if (scores := self._scores.pop(index, None)) is None:
-            return None
-        offset = self._offsets[index]
-        self._offsets[index] += len(_join(scores))
-        return _format_logprobs(scores, offset)
-
-    def _text_chunk(
-        self, index: int, text: str, reason: str | None = None, logprobs: dict[str, Any] | None = None, **extra: Any
-    ) -> bytes:
+    def _grow(self, index: int, text: str, reason: str | None = None, **extra: Any) -> dict[str, Any]:
+        before = self._texts.get(index, "")
+        self._texts[index] = before + text
+        logprobs = _format_logprobs(self._take_scores(index), len(before))
         return self._chunk([make_choice(index, {"text": text}, reason, logprobs)], **extra)
 
 
@@ -441,12 +487,10 @@ def _format_prompt(scores: PromptScores) -> list[dict[str, Any]]:
     return [first, *map(format_score, scores.tokens)]
 
 
-def _join(scores: list[dict[str, Any]]) -> str:
-    return "".join(score["token"] for score in scores)
-
-
-def _format_logprobs(scores: list[dict[str, Any]], offset: int) -> dict[str, Any]:
+def _format_logprobs(scores: list[dict[str, Any]], offset: int) -> dict[str, Any] | None:
     """The logprobs of consecutive tokens as parallel lists; `offset` is the number of characters before them."""
+    if not scores:
+        return None
     tokens = [score["token"] for score in scores]
     return {
         "tokens": tokens,

@@ -8,9 +8,8 @@ from pydantic.json_schema import models_json_schema
 
 from edgespec import __version__
 from edgespec.server.anthropic import CountRequest, MessagesRequest
-from edgespec.server.controls import LoadRequest, UnloadRequest
 from edgespec.server.embeddings import EmbeddingRequest, OllamaEmbeddingsRequest, OllamaEmbedRequest
-from edgespec.server.fields import Body
+from edgespec.server.fields import Body, LoadRequest, UnloadRequest
 from edgespec.server.ollama import DeleteRequest, OllamaChatRequest, OllamaGenerateRequest, PullRequest, ShowRequest
 from edgespec.server.openai import ChatRequest, CompletionRequest
 from edgespec.server.responses import ResponsesRequest

@@ -99,7 +99,7 @@ _MAX_REASON = 300
 
 
 @dataclass(slots=True)
-class RequestRecord:
+class RequestContext:
     """What the log says of a request.
 
     caller         who sent it
@@ -120,7 +120,7 @@ class RequestRecord:
     prompt_tokens: int = 0
     answers: list[Finished] = field(default_factory=list)
     began_s: float = field(default_factory=monotonic)
-    on_end: Callable[[RequestRecord], None] | None = None
+    on_end: Callable[[RequestContext], None] | None = None
     parts: int = 0
     hops: tuple[str, ...] = ()
 
@@ -168,12 +168,12 @@ class RequestRecord:
             yield "error", json.dumps(self.failure[1][:_MAX_REASON])  # on one line, whatever is in it
 
 
-RECORD: ContextVar[RequestRecord] = ContextVar("record")
+RECORD: ContextVar[RequestContext] = ContextVar("record")
 
 
-def current_record() -> RequestRecord:
+def request_context() -> RequestContext:
     """The record of the request in whose context this runs; a new one outside of requests."""
-    return RECORD.get(None) or RequestRecord()
+    return RECORD.get(None) or RequestContext()
 
 
 # What an engine or the hub says of this machine's folders is for the log, not for callers.
@@ -230,7 +230,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         path = scope["raw_path"].decode("ascii", "backslashreplace")
-        record = RequestRecord(scope["method"], path, on_end=self._write)
+        record = RequestContext(scope["method"], path, on_end=self._write)
 
         async def note_status(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -244,7 +244,7 @@ class AccessLog:
         finally:
             record.end()
 
-    def _write(self, record: RequestRecord) -> None:
+    def _write(self, record: RequestContext) -> None:
         key = record.caller.name
         self._requests.labels(key, str(record.status)).inc()
         self._tokens.labels(key, "prompt").inc(record.prompt_tokens)
@@ -256,7 +256,7 @@ class AccessLog:
         _LOG.log(_get_level(record), "%s", record.format())
 
 
-def _get_level(record: RequestRecord) -> int:
+def _get_level(record: RequestContext) -> int:
     status = record.failure[0] if record.failure is not None else record.status
     if record.path in _POLLED and status in (200, 503):  # 503 says that a model loads, or that one has stalled
         return logging.DEBUG

@@ -17,7 +17,7 @@ from edgespec.server.fields import compute
 from edgespec.server.http import HttpError, Policy, TimedOut
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.openai import ChatRequest, CompletionRequest
-from edgespec.server.record import current_record
+from edgespec.server.record import request_context
 from edgespec.server.remote_client import (
     CHECK_URL,
     RemoteClient,
@@ -103,7 +103,7 @@ class RemoteSlot(Slot):
 
     async def count(self, body: Any, raw: bytes) -> int:
         """The tokens of a prompt, where the server counts them as llama-server and edgespec do. See `answers`."""
-        current_record().model = self.name
+        request_context().model = self.name
         owner = self.state.owner
 
         def read() -> RemoteCall:
@@ -125,7 +125,7 @@ class RemoteSlot(Slot):
 
     async def _answer(self, call: RemoteCall, turn: Turn, copy: int) -> AsyncGenerator[list[Part], None]:
         """The parts of one answer, in batches as they arrive. The turn ends with it; closing it closes the request."""
-        record, began_s, answer = current_record(), monotonic(), RemoteAnswer(call.warnings)
+        record, began_s, answer = request_context(), monotonic(), RemoteAnswer(call.warnings)
         record.begin()
         try:
             async with aclosing(self._client.chunks(call.path, call.make_body(self._model.model, copy))) as events:
@@ -186,7 +186,7 @@ class RemoteSlot(Slot):
                 raise ValueError("there is no vector for each text")
         except _MALFORMED as error:
             raise RemoteFailure(self.name, "has no embeddings in OpenAI's form", CHECK_URL) from error
-        current_record().prompt_tokens += tokens
+        request_context().prompt_tokens += tokens
         self._server_metrics.note_embeddings(self.name, len(vectors), tokens)
         return [Embedding(vector, 0 if number else tokens) for number, vector in enumerate(vectors)]
 

@@ -11,20 +11,21 @@ from pydantic import Field
 
 from edgespec.engine.structured_output import Structure
 from edgespec.errors import InvalidRequest
-from edgespec.server.controls import DraftingBody, EffortConfig, ResidencyBody, ThinkingBody
 from edgespec.server.fields import (
     FEW,
     MANY,
-    AnyModelName,
     Body,
+    EffortConfig,
+    GenerationBody,
     JsonSchema,
     Parts,
     ResponseFormat,
+    ThinkingBody,
     Tokens,
+    Writer,
     join_text,
     refuse_fields,
 )
-from edgespec.server.http import format_event
 from edgespec.service.generation_spec import (
     GenerationSpec,
     Settings,
@@ -42,8 +43,8 @@ from edgespec.text.tool_formats import CallDelta, CallEnd, CallStart
 # The answers of /v1/responses: the response, and the events of its stream.
 
 
-class ResponsesWriter:
-    """One response, as a body or as events."""
+class ResponsesWriter(Writer):
+    """One response."""
 
     def __init__(self, namespaces: Mapping[str, Mapping[str, str]], **fields: Any) -> None:
         """`namespaces`: from a function's name for the model to its `name` and `namespace`. `fields` of the request are
@@ -63,48 +64,45 @@ class ResponsesWriter:
         self._n_events = 0
         self._end: Done | None = None
 
-    def add(self, index: int, part: Part) -> None:
-        for _ in self.chunks(index, part):  # builds the items of the body
-            pass
-
     def response_body(self) -> dict[str, Any]:
-        for _ in self._close():
-            pass
+        list(self._close())
         return self._response()
 
-    def chunks(self, index: int, part: Part) -> Iterator[bytes]:
-        if isinstance(part, Started):
-            yield self._event("response.created", response=self._response())
-            yield self._event("response.in_progress", response=self._response())
-        elif isinstance(part, TextDelta):
-            if not self._grows("message"):
-                yield from self._begin_message()
-            self._items[-1]["content"][0]["text"] += part.text
-            yield self._content_event("output_text.delta", delta=part.text, logprobs=[])
-        elif isinstance(part, ReasoningDelta):
-            if not self._grows("reasoning"):
-                content = {"type": "reasoning_text", "text": ""}
-                yield from self._begin({"type": "reasoning", "id": new_id("rs_"), "summary": [], "content": [content]})
-            self._items[-1]["content"][0]["text"] += part.text
-            yield self._content_event("reasoning_text.delta", delta=part.text)
-        elif isinstance(part, CallStart):
-            name = self._namespaces.get(part.name, {"name": part.name})
-            item = {"type": "function_call", "id": new_id("fc_"), "call_id": new_id("call_"), **name}
-            yield from self._begin({**item, "arguments": "", "status": "in_progress"})
-        elif isinstance(part, CallDelta):
-            self._items[-1]["arguments"] += part.arguments
-            yield self._item_event("function_call_arguments.delta", delta=part.arguments)
-        elif isinstance(part, CallEnd):
-            yield from self._close(is_cut=part.is_cut)
-        elif isinstance(part, Done):
-            self._end = part
+    def events(self, index: int, part: Part) -> Iterator[dict[str, Any]]:
+        match part:
+            case Started():
+                yield self._event("response.created", response=self._response())
+                yield self._event("response.in_progress", response=self._response())
+            case TextDelta(text):
+                if not self._grows("message"):
+                    yield from self._begin_message()
+                self._items[-1]["content"][0]["text"] += text
+                yield self._content_event("output_text.delta", delta=text, logprobs=[])
+            case ReasoningDelta(text):
+                if not self._grows("reasoning"):
+                    content = [{"type": "reasoning_text", "text": ""}]
+                    item = {"type": "reasoning", "id": new_id("rs_"), "summary": [], "content": content}
+                    yield from self._begin(item)
+                self._items[-1]["content"][0]["text"] += text
+                yield self._content_event("reasoning_text.delta", delta=text)
+            case CallStart(name=name):
+                named = self._namespaces.get(name, {"name": name})
+                item = {"type": "function_call", "id": new_id("fc_"), "call_id": new_id("call_"), **named}
+                yield from self._begin({**item, "arguments": "", "status": "in_progress"})
+            case CallDelta(arguments=arguments):
+                self._items[-1]["arguments"] += arguments
+                yield self._item_event("function_call_arguments.delta", delta=arguments)
+            case CallEnd(is_cut=is_cut):
+                yield from self._close(is_cut=is_cut)
+            case Done():
+                self._end = part
 
-    def finish(self) -> Iterator[bytes]:
+    def finish(self) -> Iterator[dict[str, Any]]:
         yield from self._close()
         response = self._response()
         yield self._event(f"response.{response['status']}", response=response)
 
-    def fail(self, error: dict[str, Any]) -> bytes:
+    def fail(self, error: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """An error event and response.failed. `error` inside of the first is what OpenAI's clients raise an exception
         for; the fields beside it are the documented ones.
         """
@@ -112,7 +110,8 @@ class ResponsesWriter:
         stated = {key: reason[key] for key in ("code", "message", "param")}
         failure = {"code": reason["code"] or "server_error", "message": reason["message"]}
         response = {**self._response(), "status": "failed", "error": failure, "output": self._items}
-        return self._event("error", **stated, **error) + self._event("response.failed", response=response)
+        yield self._event("error", **stated, **error)
+        yield self._event("response.failed", response=response)
 
     def _response(self) -> dict[str, Any]:
         end = self._end
@@ -135,7 +134,7 @@ class ResponsesWriter:
             **end.extensions(),
         }
 
-    def _begin_message(self) -> Iterator[bytes]:
+    def _begin_message(self) -> Iterator[dict[str, Any]]:
         item = {"type": "message", "id": new_id("msg_"), "role": "assistant", "status": "in_progress", "content": []}
         yield from self._begin(item)
         content = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
@@ -146,13 +145,13 @@ class ResponsesWriter:
         """Whether the last item is of this type and may still grow."""
         return self._is_open and self._items[-1]["type"] == kind
 
-    def _begin(self, item: dict[str, Any]) -> Iterator[bytes]:
+    def _begin(self, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from self._close()
         self._items.append(item)
         self._is_open = True
         yield self._event("response.output_item.added", output_index=len(self._items) - 1, item=item)
 
-    def _close(self, *, is_cut: bool = False) -> Iterator[bytes]:
+    def _close(self, *, is_cut: bool = False) -> Iterator[dict[str, Any]]:
         """End the last item, unless it has ended. `is_cut`: it is not complete."""
         if not self._is_open:
             return
@@ -171,18 +170,18 @@ class ResponsesWriter:
             item["status"] = "incomplete" if is_cut else "completed"
         yield self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
-    def _content_event(self, kind: str, **data: Any) -> bytes:
+    def _content_event(self, kind: str, **data: Any) -> dict[str, Any]:
         """An event of the last item's content."""
         return self._item_event(kind, content_index=0, **data)
 
-    def _item_event(self, kind: str, **data: Any) -> bytes:
+    def _item_event(self, kind: str, **data: Any) -> dict[str, Any]:
         """An event of the last item."""
         item = self._items[-1]
         return self._event(f"response.{kind}", item_id=item["id"], output_index=len(self._items) - 1, **data)
 
-    def _event(self, kind: str, **data: Any) -> bytes:
+    def _event(self, kind: str, **data: Any) -> dict[str, Any]:
         self._n_events += 1
-        return format_event({"type": kind, "sequence_number": self._n_events - 1, **data})
+        return {"type": kind, "sequence_number": self._n_events - 1, **data}
 
 
 _WEB_SEARCH = "web_search"
@@ -249,10 +248,9 @@ class TextOptions(Body):
     format: TextFormat | None = None
 
 
-class ResponsesRequest(DraftingBody, ResidencyBody, ThinkingBody):
+class ResponsesRequest(GenerationBody, ThinkingBody):
     """The body of /v1/responses."""
 
-    model: AnyModelName = ""
     input: str | Annotated[list[InputMessage | InputCall | InputResult | OtherItem], MANY]
     instructions: str | None = None
     max_output_tokens: Tokens | None = None
@@ -267,8 +265,6 @@ class ResponsesRequest(DraftingBody, ResidencyBody, ThinkingBody):
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
-    stream: bool | None = False
-    n: Literal[1] = 1
 
     def writer(self) -> ResponsesWriter:
         return ResponsesWriter(
@@ -285,10 +281,6 @@ class ResponsesRequest(DraftingBody, ResidencyBody, ThinkingBody):
             tool_choice=self.model_dump(mode="json", include={"tool_choice"})["tool_choice"] or "auto",
             tools=[tool.model_dump(mode="json") for tool in self.tools or ()],
         )
-
-    def generation_specs(self) -> list[GenerationSpec]:
-        """Raises InvalidRequest."""
-        return [self.generation_spec()]
 
     def generation_spec(self) -> GenerationSpec:
         """Raises InvalidRequest."""

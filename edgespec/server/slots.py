@@ -17,7 +17,7 @@ from edgespec.errors import BackendError, InvalidRequest, PromptTooLong
 from edgespec.planner.plan import LoadConfig
 from edgespec.server.http import Busy, Policy, TimedOut
 from edgespec.server.metrics import ServerMetrics
-from edgespec.server.record import RequestRecord, current_record, hide_folders
+from edgespec.server.record import RequestContext, hide_folders, request_context
 from edgespec.service.client import EngineClient, ModelInfo, Stream
 from edgespec.service.link import Death
 from edgespec.service.process import EngineProcess
@@ -149,6 +149,10 @@ class Slot:
         self._policy = policy
         self._server_metrics = server_metrics
 
+    def apply_keep_alive(self, seconds: float | None) -> tuple[str, ...]:
+        """Set how long a model of this machine stays loaded, unless `seconds` is None; returns warnings."""
+        return ()
+
     @property
     def is_busy(self) -> bool:
         limiter = self.limiter
@@ -156,7 +160,7 @@ class Slot:
 
     async def enter(self, *, is_new: bool = True) -> None:
         """Wait for a turn; `leave` ends it. Raises Busy if `is_new` and the queue is full."""
-        current_record().model = self.name
+        request_context().model = self.name
         limiter = self.limiter
         if is_new and limiter.is_full and limiter.waiting >= self._policy.max_queue:
             mean_s = self._server_metrics.seconds_a_call(self.name)
@@ -173,7 +177,7 @@ class Slot:
     @asynccontextmanager
     async def visit(self) -> AsyncIterator[None]:
         """Keep the model from being unloaded. Takes no turn, no place in the queue, and no part in the metrics."""
-        current_record().model = self.name
+        request_context().model = self.name
         async with self.limiter.visit():
             try:
                 yield
@@ -226,6 +230,14 @@ class ModelSlot(Slot):
         if self.opening is not None:
             return "loading"
         return "loaded" if self.model_info is not None else "unloaded"
+
+    def apply_keep_alive(self, seconds: float | None) -> tuple[str, ...]:
+        if seconds is None:
+            return ()
+        if not request_context().caller.may_manage:
+            return ("keep_alive (ttl) is ignored: this caller may not manage models.",)
+        self.keep_alive_s = seconds
+        return ()
 
     @property
     def unloads_in_s(self) -> float:
@@ -280,7 +292,7 @@ class ModelSlot(Slot):
         except BaseException:
             self.leave()
             raise
-        loop, began_s, record = asyncio.get_running_loop(), monotonic(), current_record()
+        loop, began_s, record = asyncio.get_running_loop(), monotonic(), request_context()
         record.begin()
         relay: Stream[Event] = Stream(stream.cancel, is_bounded=False)
         message = f"the answer did not end within {self._policy.timeout_s:g} seconds."
@@ -337,15 +349,19 @@ class ModelSlot(Slot):
             message = f"the model did not answer within {self._policy.timeout_s:g} seconds."
             raise TimedOut(message, hint="Try again.") from error
 
-    async def embed(self, texts: Sequence[str | list[int]], ends_s: float) -> list[Embedding]:
-        """A vector for each text, within a turn; `ends_s`: see Turn. Raises InvalidRequest after that."""
+    async def embed(
+        self, texts: Sequence[str | list[int]], ends_s: float, dimensions: int | None = None
+    ) -> list[Embedding]:
+        """A vector of the model's own size for each text, within a turn; `ends_s`: see Turn. Raises InvalidRequest
+        after that.
+        """
         assert self._client is not None
         stream = self._client.embed(texts)
         try:
             async with asyncio.timeout(ends_s - monotonic()):
                 vectors = [vector async for vector in stream]
             tokens = sum(each.tokens for each in vectors)
-            current_record().prompt_tokens += tokens
+            request_context().prompt_tokens += tokens
             self._server_metrics.note_embeddings(self.name, len(vectors), tokens)
             return vectors
         except BackendError as error:
@@ -379,7 +395,7 @@ class ModelSlot(Slot):
             finally:
                 self._client, self._is_closing = None, False
 
-    def _count(self, event: Event, began_s: float, record: RequestRecord) -> None:
+    def _count(self, event: Event, began_s: float, record: RequestContext) -> None:
         if isinstance(event, Finished):
             record.add(event)
             self._server_metrics.add(self.name, event, monotonic() - began_s)
