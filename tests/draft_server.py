@@ -20,7 +20,7 @@ from edgespec.drafters.remote.messages import MAX_GUESSES
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.server.auth import Rules
-from edgespec.server.connections import ConnectionCounter, Connection, HttpServer, listen_tcp
+from edgespec.server.connections import Connection, ConnectionCounter, HttpServer, listen_tcp
 from edgespec.server.draft import DraftModel, ServedDraft, draft_application
 
 PATIENT = Patience(least_s=20.0, most_s=20.0)

@@ -12,7 +12,6 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -23,20 +22,11 @@ from edgespec import __version__
 from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.hub.cache import shorten_names
 from edgespec.server.anthropic import MessagesRequest
-from edgespec.server.auth import Guard, Rules, page_routes, require_manager
-from edgespec.server.embeddings import EmbeddingRequest, embedding_handler
-from edgespec.server.fields import Body, LoadRequest, UnloadRequest
+from edgespec.server.auth import Guard, Rules, page_routes
+from edgespec.server.embeddings import EmbeddingRequest, embedding_route
+from edgespec.server.fields import GenerationBody, LoadRequest, UnloadRequest
 from edgespec.server.generation import generate
-from edgespec.server.http import (
-    Handler,
-    HttpError,
-    JsonResponse,
-    catch_errors,
-    error_response,
-    post,
-    read_body,
-    respond_unless_disconnected,
-)
+from edgespec.server.http import BodyRoute, JsonResponse, catch_errors, reject_path, respond_unless_disconnected
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.models import Models, require_local
 from edgespec.server.ollama import ollama_routes
@@ -156,11 +146,11 @@ def _finite(seconds: float) -> float | None:
     return round(seconds, 1) if isfinite(seconds) else None
 
 
-# The routes of models: their list, embeddings, loading and unloading; and the OpenAPI document.
+# The routes of models, and those of the interfaces that generate text.
 
 
 def model_routes(models: Models) -> list[Route]:
-    """The list of models, embeddings, loading and unloading, and the OpenAPI document."""
+    """The list of models, loading and unloading."""
 
     async def list_models(_request: Request) -> Response:
         return JsonResponse({"object": "list", "data": [models.describe(slot) for slot in models.all]})
@@ -168,9 +158,7 @@ def model_routes(models: Models) -> list[Route]:
     async def get_model(request: Request) -> Response:
         return JsonResponse(models.describe(models.find(request.path_params["name"])))
 
-    async def load_model(request: Request) -> Response:
-        require_manager()
-        body = await read_body(request, LoadRequest)
+    async def load_model(request: Request, body: LoadRequest) -> Response:
         slot = require_local(models.find(body.model))
         slot.apply_keep_alive(body.keep_alive)
 
@@ -180,45 +168,32 @@ def model_routes(models: Models) -> list[Route]:
 
         return await respond_unless_disconnected(request, load())
 
-    async def unload_model(request: Request) -> Response:
-        require_manager()
-        body = await read_body(request, UnloadRequest)
+    async def unload_model(_request: Request, body: UnloadRequest) -> Response:
         slot = require_local(models.find(body.model))
         request_context().model = slot.name
         await (slot.stop() if body.now else slot.unload())
         return JsonResponse({"success": True})
 
-    async def get_openapi(_request: Request) -> Response:
-        return JsonResponse(document())
-
     return [
-        post("/v1/embeddings", embedding_handler(models, EmbeddingRequest)),
         Route("/v1/models", list_models),
-        post("/models/load", load_model),
-        post("/models/unload", unload_model),
-        Route("/openapi.json", get_openapi),
+        BodyRoute("/models/load", LoadRequest, load_model, manages=True),
+        BodyRoute("/models/unload", UnloadRequest, unload_model, manages=True),
         Route("/v1/models/{name:path}", catch_errors(get_model)),
     ]
 
 
-# The routes of the interfaces that generate text.
-
-
 def generation_routes(models: Models) -> list[Route]:
-    """The interfaces that generate text."""
+    """OpenAI's and Anthropic's interfaces."""
 
-    def handler(kind: type[Body]) -> Handler:
-        async def handle(request: Request) -> Response:
-            body: Any = await read_body(request, kind)
-            return await generate(request, models, body)
-
-        return handle
+    async def answer(request: Request, body: GenerationBody) -> Response:
+        return await generate(request, models, body)
 
     return [
-        post("/v1/chat/completions", handler(ChatRequest)),
-        post("/v1/completions", handler(CompletionRequest)),
-        post("/v1/responses", handler(ResponsesRequest)),
-        post("/v1/messages", handler(MessagesRequest)),
+        BodyRoute("/v1/chat/completions", ChatRequest, answer),
+        BodyRoute("/v1/completions", CompletionRequest, answer),
+        BodyRoute("/v1/responses", ResponsesRequest, answer),
+        BodyRoute("/v1/messages", MessagesRequest, answer),
+        embedding_route("/v1/embeddings", models, EmbeddingRequest),
     ]
 
 
@@ -250,27 +225,15 @@ def application(models: Models, rules: Rules, metrics: ServerMetrics, preload: S
             allow_private_network=True,
         )
         middleware.insert(0, cors)
-    middleware.insert(0, Middleware(AccessLog, registry=metrics.registry))
+    middleware.insert(0, Middleware(AccessLog, count=metrics.count_request))
+    routes = [*generation_routes(models), *token_routes(models), *model_routes(models), *ollama_routes(models)]
+
+    async def get_openapi(_request: Request) -> Response:
+        return JsonResponse(document(routes))
+
     return Starlette(
-        routes=[
-            *generation_routes(models),
-            *token_routes(models),
-            *model_routes(models),
-            *ollama_routes(models),
-            *status_routes(models, metrics),
-            *page_routes(),
-        ],
+        routes=[*routes, Route("/openapi.json", get_openapi), *status_routes(models, metrics), *page_routes()],
         middleware=middleware,
         lifespan=lifespan,
         exception_handlers={404: reject_path, 405: reject_path},
     )
-
-
-async def reject_path(request: Request, error: Exception) -> Response:
-    """The response to an unknown path or method."""
-    status = error.status_code if isinstance(error, HTTPException) else 404
-    message = "unknown path." if status == 404 else f"{request.method} is not allowed at this path."
-    hint = "GET /openapi.json lists the paths."
-    response = error_response(request.url.path, HttpError(status, message, hint=hint))
-    response.headers.update((isinstance(error, HTTPException) and error.headers) or {})
-    return response

@@ -178,24 +178,6 @@ def _is_local(scope: Scope) -> bool:
         return False
 
 
-def require_manager() -> None:
-    """Raises HttpError (403) unless the caller of the current request may load, unload and download models.
-
-    A handler calls it before it reads the body:
-
-        async def pull_model(request: Request) -> Response:
-            require_manager()
-            body = await read_body(request, PullRequest)
-
-    A key may manage models if its entry says so (`edgespec key add NAME --manage`), and so may that of --api-key.
-    Where a server has no keys, callers on this machine may.
-    """
-    if not request_context().caller.may_manage:
-        raise HttpError(
-            403, "this caller may not manage models.", hint="Send a key made with `edgespec key add --manage`."
-        )
-
-
 # A file of API keys: TOML with a table for each, [NAME], sha256 = "64 hexadecimal digits", and perhaps manage = true
 # and memory = true.
 #

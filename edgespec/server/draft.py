@@ -8,13 +8,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
-from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -48,7 +47,7 @@ from edgespec.drafters.sequential import ModelDraftSession, PardSession, Sequent
 from edgespec.errors import Cancelled, EdgespecError, reason_of
 from edgespec.registry.tokenizer_compat import hash_vocabulary
 from edgespec.server.auth import Guard, Rules
-from edgespec.server.http import HttpError, JsonResponse, error_response, hide_internal_error
+from edgespec.server.http import HttpError, JsonResponse, error_response, hide_internal_error, reject_path
 from edgespec.server.record import AccessLog
 
 # The draft of `edgespec draft serve`: its caches, of which each client has one, and the thread that computes.
@@ -506,9 +505,9 @@ def draft_application(model: DraftModel, rules: Rules) -> Starlette:
 
     return Starlette(
         routes=[Route(PATH, describe), Route(PATH, Sessions(model), methods=["POST"])],
-        middleware=[Middleware(AccessLog, registry=CollectorRegistry()), Middleware(Guard, rules=rules)],
+        middleware=[Middleware(AccessLog), Middleware(Guard, rules=rules)],
         lifespan=lifespan,
-        exception_handlers={404: _reject, 405: _reject},
+        exception_handlers=dict.fromkeys((404, 405), partial(reject_path, hint=f"A draft server has {PATH} alone.")),
     )
 
 
@@ -576,9 +575,3 @@ async def _read(receive: Receive) -> AsyncIterator[bytes]:
         yield message.get("body", b"")
         if not message.get("more_body", False):
             return
-
-
-async def _reject(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 404
-    message = "unknown path." if status == 404 else f"{request.method} is not allowed at this path."
-    return error_response(request.url.path, HttpError(status, message, hint=f"A draft server has {PATH} alone."))

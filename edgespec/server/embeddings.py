@@ -10,11 +10,12 @@ import numpy as np
 from pydantic import Field, PrivateAttr
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from edgespec.engine.prompts import Embedding
 from edgespec.errors import InvalidRequest
 from edgespec.server.fields import AnyModelName, ResidencyBody
-from edgespec.server.http import Handler, read_body, respond_unless_disconnected
+from edgespec.server.http import BodyRoute, respond_unless_disconnected
 from edgespec.server.models import Models
 
 Id = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -100,11 +101,10 @@ class OllamaEmbeddingsRequest(EmbeddingBody):
         return {"embedding": embeddings[0].vector}
 
 
-def embedding_handler(models: Models, kind: type[EmbeddingBody]) -> Handler:
-    """Answers requests with a body of this kind."""
+def embedding_route(path: str, models: Models, kind: type[EmbeddingBody]) -> Route:
+    """The route that answers bodies of this kind."""
 
-    async def handle(request: Request) -> Response:
-        body = await read_body(request, kind)
+    async def handle(request: Request, body: EmbeddingBody) -> Response:
         inputs, slot = body.inputs(), models.choose(body.model)
         if len(inputs) > _MAX_INPUTS:
             raise InvalidRequest(f"there are more than {_MAX_INPUTS:,} inputs.", hint="Send several requests.")
@@ -122,4 +122,4 @@ def embedding_handler(models: Models, kind: type[EmbeddingBody]) -> Handler:
 
         return await respond_unless_disconnected(request, embed())
 
-    return handle
+    return BodyRoute(path, kind, handle)

@@ -10,10 +10,10 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import wraps
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -95,18 +95,6 @@ def _format_overflow(path: str, error: PromptTooLong) -> dict[str, Any]:
 # The limits of a server, and the errors of requests that meet them.
 
 
-class Busy(EdgespecError):
-    """The queue is full; `retry_after_s` is the estimated time until a place is free."""
-
-    def __init__(self, message: str, *, hint: str, retry_after_s: int) -> None:
-        super().__init__(message, hint=hint)
-        self.retry_after_s = retry_after_s
-
-
-class TimedOut(EdgespecError):
-    """A call took longer than the server allows, and there is no answer that could end early."""
-
-
 @dataclass(frozen=True, slots=True)
 class Policy:
     """Limits of a server.
@@ -135,14 +123,12 @@ _BODY_TIMEOUT_S = 60.0
 _FAREWELL_S = 2.0  # for a client to take the last event when the server stops
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _STATUS: list[tuple[type[EdgespecError], int]] = [
-    (Busy, 429),
     (InvalidRequest, 400),
     (TemplateError, 400),
     (UnknownModel, 404),
     (HubError, 503),
     (CacheError, 503),
     (DoesNotFit, 503),
-    (TimedOut, 504),
 ]
 
 
@@ -153,6 +139,21 @@ class HttpError(EdgespecError):
         super().__init__(message, hint=hint)
         self.status = status
         self.log_message = message
+
+
+class Busy(HttpError):
+    """The queue is full; `retry_after_s` is the estimated time until a place is free."""
+
+    def __init__(self, message: str, *, hint: str, retry_after_s: int) -> None:
+        super().__init__(429, message, hint=hint)
+        self.retry_after_s = retry_after_s
+
+
+class TimedOut(HttpError):
+    """A call took longer than the server allows, and there is no answer that could end early."""
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(504, message, hint=hint)
 
 
 class ServerStops(HttpError):
@@ -339,14 +340,32 @@ class EventStream(Response):
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def post(path: str, handler: Handler) -> Route:
-    return Route(path, catch_errors(handler), methods=["POST"])
+class BodyRoute(Route):
+    """A route whose handler gets a validated body."""
+
+    def __init__(
+        self,
+        path: str,
+        kind: type[B],
+        handler: Callable[[Request, B], Awaitable[Response]],
+        *,
+        manages: bool = False,
+        method: str = "POST",
+    ) -> None:
+        """`manages`: whether the caller must be one who may manage models."""
+        self.kind: type[BaseModel] = kind
+
+        async def read(request: Request) -> Response:
+            if manages:
+                require_manager()
+            return await handler(request, await read_body(request, kind))
+
+        super().__init__(path, catch_errors(read), methods=[method])
 
 
 def catch_errors(handler: Handler) -> Handler:
     """`handler`, with its errors as responses in the format of the interface."""
 
-    @wraps(handler)
     async def catch(request: Request) -> Response:
         try:
             return await handler(request)
@@ -354,6 +373,27 @@ def catch_errors(handler: Handler) -> Handler:
             return error_response(request.url.path, hide_internal_error(error))
 
     return catch
+
+
+def require_manager() -> None:
+    """Raises HttpError (403) unless the caller of the current request may load, unload and download models.
+
+    A key may manage models if its entry says so (`edgespec key add NAME --manage`), and so may that of --api-key.
+    Where a server has no keys, callers on this machine may.
+    """
+    if not request_context().caller.may_manage:
+        raise HttpError(
+            403, "this caller may not manage models.", hint="Send a key made with `edgespec key add --manage`."
+        )
+
+
+async def reject_path(request: Request, error: Exception, hint: str = "GET /openapi.json lists the paths.") -> Response:
+    """The response to an unknown path or method."""
+    known = error if isinstance(error, HTTPException) else HTTPException(404)
+    message = "unknown path." if known.status_code == 404 else f"{request.method} is not allowed at this path."
+    response = error_response(request.url.path, HttpError(known.status_code, message, hint=hint))
+    response.headers.update(known.headers or {})
+    return response
 
 
 # The header Via, by which a server knows a request that it has sent itself to another server.

@@ -19,8 +19,7 @@ from edgespec.engine.structured_output import Structure, json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.hub.cache import Alias, HubFile, HubQuant, HubRepo, parse_reference
 from edgespec.planner.plan import LoadConfig
-from edgespec.server.auth import require_manager
-from edgespec.server.embeddings import OllamaEmbeddingsRequest, OllamaEmbedRequest, embedding_handler
+from edgespec.server.embeddings import OllamaEmbeddingsRequest, OllamaEmbedRequest, embedding_route
 from edgespec.server.fields import (
     FEW,
     MANY,
@@ -38,13 +37,11 @@ from edgespec.server.fields import (
 )
 from edgespec.server.generation import generate
 from edgespec.server.http import (
+    BodyRoute,
     EventStream,
-    Handler,
     JsonResponse,
-    catch_errors,
     dump_json,
-    post,
-    read_body,
+    require_manager,
     respond_unless_disconnected,
 )
 from edgespec.server.models import TAG, AnySlot, Downloads, Models, Progress, remove_model, require_local
@@ -320,14 +317,11 @@ _FORMATS = {"llamacpp": "gguf", "mlx": "safetensors"}
 class ShowRequest(Body):
     """The body of /api/show. `name` is an older name of `model`."""
 
-    model: str = ""
-    name: str = ""
-
-
-class DeleteRequest(Body):
-    """The body of /api/delete. `name` is an older name of `model`."""
-
     model: str = Field(default="", validation_alias=AliasChoices("model", "name"), max_length=512)
+
+
+class DeleteRequest(ShowRequest):
+    """The body of /api/delete."""
 
     def config(self, models: Models) -> LoadConfig:
         """What is meant: a model of the server with its drafts, or what a reference names; no file of this machine.
@@ -438,32 +432,39 @@ def _format_created(models: Models) -> str:
 
 def ollama_routes(models: Models) -> list[Route]:
     """Ollama's interface."""
+    downloads = Downloads()
 
-    def handler(kind: type[OllamaChatRequest] | type[OllamaGenerateRequest]) -> Handler:
-        async def handle(request: Request) -> Response:
-            body: OllamaChatRequest | OllamaGenerateRequest = await read_body(request, kind)
-            if not body.is_empty:
-                return await generate(request, models, body, LineStream)
-            slot = models.choose(body.model)
-            body.model = body.model or slot.name
-            slot.apply_keep_alive(body.keep_alive)
-            if body.keep_alive == 0:
-                require_manager()
-                await require_local(slot).unload()
-            else:
-                async with models.turn(slot):
+    async def answer(request: Request, body: OllamaChatRequest | OllamaGenerateRequest) -> Response:
+        if not body.is_empty:
+            return await generate(request, models, body, LineStream)
+        slot = models.choose(body.model)
+        body.model = body.model or slot.name
+        slot.apply_keep_alive(body.keep_alive)
+        if body.keep_alive == 0:
+            require_manager()
+            await require_local(slot).unload()
+        else:
+            async with models.turn(slot):
+                pass
+        return JsonResponse(body.writer().load_body("unload" if body.keep_alive == 0 else "load"))
+
+    async def pull_model(request: Request, body: PullRequest) -> Response:
+        progress = downloads.pull(body.config(models))
+        if body.stream:
+            return LineStream(request.url.path, format_progress(models, body.model, progress), LineStream.format)
+
+        async def wait() -> dict[str, Any]:
+            async with aclosing(progress):
+                async for _ in progress:
                     pass
-            return JsonResponse(body.writer().load_body("unload" if body.keep_alive == 0 else "load"))
+            return describe_success(models, body.model)
 
-        return handle
+        return await respond_unless_disconnected(request, wait())
 
-    async def show_model(request: Request) -> Response:
-        body = await read_body(request, ShowRequest)
-        return JsonResponse(show(models, models.choose(body.model or body.name)))
+    async def show_model(_request: Request, body: ShowRequest) -> Response:
+        return JsonResponse(show(models, models.choose(body.model)))
 
-    async def delete_model(request: Request) -> Response:
-        require_manager()
-        body = await read_body(request, DeleteRequest)
+    async def delete_model(_request: Request, body: DeleteRequest) -> Response:
         await remove_model(models, body.config(models))
         return Response()
 
@@ -477,36 +478,14 @@ def ollama_routes(models: Models) -> list[Route]:
         return JsonResponse({"version": API_VERSION})
 
     return [
-        post("/api/chat", handler(OllamaChatRequest)),
-        post("/api/generate", handler(OllamaGenerateRequest)),
-        post("/api/embed", embedding_handler(models, OllamaEmbedRequest)),
-        post("/api/embeddings", embedding_handler(models, OllamaEmbeddingsRequest)),
-        post("/api/pull", pull_handler(models)),
-        post("/api/show", show_model),
-        Route("/api/delete", catch_errors(delete_model), methods=["DELETE"]),
+        BodyRoute("/api/chat", OllamaChatRequest, answer),
+        BodyRoute("/api/generate", OllamaGenerateRequest, answer),
+        embedding_route("/api/embed", models, OllamaEmbedRequest),
+        embedding_route("/api/embeddings", models, OllamaEmbeddingsRequest),
+        BodyRoute("/api/pull", PullRequest, pull_model, manages=True),
+        BodyRoute("/api/show", ShowRequest, show_model),
+        BodyRoute("/api/delete", DeleteRequest, delete_model, manages=True, method="DELETE"),
         Route("/api/tags", get_tags),
         Route("/api/ps", get_running),
         Route("/api/version", get_version),
     ]
-
-
-def pull_handler(models: Models) -> Handler:
-    """Downloads models for callers who may manage them."""
-    downloads = Downloads()
-
-    async def pull_model(request: Request) -> Response:
-        require_manager()
-        body = await read_body(request, PullRequest)
-        progress = downloads.pull(body.config(models))
-        if body.stream:
-            return LineStream(request.url.path, format_progress(models, body.model, progress), LineStream.format)
-
-        async def wait() -> dict[str, Any]:
-            async with aclosing(progress):
-                async for _ in progress:
-                    pass
-            return describe_success(models, body.model)
-
-        return await respond_unless_disconnected(request, wait())
-
-    return pull_model

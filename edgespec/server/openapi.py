@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic.json_schema import models_json_schema
+from starlette.routing import BaseRoute
 
 from edgespec import __version__
-from edgespec.server.anthropic import CountRequest, MessagesRequest
-from edgespec.server.embeddings import EmbeddingRequest, OllamaEmbeddingsRequest, OllamaEmbedRequest
-from edgespec.server.fields import Body, LoadRequest, UnloadRequest
-from edgespec.server.ollama import DeleteRequest, OllamaChatRequest, OllamaGenerateRequest, PullRequest, ShowRequest
-from edgespec.server.openai import ChatRequest, CompletionRequest
-from edgespec.server.responses import ResponsesRequest
-from edgespec.server.token_routes import DetokenizeRequest, TokenizeRequest
+from edgespec.server.http import BodyRoute
 
-_BODIES: dict[str, type[Body]] = {
-    "/v1/chat/completions": ChatRequest,
-    "/v1/completions": CompletionRequest,
-    "/v1/responses": ResponsesRequest,
-    "/v1/messages": MessagesRequest,
-    "/v1/messages/count_tokens": CountRequest,
-    "/v1/chat/completions/input_tokens": ChatRequest,
-    "/v1/responses/input_tokens": ResponsesRequest,
-    "/v1/embeddings": EmbeddingRequest,
-    "/tokenize": TokenizeRequest,
-    "/detokenize": DetokenizeRequest,
-    "/apply-template": ChatRequest,
-    "/api/chat": OllamaChatRequest,
-    "/api/generate": OllamaGenerateRequest,
-    "/api/embed": OllamaEmbedRequest,
-    "/api/embeddings": OllamaEmbeddingsRequest,
-    "/api/pull": PullRequest,
-    "/api/show": ShowRequest,
-    "/api/delete": DeleteRequest,
-    "/models/load": LoadRequest,
-    "/models/unload": UnloadRequest,
-}
-_STREAMED = (
-    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
-    "/api/chat", "/api/generate", "/api/pull",
-)  # fmt: skip
 _GETS = {
     "/v1/models": "The models.",
     "/api/tags": "The models, as Ollama lists them.",
@@ -62,24 +32,26 @@ _ERRORS = {
 }
 
 
-def document() -> dict[str, Any]:
-    """The document, in OpenAPI 3.1."""
+def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
+    """The document of `routes` and of the state, in OpenAPI 3.1."""
+    bodies = {each.path: each for each in routes if isinstance(each, BodyRoute)}
     _, definitions = models_json_schema(
-        [(body, "validation") for body in _BODIES.values()], ref_template="#/components/schemas/{model}"
+        [(route.kind, "validation") for route in bodies.values()], ref_template="#/components/schemas/{model}"
     )
     any_object = {"application/json": {"schema": {"type": "object"}}}
     errors = {status: {"description": text, "content": any_object} for status, text in _ERRORS.items()}
     paths: dict[str, Any] = {}
-    for path, body in _BODIES.items():
-        schema = {"$ref": f"#/components/schemas/{body.__name__}"}
+    for path, route in bodies.items():
+        schema = {"$ref": f"#/components/schemas/{route.kind.__name__}"}
         stream = "application/x-ndjson" if path.startswith("/api/") else "text/event-stream"
-        content = {**any_object, stream: {}} if path in _STREAMED else any_object
+        is_streamed = "stream" in route.kind.model_fields and not path.endswith("_tokens") and path != "/apply-template"
+        content = {**any_object, stream: {}} if is_streamed else any_object
         operation = {
-            "summary": (body.__doc__ or "").split("\n")[0],
+            "summary": (route.kind.__doc__ or "").split("\n")[0],
             "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
             "responses": {"200": {"description": "The answer.", "content": content}, **errors},
         }
-        paths[path] = {"delete" if path == "/api/delete" else "post": operation}
+        paths[path] = {method.lower(): operation for method in route.methods or ()}
     for path, text in _GETS.items():
         answer = {"description": text, "content": any_object}
         paths[path] = {"get": {"summary": text, "responses": {"200": answer, **errors}}}

@@ -13,7 +13,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import monotonic
 
-from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.engine.events import Finished, MemoryUse
@@ -168,12 +167,12 @@ class RequestContext:
             yield "error", json.dumps(self.failure[1][:_MAX_REASON])  # on one line, whatever is in it
 
 
-RECORD: ContextVar[RequestContext] = ContextVar("record")
+_CONTEXT: ContextVar[RequestContext] = ContextVar("request")
 
 
 def request_context() -> RequestContext:
     """The record of the request in whose context this runs; a new one outside of requests."""
-    return RECORD.get(None) or RequestContext()
+    return _CONTEXT.get(None) or RequestContext()
 
 
 # What an engine or the hub says of this machine's folders is for the log, not for callers.
@@ -209,56 +208,40 @@ _LOG = logging.getLogger("edgespec.server")
 class AccessLog:
     """Writes a line when the response and all answers of a request have ended. Keys are known by their names."""
 
-    def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
+    def __init__(self, app: ASGIApp, count: Callable[[RequestContext, str], None] = lambda context, kind: None) -> None:
+        """`count` gets every request that has ended, and the kind of its failure, "" if it has not failed."""
         self._app = app
-        self._requests = Counter(
-            "requests", "Responses by key and status.", ["key", "status"], namespace="edgespec", registry=registry
-        )
-        self._tokens = Counter(
-            "key_tokens", "Tokens by key, read and written.", ["key", "kind"], namespace="edgespec", registry=registry
-        )
-        self._failures = Counter(
-            "failures",
-            "Requests that failed, also amid a stream.",
-            ["model", "kind"],
-            namespace="edgespec",
-            registry=registry,
-        )
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         path = scope["raw_path"].decode("ascii", "backslashreplace")
-        record = RequestContext(scope["method"], path, on_end=self._write)
+        context = RequestContext(scope["method"], path, on_end=self._write)
 
         async def note_status(message: Message) -> None:
             if message["type"] == "http.response.start":
-                record.status = message["status"]
+                context.status = message["status"]
             await send(message)
 
-        RECORD.set(record)
-        record.begin()
+        _CONTEXT.set(context)
+        context.begin()
         try:
             await self._app(scope, receive, note_status)
         finally:
-            record.end()
+            context.end()
 
-    def _write(self, record: RequestContext) -> None:
-        key = record.caller.name
-        self._requests.labels(key, str(record.status)).inc()
-        self._tokens.labels(key, "prompt").inc(record.prompt_tokens)
-        self._tokens.labels(key, "generated").inc(record.tokens)
-        if record.failure is not None:
-            status, _ = record.failure
-            kind = _KINDS.get(status, "invalid" if status < 500 else "error")
-            self._failures.labels(record.model, kind).inc()
-        _LOG.log(_get_level(record), "%s", record.format())
+    def _write(self, context: RequestContext) -> None:
+        status = context.failure[0] if context.failure is not None else 200
+        kind = "" if context.failure is None else _KINDS.get(status, "invalid" if status < 500 else "error")
+        self._count(context, kind)
+        _LOG.log(_get_level(context), "%s", context.format())
 
 
-def _get_level(record: RequestContext) -> int:
-    status = record.failure[0] if record.failure is not None else record.status
-    if record.path in _POLLED and status in (200, 503):  # 503 says that a model loads, or that one has stalled
+def _get_level(context: RequestContext) -> int:
+    status = context.failure[0] if context.failure is not None else context.status
+    if context.path in _POLLED and status in (200, 503):  # 503 says that a model loads, or that one has stalled
         return logging.DEBUG
     if status >= 500:
         return logging.ERROR

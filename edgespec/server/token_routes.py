@@ -18,7 +18,7 @@ from edgespec.engine.events import Request as EngineRequest
 from edgespec.engine.prompts import RawText
 from edgespec.server.anthropic import CountRequest
 from edgespec.server.fields import AnyModelName, Body, compute
-from edgespec.server.http import Handler, JsonResponse, post, read_body
+from edgespec.server.http import BodyRoute, JsonResponse
 from edgespec.server.models import Models, require_local
 from edgespec.server.openai import ChatRequest
 from edgespec.server.remote_slot import RemoteSlot
@@ -63,20 +63,16 @@ def token_routes(models: Models) -> list[Route]:
             asked = await compute(size, lambda: spec.build_request(model_info, token_limit=1))
             return await slot.read(lambda client: ask(client, asked), turn.ends_s)
 
-    def counter(kind: type[Body], **head: str) -> Handler:
-        async def count(request: Request) -> Response:
-            body: Any = await read_body(request, kind)
-            slot = models.choose(body.model)
-            if isinstance(slot, RemoteSlot):
-                tokens = await slot.count(body, await request.body())
-            else:
-                tokens = await read_prompt(request, body, _count)
-            return JsonResponse({**head, "input_tokens": tokens})
+    async def count(request: Request, body: ChatRequest | ResponsesRequest | CountRequest) -> Response:
+        slot = models.choose(body.model)
+        if isinstance(slot, RemoteSlot):
+            tokens = await slot.count(body, await request.body())
+        else:
+            tokens = await read_prompt(request, body, _count)
+        head = {} if isinstance(body, CountRequest) else {"object": "response.input_tokens"}
+        return JsonResponse({**head, "input_tokens": tokens})
 
-        return count
-
-    async def tokenize(request: Request) -> Response:
-        body = await read_body(request, TokenizeRequest)
+    async def tokenize(_request: Request, body: TokenizeRequest) -> Response:
         text = RawText(body.content, body.add_special, body.parse_special)
         tokens = await read(body.model, lambda client: client.tokenize(text))
         if not body.with_pieces:
@@ -85,24 +81,21 @@ def token_routes(models: Models) -> list[Route]:
         described = [{"id": id_, "piece": _format(piece)} for id_, piece in zip(tokens, pieces, strict=True)]
         return JsonResponse({"tokens": described})
 
-    async def detokenize(request: Request) -> Response:
-        body = await read_body(request, DetokenizeRequest)
+    async def detokenize(_request: Request, body: DetokenizeRequest) -> Response:
         pieces = await read(body.model, lambda client: client.token_bytes(body.tokens))
         return JsonResponse({"content": b"".join(pieces).decode("utf-8", "replace")})
 
-    async def apply_template(request: Request) -> Response:
-        body = await read_body(request, ChatRequest)
+    async def apply_template(request: Request, body: ChatRequest) -> Response:
         prompt = await read_prompt(request, body, lambda client, each: client.render(each))
         return JsonResponse({"prompt": prompt})
 
-    input_tokens = {"object": "response.input_tokens"}
     return [
-        post("/v1/messages/count_tokens", counter(CountRequest)),
-        post("/v1/chat/completions/input_tokens", counter(ChatRequest, **input_tokens)),
-        post("/v1/responses/input_tokens", counter(ResponsesRequest, **input_tokens)),
-        post("/tokenize", tokenize),
-        post("/detokenize", detokenize),
-        post("/apply-template", apply_template),
+        BodyRoute("/v1/messages/count_tokens", CountRequest, count),
+        BodyRoute("/v1/chat/completions/input_tokens", ChatRequest, count),
+        BodyRoute("/v1/responses/input_tokens", ResponsesRequest, count),
+        BodyRoute("/tokenize", TokenizeRequest, tokenize),
+        BodyRoute("/detokenize", DetokenizeRequest, detokenize),
+        BodyRoute("/apply-template", ChatRequest, apply_template),
     ]
 
 
