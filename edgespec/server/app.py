@@ -135,9 +135,9 @@ def _describe_remote(slot: RemoteSlot) -> dict[str, Any]:
         "answers_at_once": slot.limiter.max_concurrency,
         "resident_bytes": 0,
         "unloads_in_seconds": None,
-        "is_reachable": slot.state.is_reachable,
-        "last_error": slot.state.failure,
-        "owned_by": slot.state.owner,
+        "is_reachable": slot.is_reachable,
+        "last_error": slot.failure,
+        "owned_by": slot.owner,
     }
 
 

@@ -296,10 +296,6 @@ class _Guess:
     tree: DraftTree
     units: Iterator[None]
 
-    def is_for(self, emitted: Sequence[int] | None, limit: Budget) -> bool:
-        """Whether it is what is wanted after the text has grown by `emitted`."""
-        return emitted is not None and tuple(emitted) == self.emitted and limit == self.limit
-
 
 class DraftSession:
     """Answers the messages of one client."""
@@ -367,7 +363,7 @@ class DraftSession:
         elif isinstance(message, Ask) and self._mirror.tokens and not message.depth:
             self._change_text(message)
             self._known, self._guess = [], None
-            probe = self._make_probe(())
+            probe = self._begin((), (), _PROBE)
             if await self._run_units(probe):
                 await self._send(describe_tree(self._number, (), probe.tree, self._cache.drafter.name, is_guess=True))
             return False
@@ -421,47 +417,40 @@ class DraftSession:
         if is_held or (found is not None and found.is_enough(limit.depth, limit.reach)):
             found = found or Drafted(0, (), (), (), ())
             return Drafted(self._number, (), found.tokens, found.parents, found.confidences, found.q)
-        guess, tree = self._guess, DraftTree()
-        if guess is not None and guess.is_for(emitted, limit):
-            await self._model.run(lambda: sum(1 for _ in guess.units))
-            tree = guess.tree
-        else:
-            units = self._expand(tree, (), limit)
-            await self._model.run(lambda: sum(1 for _ in units))
-        return describe_tree(self._number, (), tree, self._cache.drafter.name, is_guess=False)
+        guess = self._guess
+        is_begun = guess is not None and emitted is not None and (tuple(emitted), limit) == (guess.emitted, guess.limit)
+        if not is_begun or guess is None:
+            guess = self._begin((), (), limit)
+        await self._model.run(lambda: sum(1 for _ in guess.units))
+        return describe_tree(self._number, (), guess.tree, self._cache.drafter.name, is_guess=False)
 
     async def _guess_on(self) -> None:
         """Draft after what the target will probably emit, until the next message."""
         draft = self._known[0] if self._known else Drafted(self._number, (), (), (), ())
         path, limit = list_path(draft), self._choose_limit()
-        probe = self._make_probe([draft.tokens[node] for node in path])
+        probe = self._begin((), [draft.tokens[node] for node in path], _PROBE)
         if await self._run_units(probe):
             after = list_candidates(probe.tree)
             for emitted in islice(rank_guesses(draft, path, after, self._rate.value), self._guesses):
-                tree = DraftTree()
-                self._guess = _Guess(emitted, limit, tree, self._expand(tree, emitted, limit))
-                if not await self._run_units(self._guess):
+                guess = self._guess = self._begin(emitted, emitted, limit)
+                if not await self._run_units(guess):
                     return
                 self._guess = None
-                found = describe_tree(self._number, emitted, tree, self._cache.drafter.name, is_guess=True)
+                found = describe_tree(self._number, emitted, guess.tree, self._cache.drafter.name, is_guess=True)
                 if found.tokens:
                     self._known.append(found)
                     await self._send(found)
 
-    def _make_probe(self, tokens: Sequence[int]) -> _Guess:
-        """A look at what may follow the present text and `tokens`, which are read for it."""
-        tree = DraftTree()
-        return _Guess((), _PROBE, tree, self._expand(tree, tokens, _PROBE))
+    def _begin(self, emitted: Sequence[int], tokens: Sequence[int], limit: Budget) -> _Guess:
+        """A draft that is to begin after the present text and `tokens`, for a target that has `emitted`."""
+        tree, text = DraftTree(), [*self._mirror.tokens, *tokens]
+        return _Guess(tuple(emitted), limit, tree, _expand(self._cache.drafter, tree, text, limit, self._draw))
 
     def _choose_limit(self) -> Budget:
         """Of what is guessed: enough for the next Ask, if that is like the latest ones."""
         depth, nodes = (max(getattr(each, name) for each in self._limits) for name in ("depth", "nodes"))
         is_tree = nodes > depth  # whose other branches may be accepted, and then a token of what is guessed after them
         return Budget(min(depth + is_tree, MAX_DEPTH), nodes, reach=self._limits[-1].reach)
-
-    def _expand(self, tree: DraftTree, emitted: Sequence[int], limit: Budget) -> Iterator[None]:
-        """Draft into `tree` after the present text and `emitted`."""
-        return _expand(self._cache.drafter, tree, [*self._mirror.tokens, *emitted], limit, self._draw)
 
     async def _run_units(self, guess: _Guess) -> bool:
         """Run its units; False where a message has come meanwhile."""

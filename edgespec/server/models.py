@@ -78,7 +78,7 @@ class Models:
         `owned_by` is that of the server that has the model, because it tells another edgespec what may be sent.
         """
         if isinstance(slot, RemoteSlot):
-            owner, state = slot.state.owner or "unknown", "remote"
+            owner, state = slot.owner or "unknown", "remote"
         else:
             owner, state = "edgespec", slot.state
         kind = {"object": "model", "created": self.created_s, "owned_by": owner}

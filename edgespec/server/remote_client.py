@@ -275,13 +275,10 @@ class RemoteClient:
             limits=httpx.Limits(max_connections=None, keepalive_expiry=_REUSE_S),
         )
 
-    async def get(self, path: str) -> dict[str, Any]:
-        """The JSON object at `path`, which begins with a slash."""
-        return await self._read("GET", path, None)
-
-    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """The JSON object that answers `body`."""
-        return await self._read("POST", path, body)
+    async def read(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The JSON object at `path`, which begins with a slash, or the one that answers `body`."""
+        async with self._send(method, path, body) as response:
+            return self._parse(await response.aread(), response)
 
     async def chunks(self, path: str, body: dict[str, Any]) -> AsyncGenerator[list[dict[str, Any]], None]:
         """The events that answer `body`, in batches as they arrive. Closing it closes the request.
@@ -308,10 +305,6 @@ class RemoteClient:
 
     async def close(self) -> None:
         await self._http.aclose()
-
-    async def _read(self, method: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-        async with self._send(method, path, body) as response:
-            return self._parse(await response.aread(), response)
 
     @asynccontextmanager
     async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> AsyncIterator[httpx.Response]:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -40,37 +39,25 @@ _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueErro
 _LOG = logging.getLogger("edgespec.server")
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteState:
-    """What is known of a model's server.
+class RemoteSlot(Slot):
+    """A model of another server and its queue of requests.
 
-    is_reachable  None before the first attempt
+    is_reachable  whether that server can be reached; None before the first attempt
     failure       why it was of no use the last time; None where it was
     owner         what it calls itself in `owned_by`
     context_size  tokens; None where it does not say
     """
 
-    is_reachable: bool | None = None
-    failure: str | None = None
-    owner: str = ""
-    context_size: int | None = None
-
-
-class RemoteSlot(Slot):
-    """A model of another server and its queue of requests."""
-
     def __init__(self, name: str, model: RemoteModel, policy: Policy, server_metrics: ServerMetrics) -> None:
         super().__init__(name, model.max_concurrency, policy, server_metrics)
-        self.state = RemoteState()
+        self.is_reachable: bool | None = None
+        self.failure: str | None = None
+        self.owner = ""
+        self.context_size: int | None = None
         self._model = model
         self._client = RemoteClient(name, model)
         self._has_looked = asyncio.Event()
         self._has_answered = False
-
-    @property
-    def context_size(self) -> int | None:
-        """Tokens; None where the server does not say."""
-        return self.state.context_size
 
     async def watch(self) -> None:
         """Look from time to time whether the server is there, and what it says of the model. Never returns."""
@@ -89,7 +76,7 @@ class RemoteSlot(Slot):
         edgespec may keep the texts. Raises InvalidRequest.
         """
         await self._has_looked.wait()  # which tells the owner
-        owner, remembers = self.state.owner, remembers and self._model.remembers
+        owner, remembers = self.owner, remembers and self._model.remembers
 
         def read() -> Sequence[RemoteCall]:
             if isinstance(body, ChatRequest):
@@ -104,7 +91,7 @@ class RemoteSlot(Slot):
     async def count(self, body: Any, raw: bytes) -> int:
         """The tokens of a prompt, where the server counts them as llama-server and edgespec do. See `answers`."""
         request_context().model = self.name
-        owner = self.state.owner
+        owner = self.owner
 
         def read() -> RemoteCall:
             if isinstance(body, ChatRequest):
@@ -186,15 +173,14 @@ class RemoteSlot(Slot):
                 raise ValueError("there is no vector for each text")
         except _MALFORMED as error:
             raise RemoteFailure(self.name, "has no embeddings in OpenAI's form", CHECK_URL) from error
-        request_context().prompt_tokens += tokens
-        self._server_metrics.note_embeddings(self.name, len(vectors), tokens)
+        self._count_embeddings(len(vectors), tokens)
         return [Embedding(vector, 0 if number else tokens) for number, vector in enumerate(vectors)]
 
     async def _read(self, path: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The JSON object that answers `body` within `seconds`. Raises TimedOut."""
         try:
             async with asyncio.timeout(seconds):
-                found = await self._client.post(path, body)
+                found = await self._client.read("POST", path, body)
         except TimeoutError as error:
             raise self._time_out() from error
         except EdgespecError as error:
@@ -211,7 +197,7 @@ class RemoteSlot(Slot):
         """Read the list of models."""
         try:
             async with asyncio.timeout(_LOOK_S):
-                listed = (await self._client.get("/models")).get("data")
+                listed = (await self._client.read("GET", "/models")).get("data")
         except TimeoutError:
             self._note(Unreachable(self.name, "cannot be reached (no answer)", "Start it."))
         except EdgespecError as error:
@@ -228,8 +214,8 @@ class RemoteSlot(Slot):
         """Keep what the list says of the model."""
         meta = listed.get("meta")  # llama-server's
         sizes = [*(listed.get(name) for name in _CONTEXTS), meta.get("n_ctx") if isinstance(meta, dict) else None]
-        known = next((size for size in sizes if isinstance(size, int) and size > 0), None)
-        self.state = replace(self.state, owner=str(listed.get("owned_by") or ""), context_size=known)
+        self.context_size = next((size for size in sizes if isinstance(size, int) and size > 0), None)
+        self.owner = str(listed.get("owned_by") or "")
 
     def _note(self, error: EdgespecError | None) -> None:
         """Keep what an attempt tells of the server. What it refuses of a request, or has no time for, tells nothing."""
@@ -237,9 +223,9 @@ class RemoteSlot(Slot):
         if isinstance(error, HttpError) and not isinstance(error, RemoteRefusal):
             failure = error.log_message
         is_reachable = not isinstance(error, Unreachable)
-        if failure is not None and failure != self.state.failure:
+        if failure is not None and failure != self.failure:
             _LOG.warning("%s: %s", self.name, failure)
-        elif is_reachable and self.state.is_reachable is False:
+        elif is_reachable and self.is_reachable is False:
             _LOG.info("%s: the server behind it can be reached again", self.name)
-        self.state = replace(self.state, is_reachable=is_reachable, failure=failure)
+        self.is_reachable, self.failure = is_reachable, failure
         self._server_metrics.note_remote(self.name, is_reachable=is_reachable)

@@ -7,19 +7,19 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from typing import Any, Literal, TypeVar
 
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Finished, Notice, Request
 from edgespec.engine.prompts import Embedding
-from edgespec.errors import BackendError, InvalidRequest, PromptTooLong
+from edgespec.errors import BackendError, PromptTooLong
 from edgespec.planner.plan import LoadConfig
 from edgespec.server.http import Busy, Policy, TimedOut
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.record import RequestContext, hide_folders, request_context
 from edgespec.service.client import EngineClient, ModelInfo, Stream
-from edgespec.service.link import Death
 from edgespec.service.process import EngineProcess
 from edgespec.service.response import Part
 
@@ -32,8 +32,8 @@ class FairLimiter:
     def __init__(self, max_concurrency: int = 1) -> None:
         self.waiting = 0  # callers in `enter`; those in `exclusive` do not count
         self.visitors = 0
+        self.active = 0  # callers inside, without the visitors
         self._max_concurrency = max_concurrency
-        self._active = 0
         self._is_exclusive = False
         self._reopened = asyncio.Event()
         self._queue: deque[tuple[asyncio.Future[None], bool]] = deque()
@@ -49,13 +49,9 @@ class FairLimiter:
         self._admit()
 
     @property
-    def active(self) -> int:
-        return self._active
-
-    @property
     def is_full(self) -> bool:
         """Whether a new caller has to wait."""
-        return bool(self._queue) or self._is_exclusive or self._active >= self._max_concurrency
+        return bool(self._queue) or self._is_exclusive or self.active >= self._max_concurrency
 
     async def enter(self) -> None:
         """Wait for a turn; `leave` ends it."""
@@ -66,7 +62,7 @@ class FairLimiter:
             self.waiting -= 1
 
     def leave(self) -> None:
-        self._active -= 1
+        self.active -= 1
         self._is_exclusive = False
         self._reopened.set()
         self._admit()
@@ -111,12 +107,12 @@ class FairLimiter:
             if admitted.cancelled():
                 self._queue.popleft()
                 continue
-            if self._active and (exclusive or self._active >= self._max_concurrency):
+            if self.active and (exclusive or self.active >= self._max_concurrency):
                 return
             if self.visitors and exclusive:
                 return
             self._queue.popleft()
-            self._active += 1
+            self.active += 1
             self._is_exclusive = exclusive
             admitted.set_result(None)
 
@@ -173,6 +169,10 @@ class Slot:
     def leave(self) -> None:
         self.used_s = monotonic()
         self.limiter.leave()
+
+    def _count_embeddings(self, texts: int, tokens: int) -> None:
+        request_context().prompt_tokens += tokens
+        self._server_metrics.note_embeddings(self.name, texts, tokens)
 
     @asynccontextmanager
     async def visit(self) -> AsyncIterator[None]:
@@ -268,7 +268,9 @@ class ModelSlot(Slot):
         """Load the model. Raises any EdgespecError."""
         if self._client is None:
             self._client = EngineProcess(
-                "The next request loads it again.", self._policy.max_silence_s, self._note_death
+                "The next request loads it again.",
+                self._policy.max_silence_s,
+                partial(self._server_metrics.note_death, self.name),
             )
         model_info = await self._client.open(self.config, self._server_metrics).wait()
         self._server_metrics.note_open(self.name, model_info.context_size)
@@ -333,45 +335,32 @@ class ModelSlot(Slot):
         finally:
             relay.cancel()
 
-    async def read(self, ask: Callable[[EngineClient], Stream[T]], ends_s: float) -> T:
-        """The result of `ask`, such as the tokens of a prompt, within a turn or a visit; `ends_s`: see Turn.
+    async def read(self, ask: Callable[[EngineClient], Stream[T]], ends_s: float) -> list[T]:
+        """The results of `ask`, such as the tokens of a prompt, within a turn or a visit; `ends_s`: see Turn.
 
         Raises TimedOut.
         """
         assert self._client is not None
+        stream = ask(self._client)
         try:
             async with asyncio.timeout(ends_s - monotonic()):
-                return await ask(self._client).wait()
+                return [each async for each in stream]
         except BackendError as error:
             hide_folders(error)
             raise
         except TimeoutError as error:
             message = f"the model did not answer within {self._policy.timeout_s:g} seconds."
-            raise TimedOut(message, hint="Try again.") from error
+            raise TimedOut(message, hint="Try again, or ask for less.") from error
+        finally:
+            stream.cancel()
 
     async def embed(
         self, texts: Sequence[str | list[int]], ends_s: float, dimensions: int | None = None
     ) -> list[Embedding]:
-        """A vector of the model's own size for each text, within a turn; `ends_s`: see Turn. Raises InvalidRequest
-        after that.
-        """
-        assert self._client is not None
-        stream = self._client.embed(texts)
-        try:
-            async with asyncio.timeout(ends_s - monotonic()):
-                vectors = [vector async for vector in stream]
-            tokens = sum(each.tokens for each in vectors)
-            request_context().prompt_tokens += tokens
-            self._server_metrics.note_embeddings(self.name, len(vectors), tokens)
-            return vectors
-        except BackendError as error:
-            hide_folders(error)
-            raise
-        except TimeoutError as error:
-            message = f"the embeddings took longer than {self._policy.timeout_s:.0f} seconds."
-            raise InvalidRequest(message, hint="Send fewer or shorter inputs.") from error
-        finally:
-            stream.cancel()
+        """A vector of the model's own size for each text, within a turn; `ends_s`: see Turn. Raises TimedOut."""
+        vectors = await self.read(lambda client: client.embed(texts), ends_s)
+        self._count_embeddings(len(vectors), sum(each.tokens for each in vectors))
+        return vectors
 
     async def stop(self) -> None:
         """End the engine process at once, whatever it does. Its calls fail; those that wait load the model again."""
@@ -395,12 +384,9 @@ class ModelSlot(Slot):
             finally:
                 self._client, self._is_closing = None, False
 
-    def _count(self, event: Event, began_s: float, record: RequestContext) -> None:
+    def _count(self, event: Event, began_s: float, context: RequestContext) -> None:
         if isinstance(event, Finished):
-            record.add(event)
+            context.add(event)
             self._server_metrics.add(self.name, event, monotonic() - began_s)
         elif isinstance(event, Notice):
             self._server_metrics.notice(event.text)
-
-    def _note_death(self, death: Death) -> None:
-        self._server_metrics.note_death(self.name, death)

@@ -51,7 +51,8 @@ def token_routes(models: Models) -> list[Route]:
     async def read(name: str, ask: Callable[[EngineClient], Stream[T]]) -> T:
         slot = require_local(models.choose(name))
         async with models.visit(slot) as turn:
-            return await slot.read(ask, turn.ends_s)
+            (found,) = await slot.read(ask, turn.ends_s)
+            return found
 
     async def read_prompt(request: Request, body: Any, ask: Callable[[EngineClient, EngineRequest], Stream[T]]) -> T:
         """`ask` is called with what the body asks of the engine."""
@@ -61,7 +62,8 @@ def token_routes(models: Models) -> list[Route]:
             model_info = turn.model_info
             assert model_info is not None
             asked = await compute(size, lambda: spec.build_request(model_info, token_limit=1))
-            return await slot.read(lambda client: ask(client, asked), turn.ends_s)
+            (found,) = await slot.read(lambda client: ask(client, asked), turn.ends_s)
+            return found
 
     async def count(request: Request, body: ChatRequest | ResponsesRequest | CountRequest) -> Response:
         slot = models.choose(body.model)
