@@ -143,7 +143,7 @@ _MAX_LENGTH = 15
 
 
 def read_measured(stats: DraftStats, drafter: str) -> Measured | None:
-    """Of `drafter` under the way of sampling of which most is known; None where it was hardly ever asked."""
+    """Read what is known of `drafter` under its most frequent way of sampling; None where it was hardly ever asked."""
     found = [
         (key, each.first_choice.evidence) for key, each in stats.drafters.items() if key.startswith(f"{drafter}; ")
     ]

@@ -106,7 +106,6 @@ class AnthropicTool(Body):
     strict: bool | None = None
 
     def tool(self) -> Tool:
-        """Raises InvalidRequest, also for a tool that Anthropic runs."""
         if self.type not in (None, "custom"):
             message = f"tools of type '{self.type[:100]}' are not supported."
             raise InvalidRequest(message, hint="Send tools that have an input_schema.")
@@ -138,13 +137,11 @@ class CountRequest(AnthropicThinkingBody):
     tool_choice: ToolChoice | None = None
 
     def prompt(self) -> tuple[Message, ...]:
-        """Raises InvalidRequest."""
         system = join_text(self.system)
         messages = [each for turn in self.messages for each in turn.messages()]
         return (*((make_message("system", system),) if system else ()), *messages)
 
     def generation_spec(self) -> GenerationSpec:
-        """Raises InvalidRequest."""
         choice = self.tool_choice or ToolChoice(type="auto")
         if choice.type == "tool" and choice.name is None:
             raise InvalidRequest("tool_choice of type 'tool' needs a name.", hint="Set tool_choice.name.")
@@ -185,7 +182,6 @@ class MessagesRequest(CountRequest, GenerationBody):
         return MessagesWriter(self.model)
 
     def generation_spec(self) -> GenerationSpec:
-        """Raises InvalidRequest."""
         refuse_fields(self, "container", "mcp_servers")
         form = self.output_format or (self.output_config.format if self.output_config else None)
         return replace(

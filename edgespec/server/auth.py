@@ -113,7 +113,6 @@ class Guard:
             await error_response(scope["path"], ServerStops())(scope, receive, send)
 
     def _check_origin(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        """Raises HttpError."""
         rules = self._rules
         host = headers.get("host", "")
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
@@ -195,7 +194,6 @@ class KeyFile:
     """The keys of a file, which is read again when it changes."""
 
     def __init__(self, path: Path) -> None:
-        """Raises InvalidRequest for a file without keys, one that is damaged, or one that other users can write."""
         self._path = path
         self._stamp = _stamp(path)
         self._keys = read_keys(path)

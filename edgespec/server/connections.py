@@ -271,7 +271,7 @@ class HttpServer(uvicorn.Server):
             each.listen(_BACKLOG)
 
     def _connect(self) -> asyncio.Protocol:
-        """As uvicorn makes the protocol of a connection."""
+        """Make the protocol of a connection as uvicorn does."""
         kind: Any = self.config.http_protocol_class
         protocol: asyncio.Protocol = kind(
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state

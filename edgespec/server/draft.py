@@ -74,7 +74,6 @@ class Cache:
     """A drafter with a cache of its own, for targets with `vocab_size` ids."""
 
     def __init__(self, draft: ServedDraft, vocab_size: int) -> None:
-        """Raises BackendError."""
         self.vocab_size = vocab_size
         self.is_cancelled = False  # ends what it computes at the next opportunity
         session = draft.model.open_session(self._check)
@@ -114,7 +113,7 @@ class DraftModel:
         return self._draft.name
 
     def describe(self) -> dict[str, Any]:
-        """See `drafters.remote.messages`."""
+        """What GET says of the draft; `drafters.remote.messages` lists the fields."""
         return {
             "protocol": PROTOCOL,
             "model": self.name,
@@ -385,7 +384,6 @@ class DraftSession:
         return True
 
     def _change_text(self, message: Begin | Ask) -> None:
-        """Raises BadMessage."""
         ids = message.change.ids
         if len(ids) and not 0 <= min(ids) <= max(ids) < self._cache.vocab_size:
             raise BadMessage(f"the ids of tokens are 0 to {self._cache.vocab_size - 1}")
@@ -397,7 +395,6 @@ class DraftSession:
         self._number = message.number
 
     def _make_draw(self, message: Begin) -> TruncatedDraw | None:
-        """Raises BadMessage."""
         if message.sampling is None:
             return None
         try:
@@ -447,7 +444,7 @@ class DraftSession:
         return _Guess(tuple(emitted), limit, tree, _expand(self._cache.drafter, tree, text, limit, self._draw))
 
     def _choose_limit(self) -> Budget:
-        """Of what is guessed: enough for the next Ask, if that is like the latest ones."""
+        """The limit of guesses: enough for the next Ask, if that is like the latest ones."""
         depth, nodes = (max(getattr(each, name) for each in self._limits) for name in ("depth", "nodes"))
         is_tree = nodes > depth  # whose other branches may be accepted, and then a token of what is guessed after them
         return Budget(min(depth + is_tree, MAX_DEPTH), nodes, reach=self._limits[-1].reach)

@@ -148,7 +148,6 @@ class DraftingBody(Body):
     memory: bool | None = None
 
     def draft_length(self) -> DraftLength:
-        """Raises InvalidRequest."""
         return DraftLength(self.draft_max, self.draft_min or 0)
 
 
@@ -220,7 +219,6 @@ class ResponseFormat(Body):
     schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
 
     def structure(self) -> Structure | None:
-        """Raises InvalidRequest."""
         if self.type == "text":
             return None
         if self.type == "json_object":
@@ -237,7 +235,6 @@ class Function(Body):
     strict: bool | None = None
 
     def tool(self) -> Tool:
-        """Raises InvalidRequest."""
         return make_tool(self.name, self.description, self.parameters, is_strict=bool(self.strict))
 
 
@@ -297,7 +294,6 @@ async def compute(body_bytes: int, function: Callable[[], T]) -> T:
 
 
 def parse_body(data: bytes, kind: type[B]) -> B:
-    """Raises InvalidRequest."""
     _check_bounds(data)
     try:
         value = json.loads(data)
@@ -308,11 +304,10 @@ def parse_body(data: bytes, kind: type[B]) -> B:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise InvalidRequest(_describe(error), hint="Correct the body.") from error
+        raise InvalidRequest(_describe(error), hint="GET /openapi.json describes the body.") from error
 
 
 def _check_bounds(data: bytes) -> None:
-    """Raises InvalidRequest."""
     if all(_count(data, marks) <= limit for marks, limit, _ in _BOUNDS):  # those in strings included
         return
     counts = [0] * len(_BOUNDS)

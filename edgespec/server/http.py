@@ -414,9 +414,9 @@ def check_proxy_loop(headers: Mapping[str, str]) -> None:
             "the request came back to the server that had sent it.",
             hint="Correct the url of this model in the file of --config.",
         )
-    request_context().hops = tuple(servers)
+    request_context().servers = tuple(servers)
 
 
 def format_via() -> str:
     """The Via header of a request that is sent on behalf of the current one."""
-    return ", ".join(f"1.1 {server}" for server in (*request_context().hops, _HERE))
+    return ", ".join(f"1.1 {server}" for server in (*request_context().servers, _HERE))

@@ -85,7 +85,6 @@ class Models:
         return {"id": slot.name, **kind, "context_length": slot.context_size, "status": {"value": state}}
 
     def find(self, name: str) -> AnySlot:
-        """Raises UnknownModel."""
         if (slot := self.look_up(name)) is None:
             names = ", ".join(sorted(each.name for each in self.all))
             fault = f"there is no model '{name}' here." if name else "the request names no model."

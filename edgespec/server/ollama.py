@@ -192,13 +192,11 @@ class OllamaBody(GenerationBody, ThinkingBody):
     logprobs: bool | None = None
 
     def structure(self) -> Structure | None:
-        """Raises InvalidRequest."""
         if not self.format:
             return None
         return json_structure() if self.format == "json" else json_structure(self.format)
 
     def make_spec(self, prompt: Prompt, **more: Any) -> GenerationSpec:
-        """Raises InvalidRequest."""
         refuse_fields(self, "logprobs")
         options = self.options or OllamaOptions()
         effort = self.think if isinstance(self.think, str) else None
@@ -228,7 +226,6 @@ class OllamaMessage(Body):
     tool_call_id: str | None = None
 
     def message(self) -> Message:
-        """Raises InvalidRequest."""
         refuse_fields(self, "images")
         calls = [format_call(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or ()]
         return make_message(
@@ -256,7 +253,6 @@ class OllamaChatRequest(OllamaBody):
         return LineWriter(self.model, format_message)
 
     def generation_spec(self) -> GenerationSpec:
-        """Raises InvalidRequest."""
         messages, start = tuple(each.message() for each in self.messages), None
         if self._continues():
             messages, start = split_start(messages)
@@ -288,7 +284,6 @@ class OllamaGenerateRequest(OllamaBody):
         return LineWriter(self.model, format_raw if self.raw or self.suffix else format_response)
 
     def generation_spec(self) -> GenerationSpec:
-        """Raises InvalidRequest."""
         refuse_fields(self, "images", "template", "context")
         if (self.raw or self.suffix) and self.system:
             raise InvalidRequest("raw and suffix have no system message.", hint="Put it into the prompt.")

@@ -217,7 +217,6 @@ class ChatMessage(Body):
     prefix: bool | None = None
 
     def message(self) -> Message:
-        """Raises InvalidRequest."""
         past = self.tool_calls or ([PastCall(function=self.function_call)] if self.function_call else ())
         calls = [format_call(call.id, call.function.name, parse_arguments(call.function.arguments)) for call in past]
         return make_message(
@@ -269,7 +268,6 @@ class ChatRequest(CompletionBody, ThinkingBody):
         return ChatWriter(self)
 
     def generation_spec(self) -> GenerationSpec:
-        """Raises InvalidRequest."""
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs.", hint="Set logprobs to true.")
         if set(self.modalities or ()) - {"text"}:

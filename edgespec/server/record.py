@@ -107,7 +107,7 @@ class RequestContext:
     model          its name; "" where the request names none
     prompt_tokens  read for it
     answers        generated for it, also after its client has left
-    hops           the servers of edgespec that have passed it on, in order
+    servers        those of edgespec that have passed it on, in order
     """
 
     method: str = ""
@@ -121,7 +121,7 @@ class RequestContext:
     began_s: float = field(default_factory=monotonic)
     on_end: Callable[[RequestContext], None] | None = None
     parts: int = 0
-    hops: tuple[str, ...] = ()
+    servers: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:

@@ -85,7 +85,6 @@ def _check_url(url: str) -> str:
 
 
 def _read_key(variable: str) -> str:
-    """Raises InvalidRequest, which does not repeat what may be a key."""
     if not _VARIABLE.fullmatch(variable):
         raise InvalidRequest(
             "key_env is not the name of an environment variable.",
@@ -187,7 +186,7 @@ def explain_error(
 
 
 def _explain_key(name: str, model: RemoteModel) -> HttpError:
-    """That the key is missing or wrong: not the caller's. The other server's text may hold a part of the right one."""
+    """Say that this server's key is missing or wrong, in own words: the other's may hold a part of the right key."""
     fix = f"set {model.key_env}" if model.key_env else "set key_env in its table of the configuration"
     what = "refuses its key" if model.key_env else "asks for a key"
     return HttpError(502, f"the server behind '{name}' {what}; {fix}.", hint="Then restart the server.")
@@ -203,7 +202,7 @@ def read_error(body: bytes) -> dict[str, Any] | None:
 
 
 def find_error(value: Any) -> dict[str, Any] | None:
-    """As `read_error`, in a JSON value."""
+    """Find in a JSON value what `read_error` finds in a body."""
     if not isinstance(value, dict):
         return None
     error = value.get("error") or value.get("detail") or (value if isinstance(value.get("message"), str) else None)
@@ -215,7 +214,7 @@ def find_error(value: Any) -> dict[str, Any] | None:
 
 
 def _read_overflow(told: Mapping[str, Any], message: str) -> PromptTooLong | None:
-    """That a prompt exceeds the context, with the numbers by which clients know it."""
+    """Recognize a prompt that exceeds the context, with the numbers by which clients know it."""
     n_prompt, n_context = told.get("n_prompt_tokens"), told.get("n_ctx")  # llama-server's and edgespec's
     if not (isinstance(n_prompt, int) and isinstance(n_context, int)):
         found = _OVERFLOW.search(message)

@@ -239,7 +239,6 @@ class TextFormat(Body):
     strict: bool | None = None
 
     def structure(self) -> Structure | None:
-        """Raises InvalidRequest."""
         schema = JsonSchema(schema=self.schema_, strict=self.strict) if self.schema_ is not None else None
         return ResponseFormat(type=self.type, json_schema=schema).structure()
 
@@ -283,7 +282,6 @@ class ResponsesRequest(GenerationBody, ThinkingBody):
         )
 
     def generation_spec(self) -> GenerationSpec:
-        """Raises InvalidRequest."""
         if self.previous_response_id is not None:
             raise InvalidRequest(
                 "previous_response_id is not supported: responses are not stored.",
@@ -347,7 +345,6 @@ class ResponsesRequest(GenerationBody, ThinkingBody):
 
 
 def _make_tool(tool: ResponseTool | OtherItem) -> Tool:
-    """Raises InvalidRequest."""
     if not isinstance(tool, ResponseTool):
         raise InvalidRequest(
             f"tools of type '{tool.type[:100]}' are not supported.", hint="Send tools of type function."

@@ -25,29 +25,11 @@ def read(message: Any) -> int:
     return count
 
 
-def test_a_message_whole_and_streamed(pair: Server) -> None:
-    client = pair.anthropic()
-    made = client.messages.create(model=MODEL, max_tokens=24, messages=USER, temperature=0)
-    (block,) = made.content
-    assert block.type == "text" and block.text and made.stop_reason == "max_tokens"
-    openai = pair.ask(MODEL, max_tokens=24).json()
-    assert block.text == openai["choices"][0]["message"]["content"]
-    assert made.usage.output_tokens == 24 and read(made) == openai["usage"]["prompt_tokens"]
-    with client.messages.stream(model=MODEL, max_tokens=24, messages=USER, temperature=0) as stream:
-        text = "".join(stream.text_stream)
-        final = stream.get_final_message()
-    assert text == block.text and final.stop_reason == "max_tokens" and read(final) == read(made)
-    counted = client.messages.count_tokens(model=MODEL, messages=USER)
-    assert counted.input_tokens == read(made)
-
-
 def test_stop_sequences_and_system(pair: Server) -> None:
     client = pair.anthropic()
-    text = pair.ask(MODEL, max_tokens=24).json()["choices"][0]["message"]["content"]
-    word = text.split()[2]
-    made = client.messages.create(model=MODEL, max_tokens=24, messages=USER, temperature=0, stop_sequences=[word])
-    assert made.stop_reason == "stop_sequence" and made.stop_sequence == word
-    assert made.content[0].type == "text" and made.content[0].text == text[: text.index(word)]
+    made = client.messages.create(model=MODEL, max_tokens=24, messages=USER, temperature=0, stop_sequences=["\n"])
+    assert made.stop_reason == "stop_sequence" and made.stop_sequence == "\n"
+    assert read(made) == client.messages.count_tokens(model=MODEL, messages=USER).input_tokens
     system = client.messages.count_tokens(model=MODEL, messages=USER, system="import os\n")
     blocks = client.messages.count_tokens(model=MODEL, messages=USER, system=[{"type": "text", "text": "import os\n"}])
     assert (
@@ -63,13 +45,6 @@ def test_a_system_message_amid_a_conversation(pair: Server) -> None:
     made = client.beta.messages.create(model=MODEL, max_tokens=4, messages=[*USER, note])
     assert made.usage.output_tokens and read(made) == counted.input_tokens
     assert counted.input_tokens > client.messages.count_tokens(model=MODEL, messages=USER).input_tokens
-
-
-def test_a_prompt_that_is_too_long_is_told_in_anthropics_words(pair: Server) -> None:
-    client, long = pair.anthropic(), "x = 1\n" * 2000
-    for content in (long, long * 100):
-        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 512 maximum"):
-            client.messages.create(model=MODEL, max_tokens=4, messages=[{"role": "user", "content": content}])
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}], ids=["any", "named"])
@@ -94,9 +69,6 @@ def test_a_tool_round_trip(choice: Any, pair: Server) -> None:
 
 def test_refusals(pair: Server) -> None:
     client = pair.anthropic()
-    image: Any = {"type": "image", "source": {"type": "url", "url": "http://localhost/x.png"}}
-    with pytest.raises(anthropic.BadRequestError, match="content of type 'image' is not supported"):
-        client.messages.create(model=MODEL, max_tokens=5, messages=[{"role": "user", "content": [image]}])
     with pytest.raises(anthropic.BadRequestError, match="no tools"):
         client.messages.create(model=MODEL, max_tokens=5, messages=USER, tool_choice={"type": "any"})
     response = pair.post("/v1/messages", json={"model": MODEL, "messages": USER})

@@ -202,7 +202,6 @@ def _encode_draft(draft: Drafted) -> bytes:
 
 
 def _decode(kind: int, fields: bytes) -> Message:
-    """Raises BadMessage."""
     try:
         if kind == _BEGIN_KIND:
             return _decode_begin(fields)

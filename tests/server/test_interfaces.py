@@ -1,0 +1,86 @@
+"""What all interfaces share: the same answers, whole and streamed, their ends, calls and refusals."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.server.interfaces import CHAT, CHATS, MESSAGES, PATHS, RESPONSES, TEXT, Answer, ask, make_body, stream
+from tests.server.serving import Server
+
+TOOL = {
+    "name": "get_weather",
+    "description": "The weather in a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 9}, "days": {"enum": [1, 2, 3]}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def greedy(pair: Server) -> Answer:
+    """The embedded model's template has no turns, so every interface reads the same prompt."""
+    return ask(pair, CHAT)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_whole_and_streamed_answers_are_the_same(path: str, pair: Server, greedy: Answer) -> None:
+    whole = ask(pair, path)
+    assert (whole.text, whole.ending, whole.written) == (greedy.text, "length", 24)
+    assert whole.read > 3 and (whole.read == greedy.read or path == TEXT)
+    assert stream(pair, path) == whole
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path != RESPONSES])  # which has no stop strings
+def test_stop_strings(path: str, pair: Server, greedy: Answer) -> None:
+    word = greedy.text.split()[2]
+    answer = ask(pair, path, stop=word)
+    assert (answer.text, answer.ending) == (greedy.text[: greedy.text.index(word)], "stop")
+
+
+@pytest.mark.parametrize("path", CHATS)
+def test_a_call_that_has_to_be_made(path: str, pair: Server) -> None:
+    whole = ask(pair, path, limit=200, tool=TOOL)
+    ((name, arguments),) = whole.calls
+    assert (whole.text, whole.ending, name) == ("", "tool_calls", "get_weather")
+    assert set(json.loads(arguments)) == {"city", "days"} and json.loads(arguments)["days"] in (1, 2, 3)
+    streamed = stream(pair, path, limit=200, tool=TOOL)
+    ((_, written),) = streamed.calls
+    assert json.loads(written) == json.loads(arguments) and streamed.ending == "tool_calls"
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize("text", ["word " * 600, "word " * 40_000], ids=["long", "far too long"])
+@pytest.mark.parametrize("path", PATHS)
+def test_a_prompt_that_is_too_long(path: str, text: str, is_streamed: bool, pair: Server) -> None:
+    """It is told in the words and codes by which clients recognize it."""
+    response = pair.post(path, json=make_body(path, text, stream=is_streamed))
+    error: Any = response.json()["error"]
+    assert response.status_code == 400
+    if path == MESSAGES:
+        assert error["type"] == "invalid_request_error"
+        assert error["message"].startswith("prompt is too long: ") and error["message"].endswith("> 512 maximum")
+    elif path.startswith("/api"):
+        assert error.startswith("This model's maximum context length is 512 tokens")
+    else:
+        assert (error["code"], error["type"]) == ("context_length_exceeded", "invalid_request_error")
+        assert "maximum context length is 512 tokens" in error["message"] and "/clear" not in error["message"]
+        assert error["n_ctx"] == 512 < error["n_prompt_tokens"]
+
+
+@pytest.mark.parametrize("path", CHATS)
+def test_images_are_refused(path: str, pair: Server) -> None:
+    if path == "/api/chat":
+        body = make_body(path, "")
+        body["messages"][0]["images"] = ["AA=="]
+        told = "images is not supported."
+    else:
+        kind = {CHAT: "image_url", RESPONSES: "input_image", MESSAGES: "image"}[path]
+        body, told = make_body(path, [{"type": kind}]), f"content of type '{kind}' is not supported."
+    response = pair.post(path, json=body)
+    assert response.status_code == 400 and told in response.text
