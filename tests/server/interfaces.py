@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+from pydantic_core import from_json
 
 from tests.server.serving import PROMPT, Server
 
@@ -124,7 +125,7 @@ def _stream_messages(events: list[dict[str, Any]]) -> Answer:
             content[-1]["text"] = content[-1].get("text", "") + delta.get("text", "")
             content[-1]["json"] += delta.get("partial_json", "")
         elif kind == "content_block_stop" and content[-1]["type"] == "tool_use":
-            content[-1]["input"] = json.loads(content[-1]["json"])
+            content[-1]["input"] = from_json(content[-1]["json"] or "{}", allow_partial=True)
         elif kind == "message_delta":
             body |= {**delta, "usage": event["usage"]}
     return _read_messages(body)
@@ -133,7 +134,8 @@ def _stream_messages(events: list[dict[str, Any]]) -> Answer:
 def _read_response(body: dict[str, Any]) -> Answer:
     texts = [item["content"][0]["text"] for item in body["output"] if item["type"] == "message"]
     calls = [(item["name"], item["arguments"]) for item in body["output"] if item["type"] == "function_call"]
-    ending, usage = "tool_calls" if calls else ENDINGS[body["status"]], body["usage"]
+    ending, usage = ENDINGS[body["status"]], body["usage"]
+    ending = "tool_calls" if calls and ending == "stop" else ending
     return Answer("".join(texts), calls, ending, usage["input_tokens"], usage["output_tokens"])
 
 

@@ -54,6 +54,19 @@ def test_a_call_that_has_to_be_made(path: str, pair: Server) -> None:
     assert json.loads(written) == json.loads(arguments) and streamed.ending == "tool_calls"
 
 
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_a_call_that_is_cut_is_there_with_its_beginning(path: str, pair: Server) -> None:
+    whole = ask(pair, path, limit=200, tool=TOOL)
+    for limit in (1, whole.written // 2, whole.written * 3 // 4):
+        cut = ask(pair, path, limit=limit, tool=TOOL)
+        ((_, written),) = cut.calls
+        assert (cut.text, cut.ending) == ("", "length") and stream(pair, path, limit=limit, tool=TOOL) == cut
+        if path == MESSAGES:
+            assert set(json.loads(written)) <= {"city", "days"}
+        else:
+            assert whole.calls[0][1].startswith(written)
+
+
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("text", ["word " * 600, "word " * 40_000], ids=["long", "far too long"])
 @pytest.mark.parametrize("path", PATHS)

@@ -11,18 +11,16 @@ import pytest
 
 from edgespec.server.auth import add_key
 from tests.memory.texts import find_bytes
+from tests.server.interfaces import PATHS, make_body
 from tests.server.serving import COMMAND, KEY, Server, serving
 
 TOY = ("tree", "--backend", "toy", "--ctx", "1000")
 SUFFIX = (*TOY, "--draft", "suffix", "--draft-max", "8")
-BODY = {"model": "tree", "max_tokens": 40, "temperature": 0}
 
 
 def count_drafted(server: Server, prompt: str, key: str = "", path: str = "/v1/completions", **more: Any) -> int:
     """The tokens that the drafter `suffix` has drafted for an answer; there is no other drafter."""
-    messages = {"messages": [{"role": "user", "content": prompt}]}
-    prompts = {"/v1/completions": {"prompt": prompt}, "/v1/responses": {"input": prompt}, "/api/chat": messages}
-    body = {**BODY, **prompts.get(path, messages), "stream": False, **more}
+    body = make_body(path, prompt, limit=40, model="tree", **more)
     answer = server.post(path, json=body, headers={"authorization": f"Bearer {key}"} if key else {})
     assert answer.status_code == 200, answer.text
     return int(answer.json()["timings"]["draft_n"])
@@ -66,7 +64,7 @@ def test_keys_have_texts_of_their_own(tmp_path: Path) -> None:
 
 def test_every_interface_uses_the_memory_unless_a_request_says_no(tmp_path: Path) -> None:
     with serving(tmp_path, *SUFFIX) as server:
-        for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"):
+        for path in PATHS:
             prompt = f"at {path}: "
             assert count_drafted(server, prompt, path=path, memory=False) == 0
             count_drafted(server, prompt, path=path)

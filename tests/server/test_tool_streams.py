@@ -90,47 +90,6 @@ def test_responses(server: tuple[Server, str]) -> None:
     assert end.type == "response.completed"
 
 
-def test_calls_that_are_cut(server: tuple[Server, str]) -> None:
-    """By the length: the call is there with the beginning of its arguments, whole and streamed."""
-    served, model = server
-    client, claude = served.openai(), served.anthropic()
-    whole = client.chat.completions.create(model=model, max_tokens=LONG, **DEMAND).choices[0]
-    arguments = whole.message.tool_calls[0].to_dict()["function"]["arguments"]  # type: ignore[index]
-    tokens = served.ask(model, tools=[TOOL], tool_choice="required", max_tokens=LONG).json()["usage"][
-        "completion_tokens"
-    ]
-    lengths = (1, tokens // 2, tokens * 3 // 4)
-    for length in lengths:
-        cut = client.chat.completions.create(model=model, max_tokens=length, **DEMAND).choices[0]
-        (call,) = cut.message.tool_calls or ()
-        written = call.to_dict()["function"]["arguments"]  # type: ignore[index]
-        assert cut.finish_reason == "length" and not cut.message.content
-        assert arguments.startswith(written) and (written or length < lengths[2])
-        chunks = [
-            chunk.choices[0]
-            for chunk in client.chat.completions.create(model=model, max_tokens=length, stream=True, **DEMAND)
-        ]
-        calls = [call for chunk in chunks for call in chunk.delta.tool_calls or ()]
-        assert "".join(call.function.arguments for call in calls if call.function) == written  # type: ignore[misc]
-        assert chunks[-1].finish_reason == "length" and not any(chunk.delta.content for chunk in chunks)
-    ask: dict[str, Any] = {"model": model, "messages": USER, "tools": [ANTHROPIC_TOOL], "temperature": 0}
-    ask.update(tool_choice={"type": "tool", "name": "weather"}, max_tokens=lengths[2])
-    message = claude.messages.create(**ask)
-    with claude.messages.stream(**ask) as stream:
-        streamed = stream.get_final_message()
-    for each in (message, streamed):
-        (block,) = each.content
-        assert block.type == "tool_use" and each.stop_reason == "max_tokens" and set(block.input) <= {"city", "days"}
-        assert block.input == message.content[0].input  # type: ignore[union-attr]
-    response = client.responses.create(
-        model=model, input=PROMPT, tools=[RESPONSES_TOOL], tool_choice="required", temperature=0,
-        max_output_tokens=lengths[2],
-    )  # fmt: skip
-    (item,) = response.output
-    assert response.status == "incomplete" and item.type == "function_call" and item.status == "incomplete"
-    assert arguments.startswith(item.arguments) and item.arguments
-
-
 def test_logprobs_are_in_the_chunk_of_their_text(pair: Server) -> None:
     client = pair.openai()
     common: dict[str, Any] = {"model": "embedded", "max_tokens": 12, "temperature": 0, "stream": True}
