@@ -13,12 +13,13 @@ from edgespec.errors import InvalidRequest
 from edgespec.server.fields import (
     FEW,
     MANY,
-    AnthropicThinkingBody,
     AnyModelName,
     Body,
+    Count,
     EffortConfig,
     GenerationBody,
     Stops,
+    ThinkingBody,
     Tokens,
     Writer,
     join_text,
@@ -28,6 +29,7 @@ from edgespec.server.fields import (
 from edgespec.service.generation_spec import (
     GenerationSpec,
     Settings,
+    Thinking,
     Tool,
     ToolChoiceMode,
     format_call,
@@ -127,7 +129,14 @@ class OutputConfig(EffortConfig):
     format: OutputFormat | None = None
 
 
-class CountRequest(AnthropicThinkingBody):
+class AnthropicThinking(Body):
+    """`adaptive` leaves it to the model."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Count | None = None
+
+
+class CountRequest(ThinkingBody):
     """The body of /v1/messages/count_tokens."""
 
     model: AnyModelName = ""
@@ -135,6 +144,8 @@ class CountRequest(AnthropicThinkingBody):
     system: str | Annotated[list[TextBlock], MANY] | None = None
     tools: Annotated[list[AnthropicTool], FEW] | None = None
     tool_choice: ToolChoice | None = None
+    thinking: AnthropicThinking | None = None
+    output_config: OutputConfig | None = None
 
     def prompt(self) -> tuple[Message, ...]:
         system = join_text(self.system)
@@ -152,8 +163,15 @@ class CountRequest(AnthropicThinkingBody):
             tool_choice=_TOOL_CHOICES[choice.type],
             forced_tool=choice.name if choice.type == "tool" else None,
             parallel_calls=None if is_single is None else not is_single,
-            thinking=self.thinking_asked(),
+            thinking=self._thinking(),
         )
+
+    def _thinking(self) -> Thinking:
+        effort = self.output_config.effort if self.output_config is not None else None
+        if self.thinking is None:
+            return self.make_thinking(effort=effort)
+        given = self.make_thinking(is_on={"enabled": True, "disabled": False}.get(self.thinking.type), effort=effort)
+        return given if self.thinking.budget_tokens is None else replace(given, budget=self.thinking.budget_tokens)
 
     def _continue(self, prompt: tuple[Message, ...]) -> dict[str, Any]:
         """The fields of a spec for `prompt`; a last message of the assistant is continued. Raises InvalidRequest."""
@@ -173,7 +191,6 @@ class MessagesRequest(CountRequest, GenerationBody):
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     stop_sequences: Stops | None = None
-    output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
     container: Any = None
     mcp_servers: list[Any] | None = None

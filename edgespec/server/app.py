@@ -28,14 +28,13 @@ from edgespec.server.fields import GenerationBody, LoadRequest, UnloadRequest
 from edgespec.server.generation import generate
 from edgespec.server.http import BodyRoute, JsonResponse, catch_errors, reject_path, respond_unless_disconnected
 from edgespec.server.metrics import ServerMetrics
-from edgespec.server.models import Models, require_local
+from edgespec.server.models import AnySlot, Models, require_local
 from edgespec.server.ollama import ollama_routes
 from edgespec.server.openai import ChatRequest, CompletionRequest
 from edgespec.server.openapi import document
 from edgespec.server.record import AccessLog, request_context
 from edgespec.server.remote_slot import RemoteSlot
 from edgespec.server.responses import ResponsesRequest
-from edgespec.server.slots import ModelSlot
 from edgespec.server.token_routes import token_routes
 
 # /health, /metrics and /props.
@@ -64,8 +63,7 @@ def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
         return Response(metrics.format_prometheus(waiting, silent_s), media_type=CONTENT_TYPE_LATEST)
 
     async def get_props(_request: Request) -> Response:
-        states = [_describe_slot(slot, metrics.records(slot.name)) for slot in models.slots.values()]
-        states += [_describe_remote(slot) for slot in models.remotes.values()]
+        states = [_describe_slot(slot, metrics.records(slot.name)) for slot in models.all]
         return JSONResponse({"version": __version__, "models": states, "recent": metrics.recent()})
 
     return [
@@ -75,21 +73,44 @@ def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
     ]
 
 
-def _describe_slot(slot: ModelSlot, records: Mapping[str, AcceptanceRecord]) -> dict[str, Any]:
+def _describe_slot(slot: AnySlot, records: Mapping[str, AcceptanceRecord]) -> dict[str, Any]:
     """The state of one model, in the keys of /props."""
+    limiter = slot.limiter
     state: dict[str, Any] = {
         "name": slot.name,
-        "state": slot.state,
-        "is_open": slot.model_info is not None,
         "is_busy": slot.is_busy,
-        "answering": slot.limiter.active,
-        "waiting": slot.limiter.waiting,
+        "answering": limiter.active,
+        "waiting": limiter.waiting,
+    }
+    state["idle_seconds"] = round(monotonic() - slot.used_s, 1)
+    if isinstance(slot, RemoteSlot):
+        return {
+            **state,
+            "state": "remote",
+            "is_open": True,
+            "is_stalled": False,
+            "silent_seconds": 0.0,
+            "keep_alive_seconds": None,
+            "backend": "openai",
+            "draft": "",
+            "context_size": slot.context_size,
+            "has_chat_template": True,
+            "answers_at_once": limiter.max_concurrency,
+            "resident_bytes": 0,
+            "unloads_in_seconds": None,
+            "is_reachable": slot.is_reachable,
+            "last_error": slot.failure,
+            "owned_by": slot.owner,
+        }
+    model_info = slot.model_info
+    state |= {
+        "state": slot.state,
+        "is_open": model_info is not None,
         "is_stalled": slot.is_stalled,
         "silent_seconds": slot.silent_s,
-        "idle_seconds": round(monotonic() - slot.used_s, 1),
         "keep_alive_seconds": _finite(slot.keep_alive_s),
     }
-    if (model_info := slot.model_info) is not None:
+    if model_info is not None:
         state |= {
             "backend": model_info.backend,
             "draft": model_info.draft,
@@ -113,32 +134,6 @@ def _describe_slot(slot: ModelSlot, records: Mapping[str, AcceptanceRecord]) -> 
             ],
         }
     return state
-
-
-def _describe_remote(slot: RemoteSlot) -> dict[str, Any]:
-    """The state of a model of another server, in the keys of /props."""
-    return {
-        "name": slot.name,
-        "state": "remote",
-        "is_open": True,
-        "is_busy": slot.is_busy,
-        "answering": slot.limiter.active,
-        "waiting": slot.limiter.waiting,
-        "is_stalled": False,
-        "silent_seconds": 0.0,
-        "idle_seconds": round(monotonic() - slot.used_s, 1),
-        "keep_alive_seconds": None,
-        "backend": "openai",
-        "draft": "",
-        "context_size": slot.context_size,
-        "has_chat_template": True,
-        "answers_at_once": slot.limiter.max_concurrency,
-        "resident_bytes": 0,
-        "unloads_in_seconds": None,
-        "is_reachable": slot.is_reachable,
-        "last_error": slot.failure,
-        "owned_by": slot.owner,
-    }
 
 
 def _finite(seconds: float) -> float | None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -137,26 +136,23 @@ Budget = Annotated[int, Field(ge=-1, le=2**31 - 1), AfterValidator(lambda n: Non
 _BUDGETS = AliasChoices("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget")
 
 
-class DraftingBody(Body):
-    """How many tokens are drafted at once; see DraftLength. The names with a dot are those of llama.cpp's server.
+class GenerationBody(ResidencyBody):
+    """The fields of all bodies that ask for `n` answers to each of their prompts, at once or as a stream.
 
-    Where `memory` is false, the memory neither keeps this call's texts nor drafts from earlier ones.
+    `draft_max` and `draft_min` are how many tokens are drafted at once; see DraftLength. Their names with a dot are
+    those of llama.cpp's server. Where `memory` is false, the memory neither keeps this call's texts nor drafts from
+    earlier ones.
     """
 
+    model: AnyModelName = ""
+    stream: bool | None = False
+    n: Annotated[int, Field(ge=1, le=1)] | None = 1
     draft_max: Count | None = Field(default=None, validation_alias=AliasChoices("draft_max", "speculative.n_max"))
     draft_min: Count | None = Field(default=None, validation_alias=AliasChoices("draft_min", "speculative.n_min"))
     memory: bool | None = None
 
     def draft_length(self) -> DraftLength:
         return DraftLength(self.draft_max, self.draft_min or 0)
-
-
-class GenerationBody(DraftingBody, ResidencyBody):
-    """The fields of all bodies that ask for `n` answers to each of their prompts, at once or as a stream."""
-
-    model: AnyModelName = ""
-    stream: bool | None = False
-    n: Annotated[int, Field(ge=1, le=1)] | None = 1
 
     def writer(self) -> Writer:
         """What writes the answers."""
@@ -180,29 +176,8 @@ class ThinkingBody(Body):
         return Thinking(is_on, effort, self.reasoning_budget_tokens)
 
 
-class AnthropicThinking(Body):
-    """`adaptive` leaves it to the model."""
-
-    type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Count | None = None
-
-
 class EffortConfig(Body):
     effort: Effort | None = None
-
-
-class AnthropicThinkingBody(ThinkingBody):
-    """Anthropic's fields of the reasoning."""
-
-    thinking: AnthropicThinking | None = None
-    output_config: EffortConfig | None = None
-
-    def thinking_asked(self) -> Thinking:
-        effort = self.output_config.effort if self.output_config is not None else None
-        if self.thinking is None:
-            return self.make_thinking(effort=effort)
-        given = self.make_thinking(is_on={"enabled": True, "disabled": False}.get(self.thinking.type), effort=effort)
-        return given if self.thinking.budget_tokens is None else replace(given, budget=self.thinking.budget_tokens)
 
 
 class JsonSchema(Body):

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from pydantic_core import from_json
 
-from tests.server.serving import PROMPT, Server
+from tests.server.serving import KEY, PROMPT, Server
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, OLLAMA, GENERATE = "/v1/messages", "/api/chat", "/api/generate"
@@ -59,14 +59,14 @@ def make_body(
 
 
 def ask(server: Server, path: str, prompt: Any = PROMPT, **options: Any) -> Answer:
-    response = server.post(path, json=make_body(path, prompt, **options))
+    response = server.post(path, json=make_body(path, prompt, **options), headers={"x-api-key": KEY})
     assert response.status_code == 200, response.text
     return _READERS[path](response.json())
 
 
 def stream(server: Server, path: str, prompt: Any = PROMPT, **options: Any) -> Answer:
     """The answer that a stream's events build, as a client reads them."""
-    response = server.post(path, json=make_body(path, prompt, stream=True, **options))
+    response = server.post(path, json=make_body(path, prompt, stream=True, **options), headers={"x-api-key": KEY})
     assert response.status_code == 200, response.text
     return _STREAMS[path](list(_events(response)))
 
