@@ -36,6 +36,7 @@ from edgespec.server.record import AccessLog, request_context
 from edgespec.server.remote_slot import RemoteSlot
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.token_routes import token_routes
+from edgespec.service.client import ModelInfo
 
 # /health, /metrics and /props.
 
@@ -122,18 +123,22 @@ def _describe_slot(slot: AnySlot, records: Mapping[str, AcceptanceRecord]) -> di
             "plain_tokens_per_second": model_info.plain_speed,
             "resident_bytes": slot.resident,
             "unloads_in_seconds": _finite(slot.unloads_in_s),
-            "drafters": [
-                {
-                    "name": name,
-                    "label": shorten_names(model_info.drafters.get(name, name)),
-                    "answers": record.answers,
-                    "acceptance": record.share,
-                    "recent_acceptance": record.recent,
-                }
-                for name, record in records.items()
-            ],
+            "drafters": _describe_drafters(model_info, records),
         }
     return state
+
+
+def _describe_drafters(model_info: ModelInfo, records: Mapping[str, AcceptanceRecord]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "label": shorten_names(model_info.drafters.get(name, name)),
+            "answers": record.answers,
+            "acceptance": record.share,
+            "recent_acceptance": record.recent,
+        }
+        for name, record in records.items()
+    ]
 
 
 def _finite(seconds: float) -> float | None:

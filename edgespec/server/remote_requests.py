@@ -342,8 +342,8 @@ class RemoteAnswer:
 def _read_scores(logprobs: Mapping[str, Any]) -> Iterator[Scored]:
     """The scored tokens of a choice, in the form of the chat or of the completions."""
     for each in logprobs.get("content") or ():
-        top = tuple((_spell(other), float(other["logprob"])) for other in each.get("top_logprobs") or ())
-        yield Scored(_spell(each), float(each["logprob"]), top)
+        top = tuple((_token_bytes(other), float(other["logprob"])) for other in each.get("top_logprobs") or ())
+        yield Scored(_token_bytes(each), float(each["logprob"]), top)
     tops = logprobs.get("top_logprobs") or ()
     pairs = zip(logprobs.get("tokens") or (), logprobs.get("token_logprobs") or (), strict=False)
     for number, (token, logprob) in enumerate(pairs):
@@ -351,7 +351,7 @@ def _read_scores(logprobs: Mapping[str, Any]) -> Iterator[Scored]:
         yield Scored(token.encode(), float(logprob or 0.0), tuple((text.encode(), by) for text, by in ranked.items()))
 
 
-def _spell(token: Mapping[str, Any]) -> bytes:
+def _token_bytes(token: Mapping[str, Any]) -> bytes:
     given = token.get("bytes")
     return bytes(given) if isinstance(given, list) else str(token["token"]).encode()
 
