@@ -187,7 +187,7 @@ def hide_folders(error: BaseException | None) -> None:
         error.message, error.hint = (_FOLDERS.sub("", text) for text in (error.message, error.hint))
 
 
-# AccessLog: ASGI middleware that writes a line for each request and counts requests and tokens by key.
+# AccessLog: ASGI middleware that writes a line for each request.
 
 
 CLIENT_CLOSED = 499  # nginx's status; no client reads it

@@ -16,6 +16,7 @@ from edgespec.server.fields import (
     MANY,
     Body,
     EffortConfig,
+    Function,
     GenerationBody,
     JsonSchema,
     Parts,
@@ -33,7 +34,6 @@ from edgespec.service.generation_spec import (
     ToolChoiceMode,
     format_call,
     make_message,
-    make_tool,
     parse_arguments,
 )
 from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, count_usage, new_id
@@ -211,12 +211,8 @@ class OtherItem(Body):
     type: str
 
 
-class ResponseTool(Body):
+class ResponseTool(Function):
     type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class Namespace(Body):
@@ -233,14 +229,11 @@ class NamedTool(Body):
     name: str
 
 
-class TextFormat(Body):
+class TextFormat(JsonSchema):
     type: Literal["text", "json_object", "json_schema"]
-    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
-    strict: bool | None = None
 
     def structure(self) -> Structure | None:
-        schema = JsonSchema(schema=self.schema_, strict=self.strict) if self.schema_ is not None else None
-        return ResponseFormat(type=self.type, json_schema=schema).structure()
+        return ResponseFormat(type=self.type, json_schema=self if self.schema_ is not None else None).structure()
 
 
 class TextOptions(Body):
@@ -349,7 +342,7 @@ def _make_tool(tool: ResponseTool | OtherItem) -> Tool:
         raise InvalidRequest(
             f"tools of type '{tool.type[:100]}' are not supported.", hint="Send tools of type function."
         )
-    return make_tool(tool.name, tool.description, tool.parameters, is_strict=bool(tool.strict))
+    return tool.tool()
 
 
 def _is_search(tool: Body) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -14,7 +14,8 @@ from tests.server.serving import KEY, PROMPT, Server
 
 CHAT, TEXT, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, OLLAMA, GENERATE = "/v1/messages", "/api/chat", "/api/generate"
-CHATS = (CHAT, RESPONSES, MESSAGES, OLLAMA)
+DEMAND = (CHAT, RESPONSES, MESSAGES)  # can demand a call
+CHATS = (*DEMAND, OLLAMA)
 PATHS = (*CHATS, TEXT, GENERATE)
 ENDINGS = {"max_tokens": "length", "incomplete": "length", "end_turn": "stop", "stop_sequence": "stop",
            "completed": "stop", "tool_use": "tool_calls"}  # fmt: skip
@@ -151,20 +152,14 @@ def _stream_response(events: list[dict[str, Any]]) -> Answer:
 
 
 def _read_ollama(body: dict[str, Any]) -> Answer:
-    message = body.get("message") or {"content": body.get("response", "")}
-    calls = [(each["function"]["name"], json.dumps(each["function"]["arguments"])) for each in
-             message.get("tool_calls", ())]  # fmt: skip
-    ending = "tool_calls" if calls else body.get("done_reason", "")
-    return Answer(message["content"], calls, ending, body.get("prompt_eval_count", 0), body.get("eval_count", 0))
+    text = body["message"]["content"] if "message" in body else body["response"]
+    return Answer(text, [], body.get("done_reason", ""), body.get("prompt_eval_count", 0), body.get("eval_count", 0))
 
 
 def _stream_ollama(events: list[dict[str, Any]]) -> Answer:
     *pieces, last = map(_read_ollama, events)
     assert [event["done"] for event in events] == [*([False] * len(pieces)), True] and not last.text
-    calls = [call for each in pieces for call in each.calls]
-    return Answer(
-        "".join(each.text for each in pieces), calls, "tool_calls" if calls else last.ending, last.read, last.written
-    )
+    return replace(last, text="".join(each.text for each in pieces))
 
 
 _READERS = {CHAT: _read_chat, TEXT: _read_chat, RESPONSES: _read_response, MESSAGES: _read_messages,

@@ -7,7 +7,19 @@ from typing import Any
 
 import pytest
 
-from tests.server.interfaces import CHAT, CHATS, MESSAGES, PATHS, RESPONSES, TEXT, Answer, ask, make_body, stream
+from tests.server.interfaces import (
+    CHAT,
+    CHATS,
+    DEMAND,
+    MESSAGES,
+    PATHS,
+    RESPONSES,
+    TEXT,
+    Answer,
+    ask,
+    make_body,
+    stream,
+)
 from tests.server.serving import Server
 
 TOOL = {
@@ -43,7 +55,7 @@ def test_stop_strings(path: str, pair: Server, greedy: Answer) -> None:
     assert (answer.text, answer.ending) == (greedy.text[: greedy.text.index(word)], "stop")
 
 
-@pytest.mark.parametrize("path", CHATS)
+@pytest.mark.parametrize("path", DEMAND)
 def test_a_call_that_has_to_be_made(path: str, pair: Server) -> None:
     whole = ask(pair, path, limit=200, tool=TOOL)
     ((name, arguments),) = whole.calls
@@ -54,7 +66,7 @@ def test_a_call_that_has_to_be_made(path: str, pair: Server) -> None:
     assert json.loads(written) == json.loads(arguments) and streamed.ending == "tool_calls"
 
 
-@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+@pytest.mark.parametrize("path", DEMAND)
 def test_a_call_that_is_cut_is_there_with_its_beginning(path: str, pair: Server) -> None:
     whole = ask(pair, path, limit=200, tool=TOOL)
     for limit in (1, whole.written // 2, whole.written * 3 // 4):

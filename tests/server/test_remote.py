@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 
-from tests.server.interfaces import CHATS, PATHS, ask, stream
+from tests.server.interfaces import DEMAND, PATHS, ask, stream
 from tests.server.serving import EMBEDDED, ENDLESS, KEY, Server, serving
 from tests.server.test_commands import run
 
@@ -79,7 +79,7 @@ def test_every_interface_answers_as_the_other_server_does(path: str, server: Ser
     assert stream(server, path, model="far") == here
 
 
-@pytest.mark.parametrize("path", CHATS)
+@pytest.mark.parametrize("path", DEMAND)
 def test_calls_come_back_in_every_interface(path: str, server: Server) -> None:
     answer = ask(server, path, model="far", limit=200, tool=TOOL)
     ((name, arguments),) = answer.calls
