@@ -277,7 +277,7 @@ class RemoteDraft:
         self._thread = threading.Thread(target=self._loop.run_forever, name="edgespec-remote", daemon=True)
         self._thread.start()
         try:
-            self.description = self._run(self._describe())
+            self.description = self.start(self._describe()).result()
         except BaseException:
             self.close()
             raise
@@ -296,7 +296,7 @@ class RemoteDraft:
             self._told.add(kind)
             self._notices.append(text)
 
-    def start(self, work: Coroutine[Any, Any, None]) -> Future[None]:
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run `work` on the thread of the I/O."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
@@ -309,7 +309,7 @@ class RemoteDraft:
         """End the sessions and the thread."""
         if self._thread.is_alive():
             with suppress(TimeoutError):
-                asyncio.run_coroutine_threadsafe(_cancel_all(), self._loop).result(CONNECT_S)
+                self.start(_cancel_all()).result(CONNECT_S)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(CONNECT_S)
             self._loop.close()
@@ -325,9 +325,6 @@ class RemoteDraft:
         host = str(Address(self.address.scheme, self.address.host, self.address.port)).partition("://")[2]
         head = [f"{method} {PATH}{query} HTTP/1.1", f"Host: {host}", "User-Agent: edgespec", *key, *lines]
         writer.write("\r\n".join([*head, "", ""]).encode("latin-1", "replace"))
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _describe(self) -> Description:
         """Raises DraftRefused."""

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.core.sampling import Ints, Probs, SamplingParams
+from edgespec.errors import reason_of
 
 PROTOCOL = 1
 PATH = "/v1/draft"
@@ -202,38 +203,35 @@ def _encode_draft(draft: Drafted) -> bytes:
 
 
 def _decode(kind: int, fields: bytes) -> Message:
+    """Raises BadMessage."""
+    if (decode := _DECODERS.get(kind)) is None:
+        raise BadMessage(f"there are no messages of kind {kind}")
     try:
-        if kind == _BEGIN_KIND:
-            return _decode_begin(fields)
-        if kind == _ASK_KIND:
-            number, keep, crc, depth, nodes, reach, is_held = _ASK.unpack_from(fields)
-            ids = _Reader(fields, _ASK.size).rest("<i4")
-            return Ask(number, Change(keep, ids.tolist(), crc), depth, nodes, reach, bool(is_held))
-        if kind == _DRAFTED_KIND:
-            return _decode_draft(fields)
-        if kind == _FAULT_KIND:
-            return Fault(fields.decode("utf-8", "replace"))
-    except (struct.error, ValueError, TypeError, RecursionError) as error:
-        raise BadMessage(f"a message of kind {kind} is malformed") from error
-    except Exception as error:  # of the sampling parameters
-        raise BadMessage(f"a message of kind {kind} is malformed: {error}") from error
-    raise BadMessage(f"there are no messages of kind {kind}")
+        return decode(fields)
+    except Exception as error:  # of struct, NumPy, JSON and the sampling parameters
+        raise BadMessage(f"a message of kind {kind} is malformed: {reason_of(error)}") from error
 
 
 def _decode_begin(fields: bytes) -> Begin:
     number, keep, crc, seed, n = _BEGIN.unpack_from(fields)
     told = fields[_BEGIN.size : _BEGIN.size + n]
     if len(told) < n:
-        raise ValueError
-    ids = _Reader(fields, _BEGIN.size + n).rest("<i4")
+        raise ValueError("its sampling is cut")
+    ids = _Reader(fields, _BEGIN.size + n).take("<i4", -1)
     sampling = _read_sampling(json.loads(told)) if told else None
     return Begin(number, Change(keep, ids.tolist(), crc), sampling, seed)
+
+
+def _decode_ask(fields: bytes) -> Ask:
+    number, keep, crc, depth, nodes, reach, is_held = _ASK.unpack_from(fields)
+    ids = _Reader(fields, _ASK.size).take("<i4", -1)
+    return Ask(number, Change(keep, ids.tolist(), crc), depth, nodes, reach, bool(is_held))
 
 
 def _read_sampling(told: dict[str, object]) -> SamplingParams:
     bias = told.pop("logit_bias", ())
     if not isinstance(bias, list | tuple) or not all(isinstance(each, int | float) for each in told.values()):
-        raise ValueError
+        raise ValueError("its sampling is not one of numbers")
     return SamplingParams(**told, logit_bias=tuple((int(token), float(by)) for token, by in bias))  # type: ignore[arg-type]
 
 
@@ -252,7 +250,7 @@ def _decode_draft(fields: bytes) -> Drafted:
 
 
 class _Reader:
-    """Arrays of a message, one after the other. Raises ValueError beyond its end."""
+    """Arrays of a message, one after the other; `n` of -1 takes the rest. Raises ValueError beyond its end."""
 
     def __init__(self, fields: bytes, at: int) -> None:
         self._fields = fields
@@ -263,9 +261,14 @@ class _Reader:
         self._at += found.nbytes
         return found
 
-    def rest(self, kind: str) -> npt.NDArray[Any]:
-        return np.frombuffer(self._fields, kind, -1, self._at)
-
 
 def pack_ids(ids: Sequence[int] | Ints) -> bytes:
     return np.asarray(ids, "<i4").tobytes()
+
+
+_DECODERS: dict[int, Callable[[bytes], Message]] = {
+    _BEGIN_KIND: _decode_begin,
+    _ASK_KIND: _decode_ask,
+    _DRAFTED_KIND: _decode_draft,
+    _FAULT_KIND: lambda fields: Fault(fields.decode("utf-8", "replace")),
+}
