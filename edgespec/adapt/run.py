@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from edgespec.adapt.evaluate import Return, compare, expected_tokens, require_positions, return_to_best
 from edgespec.adapt.options import Progress, StopReason, Throttle, TrainOptions, Weights
 from edgespec.adapt.recipes import BATCH_TOKENS, RANK, TRAINED, Materials, Trainee, measure_draft, open_trainee
-from edgespec.adapt.texts import ALL_TEXTS, Split, TextSelection, TrainingText, count_tokens, read_texts
+from edgespec.adapt.texts import ALL_TEXTS, Split, TextSelection, TrainingText, count_tokens, read_texts, take_latest
 from edgespec.backends import open_model
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import CacheError, DoesNotFit, DraftRefused, InvalidRequest, reason_of
@@ -222,7 +222,9 @@ class Adapter:
         if config.texts.from_best:
             split = cache(lambda: self._read_split(config, time()))  # read when the first draft is measured
             returned = return_to_best(
-                pair, base_path, lambda path: measure_draft(drafter, path, _limit(split().held_out), check)
+                pair,
+                base_path,
+                lambda path: measure_draft(drafter, path, take_latest(split().held_out, _MAX_HELD_OUT), check),
             )
         active = pair.active()
         start = base_path if active is None else active.path
@@ -236,9 +238,16 @@ class Adapter:
             target = open_model(planned.backend, target_path, planned.options, progress=progress, check=self.check)
             opened.callback(target.close)
             materials = Materials(
-                target, planned.options, texts.train, _limit(texts.held_out), config.train, config.throttle, folder,
-                check, self.reporter.reading,
-            )  # fmt: skip
+                target=target,
+                load=planned.options,
+                train=texts.train,
+                held_out=take_latest(texts.held_out, _MAX_HELD_OUT),
+                options=config.train,
+                throttle=config.throttle,
+                folder=folder,
+                check=check,
+                reading=self.reporter.reading,
+            )
             trainee = open_trainee(drafter, start, weights, materials, opened)
             result, gain = self._train(trainee)
             card = None
@@ -316,20 +325,6 @@ def _check_memory(planned: Plan, drafter: PlannedDrafter, draft: Path, weights: 
             if weights == "full"
             else "Close other programs, or name a smaller draft.",
         )
-
-
-def _limit(texts: Sequence[TrainingText]) -> list[TrainingText]:
-    """The latest texts, of whole conversations, of about `_MAX_HELD_OUT` tokens."""
-    sizes: dict[str, int] = {}
-    for text in reversed(texts):
-        sizes[text.source] = sizes.get(text.source, 0) + text.n_new
-    kept, total = set(), 0
-    for source, size in sizes.items():
-        if total >= _MAX_HELD_OUT:
-            break
-        kept.add(source)
-        total += size
-    return [text for text in texts if text.source in kept]
 
 
 def _describe_texts(texts: Sequence[TrainingText]) -> dict[str, Any]:

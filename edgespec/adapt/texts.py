@@ -121,9 +121,9 @@ def split_newest(texts: Sequence[TrainingText]) -> Split:
         if text.source in answered:
             sizes[text.source] = sizes.get(text.source, 0) + text.n_new
     require_conversations(texts, len(answered))
-    newest = _take(list(sizes)[::-1], sizes, MIN_CONVERSATIONS)
+    newest = _take(list(sizes)[::-1], sizes, RECENT_TOKENS, MIN_CONVERSATIONS)
     older = list(sizes)[: len(sizes) - len(newest)]
-    drawn = _take([older[i] for i in np.random.default_rng(0).permutation(len(older))], sizes, 0)
+    drawn = _take([older[i] for i in np.random.default_rng(0).permutation(len(older))], sizes, RECENT_TOKENS)
     held_out = set(newest[: max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(newest)))])
     train = {*newest, *drawn} - held_out
     split = Split([text for text in texts if text.source in train], [text for text in texts if text.source in held_out])
@@ -131,12 +131,21 @@ def split_newest(texts: Sequence[TrainingText]) -> Split:
     return split
 
 
-def _take(sources: Sequence[str], sizes: Mapping[str, int], at_least: int) -> list[str]:
-    """The first sources that have RECENT_TOKENS together."""
+def take_latest(texts: Sequence[TrainingText], n_tokens: int) -> list[TrainingText]:
+    """The latest texts, of whole conversations, of about `n_tokens`."""
+    sizes: dict[str, int] = {}
+    for text in reversed(texts):
+        sizes[text.source] = sizes.get(text.source, 0) + text.n_new
+    kept = set(_take(list(sizes), sizes, n_tokens))
+    return [text for text in texts if text.source in kept]
+
+
+def _take(sources: Sequence[str], sizes: Mapping[str, int], n_tokens: int, at_least: int = 0) -> list[str]:
+    """The first sources that have `n_tokens` together, but `at_least` so many."""
     taken: list[str] = []
     total = 0
     for source in sources:
-        if total >= RECENT_TOKENS and len(taken) >= at_least:
+        if total >= n_tokens and len(taken) >= at_least:
             break
         taken.append(source)
         total += sizes[source]

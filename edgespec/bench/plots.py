@@ -91,18 +91,6 @@ class Plot:
             self.text((self._left - 5, self.at(0, value)[1]), number, "muted", "end")
         self.text((_FONT, (self._top + self._bottom) / 2), label, "muted", "middle", turn=-90)
 
-    def name_rows(self, names: Sequence[str]) -> None:
-        """A name beside each row of the y axis."""
-        for row, name in enumerate(names):
-            self.text((self._left - 6, self.at(0, row)[1]), name, "ink", "end")
-
-    def series(self, x: Sequence[int], y: Sequence[float], color: str, shape: str) -> None:
-        """A line with markers."""
-        points = list(zip(x, y, strict=True))
-        self.line(points, color, 1.7)
-        for point in points:
-            self.marker(self.at(*point), shape, color)
-
     def render(self) -> str:
         return tostring(self._svg, encoding="unicode")
 
@@ -166,7 +154,8 @@ def _row_plot(title: str, names: Sequence[str], row_height: float, x: Span, labe
     left = 8 + max(map(_text_width, shown))
     plot = Plot(title, _TOP + _BOTTOM + row_height * len(names), left, x, (len(names) - 0.5, -0.5))
     plot.x_axis(label)
-    plot.name_rows(shown)
+    for row, name in enumerate(shown):
+        plot.text((left - 6, plot.at(0, row)[1]), name, "ink", "end")
     return plot
 
 
@@ -190,8 +179,10 @@ def _line_plot(
     for i, (name, (xs, ys)) in enumerate(lines.items()):
         color = "accent" if name == AUTOPILOT else _SERIES[i % len(_SERIES)]
         shape = _MARKERS[i % len(_MARKERS)]
-        plot.series(xs, ys, color, shape)
-        plot.marker(places[i], shape, color)
+        points = list(zip(xs, ys, strict=True))
+        plot.line(points, color, 1.7)
+        for place in (*(plot.at(*point) for point in points), places[i]):
+            plot.marker(place, shape, color)
         plot.text((places[i][0] + 7, places[i][1]), legend[name], "ink")
     return plot.render()
 

@@ -217,7 +217,8 @@ def adaptive_speeds(traces: list[Trace], clock: Clock, draft_stats: DraftStats |
 def oracle(fixed: dict[tuple[str, int], np.ndarray]) -> np.ndarray:
     """[texts] the speedup of the best fixed length or plain decoding for each text, chosen with hindsight."""
     speeds = np.array(list(fixed.values()))
-    return np.maximum(1.0, speeds.max(axis=0))
+    best: np.ndarray = np.maximum(1.0, speeds.max(axis=0))
+    return best
 
 
 def mean(speeds: np.ndarray) -> float:
