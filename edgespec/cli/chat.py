@@ -228,7 +228,7 @@ class Repl:
         return "\n".join(lines).removesuffix('"""').strip("\n")
 
     def _make_room(self, messages: list[Message]) -> None:
-        """See `make_room`."""
+        """Choose what of `messages` the model reads, and print what is left out. Raises ContextOverflow."""
         size = require_model(self._engine).context_size
         notice = make_room(self._chat, messages, size, lambda prompt: self._engine.count(prompt, {}).result())
         if notice is not None:

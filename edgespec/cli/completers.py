@@ -29,7 +29,7 @@ def complete_download(_ctx: click.Context, _param: click.Parameter, incomplete: 
 
 
 def complete_served(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """As complete_model, also after `NAME=`."""
+    """Offer what complete_model does, also after `NAME=`."""
     from click.shell_completion import CompletionItem
 
     name, equals, start = incomplete.rpartition("=")
@@ -53,7 +53,7 @@ def complete_conversation(_ctx: click.Context, _param: click.Parameter, incomple
 
 
 def complete_source(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """As complete_conversation; without one, files."""
+    """Offer the ids of conversations; where none matches, files."""
     from click.shell_completion import CompletionItem
 
     return complete_conversation(ctx, param, incomplete) or [CompletionItem(incomplete, type="file")]

@@ -65,7 +65,10 @@ def serve_command(model: str | None, target: str | None, **options: Any) -> int:
 
 
 def _load(config: LoadConfig, *, is_paired: bool) -> ServedDraft:
-    """On the thread that computes. `is_paired`: the draft of the model that `config` names. Raises EdgespecError."""
+    """Load the draft that is served, on the thread that computes. Raises EdgespecError.
+
+    `is_paired`: `config` names the target, whose paired draft is served.
+    """
     from dataclasses import replace
 
     from edgespec.cli.serve import public_name

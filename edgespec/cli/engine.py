@@ -48,7 +48,7 @@ def run_work(work: Work[T]) -> Iterator[T]:
 
 
 def run_training(work: Work[T]) -> Iterator[T]:
-    """As `run_work`, for work that itself waits for engines."""
+    """Do what `run_work` does, for work that itself waits for engines."""
     from edgespec.service.local import Worker
 
     worker = Worker()

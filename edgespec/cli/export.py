@@ -71,7 +71,7 @@ def export_command(
 
 
 def _choose_backend(name: str, engine: Engine) -> BackendName | None:
-    """Raises InvalidRequest where the engine does not load what the runtime does."""
+    """Choose the runtime whose files the engine loads. Raises InvalidRequest where --backend names another one."""
     from edgespec.errors import InvalidRequest
 
     chosen = parse_backend(name)
@@ -82,7 +82,9 @@ def _choose_backend(name: str, engine: Engine) -> BackendName | None:
 
 
 def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:
-    """Raises InvalidRequest for files that exist, unless `force`, and CacheError."""
+    """Write the files and make the script executable. Raises InvalidRequest for files that exist unless `force`,
+    CacheError.
+    """
     from edgespec.errors import CacheError, InvalidRequest, reason_of
     from edgespec.files import write_atomically
 

@@ -109,7 +109,7 @@ def _choose_devices(names: tuple[str, ...]) -> list[Device]:
 
 
 def _open_cache() -> WeightsCache:
-    """Raises CacheError."""
+    """Open the folder in which weights are kept. Raises CacheError."""
     from edgespec.backends.llamacpp.rpc import WeightsCache
     from edgespec.controller.store import calibration_folder
     from edgespec.errors import CacheError, reason_of
@@ -122,7 +122,7 @@ def _open_cache() -> WeightsCache:
 
 
 def _check_port(address: str, port: int) -> None:
-    """Raises InvalidRequest where ggml could not listen."""
+    """Check that ggml can listen there; else raise InvalidRequest, which names a free port."""
     from edgespec.errors import InvalidRequest, reason_of
 
     reason = _try_port(address, port)

@@ -85,31 +85,25 @@ class Chat:
     def set(self, name: str, text: str) -> None:
         """Change one of SETTINGS; NONE unsets `max_tokens`, `seed` and `system`. Raises InvalidRequest."""
         self.setting(name)
-        if name == "system":
-            self.system = None if text == NONE else text
-            return
-        if name == "rolling":
+        value: Any = text
+        if text == NONE and name in ("system", "seed", "max_tokens"):
+            value = None
+        elif name == "rolling":
             if text not in ("on", "off"):
                 raise InvalidRequest(f"rolling is on or off, not '{text}'.", hint="For example: /set rolling on")
-            self.rolling = text == "on"
-            return
-        if name in ("seed", "max_tokens") and text == NONE:
-            setattr(self, name, None)
-            return
-        number = _NUMBERS.get(name, int)
-        try:
-            value = number(text)
-        except ValueError:
-            raise InvalidRequest(f"{name} must be a number, not '{text}'.", hint=f"Example: /set {name} 1") from None
-        if name == "seed":
-            self.seed = int(value)
-        elif name == "max_tokens":
-            if value < 1:
+            value = text == "on"
+        elif name != "system":
+            try:
+                value = _NUMBERS.get(name, int)(text)
+            except ValueError:
+                hint = f"Example: /set {name} 1"
+                raise InvalidRequest(f"{name} must be a number, not '{text}'.", hint=hint) from None
+            if name == "max_tokens" and value < 1:
                 raise InvalidRequest("max_tokens must be at least 1.", hint="Give a larger number.")
-            self.max_tokens = int(value)
+        if hasattr(self, name):
+            setattr(self, name, value)
         else:
-            change: dict[str, Any] = {name: value}
-            self.sampling = replace(self.sampling, **change)
+            self.sampling = replace(self.sampling, **{name: value})
 
     def save(self, path: Path, *, overwrite: bool = False) -> None:
         """Write everything as JSON. Raises InvalidRequest for a file that exists unless `overwrite`, CacheError."""

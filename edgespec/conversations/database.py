@@ -155,7 +155,7 @@ def _drop_nuls(text: str) -> str:
 
 
 def _to_pattern(word: str) -> str:
-    """Of a folded word: folding it again may change it."""
+    """The GLOB pattern of a word that is folded already: folding it again may change it."""
     escaped = "".join(f"[{c}]" if c in "*?[" else c for c in _drop_nuls(word))
     return f"*{escaped}*"
 

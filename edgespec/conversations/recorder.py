@@ -189,7 +189,7 @@ class ConversationRecorder:
         return self._fork
 
     def describe_place(self, fork: Fork) -> str:
-        """Where a fork is, for the user: at a question or an answer, by its number."""
+        """Say where a fork is: at a question or an answer, by its number."""
         before = next((i for i, turn in enumerate(self.turns, 1) if turn.id == fork.parent), 0)
         number = sum(turn.role == "user" for turn in self.turns[:before])
         is_answer = before > 0 and self.turns[before - 1].role == "user"

@@ -95,7 +95,7 @@ class ChatView(Dialogue):
             self.query_one(StatusLine).show(self.activity.meter, status)
 
     def refresh_instruments_sometimes(self) -> None:
-        """The same, but not more often than anybody can read."""
+        """Show the statistics, at most once in _REFRESH_INTERVAL_S."""
         if perf_counter() - self._refreshed_s >= _REFRESH_INTERVAL_S:
             self.refresh_instruments()
 

@@ -218,7 +218,7 @@ def wrap(line: Sequence[Run], width: int, *, at_spaces: bool = True) -> list[tup
 
 
 def _find_cuts(text: str, width: int, at_spaces: bool) -> Iterator[tuple[int, int]]:
-    """Where rows end and the next ones start, as indices into `text`."""
+    """Yield where each row ends and the next one starts, as indices into `text`."""
     used = 0
     space = 0  # where the spaces before the present piece begin
     for piece in _PIECE.finditer(text) if at_spaces else re.finditer(".+", text, re.DOTALL):
@@ -400,7 +400,7 @@ def _find_lexer(language: str) -> Lexer | None:
 
 @lru_cache(512)
 def _select_styles(token: Any) -> tuple[str, ...]:
-    """Of the token or the nearest kind that it belongs to."""
+    """The styles of the token, or of the nearest kind that has some."""
     while token is not None:
         if token in _STYLES:
             return (_STYLES[token],)

@@ -94,7 +94,7 @@ def _describe(model_info: ModelInfo | None) -> Content:
 
 
 def _select_examples(model_info: ModelInfo) -> Sequence[str]:
-    """None for the embedded pair, which repeats itself whatever short text it is given."""
+    """The examples for a model; none for the embedded pair, which repeats itself after any short text."""
     if model_info.name == EMBEDDED_ALIAS:
         return ()
     return _TEXTS if model_info.chat_template is None else _QUESTIONS

@@ -156,7 +156,7 @@ def _make_box(title: str) -> Static:
 
 
 def _describe_speeds(meter: Meter) -> Content:
-    """In tokens/s: the mean of the answer, plain decoding, the last steps."""
+    """The speeds in tokens/s: the mean of the answer, plain decoding, the last steps."""
     if meter.tokens_per_second is None:
         return Content("Ask something to measure it.")
     lines: list[tuple[Part, ...]] = [((f"{meter.tokens_per_second:.1f} tok/s", _STRONG),)]

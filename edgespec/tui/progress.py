@@ -67,7 +67,7 @@ class Activity:
         return self.job is not None and self.answer is None
 
     def require_idle(self) -> None:
-        """Raises NotReady while a job runs."""
+        """Check that no job runs; else raise NotReady."""
         if self.job is not None:
             raise NotReady("the engine is busy.", hint="Wait until it is done; Esc stops it.")
 

@@ -43,7 +43,7 @@ class Settings:
             return ""
 
     def write(self, name: str, text: str) -> None:
-        """Raises CacheError."""
+        """Replace the text. Raises CacheError."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_atomically(self._folder / name, f"{text}\n")
@@ -169,7 +169,7 @@ def extend_spans(spans: list[Span], pieces: Sequence[Piece]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    """Of a part of a text: `styles` are (start, end, style) of its drafted characters."""
+    """Who proposed the characters of a part of a text: `styles` are (start, end, style) of the drafted ones."""
 
     source: str
     styles: tuple[tuple[int, int, str], ...]

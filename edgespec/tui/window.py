@@ -214,7 +214,7 @@ class Window(App[None]):
         (transcript.action_page_up if direction < 0 else transcript.action_page_down)()
 
     def copy_to_clipboard(self, text: str) -> None:
-        """By the terminal (OSC 52), and by a program of the desktop where there is one."""
+        """Copy by the terminal (OSC 52), and by a program of the desktop where there is one."""
         super().copy_to_clipboard(text)
         if self._driver is not None and not self._driver.is_headless and (command := find_copier(os.environ)):
             self.run_worker(partial(copy_with, command, text), thread=True)
@@ -233,8 +233,6 @@ class Window(App[None]):
     async def add_notice(self, text: str, kind: str = "note") -> None:
         """Add a notice that stays to the conversation, such as what ended an answer."""
         self.query_one(Transcript).add(Notice(_capitalize(text), kind))
-
-    # View options.
 
     # View options.
 
