@@ -7,6 +7,7 @@ import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import wraps
 from time import monotonic
 from typing import Any, TypeVar
@@ -202,3 +203,18 @@ def in_app(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     signature = inspect.signature(test)
     run.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]
     return run
+
+
+async def again(chat: Driver, line: str) -> str:
+    """Another answer."""
+    last = max(turn.id for turn in chat.turns)
+    await chat.send(line)
+    await chat.until(lambda: chat.turns[-1].id > last and chat.turns[-1].finished and chat.app.activity.job is None)
+    return chat.texts[-1]
+
+
+async def varied(chat: Driver) -> None:
+    """From now on no two answers are the same."""
+    await chat.hears("/set temperature 1", "1")
+    chat.app.chat.sampling = replace(chat.app.chat.sampling, logit_bias=((256, -1000.0),))  # none is empty
+    chat.app.chat.seed = None

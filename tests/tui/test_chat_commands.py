@@ -6,26 +6,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from textual.widgets import DataTable
 
 from edgespec.tui.picker import History
 from edgespec.tui.transcript import Transcript
-from tests.tui.driving import ENDLESS, Driver
-from tests.tui.scenes import Scenes, again, varied
+from tests.tui.driving import ENDLESS, Driver, again, in_app, varied
 
-SCENES = Scenes()
 FENCED = "Look:\n\n```python\nprint(1)\n```\n\n~~~\n```\n~~~"
 
 
-@pytest.mark.parametrize("name", ["retry", "continue", "edit", "undo", "branch", "attach", "find", "copy", "new",
-                                  "incognito", "history", "rename"])  # fmt: skip
-def test_command(name: str, tmp_path: Path) -> None:
-    SCENES.play(name, tmp_path)
-
-
-@SCENES.add("retry")
-async def retry(chat: Driver, _: Path) -> None:
+@in_app
+async def test_retry(chat: Driver) -> None:
     await chat.errs("/retry", "no question yet")
     await varied(chat)
     first, second = await chat.ask("one"), await chat.ask("two")
@@ -40,8 +31,8 @@ async def retry(chat: Driver, _: Path) -> None:
     await chat.errs_amid("/retry", "engine is busy")
 
 
-@SCENES.add("continue")
-async def go_on(chat: Driver, _: Path) -> None:
+@in_app
+async def test_continue(chat: Driver) -> None:
     await chat.errs("/continue", "no answer to continue")
     chat.app.chat.max_tokens = 60
     whole = await chat.ask("one")
@@ -66,8 +57,8 @@ async def go_on(chat: Driver, _: Path) -> None:
     await chat.errs("/continue", "has ended this answer itself", "/retry")
 
 
-@SCENES.add("edit")
-async def edit(chat: Driver, _: Path) -> None:
+@in_app
+async def test_edit(chat: Driver) -> None:
     await chat.errs("/edit", "no question yet")
     first = await chat.ask("one")
     await chat.ask("two")
@@ -83,8 +74,8 @@ async def edit(chat: Driver, _: Path) -> None:
     assert chat.texts == chat.shown == [] and not chat.app.chat.messages
 
 
-@SCENES.add("undo")
-async def undo(chat: Driver, _: Path) -> None:
+@in_app
+async def test_undo(chat: Driver) -> None:
     await chat.errs("/undo", "no question yet")
     await chat.ask("one")
     await chat.ask("two")
@@ -96,8 +87,8 @@ async def undo(chat: Driver, _: Path) -> None:
     await chat.errs("/undo", "no question yet")
 
 
-@SCENES.add("branch")
-async def branch(chat: Driver, _: Path) -> None:
+@in_app
+async def test_branch(chat: Driver) -> None:
     await chat.errs("/branch", "no branches")
     await varied(chat)
     first = await chat.ask("one")
@@ -145,32 +136,32 @@ async def branch(chat: Driver, _: Path) -> None:
     assert chat.texts == chat.shown == ["edited", edited]
 
 
-@SCENES.add("attach")
-async def attach(chat: Driver, folder: Path) -> None:
-    (folder / "a.py").write_text("def f():\n    return 'é'\n\n")
-    (folder / "b.md").write_text("  ````py\nx\n  ````\n")
-    (folder / "c.bin").write_bytes(b"\xff\xfe\x00")
-    (folder / "d.txt").write_bytes(b"x" * (2**20 + 1))
-    (folder / "e.txt").write_bytes(b"x" * 2**20)
-    await chat.send(f"/attach {folder}/a.py")
+@in_app
+async def test_attach(chat: Driver, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def f():\n    return 'é'\n\n")
+    (tmp_path / "b.md").write_text("  ````py\nx\n  ````\n")
+    (tmp_path / "c.bin").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "d.txt").write_bytes(b"x" * (2**20 + 1))
+    (tmp_path / "e.txt").write_bytes(b"x" * 2**20)
+    await chat.send(f"/attach {tmp_path}/a.py")
     await chat.until(lambda: chat.prompt.text)
     assert chat.prompt.text == "a.py:\n```py\ndef f():\n    return 'é'\n```\n"
     chat.prompt.put("")
-    await chat.send(f"/attach {folder}/b.md")
+    await chat.send(f"/attach {tmp_path}/b.md")
     await chat.until(lambda: chat.prompt.text)
     assert chat.prompt.text == "b.md:\n`````md\n  ````py\nx\n  ````\n`````\n"
     chat.prompt.put("")
     for wrong, said in (("c.bin", "not a text file"), ("none.txt", "cannot read"), ("", "cannot read"),
                         ("d.txt", "larger than 1 MiB")):  # fmt: skip
-        await chat.errs(f"/attach {folder}/{wrong}", said)
+        await chat.errs(f"/attach {tmp_path}/{wrong}", said)
         assert chat.prompt.text == ""
     await chat.errs("/attach ~nobody-of-that-name/x", "home directory")
-    await chat.send(f"/attach {folder}/e.txt")
+    await chat.send(f"/attach {tmp_path}/e.txt")
     await chat.until(lambda: len(chat.prompt.text) > 2**20)
 
 
-@SCENES.add("find")
-async def find(chat: Driver, _: Path) -> None:
+@in_app
+async def test_find(chat: Driver) -> None:
     log = chat.app.query_one(Transcript)
     await chat.ask("\n".join(["The first question", *"x" * 30]))
     await chat.ask("\n".join(["The second", *"x" * 30]))
@@ -182,16 +173,16 @@ async def find(chat: Driver, _: Path) -> None:
     await chat.errs("/find nowhere", "'nowhere' is not on the screen", "/history TEXT")
 
 
-@SCENES.add("copy")
-async def copy(chat: Driver, folder: Path) -> None:
+@in_app
+async def test_copy(chat: Driver, tmp_path: Path) -> None:
     await chat.errs("/copy", "no answer to copy")
     state = chat.app.chat
     await chat.ask("hello")
-    await chat.hears(f"/save {folder}/a.json", "saved 2 messages")
-    saved = json.loads((folder / "a.json").read_text())
+    await chat.hears(f"/save {tmp_path}/a.json", "saved 2 messages")
+    saved = json.loads((tmp_path / "a.json").read_text())
     saved["messages"][1]["content"] = FENCED
-    (folder / "a.json").write_text(json.dumps(saved))
-    await chat.hears(f"/load {folder}/a.json", "loaded 2 messages")
+    (tmp_path / "a.json").write_text(json.dumps(saved))
+    await chat.hears(f"/load {tmp_path}/a.json", "loaded 2 messages")
     assert state.messages[1].content == FENCED
     for line, copied in (("/copy", FENCED), ("/copy 1", "print(1)\n"), ("/copy 2", "```\n")):
         await chat.hears(line, f"copied {len(copied)} characters")
@@ -200,8 +191,8 @@ async def copy(chat: Driver, folder: Path) -> None:
         await chat.errs(f"/copy {wrong}", "2 code blocks")
 
 
-@SCENES.add("new")
-async def new(chat: Driver, _: Path) -> None:
+@in_app
+async def test_new(chat: Driver) -> None:
     for line in ("/new", "/clear"):
         await chat.ask("hello")
         await chat.hears(line, "new conversation")
@@ -211,16 +202,16 @@ async def new(chat: Driver, _: Path) -> None:
     await chat.errs_amid("/new", "engine is busy")
 
 
-@SCENES.add("incognito")
-async def incognito(chat: Driver, folder: Path) -> None:
+@in_app
+async def test_incognito(chat: Driver, tmp_path: Path) -> None:
     """It can do what others can; only what is exported is kept. tests/tui/test_memory.py looks at the files."""
     await chat.hears("/incognito", "nothing of it is saved")
     await chat.ask("a dragon")
     await again(chat, "/retry")
     await chat.hears("/branch", "branch 1 of 2")
     await chat.hears("/rename Tales", "Tales")
-    await chat.hears(f"/export {folder / 'tales.json'}", "wrote")
-    await chat.send(f"/import {folder / 'tales.json'}")
+    await chat.hears(f"/export {tmp_path / 'tales.json'}", "wrote")
+    await chat.send(f"/import {tmp_path / 'tales.json'}")
     await chat.until(lambda: chat.app.recorder.conversation and chat.app.recorder.conversation.id == 2)
     assert chat.texts[0] == "a dragon" and chat.app.is_incognito and not chat.app.recorder.saved.recent()
     await chat.hears("/incognito", "which is saved")
@@ -230,8 +221,8 @@ async def incognito(chat: Driver, folder: Path) -> None:
     await chat.errs_amid("/incognito", "engine is busy")
 
 
-@SCENES.add("history")
-async def history(chat: Driver, _: Path) -> None:
+@in_app
+async def test_history(chat: Driver) -> None:
     answer = await chat.ask("a dragon")
     await chat.hears("/new", "new")
     await chat.ask("a knight")
@@ -249,8 +240,8 @@ async def history(chat: Driver, _: Path) -> None:
     assert chat.shown == chat.texts
 
 
-@SCENES.add("rename")
-async def rename(chat: Driver, _: Path) -> None:
+@in_app
+async def test_rename(chat: Driver) -> None:
     await chat.errs("/rename Tales", "no conversation to rename")
     await chat.ask("hello")
     await chat.hears("/rename  Tales  of old", "renamed to Tales of old")
