@@ -21,6 +21,8 @@ from edgespec.server.fields import (
     Stops,
     ThinkingBody,
     Tokens,
+    TopK,
+    TopP,
     Writer,
     join_text,
     read_arguments,
@@ -188,8 +190,8 @@ class MessagesRequest(CountRequest, GenerationBody):
 
     max_tokens: Tokens
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
     stop_sequences: Stops | None = None
     output_format: OutputFormat | None = None
     container: Any = None

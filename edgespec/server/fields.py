@@ -23,6 +23,7 @@ from pydantic import (
 from edgespec.engine.json_schema import is_shallow
 from edgespec.engine.structured_output import Structure, json_structure
 from edgespec.errors import InvalidRequest
+from edgespec.options import OPTIONS
 from edgespec.service.generation_spec import DraftLength, Effort, GenerationSpec, Settings, Thinking, Tool, make_tool
 from edgespec.service.response import Part
 from edgespec.units import parse_duration
@@ -37,6 +38,18 @@ MAX_STOP = 256  # characters
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP)]
 Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+def _within_limits(name: str) -> Any:
+    """The range of an option, for the fields that share it; those of the interfaces' own documents are narrower."""
+    low, high = OPTIONS[name].limits
+    return Field(ge=low, le=high)
+
+
+TopP = Annotated[float, _within_limits("top_p")]
+TopK = Annotated[int, _within_limits("top_k")]
+MinP = Annotated[float, _within_limits("min_p")]
+RepetitionPenalty = Annotated[float, _within_limits("repetition_penalty")]
 NO_LIMIT = 2**31
 """Tokens of an answer that may go on to the end of the context."""
 Tokens = Annotated[int, Field(ge=-1, le=NO_LIMIT), AfterValidator(lambda n: NO_LIMIT if n == -1 else n)]
@@ -55,9 +68,9 @@ class SamplingBody(Body):
     """Sampling parameters whose names and ranges are the same in OpenAI's and Ollama's interfaces."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64)] | None = None

@@ -27,6 +27,7 @@ from edgespec.server.fields import (
     Body,
     FunctionTool,
     GenerationBody,
+    RepetitionPenalty,
     SamplingBody,
     Stop,
     Stops,
@@ -162,7 +163,7 @@ class OllamaOptions(SamplingBody):
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
-    repeat_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    repeat_penalty: RepetitionPenalty | None = None
     num_predict: Annotated[int, Field(ge=-2, le=2**31)] | None = None
     stop: Stop | Stops | None = None
 

@@ -23,6 +23,7 @@ from edgespec.server.fields import (
     FunctionTool,
     GenerationBody,
     Parts,
+    RepetitionPenalty,
     ResponseFormat,
     SamplingBody,
     Stops,
@@ -73,7 +74,7 @@ class CompletionBody(SamplingBody, GenerationBody):
     `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar` of vLLM. Grammars are GBNF or llguidance's Lark.
     """
 
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_limit_length)] = None
     stop: str | Stops | None = None
     n: Annotated[int, Field(ge=1, le=16)] | None = None

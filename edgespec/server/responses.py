@@ -23,6 +23,7 @@ from edgespec.server.fields import (
     ResponseFormat,
     ThinkingBody,
     Tokens,
+    TopP,
     Writer,
     join_text,
     refuse_fields,
@@ -247,7 +248,7 @@ class ResponsesRequest(GenerationBody, ThinkingBody):
     instructions: str | None = None
     max_output_tokens: Tokens | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: TopP | None = None
     tools: Annotated[list[ResponseTool | Namespace | OtherItem], FEW] | None = None
     tool_choice: ToolChoiceMode | NamedTool | None = None
     parallel_tool_calls: bool | None = None
