@@ -10,7 +10,6 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from edgespec.backends.mlx.probe import probe
 
 from edgespec.backends import prefers_mlx
 from edgespec.backends.llamacpp.model import load as load_llama
@@ -18,6 +17,7 @@ from edgespec.backends.mlx import cached_tokens, library
 from edgespec.backends.mlx.cached_tokens import ModelRunner
 from edgespec.backends.mlx.caches import SLACK, ForwardContext
 from edgespec.backends.mlx.model import MlxModel, load
+from edgespec.backends.mlx.probe import probe
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.core.sampling import SamplingParams, uniform

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from edgespec.backends.mlx.probe import ProbeResult, probe
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.cached_tokens import ModelRunner
 from edgespec.backends.mlx.hooks import LayerHooks
+from edgespec.backends.mlx.probe import ProbeResult, probe
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.core.protocols import Capabilities, Draft
 from edgespec.errors import BackendError

@@ -119,7 +119,7 @@ class HeadCache:
         self.first = self.held = self._n_states = max(self._features.start, last - most)
         self.caches = self._network.open_caches(self._target, last)
 
-    def trim(self, held: int, known_tokens: int) -> None:
+    def rewind(self, held: int, known_tokens: int) -> None:
         """Drop provisional rows, rows from `held` on, and the states of tokens from `known_tokens` on."""
         if held < self.first or not self._network.depth:
             self.clear()
@@ -195,7 +195,7 @@ class _HeadReader:
         self._base = min(self._base, len(text))
         del self.text[self._base :]
         held = self._base - 1 if self._network.reads_pairs else min(self._base, len(text) - 1)
-        self._cache.trim(held, self._base)
+        self._cache.rewind(held, self._base)
 
     def _start(self, text: Sequence[int], window: int) -> bool:
         """Read the rows of `text`, of a long unread part those of the last `window` tokens, and start a draft.
@@ -209,7 +209,7 @@ class _HeadReader:
         if self._features.end < last:
             raise BackendError("the head has no hidden states of the text.", hint="Report this as a bug.")
         if network.reads_pairs and cache.held == last:  # read before: its last pair runs again, for its output
-            cache.trim(last - 1, len(text))
+            cache.rewind(last - 1, len(text))
         most = max(1, window if network.reads_pairs else window - 1) if network.depth else 1
         with map_errors():
             if last - cache.held > most or not cache.can_read():
