@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 
 from edgespec.backends.toy import ToyModel, ToyScores, ToySession
-from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Yield
+from edgespec.core.protocols import CheckCancelled, Draft, PrefillProgress, Yield
 from edgespec.core.sampling import Logits
 from edgespec.core.scores import Scores
 from edgespec.errors import Cancelled
@@ -30,13 +30,9 @@ class CountingSession(ToySession):
     ) -> None:
         super().__init__(model, context_size=context_size, chunk=4, check=check)
         self._most = most
-        self._is_lazy = is_async
+        self.capabilities = replace(self.capabilities, is_async=is_async)
         self.prefills: list[list[int]] = []
         self.rows: list[int] = []
-
-    @property
-    def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, is_async=self._is_lazy)
 
     @property
     def draft_limit(self) -> int:
