@@ -17,12 +17,11 @@ OUTPUT = REPOSITORY / "docs" / "architecture.svg"
 WIDTH, ROW, BOX_WIDTH, BOX_HEIGHT, MARGIN = 900, 84, 132, 36, 24
 STYLE = """
   text { font: 14px ui-monospace, Menlo, Consolas, monospace; fill: #1f2933; text-anchor: middle }
-  .note { font-size: 12px; text-anchor: start; fill: #6b7280 }
   rect { fill: #eef2f7; stroke: #7b8794; rx: 6 }
   path { fill: none; stroke: #52606d; stroke-opacity: .55; stroke-width: 1.3; marker-end: url(#head) }
   marker path { fill: #52606d; stroke: none }
   @media (prefers-color-scheme: dark) {
-    text { fill: #e4e7eb } .note { fill: #9aa5b1 } rect { fill: #1f2933; stroke: #9aa5b1 }
+    text { fill: #e4e7eb } rect { fill: #1f2933; stroke: #9aa5b1 }
     path { stroke: #9aa5b1 } marker path { fill: #9aa5b1 }
   }
 """
@@ -95,7 +94,7 @@ def draw(layers: list[list[str]], graph: Graph) -> str:
     """The SVG document."""
     shown = reduce(graph)
     places = place(layers, shown)
-    height = 2 * MARGIN + ROW * (len(layers) - 1) + BOX_HEIGHT + 20
+    height = 2 * MARGIN + ROW * (len(layers) - 1) + BOX_HEIGHT
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         'aria-label="Packages of edgespec by layer, with their imports">',
@@ -109,9 +108,6 @@ def draw(layers: list[list[str]], graph: Graph) -> str:
         left, top = x - BOX_WIDTH / 2, y - BOX_HEIGHT / 2
         parts.append(f'<rect x="{left:.0f}" y="{top:.0f}" width="{BOX_WIDTH}" height="{BOX_HEIGHT}"/>')
         parts.append(f'<text x="{x:.0f}" y="{y + 5:.0f}">{part}</text>')
-    drawn, total = (sum(map(len, each.values())) for each in (shown, graph))
-    note = f"{drawn} of {total} imports between packages; the others follow from these"
-    parts.append(f'<text class="note" x="{MARGIN}" y="{height - 10}">{note}</text>')
     return "\n".join((*parts, "</svg>", ""))
 
 
