@@ -384,20 +384,13 @@ def remember_revision(cache_dir: Path, model: RemoteModel) -> None:
     write_atomically(ref, model.commit)
 
 
-def find_model(cache_dir: Path, reference: HubReference, endpoint: str) -> RemoteModel | None:
+def find_model(cache_dir: Path, reference: HubReference) -> RemoteModel | None:
     """The model that `reference` names, if the cache has all its files; None otherwise. Sends no request."""
     storage = storage_folder(cache_dir, reference.repo)
     revision = reference.revision or DEFAULT_REVISION
     commit = _read_commit(storage, revision)
-    if commit is None:
-        return None
-    snapshot = storage / "snapshots" / commit
-    context = HubContext(endpoint, str(cache_dir), reference.repo, revision)
-    try:
-        chosen = select_files(reference, _list_files(snapshot), context)
-    except HubError:
-        return None
-    if chosen.kind == "mlx" and not _has_all_shards(snapshot):
+    chosen = _select_complete(reference, storage / "snapshots" / commit) if commit is not None else None
+    if commit is None or chosen is None:
         return None
     return RemoteModel(reference.repo, revision, commit, chosen.kind, chosen.files)
 
@@ -471,6 +464,17 @@ def _list_files(snapshot: Path) -> tuple[RemoteFile, ...]:
     return tuple(found)
 
 
+def _select_complete(
+    reference: HubReference, snapshot: Path, listing: tuple[RemoteFile, ...] | None = None
+) -> Selection | None:
+    """The files of a snapshot that `reference` names; None where some are missing."""
+    try:
+        chosen = select_files(reference, listing or _list_files(snapshot), HubContext("", "", reference.repo))
+    except HubError:
+        return None
+    return chosen if chosen.kind == "gguf" or _has_all_shards(snapshot) else None
+
+
 def _has_all_shards(snapshot: Path) -> bool:
     """True if every weight file named in the index exists; a model in one file has no index."""
     index = snapshot / "model.safetensors.index.json"
@@ -485,23 +489,18 @@ def _has_all_shards(snapshot: Path) -> bool:
 
 def _list_snapshot_models(repo: str, snapshot: Path) -> list[CachedModel]:
     """The models of one snapshot: each GGUF file or complete set of parts, or the whole folder for MLX."""
-    listing = _list_files(snapshot)
     revision = _find_revision(snapshot)
+    listing = _list_files(snapshot)
     references: list[HubReference] = [
         HubFile(repo, file.path, revision) for file in listing if is_model_file(file.path)
     ]
     found = []
     for reference in references or [HubRepo(repo, revision)]:
-        try:
-            chosen = select_files(reference, listing, HubContext("", "", repo, revision))
-        except HubError:
-            continue
-        if chosen.kind == "mlx" and not _has_all_shards(snapshot):
-            continue
-        first = snapshot / chosen.files[0].path
-        size = sum(file.size for file in chosen.files)
-        place = first if chosen.kind == "gguf" else snapshot
-        found.append(CachedModel(reference, snapshot.name, chosen.kind, size, place, first.stat().st_atime))
+        if (chosen := _select_complete(reference, snapshot, listing)) is not None:
+            first = snapshot / chosen.files[0].path
+            size = sum(file.size for file in chosen.files)
+            place = first if chosen.kind == "gguf" else snapshot
+            found.append(CachedModel(reference, snapshot.name, chosen.kind, size, place, first.stat().st_atime))
     return found
 
 
@@ -530,10 +529,6 @@ def _matches(reference: HubReference, storage: Path, link: Path) -> bool:
     if isinstance(reference, HubFile):
         return path in list_parts(reference.path)
     if isinstance(reference, HubQuant):
-        context = HubContext("", "", reference.repo)
-        try:
-            chosen = select_files(reference, _list_files(storage / "snapshots" / commit), context)
-        except HubError:
-            return False
-        return path in {file.path for file in chosen.files}
+        chosen = _select_complete(reference, storage / "snapshots" / commit)
+        return chosen is not None and path in {file.path for file in chosen.files}
     return True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import errno
-import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 
 from edgespec.errors import CacheError, EdgespecError, HubError
 
-LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+_LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 FREE_SPACE = "Free some space, or set HF_HOME to a folder on a larger disk."
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -21,6 +20,72 @@ _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXI
 
 class HubUnreachable(HubError):
     """The hub did not answer, because of the network, the server or offline mode; a cached copy may be used instead."""
+
+
+_AGAIN = "Try again: a pull resumes where it stopped."
+_NO_ADDRESS = (HubError, "{endpoint!a} is not a usable hub address.", "Correct or unset HF_ENDPOINT.")
+# What an error means and what to do, by the name of its class, which need not be imported, or by the hub's status.
+_SENTENCES: dict[str, tuple[type[HubError], str, str]] = {
+    "GatedRepoError": (
+        HubError,
+        "{repo} is gated: its owner gives access only after you accept the terms.",
+        "Accept them at {page}, then {log_in}.",
+    ),
+    "DisabledRepoError": (HubError, "{repo} has been disabled by the hub.", "See {page}"),
+    "RepositoryNotFoundError": (
+        HubError,
+        "There is no repository {repo} at {endpoint}, or it is private.",
+        "Check the spelling; if it is private, {log_in}.",
+    ),
+    "RevisionNotFoundError": (
+        HubError,
+        "{repo} has no revision {revision}.",
+        "See the branches and tags at {page}",
+    ),
+    "401": (HubError, "{endpoint} does not accept the access token.", "To get a valid one, {log_in}."),
+    "403": (
+        HubError,
+        "Access to {repo} is forbidden for this token.",
+        "Give the token read access to it, or {log_in}.",
+    ),
+    "429": (HubUnreachable, "{endpoint} limits the rate of requests.", "Wait some minutes, or {log_in}."),
+    "500": (
+        HubUnreachable,
+        "{endpoint} answers with server error {code}.",
+        "Try again later. A pull resumes where it stopped.",
+    ),
+    "HfHubHTTPError": (
+        HubError,
+        "{endpoint} refused the request for {repo} (HTTP {code}).",
+        "Check HF_ENDPOINT.",
+    ),
+    "HFValidationError": (
+        HubError,
+        "{repo!a} is not a repository name.",
+        "Write a repository as user/name.",
+    ),
+    "UnsupportedProtocol": _NO_ADDRESS,
+    "InvalidURL": _NO_ADDRESS,
+    "LocalProtocolError": _NO_ADDRESS,
+    "ProxyError": (HubUnreachable, "The proxy for {endpoint} does not work.", "Check HTTPS_PROXY."),
+    "gaierror": (
+        HubUnreachable,
+        "The name of {endpoint} cannot be resolved.",
+        "Check the network connection and HF_ENDPOINT.",
+    ),
+    "certificate": (
+        HubUnreachable,
+        "The certificate of {endpoint} is not trusted.",
+        "Check the clock, or set SSL_CERT_FILE.",
+    ),
+    "TimeoutException": (HubUnreachable, "{endpoint} did not answer in time.", _AGAIN),
+    "ConnectError": (
+        HubUnreachable,
+        "{endpoint} cannot be reached.",
+        "Check the network connection and HF_ENDPOINT.",
+    ),
+    "HTTPError": (HubUnreachable, "The connection to {endpoint} broke.", _AGAIN),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +116,30 @@ def map_errors(context: HubContext) -> Iterator[None]:
 
 def translate(error: BaseException, context: HubContext) -> EdgespecError | None:
     """The edgespec error for `error`; None if it is no failure of the hub, the network or the disk."""
-    import httpx
-    from huggingface_hub import errors
-
-    if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
+    names = [kind.__name__ for kind in type(error).__mro__]
+    if "LocalEntryNotFoundError" in names and error.__cause__ is not None:
         return translate(error.__cause__, context)
-    if isinstance(error, errors.HfHubHTTPError):
-        return _map_response(error, context)
-    if isinstance(error, errors.OfflineModeIsEnabled | errors.LocalEntryNotFoundError):
+    if "RemoteEntryNotFoundError" in names:
+        return missing_file_error(context)
+    if "OfflineModeIsEnabled" in names or "LocalEntryNotFoundError" in names:
         return offline_error(context)
-    if isinstance(error, errors.HFValidationError):
-        return HubError(f"{context.repo!a} is not a repository name.", hint="Write a repository as user/name.")
-    if isinstance(error, errors.FileMetadataError | json.JSONDecodeError):
+    if "FileMetadataError" in names or "JSONDecodeError" in names:
         return not_a_hub_error(context)
-    if isinstance(error, httpx.UnsupportedProtocol | httpx.InvalidURL | httpx.LocalProtocolError):
-        return HubError(f"{context.endpoint!a} is not a usable hub address.", hint="Correct or unset HF_ENDPOINT.")
-    if isinstance(error, httpx.HTTPError):
-        return _map_network(error, context)
-    if isinstance(error, OSError):
-        return _map_disk(error, context)
-    return None
+    name = next((each for each in names if each in _SENTENCES), None)
+    if name is None:
+        return _map_disk(error, context) if isinstance(error, OSError) else None
+    code = getattr(getattr(error, "response", None), "status_code", 0)
+    if name == "HfHubHTTPError":
+        name = {401: "401", 403: "403", 429: "429"}.get(code, "500" if code >= 500 else name)
+    elif name in ("TimeoutException", "ConnectError", "HTTPError"):
+        if any(isinstance(cause, socket.gaierror) for cause in _iterate_causes(error)):
+            name = "gaierror"
+        elif "CERTIFICATE" in str(error).upper():
+            name = "certificate"
+    kind, message, hint = _SENTENCES[name]
+    page = f"{context.endpoint}/{context.repo}"
+    facts = {"endpoint": context.endpoint, "repo": context.repo, "revision": context.revision}
+    return kind(message.format(code=code, **facts), hint=hint.format(page=page, log_in=_LOG_IN))
 
 
 def offline_error(context: HubContext) -> HubUnreachable:
@@ -94,77 +163,6 @@ def missing_file_error(context: HubContext) -> HubError:
     near = difflib.get_close_matches(context.path or "", context.names, n=3, cutoff=0.3)
     hint = f"The nearest: {', '.join(near)}." if near else f"See {context.endpoint}/{context.repo}/tree/main"
     return HubError(f"{context.repo} has no file {context.path}.", hint=hint)
-
-
-def _map_response(error: Exception, context: HubContext) -> EdgespecError:
-    from huggingface_hub import errors
-
-    assert isinstance(error, errors.HfHubHTTPError)
-    page = f"{context.endpoint}/{context.repo}"
-    if isinstance(error, errors.GatedRepoError):
-        return HubError(
-            f"{context.repo} is gated: its owner gives access only after you accept the terms.",
-            hint=f"Accept them at {page}, then {LOG_IN}.",
-        )
-    if isinstance(error, errors.DisabledRepoError):
-        return HubError(f"{context.repo} has been disabled by the hub.", hint=f"See {page}")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return HubError(
-            f"There is no repository {context.repo} at {context.endpoint}, or it is private.",
-            hint=f"Check the spelling; if it is private, {LOG_IN}.",
-        )
-    if isinstance(error, errors.RevisionNotFoundError):
-        return HubError(
-            f"{context.repo} has no revision {context.revision}.", hint=f"See the branches and tags at {page}"
-        )
-    if isinstance(error, errors.RemoteEntryNotFoundError):
-        return missing_file_error(context)
-    return _map_status(error.response.status_code, context)
-
-
-def _map_status(code: int, context: HubContext) -> EdgespecError:
-    if code == 401:
-        return HubError(f"{context.endpoint} does not accept the access token.", hint=f"To get a valid one, {LOG_IN}.")
-    if code == 403:
-        return HubError(
-            f"Access to {context.repo} is forbidden for this token.",
-            hint=f"Give the token read access to it, or {LOG_IN}.",
-        )
-    if code == 429:
-        return HubUnreachable(
-            f"{context.endpoint} limits the rate of requests.", hint=f"Wait some minutes, or {LOG_IN}."
-        )
-    if code >= 500:
-        return HubUnreachable(
-            f"{context.endpoint} answers with server error {code}.",
-            hint="Try again later. A pull resumes where it stopped.",
-        )
-    return HubError(
-        f"{context.endpoint} refused the request for {context.repo} (HTTP {code}).", hint="Check HF_ENDPOINT."
-    )
-
-
-def _map_network(error: Exception, context: HubContext) -> HubUnreachable:
-    import httpx
-
-    again = "Try again: a pull resumes where it stopped."
-    if isinstance(error, httpx.ProxyError):
-        return HubUnreachable(f"The proxy for {context.endpoint} does not work.", hint="Check HTTPS_PROXY.")
-    if any(isinstance(cause, socket.gaierror) for cause in _iterate_causes(error)):
-        return HubUnreachable(
-            f"The name of {context.endpoint} cannot be resolved.", hint="Check the network connection and HF_ENDPOINT."
-        )
-    if "CERTIFICATE" in str(error).upper():
-        return HubUnreachable(
-            f"The certificate of {context.endpoint} is not trusted.", hint="Check the clock, or set SSL_CERT_FILE."
-        )
-    if isinstance(error, httpx.TimeoutException):
-        return HubUnreachable(f"{context.endpoint} did not answer in time.", hint=again)
-    if isinstance(error, httpx.ConnectError):
-        return HubUnreachable(
-            f"{context.endpoint} cannot be reached.", hint="Check the network connection and HF_ENDPOINT."
-        )
-    return HubUnreachable(f"The connection to {context.endpoint} broke.", hint=again)
 
 
 def _iterate_causes(error: BaseException) -> Iterator[BaseException]:

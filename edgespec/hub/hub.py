@@ -42,7 +42,7 @@ class Hub:
 
     def find_cached(self, reference: HubReference) -> RemoteModel | None:
         """The model in the cache, if all its files are there; None otherwise. Sends no request."""
-        return cache.find_model(self.cache_dir, reference, self.endpoint)
+        return cache.find_model(self.cache_dir, reference)
 
     def resolve(self, reference: HubReference) -> RemoteModel:
         """The commit, files and sizes of the model that `reference` names; nothing is downloaded.
