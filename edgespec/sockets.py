@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is this machine's, as seen from itself alone."""
+    """Tells whether a name or address is this machine's, as seen from itself alone."""
     with suppress(ValueError):
         return ip_address(host).is_loopback
     return host.lower() == "localhost"

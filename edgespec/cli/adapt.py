@@ -212,7 +212,7 @@ def status_command(as_json: bool) -> None:
     from edgespec.adapt.texts import read_status
     from edgespec.cli.terminal import format_table, print_result
     from edgespec.conversations.database import memory_folder
-    from edgespec.registry.resolve import may_train
+    from edgespec.registry.adapted import may_train
 
     rows, allowed = read_status(memory_folder()), may_train(open_drafts().folder)
     table = [("MODEL", "CONVERSATIONS", "TOKENS", "OF DOCUMENTS", "")]
@@ -238,7 +238,7 @@ def clear_command() -> None:
     from edgespec.adapt.texts import clear_runs
     from edgespec.conversations.database import memory_folder
     from edgespec.memory.store import TextStore
-    from edgespec.registry.resolve import forbid_training
+    from edgespec.registry.adapted import forbid_training
 
     drafts, n = open_drafts(), 0
     if memory_folder().is_dir():
@@ -366,7 +366,7 @@ def _with_leave(check: CheckCancelled, parent: int | None, drafts: AdaptedDrafts
     It raises InvalidRequest once the texts may no longer be trained on.
     """
     from edgespec.errors import Cancelled, InvalidRequest
-    from edgespec.registry.resolve import may_train
+    from edgespec.registry.adapted import may_train
 
     def check_all() -> None:
         check()
@@ -384,7 +384,7 @@ def _with_leave(check: CheckCancelled, parent: int | None, drafts: AdaptedDrafts
 def _ask_consent(drafts: AdaptedDrafts, yes: bool) -> None:
     """Ask once whether texts may be trained on. Raises InvalidRequest where nobody can answer, and for a no."""
     from edgespec.errors import InvalidRequest
-    from edgespec.registry.resolve import allow_training, may_train
+    from edgespec.registry.adapted import allow_training, may_train
 
     if may_train(drafts.folder):
         return

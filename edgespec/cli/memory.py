@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -15,7 +16,7 @@ from edgespec.units import count, gib
 
 if TYPE_CHECKING:
     from edgespec.memory.store import Corpus, Record, SpaceStatus, TextStore
-    from edgespec.memory.texts import Document, Skipped, SpaceKey
+    from edgespec.memory.texts import Document, SpaceKey
     from edgespec.text.tokenizer import Tokenizer
 
 
@@ -41,9 +42,9 @@ def add_command(paths: tuple[Path, ...], model: str | None, dry_run: bool) -> No
     """
     from edgespec.cli.terminal import report_activity
     from edgespec.errors import InvalidRequest
-    from edgespec.memory.texts import Skipped, find_documents
+    from edgespec.memory.texts import find_documents
 
-    skipped = Skipped()
+    skipped: Counter[str] = Counter()
     documents = []
     for document in find_documents(paths, skipped):
         documents.append(document)
@@ -75,7 +76,7 @@ def open_store() -> Iterator[TextStore]:
         yield store
 
 
-def _add(paths: tuple[Path, ...], documents: list[Document], model: str | None, skipped: Skipped) -> None:
+def _add(paths: tuple[Path, ...], documents: list[Document], model: str | None, skipped: Counter[str]) -> None:
     """Store the documents that `paths` name, and index them."""
     from edgespec.hub.hub import Hub
     from edgespec.memory.texts import SpaceKey
@@ -101,7 +102,7 @@ def _add(paths: tuple[Path, ...], documents: list[Document], model: str | None, 
     build_indexes([SpaceKey(identity, "")])
 
 
-def _store(documents: list[Document], tokenizer: Tokenizer, corpus: Corpus, skipped: Skipped) -> None:
+def _store(documents: list[Document], tokenizer: Tokenizer, corpus: Corpus, skipped: Counter[str]) -> None:
     """Store documents one by one, and tell how many."""
     from edgespec.cli.terminal import Progress
     from edgespec.memory.store import DEFAULT_LIMIT_BYTES, SHARE, NoRoom
@@ -117,7 +118,7 @@ def _store(documents: list[Document], tokenizer: Tokenizer, corpus: Corpus, skip
                     tokens = tokenizer.encode(read_document(document.path), parse_special=False)
                     n_new = corpus.add(document.path, tokens)
                 except OSError:
-                    skipped.add("unreadable")
+                    skipped["unreadable"] += 1
                     continue
                 except NoRoom:
                     left, share = count(len(documents) - i, "file"), gib(int(SHARE * DEFAULT_LIMIT_BYTES))
@@ -128,7 +129,7 @@ def _store(documents: list[Document], tokenizer: Tokenizer, corpus: Corpus, skip
                 n_tokens += n_new
                 n_files += n_new > 0
                 if not n_new:
-                    skipped.add("known already")
+                    skipped["known already"] += 1
     finally:
         click.echo(f"added {count(n_files, 'file')}, {count(n_tokens, 'token')}{_format_skipped(skipped)}")
 
@@ -155,8 +156,8 @@ def build_indexes(keys: Iterable[SpaceKey]) -> None:
     report_activity("")
 
 
-def _format_skipped(skipped: Skipped) -> str:
-    return f"; skipped: {skipped}" if skipped.counts else ""
+def _format_skipped(skipped: Counter[str]) -> str:
+    return "; skipped: " + ", ".join(f"{n:,} {reason}" for reason, n in skipped.items()) if skipped else ""
 
 
 _NOTHING = "Nothing is kept yet. `edgespec chat` keeps what is said, `edgespec memory add` adds documents."

@@ -210,7 +210,7 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
     resolved = resolve_pair(model, chosen, registry, hub)
     found = read_metadata(resolved.target, hub)
     own = find_head(found)
-    version = find_version(resolved, chosen, adapted_folder(), registry, hub)
+    version = find_version(resolved, chosen, adapted_folder(), hub)
     drafters = {
         "adapted_draft": version,
         "pard": resolved.pard and str(resolved.pard),
@@ -305,29 +305,20 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
     The speed is estimated from how fast this machine reads weights of each type, which is measured once. Where the
     header of an alias cannot be read, offline, it is estimated from what the registry says.
     """
+    from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import TerminalReporter, report_activity
-    from edgespec.hub.errors import HubUnreachable
     from edgespec.hub.hub import Hub
-    from edgespec.planner.plan import plan
-    from edgespec.planner.report import describe_plan, describe_settings, describe_speed, estimate_alias, format_plan
+    from edgespec.planner.report import format_plan, report_plan
     from edgespec.registry.schema import load_registry
 
     request = replace(load_config(model, {**options, "force": True}), fetch_heads=True)
     registry, hub, reporter = load_registry(), Hub.from_environment(), TerminalReporter()
-    try:
-        planned = plan(request, registry, hub, reporter)
-    except HubUnreachable:
-        facts = _run_once(
-            lambda check: iter([estimate_alias(request, registry, hub, check, report_activity, measure=not no_speed)])
-        )
-        if facts is None:
-            raise
-    else:
-        for told in planned.findings:
-            reporter.notice(told)
-        facts = describe_plan(planned) | describe_settings(planned, hub)
-        if not no_speed:
-            facts |= _run_once(lambda check: iter([describe_speed(planned, check, report_activity)]))
+
+    def work(check: CheckCancelled) -> Iterator[dict[str, Any]]:
+        yield from report_plan(request, registry, hub, reporter, check, report_activity, measure=not no_speed)
+
+    *_, facts = work(lambda: None) if no_speed else run_work(work)
+    report_activity("")
     print_result(facts, format_plan(facts), as_json=as_json)
 
 

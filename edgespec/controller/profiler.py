@@ -81,6 +81,7 @@ def measure_contexts(
     seconds: float,
     attached: Mapping[str, AttachedDraft],
     check: CheckCancelled = lambda: None,
+    clock: Callable[[], float] = perf_counter,
 ) -> Profile:
     """`short` with the costs after longer contexts, which are filled without computing them.
 
@@ -111,7 +112,7 @@ def measure_contexts(
             check()
             if extend_cache(target, length) < length:
                 break
-            rows = _time_long_rows(target, tokens, share_s, check)
+            rows = _time_long_rows(target, tokens, share_s, check, clock)
             longer[length] = Profile(rows, {name: each.measure(short.drafts[name]) for name, each in steps.items()})
     return replace(short, longer=longer)
 
@@ -211,7 +212,9 @@ def _expect_s(times: Mapping[int, Sequence[float]], rows: int) -> float:
     return Profile({n: median(each) for n, each in times.items()}).seconds(rows)
 
 
-def _time_long_rows(session: Session, tokens: Sequence[int], seconds: float, check: CheckCancelled) -> dict[int, float]:
+def _time_long_rows(
+    session: Session, tokens: Sequence[int], seconds: float, check: CheckCancelled, clock: Callable[[], float]
+) -> dict[int, float]:
     """Median seconds by rows, at the end of what `session` holds."""
     times: dict[int, list[float]] = {}
     until = perf_counter() + seconds
@@ -219,7 +222,7 @@ def _time_long_rows(session: Session, tokens: Sequence[int], seconds: float, che
     for i, rows in enumerate(_LONG_ROWS * _REPEATS):
         check()
         if session.draft_limit >= rows - 1:
-            times.setdefault(rows, []).append(_time_forward(session, tokens, rows))
+            times.setdefault(rows, []).append(_time_forward(session, tokens, rows, clock))
         if i + 1 >= _MIN_LONG_ROWS and perf_counter() >= until:
             break
     return {rows: median(each) for rows, each in sorted(times.items())}

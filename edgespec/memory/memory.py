@@ -73,7 +73,7 @@ class Memory:
                 self._context.report(error)
 
     def set_idle(self, is_idle: bool) -> None:
-        """Whether the engine has nothing to do: only then are indexes built and merged, in the background."""
+        """Tells whether the engine has nothing to do: only then are indexes built and merged, in the background."""
         self._is_idle = is_idle
         if is_idle:
             self._context.wake.set()
@@ -115,11 +115,13 @@ class Memory:
             for space in spaces:
                 try:
                     space.index_added()
-                    if self._writer is not None:
-                        if not is_tidy:
-                            self._writer.remove_leftovers()
-                            is_tidy = True
-                        self._serve(self._writer, space, is_last=is_last)
+                    if self._writer is None:
+                        space.index.keep(lambda text: True)
+                        continue
+                    if not is_tidy:
+                        self._writer.remove_leftovers()
+                        is_tidy = True
+                    self._serve(self._writer, space, is_last=is_last)
                 except CacheError as error:
                     self._context.report(error)
                 except (Interrupted, MemoryError):

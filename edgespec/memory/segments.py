@@ -133,10 +133,10 @@ class Segment:
     The end of a text is found in O(log n) comparisons of MAX_MATCH tokens.
     """
 
-    def __init__(self, data: bytes | mmap.mmap, *, is_live: bool) -> None:
-        """`data` is of `build_segment`. `is_live`: it is of texts that are not in a segment file yet."""
+    def __init__(self, data: bytes | mmap.mmap, texts: Sequence[StoredText] | None = None) -> None:
+        """`data` is of `build_segment`; `texts` are its texts where these are in no file yet."""
         *_, n_texts, n_positions, n_tokens = _HEADER.unpack_from(data)
-        self.is_live = is_live
+        self.texts = texts
         self.n_tokens = n_tokens
         start = _HEADER.size
         self.times = np.frombuffer(data, np.float64, n_texts, start)
@@ -221,7 +221,7 @@ def open_segment(path: Path, key: SpaceKey) -> Segment:
     with memoryview(data) as view, view[_HEADER.size :] as body:
         if zlib.crc32(body) != checksum:
             raise DamagedSegment("its checksum is wrong")
-    return Segment(data, is_live=False)
+    return Segment(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +233,7 @@ class Place:
 
     @property
     def kind(self) -> Kind:
-        """Whether the next token is of a model's answer, of a prompt or of a document."""
+        """Tells whether the next token is of a model's answer, of a prompt or of a document."""
         return self.segment.kind(self.position)
 
     @property
@@ -247,8 +247,8 @@ class Place:
 
     @property
     def is_live(self) -> bool:
-        """Whether the text is in no segment file yet. Most such texts are of the present session."""
-        return self.segment.is_live
+        """Tells whether the text is in no segment file yet. Most such texts are of the present session."""
+        return self.segment.texts is not None
 
     @property
     def time(self) -> float:
@@ -350,15 +350,8 @@ def _extend(
 
 MAX_LIVE = 2**21
 """Tokens of texts in no file; the oldest of them are not found where there are more."""
-_MAX_JOINED = 2**16  # tokens that are sorted at once while a generation waits
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Run:
-    """Texts in no file, with one index."""
-
-    texts: list[StoredText]
-    segment: Segment
+_SMALL = 2**11  # tokens of an index that further texts always join
+_MAX_JOINED = 2**16  # tokens of the largest index that others join: a generation waits while they are sorted
 
 
 class TextIndex:
@@ -366,8 +359,8 @@ class TextIndex:
 
     def __init__(self, key: SpaceKey) -> None:
         self._key = key
-        self._files: dict[SegmentRow, Segment] = {}  # this and _runs are replaced as a whole: readers need no lock
-        self._runs: tuple[_Run, ...] = ()
+        self._files: dict[SegmentRow, Segment] = {}  # this and `live` are replaced as a whole: readers need no lock
+        self.live: tuple[Segment, ...] = ()  # of texts in no file, the oldest first
         self._lock = threading.Lock()
 
     @property
@@ -376,38 +369,40 @@ class TextIndex:
         return list(self._files.values())
 
     @property
-    def live(self) -> list[Segment]:
-        """Those of texts in no file, the oldest first."""
-        return [run.segment for run in self._runs]
-
-    @property
     def segments(self) -> list[Segment]:
         """All, the oldest first."""
         return [*self.files, *self.live]
 
     def texts(self) -> list[StoredText]:
         """Those in no file, the oldest first."""
-        return [text for run in self._runs for text in run.texts]
+        return [text for segment in self.live for text in segment.texts or ()]
 
     def add(self, texts: list[StoredText]) -> None:
         """Have `texts` found from now on. Indexes are joined, so that many short texts have a few."""
         with self._lock:
-            runs = [*self._runs, *self._index(texts)]
-            while len(runs) > 1 and runs[-2].segment.n_tokens <= min(2 * runs[-1].segment.n_tokens, _MAX_JOINED):
-                newer, older = runs.pop(), runs.pop()
-                runs += self._index(older.texts + newer.texts)
-            while len(runs) > 1 and sum(run.segment.n_tokens for run in runs) > MAX_LIVE:
-                del runs[0]
-            self._runs = tuple(runs)
+            live = [*self.live, *self._index(texts)]
+            while len(live) > 1 and live[-2].n_tokens <= min(max(_SMALL, _RATIO * live[-1].n_tokens), _MAX_JOINED):
+                newer, older = live.pop(), live.pop()
+                live += self._index([*(older.texts or ()), *(newer.texts or ())])
+            while len(live) > 1 and sum(segment.n_tokens for segment in live) > MAX_LIVE:
+                del live[0]
+            self.live = tuple(live)
 
     def keep(self, is_kept: Callable[[StoredText], bool]) -> None:
-        """Drop the other texts that are in no file."""
+        """Drop the other texts that are in no file, and join the latest indexes, of MIN_BUILD tokens at most."""
         with self._lock:
-            kept: list[_Run] = []
-            for run in self._runs:
-                texts = list(filter(is_kept, run.texts))
-                kept += [run] if len(texts) == len(run.texts) else self._index(texts)
-            self._runs = tuple(kept)
+            kept: list[Segment] = []
+            for segment in self.live:
+                all_texts = segment.texts or ()
+                texts = list(filter(is_kept, all_texts))
+                kept += [segment] if len(texts) == len(all_texts) else self._index(texts)
+            first, total = len(kept), 0
+            while first and total + kept[first - 1].n_tokens <= MIN_BUILD:
+                first -= 1
+                total += kept[first].n_tokens
+            if len(kept) - first > 1:
+                kept[first:] = self._index([text for segment in kept[first:] for text in segment.texts or ()])
+            self.live = tuple(kept)
 
     def sync(self, rows: Sequence[SegmentRow], folder: Path) -> list[SegmentRow]:
         """Open those of `rows` that are not open and forget the others; returns those that are damaged or missing.
@@ -428,8 +423,8 @@ class TextIndex:
         return damaged
 
     def covers(self, id: int) -> bool:
-        """Whether a file has the text `id`."""
+        """Tells whether a file has the text `id`."""
         return any(row.first <= id <= row.last for row in self._files)
 
-    def _index(self, texts: list[StoredText]) -> list[_Run]:
-        return [_Run(texts, Segment(build_segment(self._key, texts), is_live=True))] if texts else []
+    def _index(self, texts: list[StoredText]) -> list[Segment]:
+        return [Segment(build_segment(self._key, texts), texts)] if texts else []

@@ -150,7 +150,7 @@ class MemorySpace:
         new = [text for text in self.index.texts() if not text.id]
         if new:
             rows.add_texts(database, self.key, new)
-            self.index.keep(lambda text: text.id >= 0)
+        self.index.keep(lambda text: text.id >= 0)
         used, self.used = self.used, set()
         if used:
             rows.mark_used(database, used)

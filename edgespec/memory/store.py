@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 
@@ -23,7 +22,7 @@ from edgespec.memory.texts import BLOCK, Keys, Kind, KnownBlocks, Origin, SpaceK
 
 _WORDS = 3  # for a token: one in the database, two in a segment
 BYTES = 4 * _WORDS
-"""For a token."""
+"""What a token takes."""
 _ROW_BYTES = 100  # of a text's other columns
 _REMAINING = 0.9  # of the limit, after texts were removed
 
@@ -72,7 +71,7 @@ def age_out(database: Database, limit_bytes: int) -> None:
 
 
 SHARE = 0.5
-"""Of the memory, for documents."""
+"""The part of the memory that documents may take."""
 
 
 class NoRoom(Exception):
@@ -175,32 +174,16 @@ class Record:
     tokens: list[int]
 
 
-class TextStore:
-    """All stored texts, of all tokenizers and namespaces. Every method raises CacheError.
-
-    `notice` is a sentence about a damaged file that was set aside, else None.
-    """
-
-    def __init__(self, database: Database) -> None:
-        """Use `open`."""
-        self._database = database
-        self.notice = database.notice
-
-    @classmethod
-    def open(cls, folder: Path, *, wait_s: float = 5.0) -> Self:
-        """The memory in `folder`, created if missing; waits up to `wait_s` for other processes."""
-        return cls(Database.open(folder, wait_s))
-
-    def close(self) -> None:
-        self._database.close()
+class TextStore(Database):
+    """All stored texts, of all tokenizers and namespaces. Every method raises CacheError."""
 
     def open_corpus(self, tokenizer: str, namespace: str = "", limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Corpus:
         """The documents of a tokenizer and namespace, to add some. The next engine that is idle indexes them."""
-        return Corpus(self._database, SpaceKey(tokenizer, namespace), limit_bytes)
+        return Corpus(self, SpaceKey(tokenizer, namespace), limit_bytes)
 
     def name_tokenizer(self, tokenizer: str, model: str) -> None:
         """Remember a model that has this tokenizer, by the name that its user knows."""
-        rows.name_tokenizer(self._database, tokenizer, model)
+        rows.name_tokenizer(self, tokenizer, model)
 
     def forget(self, source: str) -> int:
         """Remove all texts of a source, in every namespace; returns their number of tokens.
@@ -235,13 +218,13 @@ class TextStore:
             " (SELECT coalesce(sum(bytes), 0) FROM segments WHERE space = spaces.id), max(time)"
             " FROM spaces JOIN texts ON texts.space = spaces.id GROUP BY spaces.id ORDER BY max(texts.id) DESC"
         )
-        return [SpaceStatus(*row) for row in self._database.query(query)]
+        return [SpaceStatus(*row) for row in self.query(query)]
 
     def size(self) -> int:
         """Bytes of all files in the folder."""
         total = 0
-        with self._database.read():
-            for path in self._database.folder.iterdir():
+        with self.read():
+            for path in self.folder.iterdir():
                 with suppress(FileNotFoundError):  # engines remove segments
                     total += path.stat().st_size
         return total
@@ -249,9 +232,9 @@ class TextStore:
     def export(self) -> Iterator[Record]:
         """All texts in the order of storing. A block that a turn has not filled comes again with the next turn."""
         query = "SELECT texts.id, tokenizer, namespace FROM texts JOIN spaces ON spaces.id = space ORDER BY texts.id"
-        for id, tokenizer, namespace in self._database.query(query):
+        for id, tokenizer, namespace in self.query(query):
             key = SpaceKey(tokenizer, namespace)
-            for text in rows.read_texts(self._database, key, id, id):
+            for text in rows.read_texts(self, key, id, id):
                 for kind, tokens in text.parts():
                     yield Record(key.tokenizer, key.namespace, kind, text.origin.source, text.origin.time, tokens)
 
@@ -259,8 +242,8 @@ class TextStore:
         """The texts of a tokenizer and namespace in the order of storing, without damaged ones."""
         key = SpaceKey(tokenizer, namespace)
         first = 0
-        while ids := rows.list_ids(self._database, key, first, _PAGE):
-            yield from rows.read_texts(self._database, key, first, ids[-1])
+        while ids := rows.list_ids(self, key, first, _PAGE):
+            yield from rows.read_texts(self, key, first, ids[-1])
             first = ids[-1] + 1
 
     def count_answers(self, tokenizer: str, since_s: float, namespace: str = "") -> int:
@@ -269,17 +252,17 @@ class TextStore:
             "SELECT coalesce(sum(max(length(tokens) / 4 - max(n_lead, answer), 0)), 0) FROM texts"
             " JOIN spaces ON spaces.id = space WHERE tokenizer = ? AND namespace = ? AND time > ? AND NOT is_corpus"
         )
-        return int(self._database.query(query, tokenizer, namespace, since_s)[0][0])
+        return int(self.query(query, tokenizer, namespace, since_s)[0][0])
 
     def _remove(self, condition: str, parameters: Sequence[object], forgotten: tuple[str | None, str | None]) -> int:
         """Remove the texts that meet an SQL condition; `forgotten` is what it means: the namespace, the source."""
         names = [None if name is None else rows.hash_name(name) for name in forgotten]
-        with self._database.write() as db:
+        with self.write() as db:
             db.execute("INSERT INTO forgotten (namespace, source) VALUES (?, ?)", names)
             n = remove_texts(db, condition, parameters)
             of_namespace = "SELECT id FROM spaces WHERE namespace = coalesce(?, namespace)"
             db.execute(f"DELETE FROM learned WHERE space IN ({of_namespace})", forgotten[:1])
             db.execute("DELETE FROM spaces WHERE id NOT IN (SELECT space FROM texts UNION SELECT space FROM learned)")
             db.execute("DELETE FROM models WHERE tokenizer NOT IN (SELECT tokenizer FROM spaces)")
-        self._database.scrub()
+        self.scrub()
         return n

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -104,7 +105,7 @@ class KnownBlocks:
         self._new.difference_update(keys.tolist())
 
     def find_new(self, keys: Sequence[int]) -> list[bool]:
-        """Whether each is not known."""
+        """Tells whether each is not known."""
         wanted = np.array(keys, np.uint64)
         places = np.searchsorted(self._old, wanted)
         is_old = np.zeros(len(keys), bool)
@@ -140,7 +141,7 @@ def split_new(tokens: Tokens, n_prompt: int, known: KnownBlocks, origin: Origin)
 
 
 MAX_BYTES = 2**20
-"""Of a document; larger files are rarely written by hand."""
+"""The size of a document at most; larger files are rarely written by hand."""
 _PROBE = 8192  # bytes in which a zero byte shows that a file is not text, as git decides it
 _IGNORE = ".gitignore"
 _FOLDERS_OF_TOOLS = frozenset({".git", ".hg", ".svn"})
@@ -154,22 +155,10 @@ class Document:
     size: int
 
 
-@dataclass(slots=True)
-class Skipped:
-    """How many files were left out, by reason."""
-
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def add(self, reason: str) -> None:
-        self.counts[reason] = self.counts.get(reason, 0) + 1
-
-    def __str__(self) -> str:
-        return ", ".join(f"{n:,} {reason}" for reason, n in self.counts.items())
-
-
-def find_documents(paths: Iterable[Path], skipped: Skipped) -> Iterator[Document]:
+def find_documents(paths: Iterable[Path], skipped: Counter[str]) -> Iterator[Document]:
     """The documents among `paths` and in the folders of them, each once, in an order that is always the same.
 
+    `skipped` counts the files that are left out, by reason.
     Links in folders are not followed. A path that is named itself is taken even if .gitignore excludes it. Raises
     InvalidRequest for one that does not exist.
     """
@@ -208,7 +197,7 @@ class _Rules:
         return _Rules((*self._levels, (folder, GitIgnoreSpec.from_lines(lines))))
 
     def exclude(self, path: Path, *, is_folder: bool) -> bool:
-        """Whether `path` is ignored: the lowest .gitignore that has a pattern for it decides."""
+        """Tells whether `path` is ignored: the lowest .gitignore that has a pattern for it decides."""
         for folder, spec in reversed(self._levels):
             relative = PurePosixPath(path.relative_to(folder))
             found = spec.check_file(f"{relative}/" if is_folder else str(relative)).include
@@ -227,7 +216,7 @@ def _read_rules_above(start: Path) -> _Rules:
     return rules
 
 
-def _walk(top: Path, above: _Rules, skipped: Skipped) -> Iterator[Path]:
+def _walk(top: Path, above: _Rules, skipped: Counter[str]) -> Iterator[Path]:
     """The files below a folder that no rule excludes; those of a folder before those of the folders in it."""
     waiting = [(top, above)]
     while waiting:
@@ -236,7 +225,7 @@ def _walk(top: Path, above: _Rules, skipped: Skipped) -> Iterator[Path]:
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError:
-            skipped.add("unreadable")
+            skipped["unreadable"] += 1
             continue
         inner = []
         for entry in entries:
@@ -245,17 +234,17 @@ def _walk(top: Path, above: _Rules, skipped: Skipped) -> Iterator[Path]:
             if entry.name in _FOLDERS_OF_TOOLS:
                 continue
             if rules.exclude(path, is_folder=is_folder):
-                skipped.add("ignored")
+                skipped["ignored"] += 1
             elif is_folder:
                 inner.append((path, rules))
             elif entry.is_symlink():
-                skipped.add("links")
+                skipped["links"] += 1
             elif entry.is_file():
                 yield path
         waiting += reversed(inner)
 
 
-def _examine(path: Path, skipped: Skipped) -> Document | None:
+def _examine(path: Path, skipped: Counter[str]) -> Document | None:
     """The document at `path`; None for what is no text of a usual size."""
     try:
         size = path.stat().st_size
@@ -270,5 +259,5 @@ def _examine(path: Path, skipped: Skipped) -> Document | None:
             reason = "not text"
     except OSError:
         reason = "unreadable"
-    skipped.add(reason)
+    skipped[reason] += 1
     return None

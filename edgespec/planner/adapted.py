@@ -10,13 +10,12 @@ from edgespec.backends import FileBackend
 from edgespec.errors import DraftRefused, EdgespecError, InvalidModelFile
 from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata
-from edgespec.hub.cache import Alias, HubFile, HubQuant, HubRepo
+from edgespec.hub.cache import HubFile, HubQuant, HubRepo
 from edgespec.hub.hub import Hub
 from edgespec.planner.draft_finder import Adaptation, PlannedDrafter, PlannedModel
 from edgespec.planner.heads import read_draft
 from edgespec.registry.adapted import BASE, AdaptedDrafts, Card
 from edgespec.registry.resolve import LocalModel, ResolvedPair, find_local, resolve_source
-from edgespec.registry.schema import Registry
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 
 
@@ -52,7 +51,7 @@ def watch(drafter: PlannedDrafter, target: Path, draft: Path | None, folder: Pat
 
 
 def is_outdated(drafter: PlannedDrafter) -> bool:
-    """Whether another version is in use since the drafter was last looked at."""
+    """Tells whether another version is in use since the drafter was last looked at."""
     return drafter.adaptation is not None and _read_active(drafter.adaptation) != drafter.adaptation.active
 
 
@@ -96,15 +95,12 @@ def describe_version(card: Card) -> str:
     return f"Drafting with version {card.version} of the draft, adapted on {card.date}."
 
 
-def find_version(pair: ResolvedPair, backend: FileBackend, folder: Path, registry: Registry, hub: Hub) -> str | None:
+def find_version(pair: ResolvedPair, backend: FileBackend, folder: Path, hub: Hub) -> str | None:
     """The version in use of the draft model of a pair in words, or why it cannot be used; None for none.
 
     Raises CacheError for models that cannot be read, and what `resolve_source` raises.
     """
     reference = pair.draft
-    if isinstance(reference, Alias):
-        draft = registry.get(reference.name).pair(backend)
-        reference = draft.target if draft is not None else None
     is_remote = isinstance(reference, HubRepo | HubQuant | HubFile) and hub.find_cached(reference) is None
     if reference is None or is_remote:
         return None

@@ -45,6 +45,7 @@ from edgespec.registry.adapted import BASE, AdaptedPair, Card
 from edgespec.registry.resolve import (
     ResolvedPair,
     Source,
+    choose_pair,
     find_local,
     find_pard_token,
     find_with_head,
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
 AUTO, NONE = "auto", "none"
 _OPTIONS = {"layerskip": "[:K]", "qspec": "[:BITS]", "sparse": "[:SINK,WINDOW]"}
 _SHORT_FORMS = ("skip", "https")  # accepted, but not listed
-_HEADS = "trained heads of the target"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +98,12 @@ class PlannedDrafter:
 
     @property
     def card(self) -> Card | None:
-        """Of the adapted version that is used; None for the draft itself."""
+        """Describes the adapted version that is used; None for the draft itself."""
         return self.adaptation.card if self.adaptation is not None else None
 
     @property
     def is_in_target(self) -> bool:
-        """Whether it is a head in the target's own file."""
+        """Tells whether it is a head in the target's own file."""
         return self.head is not None and self.head.in_target
 
 
@@ -170,17 +170,10 @@ def list_words() -> list[tuple[str, DrafterSpec]]:
 
 
 def describe_words() -> str:
-    """One line for a user who chooses: what --draft takes."""
-    words = [f"{words} ({_HEADS})" if summary == _HEADS else words for words, summary in list_groups()]
-    return f"{', '.join([AUTO, NONE, *words])}, or a model; join them with '+'"
-
-
-def list_groups() -> list[tuple[str, str]]:
-    """The words of each drafter with their options, and its summary; trained heads are one group."""
-    groups: dict[str, list[str]] = {}
-    for word, spec in list_words():
-        groups.setdefault(_HEADS if spec.needs == "head" else spec.summary, []).append(format_word(word, spec))
-    return [(", ".join(words), summary) for summary, words in groups.items()]
+    """One line for a user who chooses: what --draft takes, with trained heads as one group."""
+    words = [format_word(word, spec) for word, spec in list_words() if spec.needs != "head"]
+    heads = [format_word(word, spec) for word, spec in list_words() if spec.needs == "head"]
+    return f"{', '.join([AUTO, NONE, *words, *heads])} (trained heads of the target), or a model; join them with '+'"
 
 
 def format_word(word: str, spec: DrafterSpec) -> str:
@@ -192,7 +185,7 @@ def format_word(word: str, spec: DrafterSpec) -> str:
 
 @contextmanager
 def naming_drafters(reference: str | None) -> Iterator[None]:
-    """Where `reference` turns out to name no model, list the drafters too: the user may have mistyped one."""
+    """Lists the drafters too where `reference` turns out to name no model: the user may have mistyped one."""
     try:
         yield
     except UnknownModel as error:
@@ -235,7 +228,7 @@ def _find_name(part: str) -> str | None:
 
 
 def _names_model(part: str) -> bool:
-    """Whether `part` is a reference to a draft model, 'model:' before it or not, or names a server's draft."""
+    """Tells whether `part` is a reference to a draft model, 'model:' before it or not, or names a server's draft."""
     return _find_name(part) is None or part.startswith("model:") or "/" in part.partition("://")[2]
 
 
@@ -350,10 +343,7 @@ class DraftFinder:
     def _find_model(self, spec: DrafterSpec, reference: Reference) -> PlannedDrafter:
         """Raises DraftRefused for a model or head that cannot draft for the target."""
         if isinstance(reference, Alias):
-            pair = self.registry.get(reference.name).pair(self.backend)
-            if pair is None:
-                raise UnknownModel(f"{reference.name} has no model for {self.backend}.", hint="Name another draft.")
-            reference = pair.target
+            reference = choose_pair(self.registry.get(reference.name), self.backend).target
         with refusing_heads(reference, partial(refuse_draft, self.backend)):
             source = resolve_source(reference, self.backend, self.hub)
             facts, head = read_draft(source, self.hub, is_head=spec.needs == "head")

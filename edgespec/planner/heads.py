@@ -128,15 +128,15 @@ def _alone(head: HeadSpec | None) -> HeadSpec | None:
 
 
 def _hidden_size(metadata: ModelMetadata) -> int | None:
-    """Of a model, where its metadata says."""
+    """Reads the hidden size of a model; None where its metadata does not say."""
     found = metadata.own("embedding_length") if isinstance(metadata, Header) else metadata.integer("hidden_size")
     return found if isinstance(found, int) else None
 
 
 def _vocab_size(model: ModelMetadata, head: HeadSpec | None = None) -> int | None:
-    """Of a target, or of the target of a head, where its metadata says. Vocabularies of GGUF files are compared whole.
+    """Reads the vocabulary of a target, or that of the target of `head`; None where its metadata does not say.
 
-    A head may score only a part of its target's tokens.
+    Vocabularies of GGUF files are compared whole. A head may score only a part of its target's tokens.
     """
     if isinstance(model, Header):
         tokens = model.metadata.get("tokenizer.ggml.tokens")
@@ -160,7 +160,7 @@ def refuse_draft(backend: BackendName, name: str, head: HeadSpec) -> EdgespecErr
 
 
 def refuse_kind(backend: BackendName, name: str, kind: HeadKind, described: str = "") -> EdgespecError | None:
-    """As `refuse_draft`, of a head whose files are not read."""
+    """Does the same as `refuse_draft` for a head whose files are not read."""
     if kind in _RUNNABLE[backend]:
         return None
     reason = _REASONS.get((backend, kind), "")
@@ -172,7 +172,7 @@ def refuse_kind(backend: BackendName, name: str, kind: HeadKind, described: str 
 
 @contextmanager
 def refusing_heads(named: Reference | str | None, refuse: Refusal) -> Iterator[None]:
-    """Where a local file or folder turns out to be no model, raise the error of `refuse` if it holds a head.
+    """Raises the error of `refuse` where a local file or folder turns out to hold a head and no model.
 
     Heads that lie in their target's file are part of a model. A head that `refuse` lets pass has the format of another
     runtime.
@@ -362,12 +362,12 @@ class ProbeResult:
 
     @property
     def is_corrected(self) -> bool:
-        """Whether the head is read otherwise than its file says."""
+        """Tells whether the head is read otherwise than its file says."""
         return self.chosen != self.stated
 
     @property
     def is_useless(self) -> bool:
-        """Whether the head agrees less than lookups."""
+        """Tells whether the head agrees less than lookups."""
         return self.own[0] < self.own[1]
 
 
@@ -518,7 +518,7 @@ def read_choices(session: Session, text: Sequence[int], check: CheckCancelled) -
 
 
 def is_better(a: Hits, b: Hits, chance: float) -> bool:
-    """Whether `a` is right more often than `b` at the positions that both have, with at most this chance by luck."""
+    """Tells whether `a` is right more often than `b` where both have positions, with at most this chance by luck."""
     n = min(len(a), len(b))
     lead = a[:n].sum(axis=1, dtype=int) - b[:n].sum(axis=1, dtype=int)
     wins, losses = int((lead > 0).sum()), int((lead < 0).sum())
@@ -607,6 +607,6 @@ def _from_dict(spec: HeadSpec, found: dict[str, Any]) -> ProbeResult:
 
 
 def _setting(backend: BackendName, spec: HeadSpec) -> dict[str, Any]:
-    """As JSON reads it back."""
+    """Returns the key of an entry as JSON reads it back."""
     setting: dict[str, Any] = json.loads(json.dumps({"version": _VERSION, "backend": backend, "stated": asdict(spec)}))
     return setting

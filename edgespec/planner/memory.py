@@ -77,7 +77,7 @@ class Fit:
 
     @property
     def fits_on_devices(self) -> bool:
-        """Whether everything fits on accelerators with their own memory, with nothing in RAM."""
+        """Tells whether everything fits on accelerators with their own memory, with nothing in RAM."""
         return 0 < self.needed <= self.memory.own_device_bytes
 
 
@@ -90,7 +90,7 @@ def read_memory(backend: FileBackend) -> Memory:
 
 
 def shares_context(model: ModelMetadata) -> bool:
-    """Whether llama.cpp can keep several sequences of the model in one context, as its header says."""
+    """Tells whether llama.cpp can keep several sequences of the model in one context, as its header says."""
     separate = (".sliding_window", ".ssm.", ".shortconv.", ".wkv.")
     return isinstance(model, Header) and not any(part in key for key in model.metadata for part in separate)
 
@@ -133,17 +133,24 @@ def kv_bytes(header: ModelMetadata, context: int, kv_type: str = "f16") -> int:
     kind = _KV_TYPES[kv_type]
     if isinstance(header, Folder):
         return math.ceil(header.kv_elements(context) * kind.block_bytes / kind.block_items)
-    heads = header.per_block("attention.head_count") or ()
-    kv_heads = header.per_block("attention.head_count_kv") or heads
-    width = (header.own("embedding_length") or 0) // max(heads, default=1) if max(heads, default=0) else 0
-    key = _or_default(header.own("attention.key_length"), width)
-    value = _or_default(header.own("attention.value_length"), width)
+    kv_heads = header.per_block("attention.head_count_kv") or header.per_block("attention.head_count") or ()
+    return math.ceil(
+        _count_attending(header, kv_heads) * _head_elements(header) * context * kind.block_bytes / kind.block_items
+    )
+
+
+def _count_attending(header: Header, heads: Sequence[int]) -> int:
+    """The sum of `heads` by layer, without the layers of a hybrid model that have no attention."""
     every = header.own("full_attention_interval") or 1
-    per_token = 0.0
-    for block, count in enumerate(kv_heads):
-        if (block + 1) % every == 0:
-            per_token += count * (key + value) * kind.block_bytes / kind.block_items
-    return math.ceil(per_token * context)
+    return sum(count for block, count in enumerate(heads) if (block + 1) % every == 0)
+
+
+def _head_elements(header: Header) -> int:
+    """Elements of the key and the value of one head."""
+    most = max(header.per_block("attention.head_count") or (), default=0)
+    width = (header.own("embedding_length") or 0) // most if most else 0
+    stated = header.own("attention.key_length"), header.own("attention.value_length")
+    return sum(width if each is None else each for each in stated)
 
 
 def estimate_head(
@@ -177,11 +184,8 @@ def _count_head_elements(model: ModelMetadata, head: HeadSpec) -> int:
         layers = model.integer("num_hidden_layers") if has_several else None
         return (layers or 1) * model.layer_kv_elements
     layers = model.own("block_count") if has_several else model.own("nextn_predict_layers")
-    heads = model.per_block("attention.head_count") or (0,)
-    kv_heads = model.per_block("attention.head_count_kv") or heads
-    width = (model.own("embedding_length") or 0) // (heads[-1] or 1)
-    key = _or_default(model.own("attention.key_length"), width)
-    return (layers or 1) * kv_heads[-1] * (key + _or_default(model.own("attention.value_length"), width))
+    kv_heads = model.per_block("attention.head_count_kv") or model.per_block("attention.head_count") or (0,)
+    return (layers or 1) * kv_heads[-1] * _head_elements(model)
 
 
 def check_fit(
@@ -252,10 +256,6 @@ def _count_tokens(header: Header) -> int:
     return len(tokens) if isinstance(tokens, list) else 0
 
 
-def _or_default(stated: int | None, default: int) -> int:
-    return default if stated is None else stated
-
-
 # What decoding a model costs, from its header or, where that was not read, from the number of its parameters.
 #
 # A header at the hub is several MB, mostly vocabulary. What follows from it is stored by repository and commit.
@@ -274,7 +274,7 @@ class ModelFacts:
     needed      of memory with a context of 8,192 tokens, or the trained one if that is shorter
     read        of the weights that a forward of one row reads, by their type; empty for MLX models, whose speed is not
                 estimated
-    cache       of a token in the KV cache; 0 where no header says
+    heads       of attention in all layers, not bytes; 0 where no header says
     parameters  in billions; None where nothing says
     mixture     whether rows may route to different experts
     exact       read from the header, not derived from the number of parameters
@@ -285,12 +285,12 @@ class ModelFacts:
     read: Mapping[str, float]
     parameters: float | None
     mixture: bool
-    cache: int = 0
+    heads: int = 0
     exact: bool = True
 
 
 def guess_facts(about: About, reference: Reference, size: int | None = None) -> ModelFacts | None:
-    """From the parameters that the registry states, and the size of the files if that is known; None without either.
+    """Guesses from the parameters that the registry states, and the size of the files if known; None without either.
 
     The name of the file says the type of its weights; without one it is taken for a Q4_K file.
     """
@@ -315,7 +315,7 @@ def _guess_type(reference: Reference) -> str:
 
 
 def read_facts(source: Source, hub: Hub) -> ModelFacts:
-    """From the header or config of a model, read by ranges if it is not downloaded, or from an earlier reading.
+    """Reads the header or config of a model, by ranges if it is not downloaded, or what was read earlier.
 
     Raises InvalidModelFile, HubError, CacheError.
     """
@@ -331,14 +331,15 @@ def read_facts(source: Source, hub: Hub) -> ModelFacts:
 
 
 def describe_model(model: ModelMetadata) -> ModelFacts:
-    """From a header or config. Raises InvalidModelFile."""
+    """Computes the facts from a header or config. Raises InvalidModelFile."""
     context = min(model.trained_context or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     needed = estimate_memory(model, context).total
     if not isinstance(model, Header):
         return ModelFacts(model.weight_bytes, needed, {}, None, mixture=False)
     parameters = sum(math.prod(tensor.shape) for tensor in model.tensors) / 1e9
-    mixture, cache = bool(model.own("expert_count")), kv_bytes(model, 1)
-    return ModelFacts(model.weight_bytes, needed, read_by_type(model), parameters, mixture, cache)
+    heads = _count_attending(model, model.per_block("attention.head_count") or ())
+    mixture = bool(model.own("expert_count"))
+    return ModelFacts(model.weight_bytes, needed, read_by_type(model), parameters, mixture, heads)
 
 
 def _path(model: RemoteModel) -> Path:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -63,7 +63,7 @@ class Network:
         return f"{self.split.describe(self.workers)}; the network adds {self.wait_s * 1e3:.2g} ms to a forward."
 
     def to_dict(self) -> dict[str, Any]:
-        """For `edgespec plan --json`."""
+        """Returns what `edgespec plan --json` states."""
         return {
             "layers_here": self.split.here,
             "workers": [
@@ -114,20 +114,16 @@ def check_drafts(fit: Fit, own: Memory) -> None:
         )
 
 
-def keep_local(
-    drafters: Sequence[PlannedDrafter], network: Network | None, *, leave_out: bool
-) -> tuple[list[PlannedDrafter], Iterable[str]]:
-    """The drafters that can work beside workers, and a sentence for each that is left out; else raises DraftRefused."""
-    told: list[str] = []
-    kept = list(drafters)
-    for each in drafters if network is not None else ():
-        if each.head is not None and each.head.kind == "gemma4-assistant":
-            reason = f"{each.label} reads the target's cache, a part of which is on workers"
+def keep_local(drafters: Sequence[PlannedDrafter], reporter: Reporter, *, leave_out: bool) -> list[PlannedDrafter]:
+    """The drafters that can work beside workers; `reporter` hears of those left out, unless DraftRefused is raised."""
+    kept = [each for each in drafters if each.head is None or each.head.kind != "gemma4-assistant"]
+    for each in drafters:
+        if each not in kept:
+            reason = f"{each.label} reads the target's cache, a part of which is on workers."
             if not leave_out:
-                raise DraftRefused(f"{reason}.", hint="Use --draft auto or ngram.")
-            told.append(f"Drafting without {each.label}: {reason}.")
-            kept.remove(each)
-    return kept, told
+                raise DraftRefused(reason, hint="Use --draft auto or ngram.")
+            reporter.notice(f"Drafting without {each.label}: {reason}")
+    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,9 +276,8 @@ def plan(
     own = read_memory(backend)
     own = replace(own, ram_available=own.ram_available + freed)
     network, memory = find_network(options, backend, facts, own, network)
-    drafters, left_out = keep_local(drafters, network, leave_out=request.draft == AUTO)
-    for told in left_out:
-        reporter.notice(told)
+    if network is not None:
+        drafters = keep_local(drafters, reporter, leave_out=request.draft == AUTO)
     drafters, fit = _check_memory(request, options, memory, facts, drafters, reporter, own if network else None)
     options = replace(options, mtp=backend == "llamacpp" and any(each.is_in_target for each in drafters))
     drafts = [each.model.reference for each in drafters if each.model and each.spec.name == "model"]

@@ -16,10 +16,9 @@ from edgespec.backends import FileBackend
 from edgespec.backends.devices import Memory
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import EdgespecError
-from edgespec.hub.cache import HubFile, HubQuant, HubRepo, Reference
 from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub
-from edgespec.planner.catalogue import Candidate, FitLevel, Query, list_candidates, rate_fit, search_candidates
+from edgespec.planner.catalogue import CatalogueEntry, Component, FitLevel, Query, list_aliases, rate_fit, search_hub
 from edgespec.planner.memory import ModelFacts, guess_facts, read_facts
 from edgespec.planner.speed import ASSUMED, COMMON, FasterType, MachineSpeed, SpeedEstimate, load_speed, measure_speed
 from edgespec.registry.resolve import LocalModel, resolve_source
@@ -38,8 +37,8 @@ TASKS: dict[Use, Task] = {
 _LOOKUPS = "edits of a file ran at 2.11 times plain decoding with it, at 1.59 without (1B Q4_0)"
 DRAFTERS: dict[Use, str] = {  # figures of docs/benchmarks.md
     "chat": "a small draft model or a trained head, which `auto` takes: 1.39 times plain decoding (1B Q8_0)",
-    "code": f"`auto`, which has the lookup in earlier texts (suffix): {_LOOKUPS}",
-    "agents": f"`--draft ngram+suffix`, the lookups in this and in earlier texts: {_LOOKUPS}",
+    "code": f"`auto`, which has the n-gram lookup in your past chats (suffix): {_LOOKUPS}",
+    "agents": f"`--draft ngram+suffix`, n-gram lookup in the conversation and in your past chats: {_LOOKUPS}",
     "documents": "`--draft ngram`: a draft model reads the document too, and RAG ran at 1.01 with one (1B Q8_0)",
     "reasoning": "a trained head or a draft model, which `auto` takes: 1.50 times plain decoding in maths (1B Q8_0)",
 }
@@ -57,14 +56,16 @@ class Recommendation:
     """A model with what is expected of it here.
 
     facts     None where nothing says how large it is
+    draft     those of the draft model
     missing   bytes to download, with the draft model; 0 if it is here, None where nothing says
     expected  None where the speed cannot be estimated
     faster    another type of weights of about the same size that is much faster here
     problem   why nothing could be read from the hub, else empty
     """
 
-    candidate: Candidate
+    candidate: CatalogueEntry
     facts: ModelFacts | None
+    draft: ModelFacts | None
     missing: int | None
     fit: FitLevel | None = None
     expected: SpeedEstimate | None = None
@@ -108,7 +109,7 @@ class Recommendation:
         return word if bits >= 4 else f"{word}, {bits:.0f} bit"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON; sizes in bytes, parameters in billions."""
+        """Returns what JSON has; sizes in bytes, parameters in billions."""
         candidate, facts = self.candidate, self.facts
         return {
             "name": candidate.name,
@@ -172,12 +173,12 @@ class Recommender:
     def recommend(self, query: Query, *, measure: bool = True) -> Recommendations:
         """The models that match `query`. Without `measure`, only stored measurements are used. Raises Cancelled."""
         self._unreachable = "Offline mode is on." if self.hub.offline else ""
-        candidates, notices = [*list_candidates(self.registry, self.backend, query)], []
+        candidates, notices = [*list_aliases(self.registry, self.hub, self.backend, query)], []
         if query.text or query.task:
-            known = {getattr(each.target, "repo", None) for each in candidates}
+            known = {getattr(each.target.reference, "repo", None) for each in candidates}
             try:
                 self.report(f"searching {self.hub.endpoint} …")
-                found = search_candidates(self.hub, self.backend, query)
+                found = search_hub(self.hub, self.backend, query)
                 candidates += [each for each in found if each.name not in known]
             except HubUnreachable as error:
                 self._unreachable = error.message
@@ -189,32 +190,26 @@ class Recommender:
         if self._unreachable:
             notices.append(f"{self._unreachable} This is the registry alone; sizes with ~ are estimates.")
         limit = query.max_bytes
-        kept = [each for each in sized if limit is None or each[0].missing is None or each[0].missing <= limit]
-        if measure:
-            self._measure([facts for each, draft in kept for facts in (each.facts, draft) if facts])
-        return Recommendations(sorted((self._judge(*each) for each in kept), key=_rank), notices, self._speed)
+        kept = [each for each in sized if limit is None or each.missing is None or each.missing <= limit]
+        return Recommendations(sorted(self._judge(kept, measure=measure), key=_rank), notices, self._speed)
 
     def estimate(self, alias: str, *, measure: bool = True) -> Recommendation | None:
         """What is expected of one alias of the registry; None where there is no such alias. Raises Cancelled."""
-        found = (each for each in list_candidates(self.registry, self.backend, Query(alias)) if each.name == alias)
-        for candidate in found:
-            sized, draft = self._size(candidate)
-            if measure:
-                self._measure([facts for facts in (sized.facts, draft) if facts])
-            return self._judge(sized, draft)
-        return None
+        listed = list_aliases(self.registry, self.hub, self.backend, Query(alias))
+        found = [self._size(each) for each in listed if each.name == alias]
+        return next(iter(self._judge(found, measure=measure)), None)
 
-    def _size(self, candidate: Candidate) -> tuple[Recommendation, ModelFacts | None]:
+    def _size(self, candidate: CatalogueEntry) -> Recommendation:
         """The sizes of a model and of its draft, from headers if they may fit; else from files or parameters."""
         self.check()
-        guessed, draft = guess_facts(candidate.about, candidate.target), None
+        guessed, draft = guess_facts(candidate.about, candidate.target.reference), None
         if candidate.draft is not None:
-            draft = guess_facts(candidate.draft_about, candidate.draft)
+            draft = guess_facts(candidate.draft_about, candidate.draft.reference)
         weights = [each.weights for each in (guessed, draft) if each]
-        guess = Recommendation(candidate, guessed, sum(weights) if guessed else None)
+        guess = Recommendation(candidate, guessed, draft, sum(weights) if guessed else None)
         is_huge = guessed is not None and guessed.weights > _OVERSIZE * self.memory.usable
-        if (is_huge or self._unreachable) and not self._is_here(candidate.target):
-            return guess, draft
+        if (is_huge or self._unreachable) and not candidate.target.here:
+            return guess
         try:
             facts, missing = self._read(candidate.target, candidate.backend, candidate.about)
             if candidate.draft is not None:
@@ -222,34 +217,32 @@ class Recommender:
                 missing += more
         except HubUnreachable as error:
             self._unreachable = self._unreachable or error.message
-            return guess, draft
+            return guess
         except EdgespecError as error:
-            return replace(guess, problem=error.message), draft
-        return Recommendation(candidate, facts, missing), draft
+            return replace(guess, problem=error.message)
+        return Recommendation(candidate, facts, draft, missing)
 
-    def _is_here(self, reference: Reference) -> bool:
-        if not isinstance(reference, HubRepo | HubQuant | HubFile):
-            return True
-        return self.hub.find_cached(reference) is not None
-
-    def _read(self, reference: Reference, backend: FileBackend, about: About) -> tuple[ModelFacts | None, int]:
+    def _read(self, model: Component, backend: FileBackend, about: About) -> tuple[ModelFacts | None, int]:
         """The facts of a model and the bytes to download. Raises EdgespecError."""
-        source = resolve_source(reference, backend, self.hub)
+        source = resolve_source(model.reference, backend, self.hub)
         if isinstance(source, LocalModel):
             return read_facts(source, self.hub), 0
         size = source.size
-        missing = 0 if self._is_here(reference) else size
+        missing = 0 if model.here else size
         if size > _OVERSIZE * self.memory.usable:
-            return guess_facts(about, reference, size), missing
+            return guess_facts(about, model.reference, size), missing
         return read_facts(source, self.hub), missing
 
-    def _measure(self, models: Sequence[ModelFacts]) -> None:
-        """Measure the common types of weights and those of the models that may fit, unless that was done before."""
-        kinds = {kind for each in models if each.needed <= self.memory.usable for kind in each.read}
-        self._speed = measure_speed(COMMON | kinds, self.report, self.check, again=self.measures_again)
+    def _judge(self, models: Sequence[Recommendation], *, measure: bool) -> list[Recommendation]:
+        """`models` with what is expected of them, after a measurement of the types of weights of those that may fit."""
+        facts = [facts for each in models for facts in (each.facts, each.draft) if facts]
+        if measure:
+            kinds = {kind for each in facts if each.needed <= self.memory.usable for kind in each.read}
+            self._speed = measure_speed(COMMON | kinds, self.report, self.check, again=self.measures_again)
+        return list(map(self._estimate, models))
 
-    def _judge(self, sized: Recommendation, draft: ModelFacts | None) -> Recommendation:
-        target = sized.facts
+    def _estimate(self, sized: Recommendation) -> Recommendation:
+        target, draft = sized.facts, sized.draft
         if target is None:
             return sized
         fit = rate_fit(target.needed, draft.needed if draft else 0, self.memory)

@@ -23,7 +23,7 @@ from edgespec.planner.plan import LoadConfig, Plan, Reporter, plan
 from edgespec.planner.recommend import Recommender
 from edgespec.planner.speed import (
     ASSUMED,
-    CACHE,
+    ATTENTION,
     FasterType,
     SpeedEstimate,
     count_weights,
@@ -44,22 +44,33 @@ _ROWS_PAY, _ROWS_COST = 1.5, 2.0  # plain steps of four rows
 
 
 def report_plan(
-    request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter, check: CheckCancelled
-) -> Iterator[str]:
-    """The report as text, first without speeds, then with them. Raises any EdgespecError, Cancelled."""
+    request: LoadConfig,
+    registry: Registry,
+    hub: Hub,
+    reporter: Reporter,
+    check: CheckCancelled,
+    report: Callable[[str], None] = lambda text: None,
+    *,
+    measure: bool = True,
+) -> Iterator[dict[str, Any]]:
+    """The facts of a plan, which `format_plan` shows: first without speeds, then with them if `measure`.
+
+    `report` is told in words what is being done. Raises any EdgespecError, Cancelled.
+    """
     try:
         planned = plan(request, registry, hub, reporter)
     except HubUnreachable:
-        estimated = estimate_alias(request, registry, hub, check)
+        estimated = _estimate_alias(request, registry, hub, check, report, measure=measure)
         if estimated is None:
             raise
-        yield "\n".join(format_plan(estimated))
+        yield estimated
         return
     for told in planned.findings:
         reporter.notice(told)
-    facts = describe_plan(planned) | describe_settings(planned, hub)
-    yield "\n".join(format_plan(facts))
-    yield "\n".join(format_plan(facts | describe_speed(planned, check)))
+    facts = describe_plan(planned) | _describe_settings(planned, hub)
+    yield facts
+    if measure:
+        yield facts | _describe_speed(planned, check, report)
 
 
 def describe_plan(planned: Plan) -> dict[str, Any]:
@@ -104,7 +115,7 @@ def _describe_version(card: Card) -> dict[str, Any]:
     return {"base": card.base, "version": card.version, "date": card.date, **expected}
 
 
-def describe_settings(planned: Plan, hub: Hub) -> dict[str, Any]:
+def _describe_settings(planned: Plan, hub: Hub) -> dict[str, Any]:
     """The stored RuntimeSettings of a target on llama.cpp; None where they are not measured yet. Raises CacheError."""
     if planned.backend != "llamacpp":
         return {}
@@ -113,21 +124,16 @@ def describe_settings(planned: Plan, hub: Hub) -> dict[str, Any]:
     return {"settings": stored.to_dict() if stored is not None else None}
 
 
-def describe_speed(
-    planned: Plan, check: CheckCancelled, report: Callable[[str], None] = lambda text: None
-) -> dict[str, Any]:
-    """The expected speed, or `not_foretold` with the reason why there is none. Raises Cancelled.
-
-    `report` is told in words what is being done.
-    """
+def _describe_speed(planned: Plan, check: CheckCancelled, report: Callable[[str], None]) -> dict[str, Any]:
+    """The expected speed, or `not_foretold` with the reason why there is none. Raises Cancelled."""
     models = {each.spec.name: each.model.metadata for each in planned.drafters if each.model is not None}
     draft = models.get("model")
     if not isinstance(planned.metadata, Header) or not (draft is None or isinstance(draft, Header)):
         return {"not_foretold": "only GGUF models can be measured"}
     target, drafted = describe_model(planned.metadata), read_by_type(draft) if draft is not None else {}
-    types = {CACHE, *target.read, *find_similar(target.read), *drafted}
+    types = {ATTENTION, *target.read, *find_similar(target.read), *drafted}
     speed = measure_speed(types, report, check, planned.options)
-    alone = speed.estimate(target.read, drafted, target.cache)
+    alone = speed.estimate(target.read, drafted, target.heads)
     if alone is None:
         return {"not_foretold": "its type of weights could not be measured on this machine"}
     expected = alone.with_network(planned.network.wait_s) if planned.network is not None else alone
@@ -154,14 +160,14 @@ def describe_faster(target: ModelMetadata) -> str | None:
     return None if faster is None else f"{faster} of this model"
 
 
-def estimate_alias(
+def _estimate_alias(
     request: LoadConfig,
     registry: Registry,
     hub: Hub,
     check: CheckCancelled,
-    report: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None],
     *,
-    measure: bool = True,
+    measure: bool,
 ) -> dict[str, Any] | None:
     """A plan by what the registry alone says of an alias, for whoever cannot read its header.
 
@@ -179,7 +185,7 @@ def estimate_alias(
     described = {
         "name": candidate.name,
         "backend": candidate.backend,
-        "draft": {"": "ngram", "model": str(candidate.draft)}.get(candidate.draft_by, candidate.draft_by),
+        "draft": str(candidate.draft.reference) if candidate.draft else candidate.draft_by or "ngram",
         "estimated": True,
         "download_bytes": found.missing,
         "weights_bytes": facts.weights if facts else None,
@@ -264,7 +270,7 @@ def _format_memory(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def _format_memory_of_alias(facts: dict[str, Any]) -> Iterator[str]:
-    """Of an alias whose files were not read."""
+    """Formats the sizes of an alias whose files were not read."""
     if facts["weights_bytes"] is None:
         yield "  size: not stated in the registry"
         return
@@ -363,7 +369,7 @@ def format_costs(profile: Profile) -> Iterator[str]:
 
 
 def _format_contexts(seconds: Mapping[Any, Mapping[Any, float]]) -> Iterator[str]:
-    """From seconds by context and rows, whose keys are text after a way through JSON."""
+    """Formats seconds by context and rows, whose keys are text after a way through JSON."""
     yield "milliseconds of a forward of n rows, by tokens of context:"
     for context, by_rows in seconds.items():
         rows = "  ".join(f"{n}: {significant(s * 1e3)}" for n, s in by_rows.items() if int(n) in _TABLE_ROWS)

@@ -187,7 +187,7 @@ class SelfDraftSearch:
             raise Unsupported(f"the model has {count} layers, too few to skip any.", hint="Use --draft ngram.")
 
         def try_layers(kept: Iterable[int]) -> DraftEval | None:
-            """None if the time is over."""
+            """Evaluates `kept`; None if the time is over."""
             layers = tuple(kept)
             skip = Skip(exit=len(layers)) if layers == tuple(range(len(layers))) else Skip(kept=layers)
             if perf_counter() >= self._until and self.trials:

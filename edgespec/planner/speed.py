@@ -2,8 +2,8 @@
 
 The time of a forward is nearly proportional to the bytes that it reads. The seconds of a byte, by type of the weights
 and number of rows, are measured once on a few blocks of a common shape, and stored. Types of the same size differ: on a
-CPU llama.cpp reads Q4_0 weights, which it repacks, faster than other types of four bits. Keys and values count as one
-more type.
+CPU llama.cpp reads Q4_0 weights, which it repacks, faster than other types of four bits. Attention counts as one more
+type, whose unit is not a byte but a head that looks at a token of context.
 """
 
 from __future__ import annotations
@@ -31,20 +31,22 @@ from edgespec.formats.gguf import GGML_TYPES, Header, TensorInfo
 from edgespec.formats.gguf_validate import read_file
 
 ASSUMED = (0.5, 0.8)  # acceptance per draft token if the registry states none
-CACHE = "KV cache"  # the type of keys and values, in half precision
+ATTENTION = "attention"  # in place of a type: its unit is a head that looks at a token of context
 _TOLERANCE = 0.2  # relative, of an estimated speed
 _LONG_ROWS = (1, 4, 16)  # that are stated after longer contexts
 _VERSION = 3  # of the measured shape
 _WIDTH, _FEED_FORWARD = 2048, 8192
+_HEAD_SIZE = 64
+_NARROW = 256  # feed-forward of the shape on which attention is measured, of which it is half of the time
 _BYTES = 128 * 2**20  # of the measured blocks at least: more than the caches of most CPUs
 _TYPE_PROFILE_S = 0.6  # for each type
-_CACHE_PROFILE_S = 3.0
+_ATTENTION_PROFILE_S = 3.0
 _MEASURED_CONTEXT = 512
 _LONG_CONTEXT = 2048
 _ROUND_S = 4e-4  # of the loop in each round, outside of the forward
 _TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
 COMMON = frozenset({"Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "F16"})
-_MEASURABLE = _TYPES.keys() - {"F32", "F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"} | {CACHE}
+_MEASURABLE = _TYPES.keys() - {"F32", "F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"} | {ATTENTION}
 _TRAINED = frozenset({"MXFP4", "NVFP4", "F16", "BF16", "F32"})  # other types of these weights are less exact
 _SAME_SIZE = 1.15  # the ratio of the bits of two types that are about as large
 _MUCH_FASTER = 1.25
@@ -121,16 +123,16 @@ class MachineSpeed:
     rates: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     def estimate(
-        self, target: Mapping[str, float], draft: Mapping[str, float] | None = None, cache_bytes: float = 0.0
+        self, target: Mapping[str, float], draft: Mapping[str, float] | None = None, n_heads: int = 0
     ) -> SpeedEstimate | None:
-        """Of models of which one row reads so many bytes of each type; None where the target's type is not measured.
+        """Estimates models of which one row reads so many bytes of each type; None where the main type is not measured.
 
-        `cache_bytes` are those of a token in the target's KV cache, 0 where that is not known.
+        `n_heads` are those of attention in all layers of the target, 0 where that is not known.
         """
         rows = self._forward_s(target)
         drafted = self._forward_s(draft) if draft else {}
-        context = self.rates.get(CACHE, {}) if cache_bytes else {}
-        by_rows = {n: byte_s * cache_bytes for n, byte_s in context.items()}
+        context = self.rates.get(ATTENTION, {}) if n_heads else {}
+        by_rows = {n: look_s * n_heads for n, look_s in context.items()}
         return SpeedEstimate(rows, drafted.get(1), by_rows) if rows else None
 
     def find_faster(self, read: Mapping[str, float]) -> FasterType | None:
@@ -151,7 +153,7 @@ class MachineSpeed:
 
     def compare_types(self) -> dict[str, float]:
         """Seconds of a weight in a forward of one row, over those of the fastest type, in ascending order."""
-        seconds = {name: rate[1] * _bits(name) for name, rate in self.rates.items() if name != CACHE}
+        seconds = {name: rate[1] * _bits(name) for name, rate in self.rates.items() if name != ATTENTION}
         least = min(seconds.values(), default=1.0)
         return {name: seconds[name] / least for name in sorted(seconds, key=lambda each: seconds[each])}
 
@@ -228,7 +230,7 @@ def measure_speed(
         def tell() -> None:
             nonlocal at
             at = next((path.stem for path in folder.glob("*.gguf")), at)
-            kind = at if at == CACHE else f"{at} weights"
+            kind = at if at == ATTENTION else f"{at} weights"
             report(f"measuring this machine once: {kind} ({missing.index(at) + 1} of {len(missing)}) …")
 
         tell()
@@ -248,21 +250,22 @@ def _measure(types: list[str], folder: Path, options: LoadOptions) -> dict[str, 
 def _measure_type(name: str, path: Path, options: LoadOptions) -> dict[int, float]:
     """Seconds of a byte by rows.
 
-    On CPUs those of weights are of the processor, which its threads share: other programs on the machine would
-    otherwise decide which type is the fastest.
+    On CPUs they are those of the processor, which its threads share: other programs on the machine would otherwise
+    decide which type is the fastest.
     """
-    header = _make_header("Q4_0" if name == CACHE else name)
+    shape = ("Q4_0", _NARROW, _BYTES // 3) if name == ATTENTION else (name, _FEED_FORWARD, _BYTES)
+    header = _make_header(*shape)
     write_shape(header, count_blocks(header), path)
     threads = options.threads or idle_cores()
-    context = _LONG_CONTEXT if name == CACHE else _MEASURED_CONTEXT
+    context = _LONG_CONTEXT if name == ATTENTION else _MEASURED_CONTEXT
     small = LoadOptions(context_size=context, mmap=False, threads=threads, gpu_layers=options.gpu_layers)
     clock = perf_counter if device_memory("llamacpp") else lambda: process_time() / threads
     model = open_model("llamacpp", path, small, progress=lambda fraction: None, check=lambda: None)
     try:
         session = model.open_session(lambda: None)
         try:
-            if name == CACHE:
-                return _measure_cache(session, count_blocks(header))
+            if name == ATTENTION:
+                return _measure_attention(session, count_blocks(header) * _WIDTH // _HEAD_SIZE, clock)
             n_bytes = sum(read_by_type(header).values())
             rows = measure_rows(session, _TYPE_PROFILE_S, clock=clock)
             return {n: seconds / n_bytes for n, seconds in rows.items()}
@@ -273,38 +276,37 @@ def _measure_type(name: str, path: Path, options: LoadOptions) -> dict[int, floa
         path.unlink()
 
 
-def _measure_cache(session: Session, blocks: int) -> dict[int, float]:
-    """Seconds of a byte of keys and values by rows: how much longer forwards take after a longer context."""
-    short = Profile(measure_rows(session, _TYPE_PROFILE_S))
-    longer = measure_contexts(session, short, (_LONG_CONTEXT,), _CACHE_PROFILE_S, {}).longer
-    token_bytes = blocks * 2 * 2 * _WIDTH // 4  # of keys and of values, two each
+def _measure_attention(session: Session, n_heads: int, clock: Callable[[], float]) -> dict[int, float]:
+    """Seconds of a head for a token of context by rows: how much longer forwards take after a longer context."""
+    short = Profile(measure_rows(session, _ATTENTION_PROFILE_S, clock=clock))
+    longer = measure_contexts(session, short, (_LONG_CONTEXT,), _ATTENTION_PROFILE_S, {}, clock=clock).longer
     return {
-        n: max(seconds - short.rows[n], _ROUND_S / 100) / (length * token_bytes)
+        n: max(seconds - short.rows[n], _ROUND_S / 100) / (length * n_heads)
         for length, each in longer.items()
         for n, seconds in each.rows.items()
         if n in short.rows
     }
 
 
-def _make_header(type_name: str) -> Header:
-    """A model of the shape, with the embedded model's vocabulary and matrices of the type."""
+def _make_header(type_name: str, wide: int, n_bytes: int) -> Header:
+    """A model of the shape, with the embedded model's vocabulary and at least `n_bytes` of matrices of the type."""
     asset = importlib.resources.files("edgespec") / "assets" / "python-6m" / "target.gguf"
     with importlib.resources.as_file(asset) as path:
         embedded = read_file(path)
-    width, wide, narrow = _WIDTH, _FEED_FORWARD, _WIDTH // 4
+    width, narrow = _WIDTH, _WIDTH // 4
     block = {"attn_q": (width, width), "attn_k": (width, narrow), "attn_v": (width, narrow),
              "attn_output": (width, width), "ffn_gate": (width, wide), "ffn_up": (width, wide),
              "ffn_down": (wide, width), "attn_norm": (width,), "ffn_norm": (width,)}  # fmt: skip
-    blocks = math.ceil(_BYTES / sum(_TYPES[type_name].nbytes(math.prod(shape)) for shape in block.values()))
+    blocks = math.ceil(n_bytes / sum(_TYPES[type_name].nbytes(math.prod(shape)) for shape in block.values()))
     sizes = {
         "embedding_length": width,
         "feed_forward_length": wide,
         "block_count": blocks,
-        "attention.head_count": width // 64,
-        "attention.head_count_kv": width // 256,
-        "rope.dimension_count": 64,
-        "attention.key_length": 64,
-        "attention.value_length": 64,
+        "attention.head_count": width // _HEAD_SIZE,
+        "attention.head_count_kv": width // _HEAD_SIZE // 4,
+        "rope.dimension_count": _HEAD_SIZE,
+        "attention.key_length": _HEAD_SIZE,
+        "attention.value_length": _HEAD_SIZE,
     }
     vocab = next(tensor.shape[1] for tensor in embedded.tensors if tensor.name == "token_embd.weight")
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (width, vocab), "output_norm.weight": (width,)}
@@ -332,7 +334,7 @@ def _path() -> Path:
 
 
 def _setting(options: LoadOptions) -> dict[str, Any]:
-    """As JSON reads it back."""
+    """Returns the key of an entry as JSON reads it back."""
     key = ProfileKey.current("llamacpp", options)
     stated = {"threads": options.threads, "gpu_layers": options.gpu_layers}
     return {"processor": key.processor, "runtime": key.runtime, "shape": _VERSION, **stated}

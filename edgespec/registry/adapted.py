@@ -24,6 +24,7 @@ BASE = 0
 """The number that stands for the base draft."""
 KEPT = 5
 """Versions that are kept, the newest ones. Beside them stays the one that was in use before the newest."""
+_CONSENT = "may-train"
 _ACTIVE, _LOCK, _PARTIAL = "active", "lock", ".partial"  # of a pair
 _CARD, _FOLDER, _FILE = "card.json", "draft", "draft.gguf"  # of a version
 _HINT = "Choose another version with `edgespec adapt use`, or the one before with `edgespec adapt revert`."
@@ -45,7 +46,7 @@ class Gain:
 
     @property
     def is_better(self) -> bool:
-        """Whether the draft has gained, beyond chance."""
+        """Tells whether the draft has gained, beyond chance."""
         return self.low > 0
 
 
@@ -230,6 +231,24 @@ class AdaptedPair:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         with lock_file(self.folder / _LOCK, wait=True):
             yield
+
+
+def may_train(folder: Path) -> bool:
+    """Tells whether the user has allowed to train on their texts; `folder` is that of the adapted drafts."""
+    return (folder / _CONSENT).exists()
+
+
+def allow_training(folder: Path) -> None:
+    """Remember that the user allows it. Raises CacheError."""
+    with _as_cache_error(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (folder / _CONSENT).touch(mode=0o600)
+
+
+def forbid_training(folder: Path) -> None:
+    """Ask again before the next training. Raises CacheError."""
+    with _as_cache_error(folder):
+        (folder / _CONSENT).unlink(missing_ok=True)
 
 
 def _from_dict(values: Any) -> Card:

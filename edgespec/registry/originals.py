@@ -30,7 +30,7 @@ _ADDRESS = re.compile(r"(?:https://(?:huggingface\.co|hf\.co)/)?([\w.-]+/[\w.-]+
 
 
 def is_repository(text: object) -> bool:
-    """Whether `text` names a repository, `user/repo`, and nothing in it."""
+    """Tells whether `text` names a repository, `user/repo`, and nothing in it."""
     try:
         return isinstance(text, str) and parse_reference(f"hf:{text}") == HubRepo(text)
     except UnknownModel:
@@ -77,7 +77,7 @@ def read_gguf_original(header: Header) -> tuple[str, str] | None:
 
 
 def read_folder_original(folder: Folder) -> tuple[str, str] | None:
-    """As `read_gguf_original`, of a folder that MLX has quantized: what its README or its config names."""
+    """Does the same for a folder that MLX has quantized: what its README or its config names."""
     for found, key in (
         (_read_base_model(folder.path), "base_model of its README"),
         (folder.config.get("_name_or_path"), "_name_or_path of its config.json"),

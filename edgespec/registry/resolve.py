@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import assert_never
 
 from edgespec.backends import FileBackend
-from edgespec.errors import CacheError, EdgespecError, InvalidModelFile, UnknownModel, reason_of
+from edgespec.errors import EdgespecError, InvalidModelFile, UnknownModel
 from edgespec.formats.gguf import Header, join_parts
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.head_file import ModelMetadata, read_head
@@ -83,7 +83,7 @@ def resolve_pair(text: str | None, backend: FileBackend, registry: Registry, hub
     entry = _find_entry(reference, backend, registry)
     if entry is None:
         return ResolvedPair(str(reference), resolve_source(reference, backend, hub), None, SamplingDefaults())
-    pair = _choose_pair(entry, backend)
+    pair = choose_pair(entry, backend)
     target = pair.target if isinstance(reference, Alias) else reference
     return ResolvedPair(
         str(reference),
@@ -194,7 +194,8 @@ def _find_entry(reference: Reference, backend: FileBackend, registry: Registry) 
     return None
 
 
-def _choose_pair(entry: Entry, backend: FileBackend) -> Pair:
+def choose_pair(entry: Entry, backend: FileBackend) -> Pair:
+    """The pair of an alias for `backend`. Raises UnknownModel where it has none."""
     pair = entry.pair(backend)
     if pair is None:
         other = "mlx" if backend == "llamacpp" else "llamacpp"
@@ -248,7 +249,7 @@ _SUFFIX = re.compile(r"-(?:mtp-)?gguf$|-mtp$")
 
 
 def is_head(path: Path) -> bool:
-    """Whether a file or folder holds a trained head and no model. False for what cannot be read.
+    """Tells whether a file or folder holds a trained head and no model. False for what cannot be read.
 
     Of most GGUF files only the first MiB is read.
     """
@@ -283,7 +284,7 @@ def _read_start(path: Path, n_bytes: int) -> bytes:
 
 
 def _names_head(start: bytes) -> bool:
-    """Whether `general.architecture` is that of a head."""
+    """Tells whether `general.architecture` is that of a head."""
     key = b"general.architecture\x08\x00\x00\x00"  # followed by the length of the text, in 8 bytes, and the text
     at = start.find(key)
     if at < 0:
@@ -307,31 +308,3 @@ def _normalize(name: str) -> str:
     for pattern in (_PARTS, _ENDING, _SUFFIX):
         found = pattern.sub("", found)
     return re.sub(r"[\s_]+", "-", found)
-
-
-# Whether the user has allowed to train drafts on their texts, remembered in the folder of the adapted drafts.
-
-
-_CONSENT = "may-train"
-
-
-def may_train(folder: Path) -> bool:
-    """Whether the user has allowed to train on their texts; `folder` is that of the adapted drafts."""
-    return (folder / _CONSENT).exists()
-
-
-def allow_training(folder: Path) -> None:
-    """Remember that the user allows it. Raises CacheError."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (folder / _CONSENT).touch(mode=0o600)
-    except OSError as error:
-        raise CacheError(f"{folder} cannot be written: {reason_of(error)}.", hint="Check its permissions.") from error
-
-
-def forbid_training(folder: Path) -> None:
-    """Ask again before the next training. Raises CacheError."""
-    try:
-        (folder / _CONSENT).unlink(missing_ok=True)
-    except OSError as error:
-        raise CacheError(f"{folder} cannot be written: {reason_of(error)}.", hint="Check its permissions.") from error

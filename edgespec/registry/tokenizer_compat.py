@@ -1,4 +1,4 @@
-"""Whether a draft model's vocabulary is the target's: one rule, before the download and after loading.
+"""Tells whether a draft model's vocabulary is the target's: one rule, before the download and after loading.
 
 The rule, over a `Vocabulary`:
 

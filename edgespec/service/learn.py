@@ -28,8 +28,7 @@ from edgespec.errors import EdgespecError, InvalidRequest, reason_of
 from edgespec.files import lock_file, write_private
 from edgespec.memory.store import TextStore
 from edgespec.planner.plan import LearnOptions, LoadConfig
-from edgespec.registry.adapted import BASE
-from edgespec.registry.resolve import may_train
+from edgespec.registry.adapted import BASE, may_train
 from edgespec.registry.tokenizer_compat import identify_tokenizer
 from edgespec.service.loaded_model import LoadedModel
 

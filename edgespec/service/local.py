@@ -300,10 +300,14 @@ class LocalEngine(EngineClient):
         return self.submit(work, shares=True)
 
     def plan(self, config: LoadConfig, reporter: Reporter) -> Stream[str]:
-        from edgespec.planner.report import report_plan  # not before it is needed: it imports all that plans
+        from edgespec.planner.report import (  # not before they are needed: imports all that plans
+            format_plan,
+            report_plan,
+        )
 
         def work(check: CheckCancelled) -> Iterator[str]:
-            yield from report_plan(config, load_registry(), Hub.from_environment(), reporter, check)
+            for facts in report_plan(config, load_registry(), Hub.from_environment(), reporter, check):
+                yield "\n".join(format_plan(facts))
 
         return self.submit(work)
 

@@ -34,7 +34,7 @@ def test_plan_says_what_to_expect(cli: Cli) -> None:
     assert facts["drafted_token_cost"] > 0
     assert facts["acceptance_known"] and len(facts["speedup_at_acceptance"]) == 2
     shown = cli("plan", "--threads", "1").stdout
-    assert re.search(r"milliseconds of a forward of n rows, .*\n +0  1: .*4: .*\n +1,952  1: ", shown)
+    assert re.search(r"milliseconds of a forward of n rows, .*\n +0  1: .*4: ", shown)
     assert "the registry's low figure" in shown and "the registry's high figure" in shown and "e+0" not in shown
     target = r"weights ([\d.]+) MiB, KV cache .* tokens ([\d.]+) MiB, scratch memory ([\d.]+) MiB"
     parts = re.search(target + r"\n  draft model: ([\d.]+) MiB", shown)

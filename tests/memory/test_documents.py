@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from edgespec.errors import InvalidRequest
-from edgespec.memory.texts import MAX_BYTES, Skipped, find_documents, read_document
+from edgespec.memory.texts import MAX_BYTES, find_documents, read_document
 
 FILES = {
     ".git/config": "no document",
@@ -50,8 +51,8 @@ def tree(tmp_path: Path) -> Path:
     return root
 
 
-def find(*paths: Path) -> tuple[list[Path], Skipped]:
-    skipped = Skipped()
+def find(*paths: Path) -> tuple[list[Path], Counter[str]]:
+    skipped: Counter[str] = Counter()
     return [each.path for each in find_documents(paths, skipped)], skipped
 
 
@@ -59,7 +60,7 @@ def test_ignored_files_and_what_is_no_text_are_left_out(tree: Path) -> None:
     found, skipped = find(tree)
     assert [str(path.relative_to(tree)) for path in found] == WANTED
     counts = {"links": 2, "not text": 1, "empty": 1, "larger than 1 MiB": 1}
-    assert {reason: n for reason, n in skipped.counts.items() if reason != "ignored"} == counts
+    assert {reason: n for reason, n in skipped.items() if reason != "ignored"} == counts
     assert read_document(tree / "latin.txt") == "caf\ufffd"
 
 

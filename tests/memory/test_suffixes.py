@@ -21,7 +21,7 @@ def make_text(tokens: list[int], n_lead: int = 0, answer: int = 0) -> StoredText
 
 
 def index(texts: list[list[int]]) -> Segment:
-    return Segment(build_segment(KEY, [make_text(text) for text in texts]), is_live=True)
+    return Segment(build_segment(KEY, [make_text(text) for text in texts]))
 
 
 def search(texts: list[list[int]], query: list[int]) -> tuple[int, list[list[int]]]:

@@ -178,7 +178,7 @@ def test_show_names_the_version(folder: Path, pair: AdaptedPair, hub: Hub, tmp_p
     registry = load_registry(tmp_path / "none.toml")
 
     def show(model: str | None = None) -> str | None:
-        return find_version(resolve_pair(model, "llamacpp", registry, hub), "llamacpp", folder, registry, hub)
+        return find_version(resolve_pair(model, "llamacpp", registry, hub), "llamacpp", folder, hub)
 
     assert show() is None and show(str(TARGET)) is None
     card = pair.add(CARD, save_model)
@@ -192,8 +192,8 @@ def test_a_model_that_is_not_downloaded_has_no_versions(folder: Path, hub: Hub) 
     resolved = resolve_pair(None, "llamacpp", registry, hub)
     assert find_local(resolved.target, hub) == TARGET
     elsewhere = replace(resolved, draft=parse_reference("user/draft-GGUF:Q4_K_M"))
-    assert find_version(elsewhere, "llamacpp", folder, registry, hub) is None
-    assert find_version(replace(resolved, draft=None), "llamacpp", folder, registry, hub) is None
+    assert find_version(elsewhere, "llamacpp", folder, hub) is None
+    assert find_version(replace(resolved, draft=None), "llamacpp", folder, hub) is None
 
 
 def test_a_head_and_a_pard_model_have_versions(planned: Planned, folder: Path, heard: Heard, tmp_path: Path) -> None:

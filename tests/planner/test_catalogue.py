@@ -12,7 +12,6 @@ import pytest
 
 from edgespec.backends import FileBackend
 from edgespec.backends.devices import RESERVE_BYTES, Memory
-from edgespec.backends.options import DEFAULT_CONTEXT
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.mlx_folder import read_folder
 from edgespec.hub.cache import CachedModel, HubFile, HubQuant, HubReference, HubRepo, LocalPath, parse_reference
@@ -53,11 +52,9 @@ def shown(hub: Hub, tmp_path: Path) -> Shown:
     """The catalogue with `toml` laid over the shipped aliases, without those but the embedded pair."""
     shipped = set(load_registry(tmp_path / "none").entries) - {"python-6m"}
 
-    def show(
-        toml: str = "", backend: FileBackend = "llamacpp", memory: Memory = ROOMY, context: int = DEFAULT_CONTEXT
-    ) -> list[CatalogueEntry]:
+    def show(toml: str = "", backend: FileBackend = "llamacpp", memory: Memory = ROOMY) -> list[CatalogueEntry]:
         (tmp_path / "models.toml").write_text(toml, encoding="utf-8")
-        found = build_catalogue(load_registry(tmp_path / "models.toml"), hub, backend, memory, context=context)
+        found = build_catalogue(load_registry(tmp_path / "models.toml"), hub, backend, memory)
         return [entry for entry in found if entry.name not in shipped]
 
     return show
@@ -169,12 +166,11 @@ def test_what_an_alias_names_on_this_machine(tmp_path: Path, shown: Shown) -> No
     assert [(entry.here, entry.fit) for entry in shown(toml)[1:]] == [(False, None)] * 3
 
 
-@pytest.mark.parametrize(("context", "tokens"), [(DEFAULT_CONTEXT, 2048), (10**6, 2048), (500, 500)])
-def test_the_fit_of_a_pair_at_its_thresholds(shown: Shown, context: int, tokens: int) -> None:
-    target, draft = (estimate_memory(read_file(path), tokens).total for path in (TARGET, DRAFT))
+def test_the_fit_of_a_pair_at_its_thresholds(shown: Shown) -> None:
+    target, draft = (estimate_memory(read_file(path), 2048).total for path in (TARGET, DRAFT))
 
     def fit(count: int) -> str | None:
-        return shown(memory=usable(count), context=context)[0].fit
+        return shown(memory=usable(count))[0].fit
 
     comfortable = -(-(target + draft) * 8 // 7)
     assert (fit(comfortable), fit(comfortable - 1)) == ("fits", "tight")
@@ -275,10 +271,6 @@ def test_heads_are_not_to_choose(shown: Shown, hub: Hub, root: Path, tmp_path: P
         hub.remove(HubFile(SMALL, "head-Q8_0.gguf"))
     write_mtp(others / "whole.gguf", trunk=True)
     assert [entry.name for entry in shown()] == ["python-6m", "llama.cpp: whole"], "a model with its head"
-
-
-def test_the_default_context_is_that_of_opening() -> None:
-    assert module.DEFAULT_CONTEXT == DEFAULT_CONTEXT
 
 
 def test_list_has_three_sections(cli: Cli, hub: Hub, root: Path, tmp_path: Path) -> None:  # noqa: F811

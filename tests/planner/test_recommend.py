@@ -115,7 +115,7 @@ def test_a_search_adds_repositories_of_the_hub(hub: Hub, served: Path, server: H
     assert [*found] == ["me/coder-GGUF", "me/other-GGUF", "me/small-GGUF"], "no alias is called so"
     other = found["me/other-GGUF"]
     assert (other.candidate.about.license, other.candidate.downloads) == ("apache-2.0", 1234)
-    assert other.candidate.target == HubRepo("me/other-GGUF") and other.missing == TARGET.stat().st_size
+    assert other.candidate.target.reference == HubRepo("me/other-GGUF") and other.missing == TARGET.stat().st_size
     assert other.group == "fast" and other.candidate.draft_by == ""
     coded = recommend(hub, tmp_path, Query(task="code"))
     assert [*by_name(coded)] == ["coder", "me/other-GGUF"], "an alias stands for its repository"

@@ -16,8 +16,7 @@ from edgespec.conversations.database import adapted_folder, memory_folder
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Finished, MemoryUse, Notice, Request
 from edgespec.planner.plan import LearnOptions, LoadConfig, MemoryOptions
-from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair
-from edgespec.registry.resolve import allow_training
+from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, allow_training
 from edgespec.service.client import require_model
 from edgespec.service.local import LocalEngine
 from edgespec.service.process import EngineProcess

@@ -172,8 +172,8 @@ async def test_leaving_ends_a_measurement(monkeypatch: pytest.MonkeyPatch) -> No
     ended: list[str] = []
 
     def endless(_request: object, _registry: object, _hub: object, _reporter: object, check: CheckCancelled):
-        def work() -> Iterator[str]:
-            yield "facts without speeds"
+        def work() -> Iterator[dict[str, str]]:
+            yield {"name": "facts without speeds"}
             try:
                 while True:
                     check()
@@ -185,6 +185,7 @@ async def test_leaving_ends_a_measurement(monkeypatch: pytest.MonkeyPatch) -> No
         return work()
 
     monkeypatch.setattr("edgespec.planner.report.report_plan", endless)
+    monkeypatch.setattr("edgespec.planner.report.format_plan", lambda facts: [facts["name"]])
     async with opened() as (app, pilot):
         picker = await pick(app, pilot)
         await pilot.press("ctrl+f")
