@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Self
 
 from edgespec.api.options import GenerationArguments, LoadArguments, build_load_config, require_known
@@ -103,12 +104,8 @@ class _BaseModel:
     def _prepare(
         self, function: str, prompt: Prompt, arguments: GenerationArguments
     ) -> tuple[Callable[[], Stream[Event]], ReplyBuilder]:
-        prepared = prepare(function, prompt, arguments, self.info)
-
-        def start() -> Stream[Event]:
-            return self._client.stream(prepared.request)
-
-        return start, ReplyBuilder(prepared.response, self._finish)
+        request, response = prepare(function, prompt, arguments, self.info)
+        return partial(self._client.stream, request), ReplyBuilder(response, self._finish)
 
     def _finish(self, reply: Reply) -> None:
         self._stats = reply.stats

@@ -198,16 +198,12 @@ Messages = Sequence[Message | Mapping[str, Any]]
 Prompt = str | Messages
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """A request and its output parser."""
-
-    request: Request
-    response: ResponseStream
-
-
-def prepare(function: str, prompt: Prompt, arguments: GenerationArguments, model_info: ModelInfo) -> PreparedRequest:
-    """Raises InvalidRequest for a value that cannot work, TypeError for an argument that does not exist."""
+def prepare(
+    function: str, prompt: Prompt, arguments: GenerationArguments, model_info: ModelInfo
+) -> tuple[Request, ResponseStream]:
+    """The request, and what reads its answer. Raises InvalidRequest for a value that cannot work, TypeError for an
+    argument that does not exist.
+    """
     require_known(function, arguments, GenerationArguments.__annotations__)
     max_tokens = arguments.get("max_tokens")
     if max_tokens is not None and max_tokens < 1:
@@ -230,9 +226,8 @@ def prepare(function: str, prompt: Prompt, arguments: GenerationArguments, model
         memory=MemoryUse(source=arguments.get("memory_source")),
     )
     request = spec.build_request(model_info, token_limit=model_info.context_size)
-    return PreparedRequest(
-        replace(request, sampling=resolve_sampling(arguments, model_info.sampling)), spec.make_response(model_info)
-    )
+    request = replace(request, sampling=resolve_sampling(arguments, model_info.sampling))
+    return request, spec.make_response(model_info)
 
 
 def _build_prompt(prompt: Prompt, system: str | None) -> str | tuple[Message, ...]:

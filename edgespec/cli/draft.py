@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgespec.planner.plan import LoadConfig
     from edgespec.planner.selfdraft_search import Choice
     from edgespec.server.draft import ServedDraft
-    from edgespec.service.drafts import Compared, Comparison
+    from edgespec.service.compare import Compared, Comparison
     from edgespec.text.chat_template import Message
 
 
@@ -121,7 +121,7 @@ def compare_command(target: str, drafts: tuple[str, ...], max_tokens: int, as_js
     from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import TerminalReporter, report_activity
     from edgespec.errors import DraftRefused
-    from edgespec.service.drafts import Compared, Comparison
+    from edgespec.service.compare import Compared, Comparison
 
     config = load_config(target, {**options, "draft": "none"})
     reporter = TerminalReporter()
@@ -218,7 +218,7 @@ def build_command(model: str | None, methods: tuple[str, ...], seconds: float, a
     from edgespec.cli.terminal import TerminalReporter
     from edgespec.errors import InvalidRequest
     from edgespec.planner.selfdraft_search import SelfDraftSearch
-    from edgespec.service.drafts import Compared
+    from edgespec.service.compare import Compared, search_self_draft
     from edgespec.service.load import Loader
 
     specs = []
@@ -230,7 +230,7 @@ def build_command(model: str | None, methods: tuple[str, ...], seconds: float, a
     reporter = TerminalReporter()
 
     def work(check: CheckCancelled) -> Iterator[tuple[SelfDraftSearch, Choice]]:
-        yield Loader(reporter, check).search_self_draft(request, specs, seconds)
+        yield search_self_draft(Loader(reporter, check), request, specs, seconds)
 
     ((search, choice),) = run_work(work)
     tried = {**search.trials, **({RIVAL: search.rival} if search.rival else {})}
@@ -295,7 +295,7 @@ def probe_command(model: str | None, tokens: int, as_json: bool, **options: Any)
     """
     from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import TerminalReporter
-    from edgespec.service.drafts import probe_head
+    from edgespec.service.compare import probe_head
 
     request = load_config(model, options)
     reporter = TerminalReporter()

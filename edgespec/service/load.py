@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.backends import BackendName, Model, open_model, require
-from edgespec.backends.attached_draft import AttachedHead, SelfDraftSpec
+from edgespec.backends.attached_draft import AttachedHead
 from edgespec.backends.fixed_width import FixedWidthModel
 from edgespec.backends.options import RuntimeSettings
 from edgespec.backends.ranks import count_ranks
@@ -27,8 +27,10 @@ from edgespec.memory.memory import Memory
 from edgespec.planner.adapted import choose_version, describe_version, use_base, watch
 from edgespec.planner.draft_finder import AUTO, PlannedDrafter, naming_drafters, open_server, parse_draft
 from edgespec.planner.memory import Fit
-from edgespec.planner.plan import LoadConfig, Plan, Reporter, fetch, plan
-from edgespec.planner.selfdraft_search import Choice, SelfDraftCache, SelfDraftSearch, all_methods, make_self_draft
+from edgespec.planner.plan import LoadConfig, Plan, Reporter
+from edgespec.planner.plan import fetch as fetch_source
+from edgespec.planner.plan import plan as make_plan
+from edgespec.planner.selfdraft_search import SelfDraftCache, make_self_draft
 from edgespec.registry.resolve import Source
 from edgespec.registry.schema import Registry, SamplingDefaults, load_registry
 from edgespec.service.client import ModelInfo
@@ -95,9 +97,9 @@ class Loader:
         """Load a model and its draft; downloads what is missing."""
         if config.backend == "toy":
             return self._load_toy(config)
-        planned = self._plan(config)
+        planned = self.plan(config)
         _speculation(config, [each.spec.name for each in planned.drafters])  # refuse wrong options before a load
-        target_path = self._fetch(planned.target)
+        target_path = self.fetch(planned.target)
         with ExitStack() as undo:
             target = self._load_target(target_path, planned)
             undo.callback(target.close)
@@ -121,9 +123,9 @@ class Loader:
         if config.backend == "toy":
             return True
         freed = opened.info.fit.needed if opened.info.fit is not None else 0
-        planned = self._plan(config, opened.planned, freed)
+        planned = self.plan(config, opened.planned, freed)
         for source in planned.sources:
-            self._fetch(source)
+            self.fetch(source)
         has_own_place = count_ranks() == 1 and not planned.fit.memory.own_device_bytes
         return has_own_place and planned.fit.headroom >= freed
 
@@ -131,7 +133,7 @@ class Loader:
         """Load another draft for the same target, which is not loaded again. On failure `loaded` is unchanged."""
         if loaded.info.backend == "toy":
             return self._load_toy(config, loaded.engine.memory)
-        planned = self._plan(replace(config, backend=loaded.info.backend), loaded.planned)
+        planned = self.plan(replace(config, backend=loaded.info.backend), loaded.planned)
         target, memory = loaded.engine.target, loaded.engine.memory
         changed = self._build_any(config, planned, target, loaded.target_path, loaded.settings, memory)
         return self._replace(loaded, changed)
@@ -157,49 +159,32 @@ class Loader:
         loaded.engine.release_draft()
         return changed
 
-    def search_self_draft(
-        self, config: LoadConfig, methods: Sequence[SelfDraftSpec], seconds: float
-    ) -> tuple[SelfDraftSearch, Choice]:
-        """Evaluate `methods` (all that may pay, if empty) and the paired draft model; remember the best.
-
-        The choice is stored under `auto`, or under the requested method. `seconds` limits the layer
-        search.
-        """
-        planned = self._plan(config)
-        path = self._fetch(planned.target)
+    @contextmanager
+    def open_target(self, planned: Plan) -> Iterator[tuple[Model, Path, Plan]]:
+        """The target alone, its file, and the plan with its measured settings. It is closed at the end."""
+        path = self.fetch(planned.target)
         with ExitStack() as undo:
             target = self._load_target(path, planned)
             undo.callback(target.close)
             settings = choose_settings(target, path, planned, self.settings_s, self.check)
-            planned = apply_settings(settings, planned)
-            rival = None
-            for drafter in planned.drafters:
-                if drafter.spec.name == "model" and drafter.model is not None:
-                    rival = self._load(self._fetch(drafter.model.source), planned.alone)
-                    undo.callback(rival.close)
-            cache = SelfDraftCache(path, planned.name)
-            search = SelfDraftSearch(target, cache.folder, seconds, self.check, self.reporter.loading)
-            choice = search.choose(methods or all_methods(planned.backend), rival)
-        draft = str(methods[0]) if len(methods) == 1 else "auto"
-        cache.remember(ProfileKey.current(planned.backend, planned.options), draft, choice)
-        return search, choice
+            yield target, path, apply_settings(settings, planned)
 
-    def _plan(self, config: LoadConfig, opened: Plan | None = None, freed: int = 0) -> Plan:
+    def plan(self, config: LoadConfig, opened: Plan | None = None, freed: int = 0) -> Plan:
         network = opened.network if opened else None
-        planned = plan(config, self.registry, self.hub, self.reporter, network, freed=freed)
+        planned = make_plan(config, self.registry, self.hub, self.reporter, network, freed=freed)
         check_ranks(planned)
         require(planned.backend)
         return planned
 
-    def _fetch(self, source: Source) -> Path:
-        return fetch(source, self.hub, self.reporter, self.check)
+    def fetch(self, source: Source) -> Path:
+        return fetch_source(source, self.hub, self.reporter, self.check)
 
     def _load_target(self, path: Path, planned: Plan) -> Model:
         if count_ranks() > 1:
             return load_leading(planned.target, path, planned.options, self.reporter, self.check)
-        return self._load(path, planned)
+        return self.load_weights(path, planned)
 
-    def _load(self, path: Path, planned: Plan) -> Model:
+    def load_weights(self, path: Path, planned: Plan) -> Model:
         progress = partial(self.reporter.loading, path.name)
         if planned.network is not None:
             self.reporter.notice(planned.network.describe())
@@ -239,7 +224,7 @@ class Loader:
                 source: Any = open_server(each.reference) if each.spec.needs == "server" else None
                 path = None
                 if each.model is not None:
-                    path = self._fetch(each.model.source)
+                    path = self.fetch(each.model.source)
                     source = self._load_draft(target, each, (target_path, path), planned, config)
                     if source is None:  # a head that 'auto' has found
                         continue
@@ -273,7 +258,7 @@ class Loader:
     ) -> Model | AttachedHead | None:
         """The draft model or head of `drafter`; `paths` are the target's and its own. None for one that is left out."""
         if drafter.head is None:
-            source: Model | AttachedHead | None = self._load(paths[1], planned.alone)
+            source: Model | AttachedHead | None = self.load_weights(paths[1], planned.alone)
         else:
             source = load_head(target, drafter, paths, planned, config.draft, self.reporter, self.check)
         if source is not None and drafter.card is not None:

@@ -136,11 +136,11 @@ def test_forced_rounds_are_neither_costs_nor_gains() -> None:
     draft_stats.costs = Costs(draft_stats.costs.profile)
     model = Oracle()
     controller = adaptive([model], draft_stats)
-    before = controller._review.regret.allowance()
+    before = controller._recorder.regret.allowance()
     steps, _ = run(JumpForward(controller, lambda text: TEXT[len(text) - len(PROMPT) :][:3], seconds))
     n_forced = sum(step.decision is not None and step.decision.source == "structure" for step in steps)
     assert n_forced >= len(steps) - 2 and len(seen) == len(steps) - 1 - n_forced
-    assert controller._review.regret.allowance() == pytest.approx(before, abs=0.05)
+    assert controller._recorder.regret.allowance() == pytest.approx(before, abs=0.05)
     assert not model.drafted and "model; greedy, answer" not in draft_stats.drafters
 
 

@@ -27,7 +27,8 @@ from edgespec.hub.hub import Hub
 from edgespec.planner.heads import HeadProbe, ProbeResult, ProbeStore, is_better
 from edgespec.planner.plan import LoadConfig, plan
 from edgespec.registry.schema import load_registry
-from edgespec.service.drafts import load_head, probe_head
+from edgespec.service.compare import probe_head
+from edgespec.service.drafts import load_head
 from edgespec.service.load import Loader
 from edgespec.service.loaded_model import LoadedModel
 from tests.models import TARGET

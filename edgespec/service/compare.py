@@ -1,0 +1,185 @@
+"""Measures drafts without an engine: compares them on a target's answers, searches self-drafts, probes heads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from edgespec.backends.attached_draft import SelfDraftSpec, Skip
+from edgespec.controller.store import ProfileKey
+from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Prompt, Request
+from edgespec.errors import ContextOverflow, DraftRefused, EdgespecError, InvalidRequest
+from edgespec.formats.heads import HeadSpec
+from edgespec.planner.heads import HeadProbe, ProbeResult, ProbeStore
+from edgespec.planner.plan import LoadConfig, Reporter
+from edgespec.planner.selfdraft_search import (
+    Choice,
+    DraftEval,
+    Evaluator,
+    Passage,
+    SelfDraftCache,
+    SelfDraftSearch,
+    all_methods,
+    make_self_draft,
+)
+from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
+from edgespec.service.load import Loader
+
+
+def probe_head(
+    config: LoadConfig, n_tokens: int, reporter: Reporter, check: CheckCancelled
+) -> tuple[HeadSpec, ProbeResult]:
+    """What the head's file says, and what a new probe finds over `n_tokens` of text; the result is stored.
+
+    Raises InvalidRequest where `config` does not name one head, and whatever a load raises.
+    """
+    loader = Loader(reporter, check)
+    planned = loader.plan(config)
+    heads = [each for each in planned.drafters if each.head is not None and each.model is not None]
+    if len(heads) != 1:
+        found = "no trained head" if not heads else "more than one trained head"
+        raise InvalidRequest(f"--draft {config.draft} names {found}.", hint="Name one: --draft HEAD.")
+    (drafter,) = heads
+    spec, model = drafter.head, drafter.model
+    assert spec is not None
+    assert model is not None
+    path = loader.fetch(model.source)
+    with loader.open_target(planned) as (target, target_path, planned):
+        result = HeadProbe(target, path, planned.backend, check, reporter.loading, n_tokens).run(spec)
+    ProbeStore(target_path, path).save(planned.backend, spec, result)
+    return spec, result
+
+
+def search_self_draft(
+    loader: Loader, config: LoadConfig, methods: Sequence[SelfDraftSpec], seconds: float
+) -> tuple[SelfDraftSearch, Choice]:
+    """Evaluate `methods` (all that may pay, if empty) and the paired draft model; remember the best.
+
+    The choice is stored under `auto`, or under the requested method. `seconds` limits the layer search.
+    """
+    with loader.open_target(loader.plan(config)) as (target, path, planned), ExitStack() as undo:
+        rival = None
+        for drafter in planned.drafters:
+            if drafter.spec.name == "model" and drafter.model is not None:
+                rival = loader.load_weights(loader.fetch(drafter.model.source), planned.alone)
+                undo.callback(rival.close)
+        cache = SelfDraftCache(path, planned.name)
+        search = SelfDraftSearch(target, cache.folder, seconds, loader.check, loader.reporter.loading)
+        choice = search.choose(methods or all_methods(planned.backend), rival)
+    draft = str(methods[0]) if len(methods) == 1 else "auto"
+    cache.remember(ProfileKey.current(planned.backend, planned.options), draft, choice)
+    return search, choice
+
+
+_MIN_ANSWER = 8  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One draft: its measurement and its memory in bytes, or the reason why it cannot draft for the target."""
+
+    draft: str
+    trial: DraftEval | None = None
+    memory: int | None = None
+    refusal: str | None = None
+
+
+class Comparison:
+    """Measures drafts of the target that `config` names, on the thread that uses models.
+
+    name     what the user calls the target
+    tokens   how many of its own choices the drafts are compared with
+    answers  the answers that these belong to
+    """
+
+    def __init__(self, config: LoadConfig, reporter: Reporter, check: CheckCancelled) -> None:
+        """Raises whatever a load of the target raises."""
+        self._config = config
+        self._loader = Loader(reporter, check)
+        self._check = check
+        self._open = ExitStack()
+        planned = self._loader.plan(replace(config, draft="none"))
+        self._target, self._path, self._planned = self._open.enter_context(self._loader.open_target(planned))
+        self.name = self._planned.name
+        self.tokens = self.answers = 0
+
+    def compare(self, drafts: Sequence[str], prompts: Sequence[Prompt], max_tokens: int) -> Iterator[Compared]:
+        """Measure each of `drafts`, as --draft takes them, on greedy answers of the target to `prompts`.
+
+        Raises InvalidRequest where no prompt gets an answer, Cancelled, BackendError.
+        """
+        passages = list(self._answer(prompts, max_tokens))
+        if not passages:
+            raise InvalidRequest("no prompt fits in the context.", hint="Use a larger --ctx.")
+        self.answers, self.tokens = len(passages), sum(len(each.text) - each.start for each in passages)
+        session = self._target.open_session(self._check)
+        try:
+            evaluator = Evaluator(session, passages, self._check)
+            for draft in drafts:
+                self._check()
+                try:
+                    with self._open_draft(draft, session) as (opened, memory):
+                        yield Compared(draft, evaluator.evaluate(opened), memory)
+                except EdgespecError as refusal:
+                    yield Compared(draft, refusal=refusal.message)
+        finally:
+            session.close()
+
+    def close(self) -> None:
+        self._open.close()
+
+    def _answer(self, prompts: Sequence[Prompt], max_tokens: int) -> Iterator[Passage]:
+        """The answers, without those whose prompt does not fit and those of a few tokens."""
+        engine = Engine(self._target, (), Speculation())
+        try:
+            for prompt in prompts:
+                with suppress(ContextOverflow):
+                    before = engine.encode(prompt)
+                    request = Request(prompt, SamplingParams(temperature=0), max_tokens)
+                    for event in engine.stream(request, self._check):
+                        if isinstance(event, Finished) and len(event.tokens) >= _MIN_ANSWER:
+                            yield Passage([*before, *event.tokens[:-1]], len(before) - 1)
+        finally:
+            engine.release_draft()
+
+    @contextmanager
+    def _open_draft(self, draft: str, target: Session) -> Iterator[tuple[Session, int]]:
+        """A session that drafts for `target`, and the bytes that it takes. Raises EdgespecError, Cancelled."""
+        planned = self._loader.plan(replace(self._config, draft=draft))
+        if planned.self_draft is not None:
+            with self._open_self_draft(planned.self_draft, target) as found:
+                yield found
+            return
+        (drafter,) = planned.drafters if len(planned.drafters) == 1 else (None,)
+        if drafter is None or drafter.model is None or drafter.spec.name != "model":
+            message = "neither a draft model nor a self-draft; `edgespec bench` measures it."
+            raise InvalidRequest(message, hint="Name a draft model.")
+        with ExitStack() as undo:
+            path = self._loader.fetch(drafter.model.source)
+            model = self._loader.load_weights(path, self._planned.alone)
+            undo.callback(model.close)
+            if reason := find_tokenizer_mismatch(self._target.tokenizer, model.tokenizer):
+                raise DraftRefused(f"this draft does not fit this target: {reason}.", hint="Use another draft.")
+            session = model.open_session(self._check)
+            undo.callback(session.close)
+            yield session, planned.fit.draft.total if planned.fit.draft is not None else 0
+
+    @contextmanager
+    def _open_self_draft(self, method: SelfDraftSpec, target: Session) -> Iterator[tuple[Session, int]]:
+        if method.skip == Skip():
+            message = "the layers are not named: layerskip:K; `edgespec draft build` searches for the best ones."
+            raise InvalidRequest(message, hint="Use layerskip:K.")
+        folder = SelfDraftCache(self._path, self.name).folder
+        progress = partial(self._loader.reporter.loading, str(method))
+        attached = make_self_draft(self._target, method, folder, progress, self._check)
+        with ExitStack() as undo:
+            undo.callback(attached.close)
+            session = attached.open_session(target, self._check)
+            undo.callback(session.close)
+            yield session, attached.extra_bytes
