@@ -19,11 +19,13 @@ from edgespec.backends import BackendName
 from edgespec.backends.options import KvType, LoadOptions, RuntimeSettings, idle_cores, measured_lengths
 from edgespec.backends.ranks import count_ranks
 from edgespec.controller.stats import DraftStats
-from edgespec.files import write_atomically
+from edgespec.errors import EdgespecError
+from edgespec.files import lock_file, write_atomically
 from edgespec.formats.mlx_folder import fingerprint_weights
 
 _VERSION = 4  # of the file format and of the measurement
 _MAX_ENTRIES = 8  # keys kept for a pair of models
+_LOCK = ".lock"  # of a folder of entries, while one is saved
 T = TypeVar("T")
 
 
@@ -138,16 +140,17 @@ def load_entry(path: Path, content: str, setting: dict[str, Any], read: Callable
     found = (entry[content] for entry in read_entries(path, content) if entry["setting"] == setting)
     try:
         return next((read(each) for each in found), None)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, EdgespecError):
         return None
 
 
 def save_entry(path: Path, entry: dict[str, Any], content: str) -> None:
     """Make `entry` the first one of a file; it replaces that of the same 'setting'. OSErrors are ignored."""
-    others = [each for each in read_entries(path, content) if each["setting"] != entry["setting"]][: _MAX_ENTRIES - 1]
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps({"entries": [entry, *others]}))
+        with lock_file(path.parent / _LOCK, wait=True):
+            others = [each for each in read_entries(path, content) if each["setting"] != entry["setting"]]
+            write_atomically(path, json.dumps({"entries": [entry, *others[: _MAX_ENTRIES - 1]]}))
 
 
 def _parse_float(text: str) -> float:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from math import comb
 from pathlib import Path
 from time import perf_counter
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.backends import BackendName, Model
-from edgespec.controller.store import calibration_folder, read_entries, save_entry
+from edgespec.controller.store import calibration_folder, load_entry, save_entry
 from edgespec.core.drafter import BlockSession, DraftSession
 from edgespec.core.protocols import Budget, CheckCancelled, Draft, Session
 from edgespec.core.sampling import Ints, Logits, NonFiniteLogits, non_finite_error
@@ -563,11 +564,7 @@ class ProbeStore:
 
     def load(self, backend: BackendName, spec: HeadSpec) -> ProbeResult | None:
         """What was found for `spec`, without the trials; None if nothing was. A damaged entry reads as None."""
-        for entry in read_entries(self.path, "probe"):
-            if entry["setting"] == _setting(backend, spec):
-                with suppress(KeyError, TypeError, ValueError):
-                    return _from_dict(spec, entry["probe"])
-        return None
+        return load_entry(self.path, "probe", _setting(backend, spec), partial(_from_dict, spec))
 
     def save(self, backend: BackendName, spec: HeadSpec, result: ProbeResult) -> None:
         """Store `result`. If the folder cannot be written, the next load probes again."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.resources
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from edgespec.backends import BackendName, Model
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Skip, Unsupported, parse
 from edgespec.controller.cost_model import Profile, choose_chain_length
 from edgespec.controller.profiler import measure_drafter, measure_rows
-from edgespec.controller.store import ProfileKey, calibration_folder, read_entries, save_entry
+from edgespec.controller.store import ProfileKey, calibration_folder, load_entry, read_entries, save_entry
 from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Session
 from edgespec.core.sampling import Ints
 from edgespec.core.verify import read_prompt
@@ -272,19 +273,18 @@ class SelfDraftCache:
 
     def look_up(self, setting: ProfileKey, request: str) -> Choice | None:
         """The cached choice for `request` under `setting`; None without one."""
-        for entry in read_entries(self.folder / _CHOICES, "choice"):
-            if entry["setting"] == {**asdict(setting), "asked": request}:
-                with suppress(KeyError, TypeError, AttributeError, EdgespecError):
-                    found = entry["choice"]
-                    method = parse(found["method"])
-                    return Choice(method, bool(found["pays"]), str(found["reason"])) if method else None
-        return None
+        return load_entry(self.folder / _CHOICES, "choice", {**asdict(setting), "asked": request}, _read_choice)
 
     def remember(self, setting: ProfileKey, request: str, choice: Choice) -> None:
         """Store a choice. Errors are ignored: without it, the next run evaluates again."""
         found = {"method": str(choice.method), "pays": choice.pays, "reason": choice.reason, "model": self._name}
         entry = {"setting": {**asdict(setting), "asked": request}, "choice": found}
         save_entry(self.folder / _CHOICES, entry, "choice")
+
+
+def _read_choice(found: dict[str, Any]) -> Choice | None:
+    method = parse(found["method"])
+    return Choice(method, bool(found["pays"]), str(found["reason"])) if method else None
 
 
 @dataclass(frozen=True, slots=True)

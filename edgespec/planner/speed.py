@@ -24,7 +24,7 @@ from edgespec.backends.llamacpp.shape import block_of, count_blocks, write_shape
 from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.controller.cost_model import Profile, choose_chain_length
 from edgespec.controller.profiler import measure_contexts, measure_rows
-from edgespec.controller.store import ProfileKey, calibration_folder, read_entries, save_entry
+from edgespec.controller.store import ProfileKey, calibration_folder, load_entry, save_entry
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import BackendError, BackendUnavailable, CacheError
 from edgespec.formats.gguf import GGML_TYPES, Header, TensorInfo
@@ -192,13 +192,11 @@ def _bits(name: str) -> float:
 
 def load_speed(options: LoadOptions = LoadOptions()) -> MachineSpeed:  # noqa: B008 - frozen
     """What is stored for this machine and runtime; of `options`, threads and GPU layers count."""
-    for entry in read_entries(_path(), "rates"):
-        if entry["setting"] == _setting(options):
-            try:
-                return MachineSpeed({kind: _read_rate(rate) for kind, rate in entry["rates"].items()})
-            except (TypeError, ValueError, AttributeError):
-                break
-    return MachineSpeed()
+
+    def read(rates: dict[str, Any]) -> MachineSpeed:
+        return MachineSpeed({kind: _read_rate(rate) for kind, rate in rates.items()})
+
+    return load_entry(_path(), "rates", _setting(options), read) or MachineSpeed()
 
 
 def save_speed(speed: MachineSpeed, options: LoadOptions = LoadOptions()) -> None:  # noqa: B008 - frozen
