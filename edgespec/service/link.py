@@ -110,13 +110,13 @@ class Update(NamedTuple):
     that owns the models goes on.
 
     ended       number of the stream that has ended
-    model_info  that of the engine at that time
+    model_info  the engine's at that time, where it is another than at the last end
     """
 
     events: dict[int, list[Any]]
     ended: int | None = None
     error: BaseException | None = None
-    model_info: ModelInfo | None = None
+    model_info: tuple[ModelInfo | None] | None = None
 
 
 # The output of an engine process, and what it tells of the end of the process.

@@ -187,5 +187,6 @@ class EngineProcess(EngineClient):
                 else:
                     pending.stream.put(event)
         if update.ended is not None:
-            self._model_info = update.model_info
+            if update.model_info is not None:
+                (self._model_info,) = update.model_info
             self._pending.pop(update.ended).stream.end(update.error)

@@ -83,6 +83,7 @@ class Outbox:
         self._lock = threading.RLock()
         self._events: dict[int, list[Any]] = {}
         self._talking: set[int] = set()  # streams whose text has begun
+        self._model_info: ModelInfo | None = None  # that the parent knows
         self._sent_s = self._turn_s = 0.0
         self._is_urgent = False  # whether a text begins
 
@@ -108,17 +109,18 @@ class Outbox:
         """Send the end of a stream, after all events that were put."""
         with self._lock:
             self._talking.discard(number)
-            self._flush(number, error, model_info)
+            changed = None if model_info == self._model_info else (model_info,)
+            self._model_info = model_info
+            self._flush(number, error, changed)
 
     def beat(self) -> None:
         """Send a sign of life."""
         with self._lock:
             self._flush()
 
-    def _flush(
-        self, ended: int | None = None, error: BaseException | None = None, model_info: ModelInfo | None = None
-    ) -> None:
-        message = Update(self._events, ended, error, model_info)
+    def _flush(self, *end: Any) -> None:
+        """Send the events, and the end of a stream: its number, error and the model, as an Update has them."""
+        message = Update(self._events, *end)
         self._events, self._sent_s, self._is_urgent = {}, perf_counter(), False
         with suppress(OSError):  # the parent has died
             self._link.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
