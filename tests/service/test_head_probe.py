@@ -150,7 +150,7 @@ class Block:
 
     def __init__(self, session: ModelDraftSession) -> None:
         self._session = session
-        self.begin, self.unread, self.close = session.begin, session.unread, session.close
+        self.begin, self.pending_tokens, self.close = session.begin, session.pending_tokens, session.close
 
     def block(self, text: Sequence[int], window: int, n: int) -> list[Logits] | None:
         rows = [self._session.read(text, window)]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
-from tests.benchmarks.conftest import Program
+import pytest
+from click.testing import CliRunner
+
+from tests.controller.autopilot_rule import main
 
 pytestmark = pytest.mark.slow
 
 
-def test_autopilot_rule(program: Program) -> None:
-    results = program("benchmarks.autopilot_rule", "--texts", 1, "--seeds", 1, "--curve", "a GPU", "--step-ms", "0,50")[
-        "results"
-    ]
+def test_autopilot_rule() -> None:
+    done = CliRunner().invoke(main, ["--texts", "1", "--seeds", "1", "--curve", "a GPU", "--step-ms", "0,50"])
+    assert done.exit_code == 0, done.output
+    *table, last = done.output.splitlines()
+    results = json.loads(last)["results"]
+    assert len(table) == 2 + len(results)
     assert [(row["texts"], row["step_ms"]) for row in results] == [
         (texts, ms) for texts in ("greedy", "sampled") for ms in (0.0, 50.0)
     ]

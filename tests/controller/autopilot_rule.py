@@ -1,6 +1,6 @@
 """The autopilot beside a rule of a few lines and beside fixed lengths, on recorded texts and measured cost curves.
 
-    uv run python -m benchmarks.autopilot_rule [TRACES.json.gz ...] [--step-ms 0,5] [--seeds 3]
+    uv run python -m tests.controller.autopilot_rule [TRACES.json.gz ...] [--step-ms 0,5] [--seeds 3]
 
 The rule keeps a moving average of the accepted tokens: it goes up with the weight 0.5 and down with 0.2. A draft is as
 long as the average, none below 0.3, and every 16 rounds a probe of 2 tokens. Fixed lengths and the rule are the best of
@@ -11,6 +11,7 @@ itself is charged; 0 charges none. stdout has a table in Markdown and ends with 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,6 @@ from typing import Any
 import click
 import numpy as np
 
-from benchmarks.harness import print_result
 from edgespec.controller.fixed import FixedLength
 from edgespec.controller.stats import DraftStats
 from edgespec.core.drafter import Drafter
@@ -41,7 +41,7 @@ from tests.controller.replay import (
     replay,
 )
 
-TRACES = [Path(__file__).parents[1] / "tests" / "controller" / f"{name}.json.gz" for name in ("greedy", "sampled")]
+TRACES = [Path(__file__).with_name(f"{name}.json.gz") for name in ("greedy", "sampled")]
 SOURCES = ("ngram", "model", "ngram+model")
 LENGTHS = (1, 2, 3, 4, 5, 7)
 UP, DOWN, LEAST, PROBE, PROBE_EVERY = 0.5, 0.2, 0.3, 2, 16
@@ -155,7 +155,7 @@ def main(files: tuple[Path, ...], step_ms: str, seeds: int, texts: int | None, c
                 rule, fixed = f"{row['rule']:.2f} ({row['rule_of']})", f"{row['fixed']:.2f} ({row['fixed_of']})"
                 step = f"{ms:g} ms" if ms else "not charged"
                 click.echo(f"| {results[-1]['texts']} | {curve} | {step} | {row['autopilot']:.2f} | {rule} | {fixed} |")
-    print_result("autopilot_rule", {"seeds": seeds, "results": results})
+    click.echo(json.dumps({"benchmark": "autopilot_rule", "seeds": seeds, "results": results}))
 
 
 def compare(traces: Sequence[Trace], curve: str, step_s: float, seeds: int) -> dict[str, Any]:
