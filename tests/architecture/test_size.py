@@ -1,4 +1,4 @@
-"""Limits of size: lines of a function, attributes of a class."""
+"""Limits of size: lines of a module and of a function, attributes of a class."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from tests.models import REPOSITORY
 
 PACKAGE = REPOSITORY / "edgespec"
+MAX_MODULE_LINES = 600
+LONGER = {"backends/llamacpp/context.py", "planner/heads.py"}  # modules that have yet to be cut
 MAX_FUNCTION_LINES = 60
 MAX_CLASS_ATTRIBUTES = 12
 
@@ -24,6 +26,11 @@ def attributes(node: ast.ClassDef) -> set[str]:
     """What the methods of a class assign to `self`."""
     stored = (each for each in ast.walk(node) if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store))
     return {each.attr for each in stored if isinstance(each.value, ast.Name) and each.value.id == "self"}
+
+
+def test_a_module_is_one_subject() -> None:
+    lines = {str(path.relative_to(PACKAGE)): path.read_text("utf-8").count("\n") for path in PACKAGE.rglob("*.py")}
+    assert {name for name, count in lines.items() if count > MAX_MODULE_LINES} <= LONGER
 
 
 def test_functions_fit_on_a_screen() -> None:
