@@ -13,7 +13,7 @@ from tests.models import REPOSITORY
 # Folder -> the first-party packages that it may import, besides itself.
 ALLOWED = {
     "edgespec": set(),
-    "benchmarks": {"edgespec", "tests"},  # benchmarks/autopilot_rule.py replays the texts of tests/controller
+    "benchmarks": {"edgespec"},
     "laboratory": {"edgespec", "benchmarks"},
     "tests": {"edgespec"},
     "tests/benchmarks": {"edgespec", "benchmarks"},
