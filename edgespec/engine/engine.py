@@ -38,7 +38,9 @@ from edgespec.engine.slots import DrafterPool, Slot, SlotPool, open_space, store
 from edgespec.errors import BackendError, Cancelled
 from edgespec.hub.cache import shorten_names
 from edgespec.memory.memory import Memory
+from edgespec.text.reasoning import ReasoningFormat
 from edgespec.text.stream import TextStream
+from edgespec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -99,9 +101,8 @@ class Engine:
         """
         started_s = perf_counter()
         encoded = self._encode(request.prompt, request.variables, request.start)
-        prompt, is_raw, tokenizer = encoded.tokens, not isinstance(request.prompt, tuple), self.target.tokenizer
-        visible, reasoning = request.visible, self.prompts.reasoning
-        text = TextStream(tokenizer, request.stop, reasoning, encoded.tail, visible, is_raw=is_raw, start=encoded.start)
+        prompt, tokenizer, reasoning = encoded.tokens, self.target.tokenizer, self.prompts.reasoning
+        text = _open_text(request, encoded, tokenizer, reasoning)
         generation = Generation(request, prompt, text, tokenizer, started_s)
         controller: Controller | None = None
         slot: Slot | None = None
@@ -292,3 +293,13 @@ class Engine:
             self._drafters.open_missing(slot, check, is_new=True)
             undo.pop_all()
         return slot
+
+
+def _open_text(
+    request: Request, encoded: EncodedPrompt, tokenizer: Tokenizer, reasoning: ReasoningFormat | None
+) -> TextStream:
+    """The text of an answer to `request`. A raw prompt's answer is shown with its markers of reasoning."""
+    is_raw = not isinstance(request.prompt, tuple)
+    return TextStream(
+        tokenizer, request.stop, reasoning, encoded.tail, request.visible, is_raw=is_raw, start=encoded.start
+    )

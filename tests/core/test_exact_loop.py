@@ -14,7 +14,7 @@ import pytest
 from edgespec.backends.toy import ToySession
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.fixed import FixedLength, PausableController
-from edgespec.controller.round import Asked, ScoredTree
+from edgespec.controller.round import DrafterCall, ScoredTree
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Controller, Draft, Round, Step
 from edgespec.core.tree import DraftTree
@@ -166,7 +166,7 @@ def test_drawn_drafts_of_the_shipped_drafters(policy: str, kind: str, rule: Rule
 class DropsTheImprobable(Adaptive):
     """A mistake: a drawn token that is not worth verifying is not verified."""
 
-    def _verify_drawn(self, chain: ScoredTree, asked: Asked, reason: str) -> Draft:
+    def _verify_drawn(self, chain: ScoredTree, asked: DrafterCall, reason: str) -> Draft:
         draft = super()._verify_drawn(chain, asked, reason)
         n = next((i for i, p in enumerate(chain.probabilities) if p < 0.3), len(draft))
         return Draft(draft.tokens[:n], draft.parents[:n], None if draft.q is None else draft.q[:n], draft.sources[:n])
