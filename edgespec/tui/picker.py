@@ -318,7 +318,7 @@ class Picker(FilterList[Pick]):
         if not self._is_idle:
             self.set_status("Speeds cannot be measured during an answer; Esc stops it.")
             return
-        self.set_status(f"Measuring a few layers of {name} on this machine …")
+        self.set_status(f"Measuring how fast this machine computes {name} …")
         self._estimate(name)
 
     @work(exclusive=False)

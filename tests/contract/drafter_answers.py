@@ -238,7 +238,7 @@ def survives_adoption(subject: Subject) -> None:
         check_plain(engine, second, beside, is_exact=subject.is_exact)
 
 
-METHODS = ("begin", "unread", "expand", "a unit of expand", "draft_async", "observe", "save", "close")
+METHODS = ("begin", "pending_tokens", "expand", "a unit of expand", "draft_async", "observe", "save", "close")
 
 
 def break_once(spec: DrafterSpec, method: str, calls: int) -> tuple[DrafterSpec, list[str]]:
@@ -297,4 +297,4 @@ def survives_errors(subject: Subject) -> None:
             assert not is_told or f"The drafter {subject.drafter} failed" in notices[0]
         seen |= set(raised)
     assert {"begin", "expand", "a unit of expand", "draft_async", "observe"} <= seen, seen
-    assert "unread" in seen or subject.loaded.spec.needs in ("nothing", "memory", "server")
+    assert "pending_tokens" in seen or subject.loaded.spec.needs in ("nothing", "memory", "server")

@@ -118,7 +118,7 @@ def test_functions(pair: Server) -> None:
         ("chat/completions", {"grammar": "root ::= ["}, "grammar cannot be read"),
         ("chat/completions", {"grammar": "start: ("}, "structure cannot be followed: Expected token ')', found"),
         ("chat/completions", {"grammar": 'start: start "a"'}, "structure cannot be followed: it allows no text."),
-        ("chat/completions", {"guided_regex": "(?=a)b"}, "look-ahead and look-behind, is not supported. Correct"),
+        ("chat/completions", {"guided_regex": "(?=a)b"}, "look-ahead and look-behind, is not supported. Simplify"),
         ("chat/completions", {"guided_json": "{"}, "not valid JSON"),
         ("chat/completions", {"modalities": ["text", "audio"]}, "text only"),
         ("chat/completions", {"audio": {"voice": "x"}}, "audio is not supported"),

@@ -104,7 +104,7 @@ async def test_draft(chat: Driver) -> None:
     text = await chat.ask("hello")
     await chat.hears(
         "/draft",
-        "draft: ngram+model (choose from auto, none, ngram, suffix, recycling, jacobi, model[:REF], mtp[:REF], ",
+        "draft: ngram+model (choose from auto, none, ngram, suffix, recycling, jacobi, model[:REF], pard[:REF], ",
     )
     await chat.hears(
         "/draft nonsense",
