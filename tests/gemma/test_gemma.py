@@ -64,11 +64,11 @@ def test_a_seed_gives_one_text(path: Path, folders: Path) -> None:
     assert len(texts) == 1
 
 
-def test_a_text_that_is_longer_than_the_window_goes_on(path: Path, folders: Path) -> None:
+def test_a_text_that_is_longer_than_the_window_goes_on(path: Path, judge: Judge) -> None:
     with load("ngram", str(path), draft_max=4) as model:
-        first = model.generate(LONG, temperature=0, max_tokens=8)
-        again = model.generate(LONG + first.text, temperature=0, max_tokens=8)
+        first = Ask(LONG, False, 8).ask(model)
+        longer = Ask(LONG + first.text, False, 8)
+        again = longer.ask(model)
         assert again.stats.cached_tokens >= first.stats.prompt_tokens - 1
-        fresh = load("none", str(path))
-        with fresh:
-            assert fresh.generate(LONG + first.text, temperature=0, max_tokens=8).text == again.text
+    with load("none", str(path)) as fresh:
+        judge.require_same(longer, longer.ask(fresh).tokens, again.tokens)
