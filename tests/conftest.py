@@ -6,10 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.fast_mlx import hasten_mlx
 
 hasten_mlx()
+# Machines that run the suite are shared: no test fails because its inputs were made slowly.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 os.environ["EDGESPEC_MODEL"] = "python-6m"  # what opens where a test names no model, whatever packages are installed
 
 TESTS = Path(__file__).parent
