@@ -35,12 +35,12 @@ TASKS: dict[Use, Task] = {
     "chat": "chat", "code": "code", "agents": "code", "documents": "chat", "reasoning": "reasoning",
 }  # fmt: skip
 _LOOKUPS = "edits of a file ran at 2.11 times plain decoding with it, at 1.59 without (1B Q4_0)"
-DRAFTERS: dict[Use, str] = {  # figures of docs/benchmarks.md
-    "chat": "a small draft model or a trained head, which `auto` takes: 1.39 times plain decoding (1B Q8_0)",
+DRAFTERS: dict[Use, str] = {  # figures of docs/benchmarks.md, "Earlier texts"
+    "chat": "a small draft model or a trained head, which `auto` takes",
     "code": f"`auto`, which has the n-gram lookup in your past chats (suffix): {_LOOKUPS}",
     "agents": f"`--draft ngram+suffix`, n-gram lookup in the conversation and in your past chats: {_LOOKUPS}",
-    "documents": "`--draft ngram`: a draft model reads the document too, and RAG ran at 1.01 with one (1B Q8_0)",
-    "reasoning": "a trained head or a draft model, which `auto` takes: 1.50 times plain decoding in maths (1B Q8_0)",
+    "documents": "`--draft ngram`: a draft model reads the document too",
+    "reasoning": "a trained head or a draft model, which `auto` takes",
 }
 Group = Literal["fast", "slow", "unknown", "too large"]
 GROUPS: dict[Group, str] = {
