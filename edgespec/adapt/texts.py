@@ -154,7 +154,7 @@ def _take(sources: Sequence[str], sizes: Mapping[str, int], n_tokens: int, at_le
 
 @dataclass(frozen=True, slots=True)
 class TextSelection:
-    """Which texts are trained on, and which measure the gain.
+    """Says which texts are trained on, and which measure the gain.
 
     folder     of a run's state, in that of the pair
     split      what is trained on and what is held out. Raises InvalidRequest for too little

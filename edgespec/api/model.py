@@ -146,19 +146,19 @@ class AsyncModel(_BaseModel):
     """`Model` for asyncio: the same methods, to be awaited."""
 
     async def generate(self, prompt: str, **arguments: Unpack[GenerationArguments]) -> Reply:
-        """See `Model.generate`."""
+        """Generates as `Model.generate` does, without blocking the event loop."""
         return await AsyncReplyStream(*self._prepare("generate", _require_text(prompt), arguments)).read()
 
     async def chat(self, messages: str | Messages, **arguments: Unpack[GenerationArguments]) -> Reply:
-        """See `Model.chat`."""
+        """Answers as `Model.chat` does, without blocking the event loop."""
         return await AsyncReplyStream(*self._prepare("chat", _to_messages(messages), arguments)).read()
 
     def stream(self, prompt: Prompt, **arguments: Unpack[GenerationArguments]) -> AsyncReplyStream:
-        """See `Model.stream`; read it with `async for`."""
+        """Streams as `Model.stream` does; read it with `async for`."""
         return AsyncReplyStream(*self._prepare("stream", prompt, arguments))
 
     async def close(self) -> None:
-        """See `Model.close`."""
+        """Closes the model as `Model.close` does, without blocking the event loop."""
         await asyncio.to_thread(self._close)
 
     async def __aenter__(self) -> Self:

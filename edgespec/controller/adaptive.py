@@ -37,9 +37,9 @@ _MIN_PLAIN_ROUNDS = 3  # recent measurements of plain decoding without which not
 
 
 class DecisionPause:
-    """Rounds of one text in which nothing is decided and nothing drafted.
+    """Skips the decisions of one text where nothing was drafted of late.
 
-    They follow rounds in which nothing was drafted: as many as keep decisions within a small share of the time.
+    As many rounds are skipped as keep decisions within a small share of the time. Nothing is drafted in them.
     """
 
     def __init__(self, decision_time: DecisionTime) -> None:

@@ -266,7 +266,7 @@ def _check_same_assistant(header: Header, target: Header, path: Path) -> None:
 
 
 def _windows(header: Header) -> list[bool]:
-    """Which layers have a window. Raises InvalidModelFile."""
+    """Tells for each layer whether it has a window. Raises InvalidModelFile."""
     found = header.metadata.get(f"{header.architecture}.{_WINDOWS}")
     blocks = header.own("block_count") or 0
     if not isinstance(found, np.ndarray) or len(found) < blocks:

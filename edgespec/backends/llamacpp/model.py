@@ -46,7 +46,7 @@ class SettingsMeasurement:
         self._tokens = [(i * 7919 + 11) % vocab for i in range(max(_ROWS))]
 
     def run(self) -> RuntimeSettings | None:
-        """See backends.options.Adjustable. The model is left with the settings that it had."""
+        """Measures the settings that are open, and leaves the model with those that it had."""
         options = self._given
         has_choice = options.flash_attention is None and options.kv_type == "f16" and not options.exact
         lengths = measured_lengths(options, self._model.context_size) if has_choice else ()
@@ -159,7 +159,7 @@ class LlamaModel(LlamaWeights):
         return open_head(self, path, spec, progress, check)
 
     def measure_settings(self, seconds: float, check: CheckCancelled) -> RuntimeSettings | None:
-        """See backends.options.Adjustable. No other session is open."""
+        """Measures settings as backends.options.Adjustable says. No other session may be open."""
         return SettingsMeasurement(self, seconds, check).run()
 
 
