@@ -45,7 +45,9 @@ def test_a_drafter_does_not_change_the_text(
     arguments["draft"] = arguments["draft"].replace("model", str(draft))
     drafted = 0
     with load(**arguments) as model:
-        for ask in SOME:
+        for i, ask in enumerate((*SOME, *ASKS)):
+            if i >= len(SOME) and drafted > 0:  # lookups draft where a token comes again: not in every short answer
+                break
             reply = ask.ask(model)
             judge.require_same(ask, expect(ask), reply.tokens)
             drafted += reply.stats.drafted_tokens

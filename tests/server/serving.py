@@ -65,6 +65,9 @@ class Server:
         (state,) = [each for each in self.get("/props").json()["models"] if each["name"] == name]
         return dict(state)
 
+    def close(self) -> None:
+        self._http.close()
+
     def until(self, name: str, seconds: float = 20, **wanted: object) -> None:
         """Wait until /props has `wanted` for a model."""
         end = monotonic() + seconds
@@ -118,4 +121,6 @@ def serving(
         finally:
             child.kill()
             reader.join()
+            child.stdout.close()
+            server.close()
     assert not any("Traceback" in line or "nternal error" in line for line in server.log), "".join(server.log[-80:])
