@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, redirect_stderr
-from multiprocessing import get_context, resource_tracker
+from multiprocessing import resource_tracker
+from subprocess import PIPE, Popen, TimeoutExpired
 from typing import Any, TypeVar
 
 from edgespec.core.protocols import CheckCancelled
@@ -16,6 +17,7 @@ from edgespec.errors import Cancelled
 
 T = TypeVar("T")
 _POLL_S = 0.1
+_COMMAND = (sys.executable, "-c", f"from {__name__} import serve_once; serve_once()")
 
 
 class ChildDied(Exception):
@@ -27,23 +29,42 @@ def run_in_child(
 ) -> T:
     """The result of `work`, an importable function, for `args`. Calls `check` and `on_poll` 10 times a second.
 
-    Raises what `work` raises, ChildDied, Cancelled.
+    The main module of the program is not imported again, as multiprocessing does: a script that has no guard for that
+    may call this too. Raises what `work` raises, ChildDied, Cancelled.
     """
-    with block_sigint(), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        running = pool.submit(work, *args)
-        while not running.done():
-            wait([running], timeout=_POLL_S)
+    call: bytes | None = pickle.dumps((sys.path, work, args))
+    with block_sigint(), Popen(_COMMAND, stdin=PIPE, stdout=PIPE) as child:
+        while True:
+            try:
+                answer, _ = child.communicate(call, timeout=_POLL_S)
+                break
+            except TimeoutExpired:
+                call = None
             try:
                 check()
                 on_poll()
             except Cancelled:
-                for process in pool._processes.values():  # other children of this process go on, such as an engine
-                    process.terminate()
+                child.terminate()
                 raise
+    if child.returncode or not answer:
+        raise ChildDied
+    result, error = pickle.loads(answer)
+    if error is not None:
+        raise error
+    return result  # type: ignore[no-any-return]
+
+
+def serve_once() -> None:
+    """Run the call that arrives on stdin and write its outcome; what the function prints goes to stderr."""
+    with os.fdopen(os.dup(1), "wb") as output:
+        os.dup2(2, 1)
+        sys.path, work, args = pickle.load(sys.stdin.buffer)
+        outcome: tuple[Any, Exception | None]
         try:
-            return running.result()
-        except BrokenProcessPool:
-            raise ChildDied from None
+            outcome = (work(*args), None)
+        except Exception as error:  # noqa: BLE001 - the parent raises it
+            outcome = (None, error)
+        pickle.dump(outcome, output)
 
 
 @contextmanager

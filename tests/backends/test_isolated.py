@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from multiprocessing import get_context
+from pathlib import Path
 from time import sleep
 
 import pytest
 
-from edgespec.backends.isolated import run_in_child
+from edgespec.backends.isolated import ChildDied, run_in_child
 from edgespec.errors import Cancelled
 
 
@@ -28,3 +32,25 @@ def test_cancelling_ends_its_own_process_alone() -> None:
     assert other.is_alive()
     other.kill()
     other.join()
+
+
+def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from edgespec.backends.isolated import run_in_child\n"
+        "print('once')\n"
+        "print(run_in_child(divmod, 7, 2, check=lambda: None))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert done.stdout == "once\n(3, 1)\n"
+
+
+def test_errors_and_deaths_are_told() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_in_child(divmod, 1, 0, check=lambda: None)
+    with pytest.raises(ChildDied):
+        run_in_child(_die, check=lambda: None)
+
+
+def _die() -> None:
+    os.abort()
