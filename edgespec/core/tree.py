@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from heapq import heappop, heappush
+from itertools import count
 from math import isfinite
+from typing import TypeVar
 
 import numpy as np
 
-from edgespec.core.protocols import NO_DRAFT, Draft
+from edgespec.core.protocols import NO_DRAFT, Budget, Draft
 from edgespec.core.sampling import Ints, Probs
+
+S = TypeVar("S")
 
 
 def depths(draft: Draft) -> Ints:
@@ -132,6 +137,35 @@ class DraftTree:
         for token, confidence in zip(tokens, confidences, strict=True):
             parent = self.add(parent, token, source, confidence)
         return parent
+
+    def add_most_probable(
+        self,
+        source: str,
+        limit: Budget,
+        follow: Callable[[S, int], Iterable[tuple[int, float, S]]],
+        start: S,
+        least: float = 0.0,
+    ) -> None:
+        """Add the `limit.nodes` nodes whose paths are the most probable, without those less probable than `least`.
+
+        `follow(state, depth)` lists what may come after a path of `depth` tokens, as (token, its probability after that
+        path, the state of the longer path); `start` is the root's state.
+        """
+        waiting: list[tuple[float, int, int, int, int, float, S]] = []
+        order = count()
+
+        def wait(reached: float, parent: int, depth: int, state: S) -> None:
+            for token, probability, below in follow(state, depth) if depth < limit.depth else ():
+                if reached * probability >= least:
+                    path = -reached * probability
+                    heappush(waiting, (path, next(order), parent, depth + 1, token, probability, below))
+
+        wait(1.0, -1, 0, start)
+        for _ in range(limit.nodes):
+            if not waiting:
+                return
+            path, _, parent, depth, token, probability, below = heappop(waiting)
+            wait(-path, self.add(parent, token, source, probability), depth, below)
 
     def take_changed(self) -> int:
         """The first node with a vote or a sibling that changed since the last call; the number of nodes without one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from heapq import heappop, heappush
 
 from edgespec.core.drafter import BlockSession, TokenDraw
 from edgespec.core.protocols import Budget
@@ -50,26 +49,11 @@ class BlockDrafter(SessionDrafter):
     def _add_best_paths(self, tree: DraftTree, rows: list[Logits], n_nodes: int) -> None:
         """The chain of the best tokens, then up to `n_nodes` in all of the most probable paths, best first."""
         candidates = _Candidates(rows, self._bigram)
-        chain, previous = [], -1
+        node = best = -1
         for depth in range(len(rows)):
-            tokens, probabilities = candidates.find(depth, previous)
-            chain.append((tokens[0], probabilities[0]))
-            previous = tokens[0]
-        tree.add_chain([token for token, _ in chain], self.name, [p for _, p in chain])
-        heap: list[tuple[float, int, int, int, int]] = []  # (-probability of the path, its parent, depth, rank, token)
-        heappush(heap, (-chain[0][1], -1, 0, 0, -1))  # the token is the parent's
-        added = 0
-        while heap and added < n_nodes:
-            negated, parent, depth, rank, previous = heappop(heap)
-            tokens, probabilities = candidates.find(depth, previous)
-            node = tree.add(parent, tokens[rank], self.name, probabilities[rank])
-            added += 1
-            if rank + 1 < len(tokens):
-                sibling = negated / probabilities[rank] * probabilities[rank + 1]
-                heappush(heap, (sibling, parent, depth, rank + 1, previous))
-            if depth + 1 < len(rows):
-                below = candidates.find(depth + 1, tokens[rank])[1][0]
-                heappush(heap, (negated * below, node, depth + 1, 0, tokens[rank]))
+            best, probability, _ = candidates.follow(best, depth)[0]
+            node = tree.add(node, best, self.name, probability)
+        tree.add_most_probable(self.name, Budget(len(rows), n_nodes), candidates.follow, -1)
 
 
 class _Candidates:
@@ -78,14 +62,15 @@ class _Candidates:
     def __init__(self, rows: list[Logits], bigram: Bigram | None) -> None:
         self._rows = rows
         self._bigram = bigram
-        self._found: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
+        self._found: dict[tuple[int, int], list[tuple[int, float, int]]] = {}
 
-    def find(self, depth: int, previous: int) -> tuple[list[int], list[float]]:
-        """At `depth` after the token `previous`, which the first position does not ask for; the best first."""
+    def follow(self, previous: int, depth: int) -> list[tuple[int, float, int]]:
+        """(token, probability, token) at `depth` after the token `previous`, the best first."""
         previous = previous if depth and self._bigram is not None else -1
         if (found := self._found.get((depth, previous))) is None:
             row = self._rows[depth]
             if self._bigram is not None and previous >= 0:
                 row = self._bigram.adjust(row, previous)
-            found = self._found[depth, previous] = best_tokens(row)
+            tokens, probabilities = best_tokens(row)
+            found = self._found[depth, previous] = list(zip(tokens, probabilities, tokens, strict=True))
         return found

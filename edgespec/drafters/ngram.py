@@ -73,10 +73,6 @@ class SuffixLookup:
                 self.end, self.length = self._find_longest(known, self._grams)
         return outcomes
 
-    def read_continuation(self, end: int, n: int) -> list[int]:
-        """[n] tokens from position `end` of the text."""
-        return continue_from(self.tokens, end, n)
-
     def continue_after(self, more: Sequence[int], n: int) -> tuple[list[int], int]:
         """The continuation if `more` followed the text: ([n] tokens or none, length of the match)."""
         tokens = [*self.tokens[-MAX_MATCH:], *more]
@@ -193,7 +189,7 @@ class NgramDrafter(Drafter):
         lookup = self._lookup
         if limit.nodes <= limit.depth:
             node, n = -1, limit.depth if lookup.length else 0
-            tokens, confidences = lookup.read_continuation(lookup.end, n), _confidences(lookup.length, n)
+            tokens, confidences = continue_from(lookup.tokens, lookup.end, n), _confidences(lookup.length, n)
             for start in range(0, n, _PART):
                 node = tree.add_chain(
                     tokens[start : start + _PART], self.name, confidences[start : start + _PART], node
@@ -204,7 +200,7 @@ class NgramDrafter(Drafter):
         for end, length in lookup.find_matches():
             if len(tree) >= limit.nodes:
                 return
-            tokens = lookup.read_continuation(end, limit.depth)
+            tokens = continue_from(lookup.tokens, end, limit.depth)
             tree.add_chain(tokens, self.name, _confidences(length, len(tokens)))
 
     def _continue_path(self, tree: DraftTree, node: int, depth: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from heapq import heappop, heappush
 from pathlib import Path
 from typing import Self
 
@@ -118,7 +117,7 @@ class RecyclingDrafter(Drafter):
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         if not self._is_resting:
             self._add_chain(tree, text[-1], min(limit.depth, limit.nodes))
-            self._add_paths(tree, text[-1], limit)
+            tree.add_most_probable(self.name, limit, self._follow, text[-1], _LEAST_PATH)
         yield
 
     def observe(self, done: Round) -> Sequence[Outcome]:
@@ -142,6 +141,10 @@ class RecyclingDrafter(Drafter):
         else:
             self._learn([pairs[0][0], *done.draft.tokens.tolist()], done.path, done.scores)
         return outcomes
+
+    def _follow(self, token: int, depth: int) -> list[tuple[int, float, int]]:
+        """(successor, its share, successor)"""
+        return [(successor, share, successor) for successor, share in self._table.successors(token)]
 
     def _count_refused(self, done: Round, root: int) -> None:
         """Whether the draft of the round had the best successor of `root`."""
@@ -170,25 +173,6 @@ class RecyclingDrafter(Drafter):
             root, share = best[0]
             reached *= share
             parent = tree.add(parent, root, self.name, share)
-
-    def _add_paths(self, tree: DraftTree, root: int, limit: Budget) -> None:
-        """Up to `limit.nodes` of the most probable paths, best first."""
-        heap: list[tuple[float, int, int, int, list[tuple[int, float]]]] = []  # (-probability, parent, depth, rank, of)
-
-        def push(reached: float, parent: int, depth: int, rank: int, successors: list[tuple[int, float]]) -> None:
-            if rank < len(successors) and (probability := reached * successors[rank][1]) >= _LEAST_PATH:
-                heappush(heap, (-probability, parent, depth, rank, successors))
-
-        push(1.0, -1, 1, 0, self._table.successors(root))
-        for _ in range(limit.nodes):
-            if not heap:
-                return
-            negated, parent, depth, rank, successors = heappop(heap)
-            token, share = successors[rank]
-            node = tree.add(parent, token, self.name, share)
-            push(-negated / share, parent, depth, rank + 1, successors)
-            if depth < limit.depth:
-                push(-negated, node, depth + 1, 0, self._table.successors(token))
 
 
 # What tokens follow which, added to a block's positions: they do not know each other's tokens by themselves.

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from heapq import heappop, heappush
-from itertools import count
 from math import exp, isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -172,7 +170,7 @@ class SuffixDrafter(Drafter):
         if not self._paths or self._is_read_short(limit.depth):
             self._search(text)
         if limit.nodes > limit.depth:
-            self._add_tree(tree, limit)
+            tree.add_most_probable(self.name, limit, self._follow_all, self._paths)
         elif self._paths:
             self._add_chain(tree, limit.depth)
         yield
@@ -213,7 +211,7 @@ class SuffixDrafter(Drafter):
         matches = self._space.find(text, _MAX_PLACES)
         paths: dict[tuple[int, ...], _Path] = {}
         for place in matches.places if matches is not None else ():
-            tokens = self._space.read(place, _READ)
+            tokens = place.read(_READ)
             key = tuple(tokens)
             if key in paths:
                 paths[key].n += 1
@@ -260,21 +258,9 @@ class SuffixDrafter(Drafter):
                 return
             node = tree.add(node, token, self.name, probability)
 
-    def _add_tree(self, tree: DraftTree, limit: Budget) -> None:
-        """The nodes whose paths are the most probable."""
-        waiting: list[tuple[float, int, int, int, _Choice]] = []  # minus its path's probability, order, parent, depth
-        order = count()
-
-        def wait(above: float, parent: int, depth: int, paths: list[_Path]) -> None:
-            for choice in self._choose(paths, depth) if depth < limit.depth else ():
-                heappush(waiting, (above * choice.probability, next(order), parent, depth + 1, choice))
-
-        wait(-1.0, -1, 0, self._paths)
-        for _ in range(limit.nodes):
-            if not waiting:
-                return
-            above, _, parent, depth, choice = heappop(waiting)
-            wait(above, tree.add(parent, choice.token, self.name, choice.probability), depth, choice.paths)
+    def _follow_all(self, paths: list[_Path], ahead: int) -> list[tuple[int, float, list[_Path]]]:
+        """(token, its probability, the paths that have it)"""
+        return [(each.token, each.probability, each.paths) for each in self._choose(paths, ahead)]
 
 
 def _by_probability(choice: _Choice) -> float:

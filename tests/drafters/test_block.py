@@ -133,18 +133,6 @@ def test_paths_of_positions_that_know_the_token_before(seed: int, depth: int, no
     assert tuple(tree.path_tokens(depth - 1)) == chain
 
 
-def test_drawn_chains_know_the_token_before() -> None:
-    sampler, rows, bigram = Sampler(SamplingParams(), V), make_rows(2, 4), make_bigram(3)
-    drafter = BlockDrafter("block", Rows(rows), bigram)
-    drafter.begin(TEXT, RequestDraw(sampler, np.random.default_rng(5)))
-    draft = expand(drafter, Budget(4, 4))[0].drawn_chain()
-    assert draft.q is not None
-    before = [None, *draft.tokens.tolist()]
-    for q, row, previous in zip(draft.q, rows, before, strict=False):
-        own = row if previous is None else bigram.adjust(row, previous)
-        assert q.tolist() == sampler.distribution(own, TEXT).dense(V).tolist()
-
-
 def test_no_more_positions_than_the_block_has() -> None:
     session = Rows(make_rows(1, 20))
     drafter = BlockDrafter("block", session)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -113,7 +112,7 @@ def finish(drafter: NgramDrafter, text: list[int], emitted: list[int], draft: Dr
 
 
 @given(_texts, _budgets)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_equals_naive_search(tokens: list[int], budget: Budget) -> None:
     found = expand(begin(tokens[:-1]), tokens, budget)
     assert found == naive_paths(tokens, budget, len(tokens) - 1)
@@ -122,7 +121,7 @@ def test_equals_naive_search(tokens: list[int], budget: Budget) -> None:
 
 
 @given(_texts, st.lists(st.integers(1, 5), max_size=10), _budgets)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_grown_round_by_round_equals_from_scratch(tokens: list[int], bursts: list[int], budget: Budget) -> None:
     """Whether or not it was asked in a round."""
     at = 1
@@ -162,7 +161,7 @@ def outcomes(tokens: list[int], emitted: list[int], n_read: int) -> list[Outcome
     st.lists(st.lists(_token, min_size=1, max_size=4), min_size=1, max_size=5),
     st.lists(st.booleans(), min_size=5),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_an_outcome_for_every_emitted_token(prompt: list[int], rounds: list[list[int]], asked: list[bool]) -> None:
     """Whether it was asked, another drafted, or nobody; in the round of the token."""
     drafter, text = begin(prompt), list(prompt)
@@ -173,38 +172,6 @@ def test_an_outcome_for_every_emitted_token(prompt: list[int], rounds: list[list
         wanted = outcomes(text, emitted, len(prompt))
         text = [*text, *emitted]
         assert finish(drafter, text, emitted, draft) == wanted
-
-
-def test_the_first_token_after_the_prompt_is_told_with_the_first_round() -> None:
-    """It is read by the first expand, or by the first round."""
-    for is_asked in (True, False):
-        drafter, text = begin([1, 2, 1]), [1, 2, 1, 2]
-        if is_asked:
-            expand(drafter, text, Budget(2, 2))
-        assert finish(drafter, [*text, 3], [3]) == [Outcome(1, True), Outcome(2, False)]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "budget", "expected"),
-    [
-        ([7, 8, 1, 7, 8, 2, 7, 8], Budget(2, 2), [(2,), (2, 7)]),  # the latest of two equal matches
-        ([5, 7, 8, 1, 7, 8, 2, 5, 7, 8], Budget(1, 1), [(1,)]),  # the longer match beats the later one
-        ([7, 8, 1, 3, 7, 8, 2, 7, 8], Budget(2, 4), [(2,), (2, 7), (1,), (1, 3)]),  # two branches
-        ([7, 8, 1, 2, 7, 8, 1, 3, 7, 8], Budget(2, 3), [(1,), (1, 3), (1, 2)]),  # merged where they agree
-        ([7, 8, 1, 2, 7, 8, 1, 3, 7, 8], Budget(2, 2), [(1,), (1, 3)]),
-        ([1, 2, 3, 4], Budget(4, 4), []),
-        ([1, 2, 3, 2], Budget(2, 2), [(3,), (3, 2)]),  # one token is a match, of low confidence
-        ([1], Budget(4, 4), []),
-    ],
-)
-def test_by_hand(tokens: list[int], budget: Budget, expected: list[Path]) -> None:
-    assert list(expand(begin(tokens), tokens, budget)) == expected
-
-
-def test_a_loop_is_drafted_to_the_full_depth() -> None:
-    assert max(expand(begin([1] * 20), [1] * 21, Budget(6, 6))) == (1,) * 6
-    text = [*[1, 2, 3] * 4, 1]
-    assert max(expand(begin(text), text, Budget(7, 7)), key=len) == (2, 3, 1, 2, 3, 1, 2)
 
 
 def test_paths_of_others_are_continued() -> None:
@@ -225,12 +192,3 @@ def test_paths_of_others_are_continued() -> None:
     deep = DraftTree()
     deep.add_chain([7, 7, 7, 7], "model", [0.9] * 4)
     assert max(map(len, expand(drafter, text, Budget(4, 4), deep))) == 4
-
-
-def test_it_agrees_with_others_on_a_node() -> None:
-    text = [1, 2, 3, 1, 2]
-    tree = DraftTree()
-    tree.add_chain([3], "model", [0.8])
-    expand(begin(text), text, Budget(2, 2), tree)
-    assert tree.votes[0] == {"model": 0.8, "ngram": 2.0}
-    assert len(tree) == 2

@@ -83,13 +83,6 @@ def test_the_built_in_drafters() -> None:
     assert specs["ngram"].needs == "nothing" and specs[SELF].needs == "target"
 
 
-def test_words_name_drafters() -> None:
-    for word, name in {"ngram": "ngram", "model": "model", "layerskip": SELF, "qspec": SELF, "sparse": SELF}.items():
-        found = find_spec(word)
-        assert found is not None and found.name == name
-    assert find_spec(SELF) is None and find_spec("llama-1b") is None and find_spec("") is None
-
-
 def test_what_is_missing_is_said() -> None:
     specs = drafter_specs()
     for name in ("model", "pard", SELF):
@@ -125,13 +118,10 @@ def test_a_package_adds_several(install: Install) -> None:
     ("source", "reason"),
     [
         ("import no_such_module", "No module named 'no_such_module'"),
-        ("raise SystemError('it broke')", "it broke"),
         ("", "has no attribute 'BAD'"),
         ("BAD = 5", "it is a int, not a DrafterSpec"),
         ("BAD = DrafterSpec('Big Name', '', opened)", "'Big Name' is not a name"),
-        ("BAD = DrafterSpec('a+b', '', opened)", "'a+b' is not a name"),
         ("BAD = DrafterSpec('ngram', '', opened)", "the name 'ngram' is taken"),
-        ("BAD = DrafterSpec('self', '', opened)", "the name 'self' is taken"),
         ("BAD = DrafterSpec('qspec', '', opened)", "the name 'qspec' is taken"),
         ("BAD = DrafterSpec('auto', '', opened)", "the name 'auto' is taken"),
         ("BAD = DrafterSpec('other', '', opened, words=('none',))", "the name 'none' is taken"),
@@ -145,9 +135,3 @@ def test_a_plugin_that_cannot_be_used_is_refused_with_the_reason(install: Instal
     assert [*drafter_specs()] == [*BUILT_IN, *(["silent"] if is_imported else [])]
     assert reason in refused_plugins()["bad"]
     assert [*refused_plugins()] == (["bad"] if is_imported else ["bad", "silent"])
-
-
-def test_the_second_of_two_plugins_of_a_name_is_refused(install: Install) -> None:
-    install(GOOD, "silent = example_plugin:SPEC\nother = example_plugin:SPEC")
-    assert [*drafter_specs()] == [*BUILT_IN, "silent"]
-    assert [*refused_plugins().values()] == ["the name 'silent' is taken"]

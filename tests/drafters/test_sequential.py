@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,7 +13,7 @@ from edgespec.core.sampling import Probs, Sampler, SamplingParams, index_at
 from edgespec.core.tree import DraftTree
 from edgespec.drafters.sequential import ModelDraftSession, RequestDraw, SequentialDrafter
 from tests.core.stats import assert_follows
-from tests.drafters.sessions import MODEL, TEXT, CountingSession, V
+from tests.drafters.sessions import MODEL, CountingSession, V
 
 PARAMS = SamplingParams(temperature=0.9, top_k=6, presence_penalty=0.4, penalty_window=6)
 _texts = st.lists(st.integers(0, V - 1), min_size=2, max_size=12)
@@ -105,14 +103,6 @@ def test_drawn_tokens_follow_what_they_carry() -> None:
         assert_follows(pairs[token].tolist(), sampler.distribution(MODEL.logits(prefix), prefix).dense(V).tolist())
 
 
-def test_a_generation_without_a_draw_is_not_drawn() -> None:
-    drafter = open_drafter(CountingSession())
-    begin(drafter, TEXT, make_draw(1))
-    begin(drafter, TEXT)
-    assert not drafter.is_drawn
-    assert not any(q is not None for q in expand(drafter, TEXT, Budget(2, 2)).q)
-
-
 @pytest.mark.parametrize("is_drawn", [False, True])
 @pytest.mark.parametrize("size", [1, 2, 3, 8, 13])
 def test_to_the_end_of_the_context(size: int, is_drawn: bool) -> None:
@@ -183,27 +173,3 @@ def test_nothing_is_proposed_after_tokens_that_the_draft_lacks() -> None:
     assert not len(expand(begin(drafter, text), text, Budget(3, 3)))
     assert begin(lazy, text).draft_async(text, Budget(3, 3)) is None
     assert len(expand(drafter, [*text, 1], Budget(3, 3, 2))), "what lies before the window is not read"
-
-
-def test_text_and_drafts_are_read_once() -> None:
-    session = CountingSession()
-    drafter = begin(open_drafter(session), TEXT)
-    text = list(TEXT)
-    for _ in range(4):
-        tree = expand(drafter, text, Budget(3, 3))
-        path = tree.path_tokens(tree.deepest("model"))
-        text += [*path[:2], (path[2] + 1) % V]
-        assert drafter.pending_tokens(text) == 1
-    assert session.prefills == [[4, 8, 9]]
-    assert session.rows == [1] * 12
-    copied = copy.deepcopy(drafter)
-    copied.begin([*text, 5], None)
-    assert copied.pending_tokens([*text, 5, 6]) == 3
-
-
-def test_closing_closes_the_session() -> None:
-    session = CountingSession()
-    drafter = begin(open_drafter(session), TEXT)
-    expand(drafter, TEXT, Budget(1, 1))
-    drafter.close()
-    assert session.position == 0
