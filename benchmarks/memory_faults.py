@@ -140,7 +140,7 @@ def examine(folder: Path, stored: set[int], forgotten: set[int], outcome: Outcom
     for seed in stored | kept.keys():
         text = make_text(seed)
         matches = space.find(text[:3000], 1)
-        follows = space.read(matches.places[0], 50) if matches and matches.length == 32 else []
+        follows = matches.places[0].read(50) if matches and matches.length == 32 else []
         outcome.lost += not follows
         outcome.wrong += bool(follows) and follows != text[3000:3050]
     for seed in forgotten:

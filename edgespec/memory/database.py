@@ -18,7 +18,7 @@ import numpy as np
 from edgespec.databases import open_database, read_version, require_columns, to_cache_error
 from edgespec.errors import CacheError
 from edgespec.files import write_private
-from edgespec.memory.texts import Keys, Origin, SpaceKey, StoredText
+from edgespec.memory.texts import Origin, SpaceKey, StoredText
 
 FILE_NAME = "memory.db"
 SEGMENT_SUFFIX = ".segment"
@@ -112,6 +112,12 @@ class Database:
     def version(self) -> int:
         """Another number after every change by another connection. Raises CacheError."""
         return int(self.query("PRAGMA data_version")[0][0])
+
+    def name_tokenizer(self, tokenizer: str, model: str) -> None:
+        """Remember a model that has this tokenizer, by the name that its user knows. Raises CacheError."""
+        with self.write() as db:
+            update = "DO UPDATE SET name = excluded.name WHERE name <> excluded.name"
+            db.execute(f"INSERT INTO models (tokenizer, name) VALUES (?, ?) ON CONFLICT {update}", (tokenizer, model))
 
     def remove_leftovers(self) -> None:
         """Remove the files that no segment has: of processes that were killed, of removed texts. Raises CacheError."""
@@ -207,7 +213,7 @@ def add_texts(database: Database, key: SpaceKey, texts: Sequence[StoredText]) ->
     """Store texts and set their ids; -1 for those that are not stored, because they were forgotten meanwhile."""
     ids = []
     with database.write() as db:
-        db.execute("INSERT OR IGNORE INTO spaces (tokenizer, namespace) VALUES (?, ?)", _columns(key))
+        db.execute("INSERT OR IGNORE INTO spaces (tokenizer, namespace) VALUES (?, ?)", key)
         for text in texts:
             ids.append(-1 if _is_forgotten(db, key, text) else _insert(db, key, text))
     for text, id in zip(texts, ids, strict=True):
@@ -218,39 +224,39 @@ def read_texts(database: Database, key: SpaceKey, first: int, last: int) -> list
     """The texts with ids from `first` to `last`, in that order, without damaged ones."""
     columns = "tokens, n_lead, answer, is_corpus, source, time, keys, id, checksum"
     query = f"SELECT {columns} FROM texts WHERE space = {_SPACE} AND id BETWEEN ? AND ? ORDER BY id"
-    return list(_to_texts(database.query(query, *_columns(key), first, last)))
+    return list(_to_texts(database.query(query, *key, first, last)))
 
 
 def list_ids(database: Database, key: SpaceKey, first: int, limit: int) -> list[int]:
     """The ids of texts from `first` on, `limit` at most, in rising order."""
     query = f"SELECT id FROM texts WHERE space = {_SPACE} AND id >= ? ORDER BY id LIMIT ?"
-    return [id for (id,) in database.query(query, *_columns(key), first, limit)]
+    return [id for (id,) in database.query(query, *key, first, limit)]
 
 
 def list_unindexed(database: Database, key: SpaceKey) -> list[tuple[int, int]]:
     """(id, number of tokens) of every text that is in no segment, by id."""
     inside = "SELECT 1 FROM segments WHERE space = texts.space AND texts.id BETWEEN first AND last"
     query = f"SELECT id, length(tokens) / 4 FROM texts WHERE space = {_SPACE} AND NOT EXISTS ({inside}) ORDER BY id"
-    return database.query(query, *_columns(key))
+    return database.query(query, *key)
 
 
-def read_keys(database: Database, key: SpaceKey) -> Keys:
+def read_keys(database: Database, key: SpaceKey) -> set[int]:
     """The keys of all blocks."""
-    rows = database.query(f"SELECT keys FROM texts WHERE space = {_SPACE}", *_columns(key))
-    return np.frombuffer(b"".join(keys for (keys,) in rows), np.uint64)
+    rows = database.query(f"SELECT keys FROM texts WHERE space = {_SPACE}", *key)
+    return set(np.frombuffer(b"".join(keys for (keys,) in rows), np.uint64).tolist())
 
 
-def read_source_keys(database: Database, key: SpaceKey, source: str) -> list[tuple[int, Keys]]:
-    """(id, keys of the blocks) of every text of a source."""
+def read_source_keys(database: Database, key: SpaceKey, source: str) -> dict[int, set[int]]:
+    """The keys of the blocks of every text of a source, by the text's id."""
     query = f"SELECT id, keys FROM texts WHERE source = ? AND space = {_SPACE}"
-    return [(id, np.frombuffer(keys, np.uint64)) for id, keys in database.query(query, source, *_columns(key))]
+    return {id: set(np.frombuffer(keys, np.uint64).tolist()) for id, keys in database.query(query, source, *key)}
 
 
 def list_documents(database: Database, key: SpaceKey, path: Path) -> list[str]:
     """The sources of the documents at an absolute path and below it."""
     condition, parameters = match_documents(path)
     query = f"SELECT DISTINCT source FROM texts t WHERE {condition} AND space = {_SPACE}"
-    return [source for (source,) in database.query(query, *parameters, *_columns(key))]
+    return [source for (source,) in database.query(query, *parameters, *key)]
 
 
 def match_documents(path: Path) -> tuple[str, tuple[str, ...]]:
@@ -276,13 +282,6 @@ def count_corpus_tokens(database: Database) -> int:
     return int(database.query(query)[0][0])
 
 
-def name_tokenizer(database: Database, tokenizer: str, model: str) -> None:
-    """Remember a model that has this tokenizer, by the name that its user knows."""
-    with database.write() as db:
-        update = "DO UPDATE SET name = excluded.name WHERE name <> excluded.name"
-        db.execute(f"INSERT INTO models (tokenizer, name) VALUES (?, ?) ON CONFLICT {update}", (tokenizer, model))
-
-
 def mark_used(database: Database, ids: Iterable[int]) -> None:
     """These texts have been of use, and are kept longer."""
     with database.write() as db:
@@ -293,7 +292,7 @@ def mark_used(database: Database, ids: Iterable[int]) -> None:
 def list_segments(database: Database, key: SpaceKey) -> list[SegmentRow]:
     """The segments, by id of their texts; no two of them have the same text."""
     query = f"SELECT {_SEGMENT} FROM segments WHERE space = {_SPACE} ORDER BY first"
-    return [SegmentRow(*row) for row in database.query(query, *_columns(key))]
+    return [SegmentRow(*row) for row in database.query(query, *key)]
 
 
 def add_segment(database: Database, key: SpaceKey, plan: BuildPlan, data: bytes, epoch: int) -> None:
@@ -304,29 +303,29 @@ def add_segment(database: Database, key: SpaceKey, plan: BuildPlan, data: bytes,
     inside = f"space = {_SPACE} AND last >= ? AND first <= ?"
     name = f"{plan.first}-{plan.last}-{os.urandom(8).hex()}{SEGMENT_SUFFIX}"
     with database.write() as db:
-        found = db.execute(f"SELECT {_SEGMENT} FROM segments WHERE {inside}", (*_columns(key), plan.first, plan.last))
+        found = db.execute(f"SELECT {_SEGMENT} FROM segments WHERE {inside}", (*key, plan.first, plan.last))
         if read_epoch(database) != epoch or {SegmentRow(*row) for row in found} != set(plan.replaced):
             return
         write_private(database.folder / name, data)
         db.executemany("DELETE FROM segments WHERE name = ?", [(each.name,) for each in plan.replaced])
         db.execute(
             f"INSERT INTO segments (name, space, first, last, n_tokens, bytes) VALUES (?, {_SPACE}, ?, ?, ?, ?)",
-            (name, *_columns(key), plan.first, plan.last, plan.n_tokens, len(data)),
+            (name, *key, plan.first, plan.last, plan.n_tokens, len(data)),
         )
-    _remove_files(database, plan.replaced)
+    database.remove_leftovers()
 
 
 def drop_segments(database: Database, segments: Sequence[SegmentRow]) -> None:
     """Remove damaged segments."""
     with database.write() as db:
         db.executemany("DELETE FROM segments WHERE name = ?", [(each.name,) for each in segments])
-    _remove_files(database, segments)
+    database.remove_leftovers()
 
 
 def read_learned(database: Database, key: SpaceKey, name: str) -> bytes | None:
     """What was saved under `name`."""
     query = f"SELECT data FROM learned WHERE space = {_SPACE} AND name = ?"
-    found = database.query(query, *_columns(key), name)
+    found = database.query(query, *key, name)
     return bytes(found[0][0]) if found else None
 
 
@@ -334,21 +333,13 @@ def save_learned(database: Database, key: SpaceKey, name: str, data: bytes, epoc
     """Save `data` under `name`, unless texts were forgotten since `epoch`."""
     with database.write() as db:
         if read_epoch(database) == epoch:
-            db.execute("INSERT OR IGNORE INTO spaces (tokenizer, namespace) VALUES (?, ?)", _columns(key))
-            db.execute(
-                f"REPLACE INTO learned (space, name, data) VALUES ({_SPACE}, ?, ?)", (*_columns(key), name, data)
-            )
+            db.execute("INSERT OR IGNORE INTO spaces (tokenizer, namespace) VALUES (?, ?)", key)
+            db.execute(f"REPLACE INTO learned (space, name, data) VALUES ({_SPACE}, ?, ?)", (*key, name, data))
 
 
 def hash_name(name: str) -> str:
     """A namespace or source as the table of forgotten texts has it."""
     return blake2b(name.encode(), digest_size=16).hexdigest()
-
-
-def _remove_files(database: Database, segments: Iterable[SegmentRow]) -> None:
-    for segment in segments:
-        with suppress(OSError):
-            (database.folder / segment.name).unlink(missing_ok=True)
 
 
 def _insert(db: sqlite3.Connection, key: SpaceKey, text: StoredText) -> int:
@@ -358,7 +349,7 @@ def _insert(db: sqlite3.Connection, key: SpaceKey, text: StoredText) -> int:
         f" VALUES ({_SPACE}, ?, ?, ?, ?, ?, ?, ?, ?)"
     )
     said = (origin.source, origin.is_corpus, origin.time, text.n_lead, text.answer)
-    row = db.execute(statement, (*_columns(key), *said, zlib.crc32(tokens), text.keys.tobytes(), tokens))
+    row = db.execute(statement, (*key, *said, zlib.crc32(tokens), text.keys.tobytes(), tokens))
     assert row.lastrowid is not None
     return row.lastrowid
 
@@ -378,7 +369,3 @@ def _to_texts(rows: Iterable[tuple[bytes, int, int, int, str | None, float, byte
             read, read_keys = np.frombuffer(tokens, np.uint32), np.frombuffer(keys, np.uint64)
             origin = Origin(source, time, is_corpus=bool(is_corpus))
             yield StoredText(read, n_lead, answer, origin, read_keys, id)
-
-
-def _columns(key: SpaceKey) -> tuple[str, str]:
-    return key.tokenizer, key.namespace

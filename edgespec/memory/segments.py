@@ -22,6 +22,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import accumulate
 from pathlib import Path
 from sys import byteorder
 from typing import Any
@@ -139,10 +140,9 @@ class Segment:
         self.texts = texts
         self.n_tokens = n_tokens
         start = _HEADER.size
-        self.times = np.frombuffer(data, np.float64, n_texts, start)
         self.ids = np.frombuffer(data, np.int64, n_texts, start + 8 * n_texts)
         self._starts = np.frombuffer(data, np.uint32, n_texts, start + 16 * n_texts)
-        self._answers = np.frombuffer(data, np.uint32, n_texts, start + 20 * n_texts)
+        self.answers = np.frombuffer(data, np.uint32, n_texts, start + 20 * n_texts)
         order = start + 24 * n_texts
         self._data = data
         self._first = order + _WIDTH * n_positions  # byte of the tokens
@@ -153,8 +153,8 @@ class Segment:
         place = self._bisect(end)
         return max((self._count_common(i, end) for i in (place - 1, place) if 0 <= i < len(self.order)), default=0)
 
-    def find_recent(self, end: bytes, limit: int) -> tuple[int, list[int]]:
-        """How many positions follow all of `end`, and up to `limit` of them, the latest first.
+    def find_recent(self, end: bytes, limit: int) -> list[int]:
+        """Up to `limit` positions that follow all of `end`, the latest first.
 
         Of very many positions, the latest are those of a sample that is spread over all contexts of the match.
         """
@@ -164,7 +164,7 @@ class Segment:
         step = 1 if n <= _N_SORTED else n // _N_SPREAD
         positions = self.order[low : low + n : step].tolist()
         positions.sort(reverse=True)
-        return n, positions[:limit]
+        return positions[:limit]
 
     def read(self, position: int, n: int) -> list[int]:
         """Up to `n` tokens from `position`; they end with their text."""
@@ -176,12 +176,6 @@ class Segment:
     def find_text(self, position: int) -> int:
         """The number of the text in which `position` lies."""
         return int(np.searchsorted(self._starts, position, "right")) - 1
-
-    def kind(self, position: int) -> Kind:
-        answer = self._answers[self.find_text(position)]
-        if answer == _CORPUS:
-            return "corpus"
-        return "answer" if position >= answer else "prompt"
 
     def _bisect(self, end: bytes, low: int = 0) -> int:
         """How many places come before those that `end` precedes; `low` at least."""
@@ -234,7 +228,10 @@ class Place:
     @property
     def kind(self) -> Kind:
         """Tells whether the next token is of a model's answer, of a prompt or of a document."""
-        return self.segment.kind(self.position)
+        answer = self.segment.answers[self.segment.find_text(self.position)]
+        if answer == _CORPUS:
+            return "corpus"
+        return "answer" if self.position >= answer else "prompt"
 
     @property
     def text_id(self) -> int:
@@ -250,23 +247,16 @@ class Place:
         """Tells whether the text is in no segment file yet. Most such texts are of the present session."""
         return self.segment.texts is not None
 
-    @property
-    def time(self) -> float:
-        """When the text was stored, in seconds since the epoch."""
-        return float(self.segment.times[self.segment.find_text(self.position)])
-
 
 @dataclass(frozen=True, slots=True)
 class Matches:
     """Earlier occurrences of a text's end.
 
     length  tokens of the longest match, at most MAX_MATCH
-    n       the number of places with a match of this length
     places  up to the limit that was asked for, the most recent first
     """
 
     length: int
-    n: int
     places: list[Place]
 
 
@@ -279,13 +269,12 @@ def find_longest(segments: Sequence[Segment], end: bytes, limit: int) -> Matches
     length = max(lengths, default=0)
     if not length:
         return None
-    n, places = 0, list[Place]()
+    places: list[Place] = []
     for segment, own in zip(reversed(segments), reversed(lengths), strict=True):
-        if own == length:
-            more, positions = segment.find_recent(end[: length * _WIDTH], limit - len(places))
-            n += more
+        if own == length and len(places) < limit:
+            positions = segment.find_recent(end[: length * _WIDTH], limit - len(places))
             places += [Place(segment, position) for position in positions]
-    return Matches(length, n, places)
+    return Matches(length, places)
 
 
 def _digests(key: SpaceKey) -> tuple[bytes, bytes]:
@@ -311,34 +300,24 @@ def plan_build(
 ) -> BuildPlan | None:
     """The next segment to build, of `limit` tokens at most if no text is longer; None where nothing is to do.
 
-    `unindexed` are the (id, tokens) of the texts in no segment and `rows` the segments, both by id. The texts between
-    two segments, and those after the last one if they have MIN_BUILD tokens, make a segment together with those
-    neighbours that are not much larger.
+    `unindexed` are the (id, tokens) of the texts in no segment and `rows` the segments, both by id. The first such
+    texts between two segments, or those after the last one if they have MIN_BUILD tokens, make a segment together with
+    the neighbours that are not much larger.
     """
+    if not unindexed:
+        return None
     starts = [row.first for row in rows]
-    gaps: dict[int, list[tuple[int, int]]] = {}  # number of segments before -> texts
-    for id, n in unindexed:
-        gaps.setdefault(bisect_right(starts, id), []).append((id, n))
-    for n_before, texts in gaps.items():
-        if n_before < len(rows) or sum(n for _, n in texts) >= MIN_BUILD:
-            n_after = next((n for n in gaps if n > n_before), len(rows))  # rows up to the next gap
-            return _extend(texts, rows[:n_before], rows[n_before:n_after], limit)
-    return None
-
-
-def _extend(
-    texts: Sequence[tuple[int, int]], before: Sequence[SegmentRow], after: Sequence[SegmentRow], limit: int
-) -> BuildPlan:
-    """A segment of `texts`, or of the first of them, and of neighbours."""
-    first = last = texts[0][0]
-    total = 0
-    for id, n in texts:
-        if total and total + n > limit:
-            after = ()
-            break
-        last, total = id, total + n
+    n_before = bisect_right(starts, unindexed[0][0])
+    gap = [each for each in unindexed if bisect_right(starts, each[0]) == n_before]
+    sums = list(accumulate(n for _, n in gap))
+    if n_before == len(rows) and sums[-1] < MIN_BUILD:
+        return None
+    n_taken = max(1, bisect_right(sums, limit))
+    total, first, last = sums[n_taken - 1], gap[0][0], gap[n_taken - 1][0]
+    beyond = [id for id, _ in unindexed[n_taken:]]
+    after = [row for row in rows[n_before:] if not beyond or row.last < beyond[0]]
     replaced: list[SegmentRow] = []
-    for neighbours in (before[::-1], after):
+    for neighbours in (rows[:n_before][::-1], after):
         for row in neighbours:
             if row.n_tokens > min(_RATIO * total, limit - total):
                 break
@@ -389,19 +368,13 @@ class TextIndex:
             self.live = tuple(live)
 
     def keep(self, is_kept: Callable[[StoredText], bool]) -> None:
-        """Drop the other texts that are in no file, and join the latest indexes, of MIN_BUILD tokens at most."""
+        """Drop the other texts that are in no file."""
         with self._lock:
             kept: list[Segment] = []
             for segment in self.live:
                 all_texts = segment.texts or ()
                 texts = list(filter(is_kept, all_texts))
                 kept += [segment] if len(texts) == len(all_texts) else self._index(texts)
-            first, total = len(kept), 0
-            while first and total + kept[first - 1].n_tokens <= MIN_BUILD:
-                first -= 1
-                total += kept[first].n_tokens
-            if len(kept) - first > 1:
-                kept[first:] = self._index([text for segment in kept[first:] for text in segment.texts or ()])
             self.live = tuple(kept)
 
     def sync(self, rows: Sequence[SegmentRow], folder: Path) -> list[SegmentRow]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from edgespec.memory import database as rows
 from edgespec.memory.database import Database
-from edgespec.memory.texts import BLOCK, Keys, Kind, KnownBlocks, Origin, SpaceKey, StoredText, block_keys, split_new
+from edgespec.memory.texts import BLOCK, Kind, Origin, SpaceKey, StoredText, block_keys, split_new
 
 # Texts are removed: those that are forgotten, and those that were of no use for longest.
 
@@ -85,7 +85,7 @@ class Corpus:
         self._database = database
         self._key = key
         self._limit_bytes = limit_bytes
-        self._known = KnownBlocks(rows.read_keys(database, key))
+        self._known = rows.read_keys(database, key)
         self._has_removed = False
         self._n_free = int(SHARE * limit_bytes) // BYTES - rows.count_corpus_tokens(database)
 
@@ -97,7 +97,7 @@ class Corpus:
         source, tokens = rows.name_document(path), np.array(document, np.uint32)
         keys = block_keys(tokens)
         self._remove_outdated(source, keys)
-        if min(BLOCK * sum(self._known.find_new(keys)), len(tokens)) > self._n_free:
+        if min(BLOCK * sum(key not in self._known for key in keys), len(tokens)) > self._n_free:
             raise NoRoom
         origin = Origin(source, time.time(), rows.read_epoch(self._database), is_corpus=True)
         new = split_new(tokens, len(tokens), self._known, origin)
@@ -125,14 +125,13 @@ class Corpus:
     def _remove_outdated(self, source: str, keys: Sequence[int]) -> None:
         """Remove the texts of `source` that have a block which is not among `keys`."""
         stored = rows.read_source_keys(self._database, self._key, source)
-        wanted = np.array(keys, np.uint64)
-        outdated: dict[int, Keys] = {id: old for id, old in stored if not np.isin(old, wanted).all()}
+        outdated = {id: old for id, old in stored.items() if not old.issubset(keys)}
         if not outdated:
             return
         with self._database.write() as db:
             db.execute("INSERT INTO forgotten (source) VALUES (?)", (rows.hash_name(source),))
             self._n_free += remove_texts(db, f"t.id IN ({', '.join(map(str, outdated))})", ())
-        self._known.remove(np.concatenate(list(outdated.values())))
+        self._known.difference_update(*outdated.values())
         self._has_removed = True
 
 
@@ -180,10 +179,6 @@ class TextStore(Database):
     def open_corpus(self, tokenizer: str, namespace: str = "", limit_bytes: int = DEFAULT_LIMIT_BYTES) -> Corpus:
         """The documents of a tokenizer and namespace, to add some. The next engine that is idle indexes them."""
         return Corpus(self, SpaceKey(tokenizer, namespace), limit_bytes)
-
-    def name_tokenizer(self, tokenizer: str, model: str) -> None:
-        """Remember a model that has this tokenizer, by the name that its user knows."""
-        rows.name_tokenizer(self, tokenizer, model)
 
     def forget(self, source: str) -> int:
         """Remove all texts of a source, in every namespace; returns their number of tokens.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,7 @@ BLOCK = 64  # tokens
 _KEY_BYTES = 8
 
 
-@dataclass(frozen=True, slots=True)
-class SpaceKey:
+class SpaceKey(NamedTuple):
     """The texts that belong together: of one tokenizer and one namespace."""
 
     tokenizer: str
@@ -89,39 +88,14 @@ def block_keys(tokens: Tokens) -> list[int]:
     return keys
 
 
-class KnownBlocks:
-    """The keys of the blocks that are stored."""
-
-    def __init__(self, keys: Keys | None = None) -> None:
-        """`keys`: [n] uint64 of the texts stored so far."""
-        self._old = np.sort(np.zeros(0, np.uint64) if keys is None else keys)
-        self._new: set[int] = set()
-
-    def add(self, keys: Iterable[int]) -> None:
-        self._new.update(keys)
-
-    def remove(self, keys: Keys) -> None:
-        self._old = self._old[~np.isin(self._old, keys)]
-        self._new.difference_update(keys.tolist())
-
-    def find_new(self, keys: Sequence[int]) -> list[bool]:
-        """Tells whether each is not known."""
-        wanted = np.array(keys, np.uint64)
-        places = np.searchsorted(self._old, wanted)
-        is_old = np.zeros(len(keys), bool)
-        inside = places < len(self._old)
-        is_old[inside] = self._old[places[inside]] == wanted[inside]
-        return [not old and key not in self._new for key, old in zip(keys, is_old.tolist(), strict=True)]
-
-
-def split_new(tokens: Tokens, n_prompt: int, known: KnownBlocks, origin: Origin) -> list[StoredText]:
-    """The runs of blocks of a text that are not `known` yet, which they are from then on.
+def split_new(tokens: Tokens, n_prompt: int, known: set[int], origin: Origin) -> list[StoredText]:
+    """The runs of blocks of a text whose keys are not `known` yet, which they are from then on.
 
     The first `n_prompt` tokens are the prompt, the others the answer.
     """
     keys = block_keys(tokens)
-    is_new = [*known.find_new(keys), False]
-    known.add(keys)
+    is_new = [*(key not in known for key in keys), False]
+    known.update(keys)
     texts = []
     first: int | None = None
     for i, new in enumerate(is_new):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
-import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from edgespec.memory.memory import Memory
 from edgespec.memory.segments import build_segment, plan_build
 from edgespec.memory.store import TextStore
 from edgespec.memory.texts import SpaceKey
-from tests.memory.texts import find_bytes, has_text, make_tokens
+from tests.memory.texts import build, find_bytes, has_text, make_tokens
 
 LIMIT = 2**30
 LEARNED = bytes(range(100, 200))
@@ -37,9 +36,7 @@ def fill(folder: Path) -> Memory:
     for seed, (namespace, source) in enumerate((("", "1"), ("", "1"), ("key", "2"), ("key", None))):
         memory.space(namespace).add(make_tokens(seed), 5000, source)
         memory.space(namespace).table("learned", Learned)
-    memory.set_idle(True)
-    memory.flush()
-    memory.set_idle(False)
+    build(memory)
     return memory
 
 
@@ -189,17 +186,6 @@ def test_documents(folder: Path, store: TextStore) -> None:
     assert [record.source for record in store.export()] == ["1"]
 
 
-def test_tokenizers_are_named_until_they_have_no_texts(store: TextStore) -> None:
-    for name in ("other", "python-6m"):
-        store.name_tokenizer("tokenizer", name)
-    for tokenizer in ("tokenizer", "another"):
-        store.open_corpus(tokenizer).add(Path("/a"), make_tokens(0, 100))
-    assert [(each.tokenizer, each.model) for each in store.status()] == [("another", None), ("tokenizer", "python-6m")]
-    store.clear()
-    store.open_corpus("tokenizer").add(Path("/a"), make_tokens(0, 100))
-    assert [each.model for each in store.status()] == [None]
-
-
 def test_new_tokens_of_answers_are_counted_once(folder: Path, store: TextStore) -> None:
     first, second = make_tokens(1, 300), make_tokens(2, 100)
     with closing(Memory(folder, "t", LIMIT)) as memory:
@@ -231,34 +217,26 @@ def test_an_export_has_all_tokens_by_kind(folder: Path, store: TextStore) -> Non
     assert {(each.tokenizer, each.namespace, each.source) for each in store.export()} == {("tokenizer", "key", "1")}
 
 
-WRITER = """
-import sys
-from pathlib import Path
-from edgespec.memory.memory import Memory
-from tests.memory.texts import make_tokens
-memory = Memory(Path(sys.argv[1]), "tokenizer", 2**30)
-memory.set_idle(True)
-for seed in range(int(sys.argv[2]), int(sys.argv[2]) + 6):
-    memory.space("").add(make_tokens(seed), 0, None)
-    memory.flush()
-memory.close()
-assert memory.take_notice() is None
-"""
-
-
 def test_two_engines_at_once(folder: Path) -> None:
     """Both store and build; each finds what the other one's segments have, and after it all texts are found."""
+
+    def write(first: int) -> None:
+        writer = Memory(folder, "tokenizer", LIMIT)
+        writer.set_idle(True)
+        for seed in range(first, first + 6):
+            writer.space("").add(make_tokens(seed), 0, None)
+            writer.flush()
+        writer.close()
+        assert writer.take_notice() is None
+
     memory = Memory(folder, "tokenizer", LIMIT)
     space = memory.space("")
-    commands = [[sys.executable, "-c", WRITER, str(folder), str(first)] for first in (0, 100)]
-    children = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
-    errors = [child.communicate()[1] for child in children]
-    assert [child.returncode for child in children] == [0, 0], errors
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, (0, 100)))
     space.refresh()
     seeds = [*range(6), *range(100, 106)]
     assert sum(has_text(space, make_tokens(seed)) for seed in seeds) >= 10  # the last ones may have no segment yet
-    memory.set_idle(True)
-    memory.flush()
+    build(memory)
     assert all(has_text(space, make_tokens(seed)) for seed in seeds)
     named = {file.name for file in folder.glob("*.segment")}
     assert len(named) == len(space.index.files) <= 3

@@ -20,7 +20,7 @@ def make_tokens(seed: int, n: int = N_LONG) -> list[int]:
 def has_text(space: MemorySpace, tokens: list[int], end: int = 100) -> bool:
     """Whether what follows the first `end` of `tokens` is found after them."""
     matches = space.find(tokens[:end], 1)
-    return matches is not None and space.read(matches.places[0], 5) == tokens[end : end + 5]
+    return matches is not None and matches.places[0].read(5) == tokens[end : end + 5]
 
 
 def find_bytes(folder: Path, tokens: list[int]) -> set[str]:
