@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from edgespec.core.drafter import Confidence
@@ -29,7 +30,7 @@ class DecayedMean:
         self._discount = discount
         self._sum = self._n = 0.0
         self._earlier_sum = self._earlier_n = 0.0
-        self._prior = guess  # their mean, shrunk towards the guess
+        self.prior = guess  # their mean, shrunk towards the guess
 
     def fork(self) -> DecayedMean:
         """A mean for a new text. Several may exist at a time; `merge` takes in what one has observed."""
@@ -49,21 +50,9 @@ class DecayedMean:
         self._sum = self._sum * self._discount + value
         self._n = self._n * self._discount + 1
 
-    def observe_often(self, value: float, n: int) -> None:
-        """Observe `value` `n` times."""
-        kept = self._discount**n
-        weight = (1.0 - kept) / (1.0 - self._discount)
-        self._sum = self._sum * kept + value * weight
-        self._n = self._n * kept + weight
-
     @property
     def value(self) -> float:
-        return (self._sum + _PRIOR_WEIGHT * self._prior) / (self._n + _PRIOR_WEIGHT)
-
-    @property
-    def prior(self) -> float:
-        """The mean over earlier texts, shrunk towards the guess."""
-        return self._prior
+        return (self._sum + _PRIOR_WEIGHT * self.prior) / (self._n + _PRIOR_WEIGHT)
 
     @property
     def local(self) -> tuple[float, float]:
@@ -87,7 +76,7 @@ class DecayedMean:
 
     def _update_prior(self) -> None:
         total, weight = self._earlier_sum, self._earlier_n
-        self._prior = (total + _GUESS_WEIGHT * self._guess) / (weight + _GUESS_WEIGHT)
+        self.prior = (total + _GUESS_WEIGHT * self._guess) / (weight + _GUESS_WEIGHT)
 
 
 class RecentRate:
@@ -103,12 +92,6 @@ class RecentRate:
         self._tokens.observe(tokens)
         self._steps.observe(steps)
         self._drafted.observe(float(drafted))
-
-    def observe_plain(self, n: int) -> None:
-        """`n` rounds went by without a draft."""
-        self._tokens.observe_often(1.0, n)
-        self._steps.observe_often(1.0, n)
-        self._drafted.observe_often(0.0, n)
 
     @property
     def tokens_per_step(self) -> float:
@@ -174,54 +157,39 @@ class AcceptanceModel:
     The feature is the drafter's confidence; for a token that several drafters propose, the rate that all of them give.
     """
 
-    def __init__(self, edges: Sequence[float], rates: Sequence[DecayedMean]) -> None:
-        """`edges` separate the bins of `rates` [len(edges) + 1]. Raises ValueError if their lengths do not match."""
-        if len(rates) != len(edges) + 1:
-            raise ValueError("one rate for each bin")
+    def __init__(self, edges: Sequence[float], guesses: Sequence[float]) -> None:
+        """`edges` separate the bins; `guesses` [len(edges) + 1] are their rates before any observation."""
         self._edges = edges
-        self.rates = list(rates)
-        self._values: list[float] | None = None  # of the rates, until the next observation
+        self.rates = [DecayedMean(guess) for guess in guesses]
 
     def fork(self) -> AcceptanceModel:
         """A model for a new text, see DecayedMean."""
-        return AcceptanceModel(self._edges, [rate.fork() for rate in self.rates])
+        local = copy(self)
+        local.rates = [rate.fork() for rate in self.rates]
+        return local
 
     def merge(self, text: AcceptanceModel) -> None:
         """Take in `text`, made by `fork`."""
         for rate, seen in zip(self.rates, text.rates, strict=True):
             rate.merge(seen)
-        self._values = None
 
     def observe(self, feature: float, is_right: bool) -> None:
         self.rates[bisect_right(self._edges, feature)].observe(float(is_right))
-        self._values = None
 
     def rate(self, feature: float) -> float:
-        return self.values[bisect_right(self._edges, feature)]
-
-    @property
-    def values(self) -> Sequence[float]:
-        """The rate of each bin."""
-        if self._values is None:
-            self._values = [rate.value for rate in self.rates]
-        return self._values
+        return self.rates[bisect_right(self._edges, feature)].value
 
 
 def make_acceptance_model(confidence: Confidence) -> AcceptanceModel:
     """For a drafter that gives each token a probability, or the number of matching tokens before it."""
     if confidence == "length":
         rates = [0.1, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95]
-        return _guess([2, 3, 4, 5, 7, 11, 17, 32], rates)
+        return AcceptanceModel([2, 3, 4, 5, 7, 11, 17, 32], rates)
     edges = [0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97]
-    return _guess(edges, [0.01, 0.03, 0.07, 0.14, 0.27, 0.42, 0.57, 0.72, 0.85, 0.93, 0.98])
+    return AcceptanceModel(edges, [0.01, 0.03, 0.07, 0.14, 0.27, 0.42, 0.57, 0.72, 0.85, 0.93, 0.98])
 
 
 def make_agreement_model() -> AcceptanceModel:
     """For a token that several drafters propose, by the highest rate of them: they may have the same reason."""
     edges = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
-    return _guess(edges, [0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.93, 0.97])
-
-
-def _guess(edges: Sequence[float], guesses: Sequence[float]) -> AcceptanceModel:
-    """A model that has the rates `guesses` before any observation."""
-    return AcceptanceModel(edges, [DecayedMean(guess) for guess in guesses])
+    return AcceptanceModel(edges, [0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.93, 0.97])

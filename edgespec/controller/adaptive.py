@@ -5,10 +5,10 @@ choices. A round takes five steps:
 
 1. Ask the drafters that take no time, such as lookups. They report what they would have said about every emitted token,
    so that their acceptance is known whether or not they drafted.
-2. Choose a drafter that takes time (`controller/gate.py`); again after it, given what is in the tree.
-3. Have it draft while a further unit is expected to pay (`controller/gate.py`).
+2. Choose a drafter that takes time, if one is expected to pay (`controller/gate.py`).
+3. Have it draft while a further unit is expected to pay (`controller/round.py`).
 4. Verify as many of the most probable nodes as are worth most (`controller/round.py`).
-5. Record the cost and the gain of the round (`controller/review.py`).
+5. Record the cost and the gain of the round (`RoundRecorder`).
 
 A regret budget (`controller/gate.py`) limits what drafting may lose against plain decoding. Where nothing was drafted
 of late, rounds go by without a decision. docs/autopilot.md gives the reasons and a worked round.
@@ -17,15 +17,18 @@ of late, rounds go by without a decision. docs/autopilot.md gives the reasons an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+from statistics import median
 
+from edgespec.controller.acceptance import RecentRate
 from edgespec.controller.cost_model import MarginalCost
 from edgespec.controller.drafter_set import DrafterSet
-from edgespec.controller.gate import DraftGate, DraftRequest, TreeBuilder
-from edgespec.controller.review import RoundRecorder
-from edgespec.controller.round import DrafterCall, DraftSize, RoundPlan, ScoredTree
+from edgespec.controller.gate import DraftGate, RegretBudget, ShadowDraft, choose_allowed_loss
+from edgespec.controller.round import DrafterCall, DraftRound, DraftSize, ScoredTree, list_counts
 from edgespec.controller.stats import DecisionTime, DraftStats, TextStats
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, SOLO, BatchPeers, Budget, Decision, Draft, Round, Step
+from edgespec.core.tree import DraftTree
 
 _NO_DRAFT_REASON = "no draft is expected to pay"
 _LOOKUP_REASON = "a lookup is expected to pay"
@@ -91,10 +94,9 @@ class Adaptive:
         self._stats = TextStats(draft_stats, sampling)
         self._recorder = RoundRecorder(self._cost, self._stats)
         self._gate = DraftGate(self._cost, self._recorder.regret, self._drafters, self._stats)
-        self._builder = TreeBuilder(self._drafters, self._stats, self._cost)
         self._pause = DecisionPause(draft_stats.decision_time)
         self._trees = trees
-        self._round: RoundPlan | None = None  # of a round that decides
+        self._round: DraftRound | None = None  # of a round that decides
         self.decision = Decision("none", "nothing decided yet")
 
     @property
@@ -129,28 +131,35 @@ class Adaptive:
             return "the draft limit is zero"
         if self._cost.has_prefill:
             return "prompts of other generations are being read"
-        return None if self._recorder.knows_plain(_MIN_PLAIN_ROUNDS) else "to measure plain decoding"
+        return None if self._cost.plain_measured >= _MIN_PLAIN_ROUNDS else "to measure plain decoding"
 
     def _plan(self, tokens: Sequence[int], limit: Budget) -> Draft:
-        round_ = self._round = RoundPlan(self._cost, tokens, limit, self._recorder.tokens_per_step)
         for drafter in self._drafters:
             self._stats.drafter(drafter)
-        tree = ScoredTree(self._stats.rate, is_chain=not self._trees)
-        self._recorder.follow(round_, tree)
-        round_.max_nodes = self._recorder.find_max_nodes(round_.node_limit)
-        self._builder.ask_free(tree, tokens, round_)
-        size = round_.choose_size(tree)
-        self._recorder.remember_shadow(round_, tree, size)
+        round_ = self._round = DraftRound(
+            self._cost,
+            self._stats,
+            self._drafters,
+            tokens,
+            limit,
+            self._recorder.tokens_per_step,
+            is_chain=not self._trees,
+        )
+        round_.max_nodes = self._recorder.find_max_nodes(round_.limit.nodes)
+        round_.ask_free(round_.tree)
+        size = round_.choose_size(round_.tree)
+        self._recorder.remember_shadow(round_, size)
         if self._drafters.timed:
-            return self._ask_others(round_, tokens, limit.depth, tree, size)
-        return self._decide(round_, _LOOKUP_REASON, tree, size)
+            return self._ask_others(round_, size)
+        return self._decide(round_, _LOOKUP_REASON, round_.tree, size)
 
     def observe(self, done: Round) -> None:
         if self._pause.is_on:
             self._drafters.observe_passed(done)
             return
         self._drafters.observe(done, self._learn)
-        self._recorder.learn(done)
+        if self._round is not None:
+            self._recorder.learn(self._round, done)
 
     def record(self, step: Step) -> None:
         if self._pause.is_on:
@@ -160,7 +169,8 @@ class Adaptive:
             self._recorder.record_plain(step)
         else:
             self._recorder.record(self._round, step)
-            self._pause.record(step, self._cost.seconds(1), is_free=not self._round.asked)
+            self._pause.record(step, self._cost.seconds(1), is_free=self._round.call is None)
+        self._round = None
 
     def set_phase(self, phase: str) -> None:
         self._stats.set_phase(phase)
@@ -179,67 +189,68 @@ class Adaptive:
             for each in outcomes:
                 acceptance.observe(each.confidence, each.is_right)
 
-    def _ask_others(
-        self, round_: RoundPlan, tokens: Sequence[int], remaining: int, tree: ScoredTree, size: DraftSize
-    ) -> Draft:
-        """Ask drafters that take time while one is expected to pay; returns the best draft."""
-        has_lookup = size.nodes > 0
-        reason = _LOOKUP_REASON
-        while (request := self._gate.choose(round_, tokens, remaining, has_lookup=has_lookup)) is not None:
-            after = tuple(each.drafter.name for each in round_.asked)
-            asked = DrafterCall(request.drafter, request.is_trial, after, request.n_read, size, size)
-            if request.drafter.is_async:
-                if (draft := self._draft_async(round_, request, asked, tokens)) is None:
-                    break
-                return draft
-            is_separate = request.drafter.is_drawn or not self._trees
-            grown = ScoredTree(self._stats.rate, is_chain=not self._trees) if is_separate else tree
-            round_.asked.append(asked)
-            self._builder.ask(request, asked, grown, tokens, round_)
-            if not asked.units:  # it knows nothing, lacks one of the tokens, or has failed
-                round_.asked.pop()
-                round_.silent.add(request.drafter.name)
-                continue
-            asked.size = round_.measure_chain(grown) if request.drafter.is_drawn else round_.choose_size(grown)
-            self._recorder.follow(round_, grown)
-            if request.drafter.is_drawn:
-                return self._verify_drawn(grown, asked, request.reason)
-            if is_separate and asked.size.speed < size.speed:
-                return self._decide(round_, _LOOKUP_REASON, tree, size)
-            tree, size, reason = grown, asked.size, request.reason
-            if is_separate or request.is_trial:
-                break
-        return self._decide(round_, reason, tree, size)
+    def _ask_others(self, round_: DraftRound, lookups: DraftSize) -> Draft:
+        """Ask the drafter that takes time and is expected to pay most, if any; returns the best draft.
 
-    def _draft_async(
-        self, round_: RoundPlan, request: DraftRequest, asked: DrafterCall, tokens: Sequence[int]
-    ) -> Draft | None:
+        `lookups` is the size that was chosen without it. Where a drafter has nothing to propose, another one is asked.
+        """
+        silent: set[str] = set()
+        while (call := self._gate.choose(round_, lookups, silent)) is not None:
+            drafter, round_.call = call.drafter, call
+            if drafter.is_async:
+                if (draft := self._draft_async(round_, call)) is not None:
+                    return draft
+                break
+            is_separate = drafter.is_drawn or not self._trees
+            if is_separate:
+                call.tree = ScoredTree(self._stats.rate, is_chain=not self._trees)
+            round_.ask(call)
+            if not call.units:  # it knows nothing, lacks one of the tokens, or has failed
+                silent.add(drafter.name)
+                continue
+            if drafter.is_drawn:
+                call.size = round_.measure_chain(call.tree)
+                return self._verify_drawn(call)
+            call.size = round_.choose_size(call.tree)
+            if is_separate and call.size.speed < lookups.speed:
+                return self._decide(round_, _LOOKUP_REASON, round_.tree, lookups)
+            return self._decide(round_, call.reason, call.tree, call.size)
+        round_.call = None
+        return self._decide(round_, _LOOKUP_REASON, round_.tree, lookups)
+
+    def _draft_async(self, round_: DraftRound, call: DrafterCall) -> Draft | None:
         """A chain of the drafter that the host does not wait for; None where lookups are expected to be faster."""
-        drafter = request.drafter
-        probabilities = self._builder.predict_chain(drafter, round_)
-        asked.units += [1] * len(probabilities)
-        round_.asked.append(asked)
-        chain = ScoredTree(self._stats.rate)
-        asked.size = round_.measure_chain(chain, probabilities)
-        is_faster = request.is_trial or asked.size.speed >= asked.before.speed
+        probabilities = round_.predict_chain(call.drafter)
         n = len(probabilities)
-        limit = Budget(n, n, request.window)
-        draft = self._drafters.draft_async(drafter, tokens, limit) if n and is_faster else None
-        if draft is None or not len(draft):
-            round_.asked.pop()
+        call.units = [1] * n
+        call.tree = ScoredTree(self._stats.rate)
+        call.size = round_.measure_chain(call.tree, probabilities)
+        if not n or not (call.is_trial or call.size.speed >= call.before.speed):
             return None
-        asked.units = [1] * len(draft)
-        self._recorder.follow(round_, chain)
-        size, name = asked.size, drafter.name
-        self.decision = Decision(name, request.reason, size.tokens, size.seconds, {name: len(draft)})
+        draft = self._drafters.draft_async(call.drafter, round_.tokens, Budget(n, n, call.window))
+        if draft is None or not len(draft):
+            return None
+        call.units = [1] * len(draft)
+        self._explain(call)
         return draft
+
+    def _verify_drawn(self, call: DrafterCall) -> Draft:
+        """The whole drawn chain: dropping a token because of its value would change the output distribution."""
+        self._explain(call)
+        return call.tree.tree.drawn_chain()
+
+    def _explain(self, call: DrafterCall) -> None:
+        """State that the draft is all of `call`."""
+        name, size = call.drafter.name, call.size
+        self.decision = Decision(name, call.reason, size.tokens, size.seconds, {name: sum(call.units)})
 
     def _decode_plain(self, reason: str) -> Draft:
         self.decision = Decision("none", reason, 1.0, self._cost.seconds(1))
         return NO_DRAFT
 
-    def _decide(self, round_: RoundPlan, reason: str, tree: ScoredTree, size: DraftSize) -> Draft:
-        drafted = {each.drafter.name: sum(each.units) for each in round_.asked}
+    def _decide(self, round_: DraftRound, reason: str, tree: ScoredTree, size: DraftSize) -> Draft:
+        call = round_.call
+        drafted = {call.drafter.name: sum(call.units)} if call is not None else {}
         if not size.nodes and not drafted:
             return self._decode_plain(_NO_DRAFT_REASON)
         draft = tree.select(size.nodes)
@@ -249,8 +260,175 @@ class Adaptive:
         self.decision = Decision("+".join(sources), reason, size.tokens, size.seconds, drafted)
         return draft
 
-    def _verify_drawn(self, chain: ScoredTree, asked: DrafterCall, reason: str) -> Draft:
-        """The whole drawn chain: dropping a token because of its value would change the output distribution."""
-        name, size = asked.drafter.name, asked.size
-        self.decision = Decision(name, reason, size.tokens, size.seconds, {name: sum(asked.units)})
-        return chain.tree.drawn_chain()
+
+# What is learned from each round: costs, acceptance, gains, and what drafting may still lose.
+
+
+_FEW_NODES = 15  # draft nodes, up to which more of them may take less time; beyond, more take more
+_MIN_DRAFTED_SHARE = 0.15  # share of rounds with drafts below which the next round is expected to be plain
+
+
+class RoundRecorder:
+    """Updates costs, acceptance and the regret budget after each round of one generation."""
+
+    def __init__(self, cost: MarginalCost, stats: TextStats) -> None:
+        self.regret = RegretBudget(choose_allowed_loss(cost.model.seconds))
+        self._cost = cost
+        self._stats = stats
+        self._rate = RecentRate()
+        self._shadow = ShadowDraft()
+        self._n_passed = 0  # rounds that are not recorded yet
+        self._passed_s: list[float] = []  # of their forwards that no other generation shared
+
+    @property
+    def expects_plain(self) -> bool:
+        """Whether the next round will probably have no draft."""
+        return self._rate.drafted_share < _MIN_DRAFTED_SHARE
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Recent tokens per plain step, at least 1."""
+        return self._rate.tokens_per_step
+
+    def begin_round(self, tokens: Sequence[int]) -> None:
+        """A round begins after `tokens`. The budget lends for a draft that it did not allow and that they confirm."""
+        if (outcome := self._shadow.resolve(tokens)) is not None:
+            self.regret.add_shadow(outcome[0], self._cost.seconds(outcome[1]) / self._cost.seconds(1))
+
+    def find_max_nodes(self, limit: int) -> int:
+        """The most draft nodes, up to `limit`, whose rejection costs no more than the regret budget allows."""
+        seconds = self._cost.seconds
+        max_s = (1.0 + self.regret.allowance(self._cost.n_peers)) * seconds(1)
+        few = min(limit, _FEW_NODES)
+        found = next((n for n in range(few, 0, -1) if seconds(n + 1) <= max_s), 0)
+        if found == few < limit:
+            more = takewhile(lambda n: seconds(n + 1) <= max_s, list_counts(limit)[few + 1 :])
+            return max(more, default=few)
+        return found
+
+    def remember_shadow(self, round_: DraftRound, size: DraftSize) -> None:
+        """Remember the draft that would be chosen without the regret budget, if it is larger than `size`."""
+        if not self._shadow.is_pending and round_.max_nodes < min(round_.limit.nodes, len(round_.tree)):
+            wanted = round_.choose_unlimited_size()
+            if wanted.nodes > size.nodes:
+                path = round_.tree.path_tokens(wanted.nodes)
+                self._shadow.remember(self._cost.position + 1, path, wanted.nodes)
+
+    def learn(self, round_: DraftRound, done: Round) -> None:
+        """Compare what the drafters of the round have proposed with the emitted tokens."""
+        call = round_.call
+        if call is None:
+            self._learn_agreements(round_.tree.tree, done.emitted)
+        elif call.drafter.is_drawn:
+            self._learn_drawn(call, done)
+        elif call.drafter.is_async:
+            self._learn_chain(call.drafter, done)
+        else:
+            self._learn_path(call, done.emitted)
+            self._learn_agreements(call.tree.tree, done.emitted)
+
+    def pass_round(self, step: Step) -> None:
+        """A plain round went by, which is recorded together with a later one."""
+        self._n_passed += 1
+        if step.n_peer_rows == 0:
+            self._passed_s.append(step.forward_s(1))
+
+    def record_plain(self, step: Step) -> None:
+        """Record a round that could not have a draft."""
+        if step.n_peer_rows is not None:
+            self._cost.model.observe(1 + step.n_peer_rows, self._cost.position, step.forward_s(1 + self._cost.n_peers))
+        self._count_passed()
+        self._count_plain(1)
+
+    def _count_passed(self) -> None:
+        if self._passed_s:
+            self._cost.model.observe(1, self._cost.position, median(self._passed_s))
+        if self._n_passed:
+            self._count_plain(self._n_passed)
+        self._n_passed, self._passed_s = 0, []
+
+    def _count_plain(self, n: int) -> None:
+        self.regret.add(n, float(n))
+        for _ in range(n):
+            self._rate.observe(1, 1.0, drafted=False)
+        self._stats.exploration.add(n)
+
+    def end(self) -> None:
+        """The text has ended; count the rounds that went by since the last look."""
+        self._count_passed()
+
+    def record(self, round_: DraftRound, step: Step) -> None:
+        """Record the costs, the gain and the loss of a round."""
+        cost, call, rows = self._cost, round_.call, step.n_drafted + 1
+        is_unread = call is not None and call.drafter.is_async  # the forward's time contains the chain's
+        if call is not None:
+            call.seen_s = step.draft_s
+        drafting_s = round_.charged_s
+        if call is not None:
+            if not is_unread and call.n_read <= len(call.units):
+                name = call.drafter.name
+                expected_s = sum(cost.model.predict_unit_s(name, n) for n in call.units)
+                cost.model.observe_drafting(name, call.seen_s, expected_s)
+            self.regret.add_reading(call.n_read * cost.model.read_s(call.drafter.name) / cost.seconds(1))
+        if step.n_peer_rows is not None:
+            forward_s = step.forward_s(1 + cost.n_peers)
+            if is_unread:
+                forward_s = max(forward_s - drafting_s, cost.model.seconds(rows) / 2)
+            cost.model.observe(rows + step.n_peer_rows, cost.position, forward_s)
+        # The usual time of such a round: in a busy moment plain decoding would have been slow too. Both times are those
+        # after the round, so that a plain round is one step also where it has changed what a step is known to take.
+        # Of a drafter that runs ahead it is the measured time.
+        steps = (drafting_s + cost.seconds(rows)) / cost.seconds(1)
+        self._count_passed()
+        self.regret.add(len(step.tokens), steps)
+        self._rate.observe(len(step.tokens), steps, drafted=step.n_drafted > 0)
+        self._stats.exploration.add(steps)
+        if call is not None:
+            gain = round_.gain(call, step)
+            self._stats.drafter(call.drafter).gain(cost.n_peers).observe(gain)
+            if call.is_trial and gain < 0:
+                self._stats.exploration.charge(-gain)
+
+    def _learn_path(self, call: DrafterCall, emitted: Sequence[int]) -> None:
+        """Proposals after the first wrong best one were made for another text and are not counted."""
+        tree, name, stats, parent = call.tree.tree, call.drafter.name, self._stats.drafter(call.drafter), -1
+        for token in emitted:
+            nodes = tree.proposals(parent, name)
+            for node in nodes:
+                stats.acceptance.observe(tree.votes[node][name], tree.tokens[node] == token)
+            if not nodes:
+                return
+            is_right = tree.tokens[nodes[0]] == token
+            stats.observe_choice(is_right)
+            if not is_right:
+                return
+            parent = nodes[0]
+
+    def _learn_drawn(self, call: DrafterCall, done: Round) -> None:
+        """A drawn token is right if the rule has accepted it."""
+        stats = self._stats.drafter(call.drafter)
+        for depth in range(done.n_tested):
+            is_right = depth < len(done.path)
+            stats.acceptance.observe(call.tree.tree.votes[depth][call.drafter.name], is_right)
+            stats.observe_choice(is_right)
+
+    def _learn_chain(self, drafter: Drafter, done: Round) -> None:
+        """Count the tokens of a chain that was verified before the host had read it."""
+        stats = self._stats.drafter(drafter)
+        for drafted, emitted in zip(done.draft.tokens.tolist(), done.emitted, strict=False):
+            stats.observe_choice(drafted == emitted)
+            if drafted != emitted:
+                return
+
+    def _learn_agreements(self, tree: DraftTree, emitted: Sequence[int]) -> None:
+        """Tokens that several drafters have proposed after an emitted one."""
+        shared = [node for node, votes in enumerate(tree.votes) if len(votes) > 1]
+        parent = -1
+        for token in emitted if shared else ():
+            for node in shared:
+                if tree.parents[node] == parent:
+                    self._stats.observe_agreement(tree.votes[node], tree.tokens[node] == token)
+            child = tree.find_child(parent, token)
+            if child is None:
+                return
+            parent = child

@@ -340,11 +340,13 @@ class MarginalCost:
     def __init__(self, model: CostModel, query_peers: Callable[[], BatchPeers] = lambda: SOLO) -> None:
         """`query_peers` returns the peers of the next forward."""
         self.model = model
+        self.position = 0  # of the next forward's root
         self._query_peers = query_peers
         self._peers = SOLO
 
     def begin_round(self, position: int) -> None:
         """The next forward's root is at `position`; queries its peers."""
+        self.position = position
         self.model.move_to(position)
         self._peers = self._query_peers()
 

@@ -49,20 +49,14 @@ def measure_rows(
     limits = session.capabilities
     tokens = _make_tokens(limits.vocab_size, limits.context_size)
     start = min(_START, limits.context_size // 2)
-    _fill(session, tokens[:start])
-    _time_forward(session, tokens, 1)  # warm-up
-    times: dict[int, list[float]] = {}
-    until = perf_counter() + seconds
-    for i, rows in enumerate(_ROWS * _REPEATS):
-        check()
-        if i >= _MIN_ROWS and perf_counter() + _expect_s(times, rows) > until:
-            continue
-        if session.draft_limit < rows - 1 or session.position + rows > limits.context_size:
-            _fill(session, tokens[:start])
-        if session.draft_limit >= rows - 1:
-            times.setdefault(rows, []).append(_time_forward(session, tokens, rows, clock))
+
+    def refill() -> None:
+        _fill(session, tokens[:start])
+
+    refill()
+    times = _time_rows(session, tokens, _ROWS, _MIN_ROWS, seconds, check, clock, refill)
     session.rewind(0)
-    return {rows: median(each) for rows, each in sorted(times.items())}
+    return times
 
 
 def choose_contexts(contexts: Sequence[int], context_size: int) -> list[int]:
@@ -112,7 +106,7 @@ def measure_contexts(
             check()
             if extend_cache(target, length) < length:
                 break
-            rows = _time_long_rows(target, tokens, share_s, check, clock)
+            rows = _time_rows(target, tokens, _LONG_ROWS, _MIN_LONG_ROWS, share_s, check, clock)
             longer[length] = Profile(rows, {name: each.measure(short.drafts[name]) for name, each in steps.items()})
     return replace(short, longer=longer)
 
@@ -207,25 +201,38 @@ def measure_drafter(
     return DraftCost(units, read_s, drafter.runs_ahead)
 
 
-def _expect_s(times: Mapping[int, Sequence[float]], rows: int) -> float:
-    """Seconds that a forward is expected to take by the median of those measured."""
-    return Profile({n: median(each) for n, each in times.items()}).seconds(rows)
-
-
-def _time_long_rows(
-    session: Session, tokens: Sequence[int], seconds: float, check: CheckCancelled, clock: Callable[[], float]
+def _time_rows(
+    session: Session,
+    tokens: Sequence[int],
+    order: Sequence[int],
+    n_least: int,
+    seconds: float,
+    check: CheckCancelled,
+    clock: Callable[[], float],
+    refill: Callable[[], None] = lambda: None,
 ) -> dict[int, float]:
-    """Median seconds by rows, at the end of what `session` holds."""
+    """Median seconds of forwards by their rows, at the end of what the session holds.
+
+    Rows come in the given order, five times each at most: the first `n_least` in any case, others if they are expected
+    to end within `seconds`. `refill` makes room where the context is full.
+    """
     times: dict[int, list[float]] = {}
     until = perf_counter() + seconds
     _time_forward(session, tokens, 1)  # warm-up
-    for i, rows in enumerate(_LONG_ROWS * _REPEATS):
+    for i, rows in enumerate([*order] * _REPEATS):
         check()
+        if i >= n_least and perf_counter() + _expect_s(times, rows) > until:
+            continue
+        if session.draft_limit < rows - 1:
+            refill()
         if session.draft_limit >= rows - 1:
             times.setdefault(rows, []).append(_time_forward(session, tokens, rows, clock))
-        if i + 1 >= _MIN_LONG_ROWS and perf_counter() >= until:
-            break
     return {rows: median(each) for rows, each in sorted(times.items())}
+
+
+def _expect_s(times: Mapping[int, Sequence[float]], rows: int) -> float:
+    """Seconds that a forward is expected to take by the median of those measured."""
+    return Profile({n: median(each) for n, each in times.items()}).seconds(rows)
 
 
 def _time_units(drafter: Drafter, tokens: Sequence[int], limit: Budget) -> list[float]:

@@ -1,4 +1,4 @@
-"""One round of the autopilot: its limits, the drafters that it has asked, and the values of draft sizes."""
+"""One round of the autopilot: its draft as it grows, unit by unit, and what sizes of it are worth."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import accumulate
+from time import perf_counter
 from typing import NamedTuple
 
+from edgespec.controller.acceptance import LEAST_REACHED
 from edgespec.controller.cost_model import MarginalCost
+from edgespec.controller.drafter_set import DrafterSet
+from edgespec.controller.stats import TextStats
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget, Draft, Step
 from edgespec.core.tree import DraftTree
@@ -114,11 +118,6 @@ MAX_NODES = 63  # draft nodes; a forward then has at most 64 rows
 _COUNTS = (*range(16), 19, 23, 27, 31, 39, 47, 55, MAX_NODES)  # that are compared: costs of more rows are interpolated
 
 
-def value(tokens: float, price: float, seconds: float) -> float:
-    """Value of a round in tokens; `price` in tokens per second."""
-    return tokens - price * seconds
-
-
 class DraftSize(NamedTuple):
     """A number of draft nodes to verify: tokens the round is expected to emit, and its seconds, drafting included."""
 
@@ -133,7 +132,7 @@ class DraftSize(NamedTuple):
 
     def value(self, price: float) -> float:
         """In tokens; `price` in tokens per second."""
-        return value(self.tokens, price, self.seconds)
+        return self.tokens - price * self.seconds
 
 
 def list_counts(limit: int) -> list[int]:
@@ -164,50 +163,71 @@ def choose_size(candidates: Sequence[DraftSize], recent_rate: float) -> tuple[Dr
 
 
 _OBSERVED_WEIGHT = 0.75  # of the emitted tokens against the expected ones, when a round is judged
+_LOOK_AHEAD = 4  # further units that have to be worth less before a drafter stops
+_LEAST_REACH = 0.1  # probability of a path by a drafter's own confidences, below which its block need not go on
+_MAX_DRAFTED = 15  # tokens on a path of a drafter that takes time, and of a lookup that may not be verified
 
 
 @dataclass(slots=True)
 class DrafterCall:
-    """A drafter that takes time, and what it was asked for in a round.
+    """A drafter that takes time, what it is asked for in a round, and what that took.
 
-    is_trial  whether that was to measure it
-    after     the drafters that were asked before it
-    n_read    tokens of the text that it had to read first
+    window    tokens of the text's end that it may read
+    n_read    tokens of the text that it has to read first
+    gain      tokens that are expected to be gained by asking it
+    is_trial  whether it is asked to be measured
     before    the size that was chosen without it
     size      the size that was chosen with it
+    tree      what it proposes in, with the lookups where the target takes trees
     units     the tokens on a path that each of its units proposed
     seen_s    measured seconds
     """
 
     drafter: Drafter
-    is_trial: bool
-    after: tuple[str, ...]
+    window: int
     n_read: int
+    gain: float
     before: DraftSize
     size: DraftSize
+    tree: ScoredTree
+    is_trial: bool = False
     units: list[int] = field(default_factory=list)
     seen_s: float = 0.0
 
+    @property
+    def reason(self) -> str:
+        return "to measure the drafter again" if self.is_trial else "the drafter is expected to win the most tokens/s"
 
-class RoundPlan:
-    """Kept until the round's Step is recorded. Seconds are those of the cost model, but for `charged_s`."""
+
+class DraftRound:
+    """A round from its draft to its Step. Seconds are those of the cost model, but for `charged_s`."""
 
     def __init__(
         self,
         cost: MarginalCost,
+        stats: TextStats,
+        drafters: DrafterSet,
         tokens: Sequence[int],
         limit: Budget,
         tokens_per_step: float,
+        *,
+        is_chain: bool,
     ) -> None:
-        """`tokens` are prompt and output; the last one is the root. `tokens_per_step` is that of recent rounds."""
-        self._cost = cost
-        self.position = len(tokens) - 1  # of the root
-        self.node_limit, self.depth_limit = min(limit.nodes, MAX_NODES), min(limit.depth, MAX_NODES)
-        self.max_nodes = 0  # of the draft, by the regret budget; at most node_limit
+        """`tokens` are prompt and output; the last one is the root. `tokens_per_step` is that of recent rounds.
+
+        `is_chain`: the target takes no branches.
+        """
+        self.tokens = tokens
+        self.limit = Budget(limit.depth, min(limit.nodes, MAX_NODES))
+        self.max_nodes = 0  # of the draft, by the regret budget
         self.recent_rate = tokens_per_step / cost.seconds(1)  # tokens per second
         self.price = 0.0  # tokens per second
-        self.asked: list[DrafterCall] = []
-        self.silent: set[str] = set()  # drafters that had nothing to propose
+        self.is_chain = is_chain
+        self.tree = ScoredTree(stats.rate, is_chain=is_chain)
+        self.call: DrafterCall | None = None
+        self._cost = cost
+        self._stats = stats
+        self._drafters = drafters
         self._known: dict[int, float] = {}  # rows -> seconds
 
     def seconds(self, rows: int) -> float:
@@ -219,30 +239,14 @@ class RoundPlan:
 
     @property
     def drafting_s(self) -> float:
-        """Seconds of the units that drafters have been asked for, without reading."""
-        return sum(map(self._usual_s, self.asked))
+        """Seconds of the units that a drafter has been asked for, without reading."""
+        call = self.call
+        return sum([self._cost.model.unit_s(call.drafter.name, n) for n in call.units]) if call is not None else 0.0
 
     @property
     def charged_s(self) -> float:
-        """`drafting_s`, with the measured seconds of drafters that run ahead."""
-        return sum(each.seen_s if each.drafter.runs_ahead else self._usual_s(each) for each in self.asked)
-
-    def _usual_s(self, asked: DrafterCall) -> float:
-        return sum(self._cost.model.unit_s(asked.drafter.name, n) for n in asked.units)
-
-    def share_drafting(self, seconds: float) -> None:
-        """Share the measured seconds of drafting out among the drafters, by what each was seen to take."""
-        seen_s = sum(each.seen_s for each in self.asked)
-        for each in self.asked:
-            each.seen_s = seconds * (each.seen_s / seen_s if seen_s else 1.0 / len(self.asked))
-
-    def profile_s(self, asked: DrafterCall) -> float:
-        """Seconds of its units by the profile."""
-        return sum(self._cost.model.predict_unit_s(asked.drafter.name, n) for n in asked.units)
-
-    @property
-    def reading_s(self) -> float:
-        return sum(each.n_read * self._cost.model.read_s(each.drafter.name) for each in self.asked if each.units)
+        """`drafting_s`, or the measured seconds of a drafter that runs ahead."""
+        return self.call.seen_s if self.call is not None and self.call.drafter.runs_ahead else self.drafting_s
 
     def choose_size(self, tree: ScoredTree) -> DraftSize:
         """The size of the highest value within the regret budget; sets the price."""
@@ -250,14 +254,16 @@ class RoundPlan:
         size, self.price = choose_size(sizes, self.recent_rate)
         return size
 
-    def choose_unlimited_size(self, tree: ScoredTree) -> DraftSize:
+    def choose_unlimited_size(self) -> DraftSize:
         """The size of the highest value without the regret budget and without drafters that take time."""
-        return choose_size(list_sizes(tree.probabilities, self.seconds, 0.0, self.node_limit), self.recent_rate)[0]
+        return choose_size(list_sizes(self.tree.probabilities, self.seconds, 0.0, self.limit.nodes), self.recent_rate)[
+            0
+        ]
 
     def find_fastest_size(self, tree: ScoredTree, ahead: Sequence[float] = (), more_s: float = 0.0) -> DraftSize:
         """The size of the most tokens per second, after `more_s` of drafting that adds nodes `ahead`."""
         seconds = self.drafting_s + more_s
-        sizes = list_sizes([*tree.probabilities, *ahead], self.seconds, seconds, self.node_limit)
+        sizes = list_sizes([*tree.probabilities, *ahead], self.seconds, seconds, self.limit.nodes)
         return max(sizes, key=lambda each: each.speed)
 
     def measure_chain(self, tree: ScoredTree, ahead: Sequence[float] = (), more_s: float = 0.0) -> DraftSize:
@@ -266,18 +272,72 @@ class RoundPlan:
         seconds = self.drafting_s + more_s + self.seconds(n + 1)
         return DraftSize(n, 1.0 + sum(tree.probabilities) + sum(ahead), seconds)
 
-    def gains(self, step: Step) -> list[float]:
-        """Tokens gained by asking each of `asked`, of which `step` is the outcome.
+    def gain(self, call: DrafterCall, step: Step) -> float:
+        """Tokens gained by asking the drafter; the emitted tokens, which have to do with luck, count in part."""
+        tokens = call.size.tokens + _OBSERVED_WEIGHT * (len(step.tokens) - call.size.tokens)
+        seen = DraftSize(step.n_drafted, tokens, self.charged_s + self.seconds(step.n_drafted + 1))
+        return seen.value(self.price) - call.before.value(self.price)
 
-        The difference between the emitted and the expected tokens is shared out by what each was expected to add.
+    def ask_free(self, tree: ScoredTree) -> None:
+        """Add what drafters that take no time propose, each up to where its next token would hardly be reached."""
+        depth = min(self.limit.depth, max(self.max_nodes, _MAX_DRAFTED))
+        for drafter in self._drafters.free:
+            for _ in self._drafters.expand(drafter, tree.tree, self.tokens, Budget(depth, depth)):
+                if tree.probability(tree.tree.deepest(drafter.name)) < LEAST_REACHED:
+                    break
+
+    def ask(self, call: DrafterCall) -> None:
+        """Have the drafter of `call` draft while that is expected to pay.
+
+        Drafters that take no time continue its path afterwards, unless its tokens are drawn.
         """
-        seconds = self.charged_s + self.seconds(step.n_drafted + 1)
-        last = self.asked[-1].size
-        surprise = value(
-            last.tokens + _OBSERVED_WEIGHT * (len(step.tokens) - last.tokens), self.price, seconds
-        ) - last.value(self.price)
-        added = [max(each.size.tokens - each.before.tokens, 1e-6) for each in self.asked]
-        return [
-            each.size.value(self.price) - each.before.value(self.price) + surprise * part / sum(added)
-            for each, part in zip(self.asked, added, strict=True)
-        ]
+        drafter, tree, started = call.drafter, call.tree, perf_counter()
+        max_nodes = self.max_nodes if drafter.is_drawn else self.limit.nodes
+        max_depth = min(self.limit.depth, max_nodes, _MAX_DRAFTED)
+        if drafter.block_size > 1:
+            max_depth = self._choose_length(drafter, min(max_depth, drafter.block_size))
+        limit = Budget(max_depth, min(self.limit.nodes, _MAX_DRAFTED), call.window, _LEAST_REACH)
+        for _ in self._drafters.expand(drafter, tree.tree, self.tokens, limit):
+            call.units.append(min(drafter.block_size, max_depth))
+            if not self._pays_to_continue(drafter, tree, max_depth):
+                break
+        call.seen_s = perf_counter() - started
+        if call.units and not drafter.is_drawn:
+            self.ask_free(tree)
+
+    def predict_chain(self, drafter: Drafter) -> list[float]:
+        """[n] the probabilities of the tokens of a chain that is worth most, before any of them is known."""
+        n = self._choose_length(drafter, min(self.limit.depth, self.max_nodes, _MAX_DRAFTED))
+        rate = self._stats.drafter(drafter).first_choice.value
+        return [rate ** (i + 1) for i in range(n)]
+
+    def _choose_length(self, drafter: Drafter, limit: int) -> int:
+        """The tokens on a path, up to `limit`, that are worth most before any of them is known."""
+        rate, costs = self._stats.drafter(drafter).first_choice.value, self._cost.model
+        best, chosen, expected, reached = float("-inf"), min(1, limit), 1.0, 1.0
+        for n in range(1, limit + 1):
+            reached *= rate
+            expected += reached
+            drafting_s = costs.unit_s(drafter.name, n) if drafter.block_size > 1 else n * costs.unit_s(drafter.name)
+            worth = expected - self.price * (drafting_s + self.seconds(n + 1))
+            if worth > best:
+                best, chosen = worth, n
+        return chosen
+
+    def _pays_to_continue(self, drafter: Drafter, tree: ScoredTree, max_depth: int) -> bool:
+        """Whether one to `_LOOK_AHEAD` more units are worth their seconds, if accepted like best proposals are."""
+        last = tree.tree.deepest(drafter.name)
+        if last < 0 or tree.tree.depths[last] >= max_depth:
+            return False
+        measure = self.measure_chain if drafter.is_drawn else self.find_fastest_size
+        unit_s = self._cost.model.unit_s(drafter.name)
+        rate, probability = self._stats.drafter(drafter).first_choice.value, tree.probability(last)
+        now = measure(tree)
+        price = max(self.price, now.speed)
+        ahead: list[float] = []
+        for n in range(1, _LOOK_AHEAD + 1):
+            probability *= rate
+            ahead.append(probability)
+            if measure(tree, ahead, n * unit_s).value(price) > now.value(price):
+                return True
+        return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from dataclasses import asdict, replace
 from typing import Any
@@ -45,17 +45,12 @@ class ExplorationBudget:
         """The only drafter pays, so that nothing has to be measured."""
         self._credit = min(self._credit, 0.0)
 
-    def allows(self, steps: float) -> bool:
-        """Tell whether `spend` would spend `steps`."""
-        return steps <= self._credit
-
     def spend(self, steps: float) -> bool:
         """Spend `steps` if the budget allows; whether it does."""
-        if steps > self._credit:
-            self._credit = min(self._credit, max(steps, _MAX_CREDIT))
-            return False
-        self._credit = min(self._credit, max(steps, _MAX_CREDIT)) - steps
-        return True
+        self._credit = min(self._credit, max(steps, _MAX_CREDIT))
+        is_allowed = steps <= self._credit
+        self._credit -= steps * is_allowed
+        return is_allowed
 
 
 class DecisionTime:
@@ -138,7 +133,6 @@ class DraftStats:
 
     drafters    by '<drafter>; <way of sampling>, <phase>'
     agreements  acceptance of a token that several drafters propose, by '<their names, joined by +>; ...'
-    after       gains of a drafter that is asked after others, by '<drafter> after <others>; ...'
     records     by drafter, whatever the way of sampling and the phase
     """
 
@@ -148,7 +142,6 @@ class DraftStats:
         self.decision_time = DecisionTime()
         self.drafters: dict[str, DrafterStats] = {}
         self.agreements: dict[str, AcceptanceModel] = {}
-        self.after: dict[str, DecayedMean] = {}
         self.records: dict[str, AcceptanceRecord] = {}
 
     def drafter(self, key: str, confidence: Confidence, *, is_trusted: bool = True) -> DrafterStats:
@@ -160,9 +153,6 @@ class DraftStats:
 
     def agreement(self, key: str) -> AcceptanceModel:
         return self.agreements.setdefault(key, make_agreement_model())
-
-    def gain_after(self, key: str) -> DecayedMean:
-        return self.after.setdefault(key, DecayedMean(0.0, 0.97))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values for `from_dict`."""
@@ -179,7 +169,6 @@ class DraftStats:
                 for key, each in self.drafters.items()
             },
             "agreements": {key: [rate.evidence for rate in each.rates] for key, each in self.agreements.items()},
-            "after": {key: gain.evidence for key, gain in self.after.items()},
             "records": {name: asdict(record) for name, record in self.records.items()},
             "deciding_s": self.decision_time.seconds,
         }
@@ -200,8 +189,6 @@ class DraftStats:
                 rates = stats.agreement(key).rates
                 _restore(rates, evidence)
                 _check_shares(rates)
-            for key, evidence in state["after"].items():
-                _restore([stats.gain_after(key)], [evidence])
             stats.records = {name: AcceptanceRecord(**each) for name, each in state.get("records", {}).items()}
             stats.decision_time = DecisionTime(state.get("deciding_s", 0.0))
         except (AttributeError, KeyError, TypeError) as error:
@@ -220,7 +207,6 @@ class TextStats:
         self._drafters: dict[str, DrafterStats] = {}
         self._present: dict[str, DrafterStats] = {}  # of this phase, by the drafter's name
         self._agreements: dict[str, AcceptanceModel] = {}
-        self._after: dict[str, DecayedMean] = {}
 
     @property
     def exploration(self) -> ExplorationBudget:
@@ -242,16 +228,6 @@ class TextStats:
                 self._drafters[key] = self._shared.drafter(key, drafter.confidence, is_trusted=is_trusted).fork()
             found = self._present[drafter.name] = self._drafters[key]
         return found
-
-    def gain(self, drafter: Drafter, n_peers: int, after: Iterable[str] = ()) -> DecayedMean:
-        """The gain of asking `drafter` beside `n_peers` other generations, where `after` were asked before."""
-        others = "+".join(sorted(after))
-        if not others:
-            return self.drafter(drafter).gain(n_peers)
-        key = self._key(f"{drafter.name} after {others}")
-        if key not in self._after:
-            self._after[key] = self._shared.gain_after(key).fork()
-        return self._after[key]
 
     def agreement(self, names: Collection[str]) -> AcceptanceModel:
         """Acceptance of a token that all of `names` propose, by the highest rate of them."""
@@ -288,8 +264,6 @@ class TextStats:
                 self._shared.records[name] = record.add(accepted, tested)
         for key, agreement in self._agreements.items():
             self._shared.agreement(key).merge(agreement)
-        for key, gain in self._after.items():
-            self._shared.gain_after(key).merge(gain)
 
     def _key(self, name: str) -> str:
         return f"{name}; {self._sampling}, {self._phase}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.backends import Model
 from edgespec.controller.cost_model import DraftCost, Profile
-from edgespec.controller.fixed import JumpForward, PausableController
+from edgespec.controller.fixed import SteeredController
 from edgespec.controller.profiler import (
     LOAD_CONTEXTS,
     choose_contexts,
@@ -120,10 +120,10 @@ class Engine:
                 check()
                 yield YIELD
             open_space(slot, self.memory, request.memory)
-            known = self._draft_stats.costs if self._draft_stats else None
-            costs = ForwardCost(known, slot.target)
-            chosen, verifier = self._choose_controller(generation, spec, slot, sampler, constraint, costs)
-            controller = PausableController(chosen, lambda: speculation is None and self.is_paused)
+            costs = ForwardCost(self._draft_stats.costs if self._draft_stats else None, slot.target)
+            controller, verifier = self._choose_controller(
+                generation, spec, slot, sampler, constraint, costs, can_pause=speculation is None
+            )
             yield from generation.run(slot.target, controller, verifier, costs, check)
         except Cancelled:
             generation.reason = "cancelled"
@@ -262,6 +262,8 @@ class Engine:
         sampler: Sampler,
         constraint: Constraint,
         costs: ForwardCost,
+        *,
+        can_pause: bool,
     ) -> tuple[Controller, Verifier]:
         request, seed = generation.request, generation.seed
         drafters = [] if spec.is_plain else self._drafters.select(slot, spec.drafters)
@@ -276,9 +278,11 @@ class Engine:
         else:
             controller = make_fixed_controller(spec, slot.target, drafters, draw)
         verifier, forced = constraint.apply(partial(make_verifier, rule, seed=seed), sampler)
-        if forced is not None and spec.draft_max != 0:
-            controller = JumpForward(controller, forced, costs.seconds_by_rows())
-        return controller, verifier
+        if spec.draft_max == 0:
+            forced = None
+        return SteeredController(
+            controller, lambda: can_pause and self.is_paused, forced, costs.seconds_by_rows()
+        ), verifier
 
     def _open_slot(self) -> Slot:
         def check() -> None:

@@ -65,18 +65,6 @@ def test_the_rate_of_two_votes_is_learned(is_right: bool, low: float, high: floa
     assert text_stats(again).rate(votes) == pytest.approx(text_stats(draft_stats).rate(votes))
 
 
-def test_agreements_are_learned_by_phase_and_by_confidence() -> None:
-    stats = text_stats(shared())
-    for _ in range(200):
-        stats.observe_agreement({NGRAM: SHORT, MODEL: HIGH}, False)
-    doubtful = {NGRAM: 1.0, MODEL: LOW}
-    assert stats.rate(doubtful) == text_stats(shared()).rate(doubtful)
-    stats.set_phase("reasoning")
-    for drafter in DRAFTERS:
-        stats.drafter(drafter)
-    assert stats.rate({NGRAM: SHORT, MODEL: HIGH}) > 0.5
-
-
 def scored(stats: TextStats) -> ScoredTree:
     """A path of the lookup, then the model beside and below it."""
     scored = ScoredTree(stats.rate)
@@ -134,34 +122,6 @@ def test_a_drafters_own_tokens_do_not_contest_each_other() -> None:
     assert tree.probabilities == pytest.approx([beside(0.5, 0.6), beside(0.3, 0.6), beside(0.6, 0.5 + 0.3)])
     tree.tree.add(-1, 5, NGRAM, 0.5)
     assert tree.probabilities[0] == pytest.approx(0.5), "both propose it"
-
-
-def test_the_weaker_of_two_chains_takes_no_rows() -> None:
-    """A sure chain beside one that is as often right alone: the target is asked for the sure one alone."""
-    rates = {"sure": 0.99, "likely": 0.8}
-    tree = ScoredTree(lambda votes: rates[next(iter(votes))])
-    tree.tree.add_chain(range(8), "likely", [0.8] * 8)
-    tree.tree.add_chain(range(8, 16), "sure", [0.99] * 8)
-    assert set(tree.select(8).sources) == {"sure"}
-    assert sum(tree.probabilities[:8]) < 0.2
-
-
-@pytest.mark.parametrize("n", range(5))
-def test_probabilities_after_nodes_were_taken_back(n: int) -> None:
-    stats = text_stats(shared())
-    tree = scored(stats)
-    tree.tree.add(-1, 8, MODEL, HIGH)
-    assert len(tree.probabilities) == 4
-    tree.tree.truncate(n)
-    assert len(tree) == len(tree.probabilities) == n
-    tree.tree.add(-1, 5, MODEL, HIGH)
-    tree.tree.add(-1, 9, MODEL, LOW)
-    anew = ScoredTree(stats.rate)
-    for parent, token, votes in zip(tree.tree.parents, tree.tree.tokens, tree.tree.votes, strict=True):
-        for name, confidence in votes.items():
-            anew.tree.add(parent, token, name, confidence)
-    assert tree.probabilities == pytest.approx(anew.probabilities)
-    assert len(tree.select(len(tree)).tokens) == len(tree)
 
 
 def test_the_most_probable_nodes_fill_the_rows() -> None:

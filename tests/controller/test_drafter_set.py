@@ -113,13 +113,6 @@ def test_a_cancellation_is_no_failure(method: str, error: BaseException) -> None
     assert not drafters.failures and len(tuple(drafters)) == 2
 
 
-def test_the_reason_is_the_errors() -> None:
-    drafters = DrafterSet([Counting("bad", "begin", ValueError("the file is gone"))], V)
-    drafters.begin(TEXT)
-    assert drafters.failures == {"bad": "the file is gone."}
-    assert hear(drafters) == []
-
-
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_only_the_nodes_of_the_faulty_unit_are_taken_back(at: int) -> None:
     bad = Counting("bad", "expand", ValueError("it is broken"), at)
@@ -129,18 +122,6 @@ def test_only_the_nodes_of_the_faulty_unit_are_taken_back(at: int) -> None:
     assert n_units == at
     assert tree.tokens == [1, *range(5, 5 + at)] and "bad" in drafters.failures
     assert tree.find_child(at if at else -1, 5 + at) is None
-
-
-def test_unread_of_a_drafter_that_fails_is_the_whole_text() -> None:
-    bad = Counting("bad", "unread", ValueError("no"))
-    drafters = DrafterSet([bad], V)
-    assert drafters.pending_tokens(bad, TEXT) == 3
-    assert DrafterSet([Counting("good")], V).pending_tokens(Counting("good"), TEXT) == 2
-
-
-def test_outcomes_come_with_their_drafter() -> None:
-    one, two = Counting("one"), Counting("two")
-    assert hear(DrafterSet([one, two], V)) == [(one, Outcome(0.5, True)), (two, Outcome(0.5, True))]
 
 
 class Proposing(Drafter):
@@ -270,19 +251,6 @@ def test_outcomes_that_are_none_are_refused(outcomes: Any) -> None:
     drafters = DrafterSet([Vague("vague"), good], V)
     assert hear(drafters) == [(good, Outcome(0.5, True))]
     assert list(drafters.failures) == ["vague"]
-
-
-def test_outcomes_may_be_generated() -> None:
-    class Generating(Counting):
-        def observe(self, done: Round) -> Any:
-            yield Outcome(0.1, False)
-            if self._fails_in:
-                raise ValueError("late")
-
-    bad, good = Generating("bad", "observe"), Generating("good")
-    drafters = DrafterSet([bad, good], V)
-    assert hear(drafters) == [(good, Outcome(0.1, False))]
-    assert drafters.failures == {"bad": "late."}
 
 
 @pytest.mark.parametrize("unread", [None, "3", -1])

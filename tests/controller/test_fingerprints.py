@@ -51,22 +51,6 @@ def test_fingerprints_look_at_both_ends_and_the_size(tmp_path: Path) -> None:
     assert all(len(each) == 16 for each in seen)
 
 
-def test_fingerprints_of_folders(tmp_path: Path) -> None:
-    model = tmp_path / "model"
-    written(model / "model-1.safetensors", b"one")
-    written(model / "model-2.safetensors", b"two")
-    whole = fingerprint_weights(model)
-    written(model / "README.md", b"no weights")
-    assert fingerprint_weights(model) == whole
-    written(tmp_path / "copy" / "model-1.safetensors", b"one")
-    written(tmp_path / "copy" / "model-2.safetensors", b"two")
-    assert fingerprint_weights(tmp_path / "copy") == whole
-    written(model / "model-2.safetensors", b"tow")
-    changed = fingerprint_weights(model)
-    written(model / "model-3.safetensors", b"")
-    assert len({whole, changed, fingerprint_weights(model)}) == 3
-
-
 def test_weights_that_cannot_be_read_are_an_error_in_words(tmp_path: Path) -> None:
     with pytest.raises(CacheError, match=r"gone\.gguf cannot be read: No such file or directory\."):
         _ = ProfileStore(tmp_path / "gone.gguf").path

@@ -123,14 +123,6 @@ def test_drawn_tokens_are_verified_alone_and_whole(budget: Budget) -> None:
     assert (draft.tokens.tolist(), draft.q, source) == ([8, 9], None, "other")
 
 
-def test_a_drawn_chain_is_drawn_no_longer_than_it_is_verified() -> None:
-    """To drop a drawn token would change the distribution of the output."""
-    for budget, limit in ((Budget(5, 2), LIMIT), (Budget(5, 5), Budget(9, 2)), (Budget(5, 5), Budget(2, 9))):
-        drawn = Paths("drawn", [[5, 6, 7]], is_drawn=True)
-        draft, _ = propose([drawn], budget, limit=limit)
-        assert draft.tokens.tolist() == [5, 6] and drawn.asked[0].depth == 2
-
-
 def test_a_chain_that_the_device_still_computes_is_not_read() -> None:
     chain = Draft.chain([5, 6, 7])
     lazy = Paths("lazy", [[8, 9]], unread_chain=chain)
@@ -154,16 +146,3 @@ def test_without_a_budget_nothing_is_asked_and_everything_heard(budget: Budget) 
     controller = FixedLength([model], Budget(3, 3), V)
     assert not controller.expects_plain
     assert controller.propose(TEXT, Budget(0, 0)) is NO_DRAFT and not model.asked
-
-
-def test_a_drafter_that_fails_is_named_and_the_next_one_drafts() -> None:
-    class Failing(Paths):
-        def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
-            raise ValueError("it is broken")
-
-    for budget in (Budget(2, 2), Budget(2, 5)):
-        controller = FixedLength([Failing("bad"), Paths("good", [[5, 6]])], budget, V)
-        controller.begin(TEXT)
-        assert controller.propose(TEXT, LIMIT).tokens.tolist() == [5, 6]
-        assert dict(controller.failures) == {"bad": "it is broken."}
-        assert controller.decision.source == "good"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from edgespec.controller.gate import ShadowDraft
 from edgespec.controller.stats import DrafterStats, DraftStats
 from edgespec.core.protocols import NO_DRAFT, Budget, Round
 from tests.controller.replay import NO_SCORES, ReplayDrafter, adaptive, make_profile, replay
@@ -55,16 +54,3 @@ def test_reasoning_and_answer_are_learned_apart() -> None:
     controller.end()
     assert rate("answer") == before
     assert rate("reasoning") < before, "2 after 1 was foretold to be followed by 3"
-
-
-def test_shadow_drafts_are_compared_with_the_text() -> None:
-    shadow = ShadowDraft()
-    assert shadow.resolve([1, 2]) is None
-    shadow.remember(2, [5, 6, 7], 3)
-    assert shadow.is_pending
-    assert shadow.resolve([1, 2]) is None, "nothing of it is there yet"
-    assert shadow.resolve([1, 2, 5, 6]) is None, "right so far"
-    assert shadow.resolve([1, 2, 5, 6, 9]) == (3, 4)
-    assert not shadow.is_pending
-    shadow.remember(2, [5], 4)
-    assert shadow.resolve([1, 2, 5]) == (2, 5), "a path of a tree"

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-
 import numpy as np
 import pytest
 
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.cost_model import Profile
 from edgespec.controller.stats import DraftStats
-from edgespec.core.drafter import Drafter
-from edgespec.core.protocols import Budget, Step
-from edgespec.core.tree import DraftTree
+from edgespec.core.protocols import Step
 from edgespec.drafters.ngram import NgramDrafter
 from tests.controller.replay import VOCABULARY, Clock, Trace, count_plain_steps, replay
 
@@ -68,30 +64,3 @@ def test_where_matches_break_off_drafts_are_short(lengths: range) -> None:
     assert speeds.min() > 0.97
     drafted = [drafted for drafted, _ in DRAFTS if drafted]
     assert np.mean(drafted) < lengths.stop and max(drafted) < 63
-
-
-class Strays(Drafter):
-    """Proposes the text's next ten tokens, and others behind them."""
-
-    name = "strays"
-    is_free = True
-
-    def __init__(self, text: Trace) -> None:
-        self._text = text
-
-    def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
-        at = len(text) - len(self._text.prompt)
-        drafted = [*self._text.text[at : at + 10], *range(60)][: limit.depth]
-        tree.add_chain(drafted, self.name, [0.5] * len(drafted))
-        yield
-
-
-def test_a_lookup_goes_on_where_one_before_it_strays() -> None:
-    (text, *_), clock = make_texts(range(400, 600)), Clock(CURVES["flat"], 0.1)
-    draft_stats = [DraftStats(Profile({rows: clock.curve(rows) for rows in ROWS})) for _ in range(2)]
-    pairs = [NgramDrafter(), Strays(text)], [Strays(text), NgramDrafter()]
-    ngram_first, strays_first = (
-        replay(Adaptive(pair, stats, "greedy", VOCABULARY, trees=True), [], text, clock)
-        for pair, stats in zip(pairs, draft_stats, strict=True)
-    )
-    assert strays_first < 1.05 * ngram_first

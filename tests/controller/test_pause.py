@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-from edgespec.controller.adaptive import Adaptive, DecisionPause
-from edgespec.controller.stats import DecisionTime, DraftStats
+from edgespec.controller.adaptive import Adaptive
+from edgespec.controller.stats import DraftStats
 from edgespec.core.drafter import Outcome
 from edgespec.core.protocols import NO_DRAFT, Round, Step
 from edgespec.drafters.ngram import NgramDrafter
@@ -118,42 +117,6 @@ def test_lookups_hear_of_every_token_that_went_by() -> None:
         text = [*trace.prompt, *trace.text[: 1 + len(heard)]]
         assert lookup.n_outcomes == len(naive.observe(Round(text, (), NO_DRAFT, (), 0, NO_SCORES)))
     assert REASONS[PAUSED] and model.drafted == 0
-
-
-def pause_for(deciding_s: float, plain_s: float = 1.0) -> int:
-    """Rounds of the pause after four rounds without a draft."""
-    pause = DecisionPause(DecisionTime(deciding_s))
-    for n in range(4):
-        assert not pause.is_on, n
-        pause.record(Step(1, (1,), 0, 0, 0, 0.0, deciding_s, plain_s), plain_s, is_free=True)
-    n_paused = 0
-    while pause.is_on:
-        pause.pass_round()
-        n_paused += 1
-    return n_paused
-
-
-def test_a_pause_keeps_decisions_within_a_hundredth_of_the_time() -> None:
-    assert [pause_for(seconds) for seconds in (0.0, 0.005, 0.055, 0.305, 9.0)] == [0, 0, 5, 30, 32]
-
-
-def test_a_draft_ends_the_pauses() -> None:
-    pause = DecisionPause(DecisionTime(0.2))
-    for _ in range(20):
-        for n_drafted in (0, 0, 0, 2):
-            pause.record(Step(1, (1,), n_drafted, 0, 0, 0.0, 0.2, 1.0), 1.0, is_free=True)
-            assert not pause.is_on
-
-
-def test_a_busy_moment_counts_twice_the_usual_time() -> None:
-    time = DecisionTime()
-    time.observe(1e-3)
-    assert time.seconds == 1e-3
-    time.observe(1.0)
-    assert time.seconds == pytest.approx(1.05e-3)
-    for _ in range(20):
-        time.observe(1e-4)
-    assert time.seconds == pytest.approx(1e-4, rel=0.01), "the first decisions are slow"
 
 
 def test_a_draft_model_that_pays_is_asked_where_steps_are_short() -> None:

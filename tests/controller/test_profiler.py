@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 import pytest
 
@@ -92,27 +91,6 @@ class Silent(Drafter):
         return iter(())
 
 
-class Remembering(Silent):
-    """Drafts blocks; a server remembers the draft after a text."""
-
-    name, block_size = "remembering", 4
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, ...]] = []
-
-    def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
-        self.asked.append(tuple(text))
-        yield
-
-
-def test_no_block_is_measured_after_the_text_of_the_one_before() -> None:
-    drafter = Remembering()
-    cost = measure_drafter(drafter, TEXT)
-    assert cost is not None and list(cost.units) == [1, 2, 4]
-    assert len(drafter.asked) == 2 + 3 * 5
-    assert all(before != text for before, text in pairwise(drafter.asked[1:]))
-
-
 class Broken(Silent):
     name = "broken"
 
@@ -127,10 +105,6 @@ class Lazy(Silent):
 
     def draft_async(self, text: Sequence[int], limit: Budget) -> Draft | None:
         return Draft.chain([1] * limit.depth)
-
-
-def test_a_drafter_that_proposes_nothing_has_no_cost() -> None:
-    assert measure_drafter(Silent(), TEXT) is None
 
 
 def test_unread_chains_are_measured_whole() -> None:
@@ -168,10 +142,3 @@ def test_only_the_first_rows_are_measured_without_time() -> None:
     session = Recorded()
     assert list(measure_rows(session, 0.0)) == [1, 2, 4, 8]
     assert session.rows == [1, 1, 4, 2, 8, 1], "a warm-up, and one row twice"
-
-
-def test_rows_are_measured_up_to_what_the_session_takes() -> None:
-    rows = measure_rows(ToySession(MODEL), 0.2)
-    assert {1, 2, 4, 8, 16, 32} <= rows.keys() and list(rows) == sorted(rows)
-    assert all(seconds > 0 for seconds in rows.values())
-    assert max(measure_rows(ToySession(MODEL, context_size=8), 0.2)) <= 8

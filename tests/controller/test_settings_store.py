@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,19 +73,11 @@ def test_settings_are_described(store: SettingsStore) -> None:
     "change",
     [
         {"flash_attention": 3},
-        {"flash_attention": 1},
-        {"flash_attention": "off"},
         {"threads": 0},
-        {"threads": 1.5},
-        {"threads": True},
         {"batch_threads": 10**6},
         {"without_flash": None},
-        {"without_flash": [1.1]},
-        {"without_flash": {"long": 1.1}},
-        {"without_flash": {"700": "fast"}},
         {"without_flash": {"700": 0}},
         {"with_fewer_threads": {"1": -1}},
-        {"with_fewer_threads": {"1": None}},
     ],
     ids=str,
 )
@@ -103,20 +95,6 @@ def test_a_damaged_entry_is_as_none_and_written_over(store: SettingsStore, chang
 def test_a_damaged_file_is_empty(store: SettingsStore, text: str) -> None:
     store.save("llamacpp", OPTIONS, SETTINGS)
     store.path.write_text(text)
-    assert store.load("llamacpp", OPTIONS) is None
-
-
-def test_missing_parts_are_damage() -> None:
-    whole = SETTINGS.to_dict()
-    assert RuntimeSettings.from_dict(whole) == SETTINGS == RuntimeSettings(**asdict(SETTINGS))
-    for name in whole:
-        with pytest.raises(ValueError, match="settings"):
-            RuntimeSettings.from_dict({key: value for key, value in whole.items() if key != name})
-
-
-def test_a_folder_that_cannot_be_written_to_is_no_error(store: SettingsStore, cache: Path) -> None:
-    cache.write_bytes(b"a file where the folder should be")
-    store.save("llamacpp", OPTIONS, SETTINGS)
     assert store.load("llamacpp", OPTIONS) is None
 
 

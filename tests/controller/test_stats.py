@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -40,9 +38,8 @@ def learned() -> DraftStats:
         stats.drafter(MODEL).acceptance.observe(0.7, right)
         stats.drafter(MODEL).first_choice.observe(float(right))
         stats.observe_agreement({"ngram": 4.0, "model": 0.7}, right)
-        stats.gain(MODEL, 0).observe(1.0)
-        stats.gain(MODEL, 5).observe(-1.0)
-        stats.gain(PARD, 0, ["model"]).observe(0.5)
+        stats.drafter(MODEL).gain(0).observe(1.0)
+        stats.drafter(MODEL).gain(5).observe(-1.0)
     draft_stats.decision_time.observe(3e-4)
     stats.merge()
     return draft_stats
@@ -57,15 +54,13 @@ def test_statistics_outlive_the_process() -> None:
     assert again.decision_time.seconds == 3e-4
     assert draft_stats.drafters.keys() == {f"{name}; greedy, answer" for name in ("ngram", "model", "pard")}
     assert draft_stats.agreements.keys() == {"model+ngram; greedy, answer"}
-    assert draft_stats.after.keys() == {"pard after model; greedy, answer"}
     ours, theirs = TextStats(again, "greedy"), TextStats(draft_stats, "greedy")
     untrained = TextStats(DraftStats(PROFILE), "greedy")
     for value in (
         lambda stats: stats.drafter(NGRAM).acceptance.rate(4),
         lambda stats: stats.drafter(MODEL).first_choice.value,
-        lambda stats: stats.gain(MODEL, 0).value,
-        lambda stats: stats.gain(MODEL, 5).value,
-        lambda stats: stats.gain(PARD, 0, ["model"]).value,
+        lambda stats: stats.drafter(MODEL).gain(0).value,
+        lambda stats: stats.drafter(MODEL).gain(5).value,
         lambda stats: stats.agreement({"ngram": 4.0, "model": 0.7}).rate(0.7),
     ):
         assert value(ours) == pytest.approx(value(theirs))  # type: ignore[no-untyped-call]
@@ -99,23 +94,20 @@ def test_only_the_first_drafter_that_takes_time_is_trusted() -> None:
     stats = TextStats(draft_stats, "greedy")
     for drafter in (NGRAM, MODEL, PARD):
         stats.drafter(drafter)
-    assert [stats.gain(each, 0).value > 0 for each in (MODEL, PARD)] == [True, False]
+    assert [stats.drafter(each).gain(0).value > 0 for each in (MODEL, PARD)] == [True, False]
     again = DraftStats.from_dict(json.loads(json.dumps(draft_stats.to_dict())))
     other = TextStats(again, "greedy")
-    assert [other.gain(each, 0).value > 0 for each in (PARD, MODEL)] == [False, True], "as it was first seen"
+    assert [other.drafter(each).gain(0).value > 0 for each in (PARD, MODEL)] == [False, True], "as it was first seen"
     fresh = TextStats(again, "sampled")
-    assert [fresh.gain(each, 0).value > 0 for each in (PARD, MODEL)] == [True, False], "by way of sampling"
+    assert [fresh.drafter(each).gain(0).value > 0 for each in (PARD, MODEL)] == [True, False], "by way of sampling"
 
 
-def test_gains_beside_others_are_kept_by_who_they_are() -> None:
-    stats = TextStats(DraftStats(PROFILE), "greedy")
+def test_gains_are_kept_by_the_number_of_generations() -> None:
+    stats = DraftStats(PROFILE).drafter("pard; greedy, answer", "probability")
     for _ in range(30):
-        stats.gain(PARD, 0, ["model", "other"]).observe(2.0)
-        stats.gain(PARD, 3).observe(-2.0)
-    assert stats.gain(PARD, 0, ["other", "model"]).value > 1.0, "the order of asking says nothing"
-    assert stats.gain(PARD, 0, ["model"]).value == 0.0
-    assert stats.gain(PARD, 0).value == pytest.approx(0.2), "alone"
-    assert stats.gain(PARD, 2).value < -1.0 and stats.gain(PARD, 8).value == 0.0, "by the number of generations"
+        stats.gain(3).observe(-2.0)
+    assert stats.gain(0).value == pytest.approx(0.2), "alone"
+    assert stats.gain(2).value < -1.0 and stats.gain(8).value == 0.0
 
 
 def test_another_kind_of_confidence_starts_anew() -> None:
@@ -134,72 +126,7 @@ def test_concurrent_texts_are_merged_one_after_the_other() -> None:
     for _ in range(40):
         one.drafter(MODEL).first_choice.observe(1.0)
         two.drafter(MODEL).first_choice.observe(0.0)
-        one.gain(PARD, 0, ["model"]).observe(1.0)
     assert one.drafter(MODEL).first_choice.value > 0.85 and two.drafter(MODEL).first_choice.value < 0.2
     one.merge()
     two.merge()
     assert 0.4 < TextStats(draft_stats, "greedy").drafter(MODEL).first_choice.value < 0.6
-    assert TextStats(draft_stats, "greedy").gain(PARD, 0, ["model"]).value > 0.3
-
-
-MODEL_KEY, PAIR, AFTER = "model; greedy, answer", "model+ngram; greedy, answer", "pard after model; greedy, answer"
-DAMAGES: dict[str, Callable[[dict[str, Any]], object]] = {
-    "a record of more accepted than tested": lambda state: state.update(
-        records={"model": {"answers": 1, "accepted": 3, "tested": 2, "recent": 1.0, "is_told": False}}
-    ),
-    "an unknown field of a record": lambda state: state.update(records={"model": {"share": 0.5}}),
-    "no rows": lambda s: s.pop("rows"),
-    "not one row": lambda s: s["rows"].pop("1"),
-    "rows that are no numbers": lambda s: s["rows"].update({"x": 1.0}),
-    "time below zero": lambda s: s["rows"].update({"1": -1.0}),
-    "rows in a list": lambda s: s.update(rows=[]),
-    "no longer contexts": lambda s: s.pop("longer"),
-    "longer contexts in a list": lambda s: s.update(longer=[1]),
-    "a longer context of nothing": lambda s: s["longer"].update({"2048": None}),
-    "a longer context of no tokens": lambda s: s["longer"].update({"0": s["longer"]["2048"]}),
-    "a longer context without one row": lambda s: s["longer"]["2048"]["rows"].pop("1"),
-    "a longer context without drafts": lambda s: s["longer"]["2048"].pop("drafts"),
-    "no costs": lambda s: s.pop("drafts"),
-    "costs in a list": lambda s: s.update(drafts=[]),
-    "a cost that is a number": lambda s: s["drafts"].update(model=0.1),
-    "units that are text": lambda s: s["drafts"]["model"].update(units={"1": "x"}),
-    "no units": lambda s: s["drafts"]["model"].update(units={}),
-    "a unit of no token": lambda s: s["drafts"]["model"].update(units={"0": 0.1}),
-    "reading that is null": lambda s: s["drafts"]["model"].update(read_s=None),
-    "reading below zero": lambda s: s["drafts"]["model"].update(read_s=-1.0),
-    "no drafters": lambda s: s.pop("drafters"),
-    "drafters in a list": lambda s: s.update(drafters=[1]),
-    "a drafter of nothing": lambda s: s["drafters"].update({MODEL_KEY: None}),
-    "no such confidence": lambda s: s["drafters"][MODEL_KEY].update(confidence="mood"),
-    "no confidence": lambda s: s["drafters"][MODEL_KEY].pop("confidence"),
-    "no trust": lambda s: s["drafters"][MODEL_KEY].pop("is_trusted"),
-    "a rate too few": lambda s: s["drafters"][MODEL_KEY]["rates"].pop(),
-    "a rate too many": lambda s: s["drafters"][MODEL_KEY]["rates"].append([0.0, 0.0]),
-    "the bins of the other kind": lambda s: s["drafters"][MODEL_KEY].update(confidence="length"),
-    "NaN": lambda s: s["drafters"][MODEL_KEY]["rates"].__setitem__(0, [float("nan"), 1.0]),
-    "more right than seen": lambda s: s["drafters"][MODEL_KEY]["rates"].__setitem__(0, [2.0, 1.0]),
-    "fewer than none": lambda s: s["drafters"][MODEL_KEY]["rates"].__setitem__(0, [-1.0, 1.0]),
-    "a weight below zero": lambda s: s["drafters"][MODEL_KEY]["rates"].__setitem__(1, [0.0, -1.0]),
-    "an enormous weight": lambda s: s["drafters"][MODEL_KEY]["rates"].__setitem__(1, [0.0, 1e9]),
-    "text": lambda s: s["drafters"][MODEL_KEY].update(rates=[["a", "b"]] * 17),
-    "no agreements": lambda s: s.pop("agreements"),
-    "agreements in a list": lambda s: s.update(agreements=[1]),
-    "an agreement too short": lambda s: s["agreements"][PAIR].pop(),
-    "an agreement of text": lambda s: s["agreements"].update({PAIR: "much"}),
-    "an agreement more right than seen": lambda s: s["agreements"][PAIR].__setitem__(0, [2.0, 1.0]),
-    "no gains after others": lambda s: s.pop("after"),
-    "a gain of one number": lambda s: s["after"].update({AFTER: [1.0]}),
-    "a gain that is infinite": lambda s: s["after"].update({AFTER: [float("inf"), 1.0]}),
-    "a gain that is null": lambda s: s["after"].update({AFTER: None}),
-    "a decision below zero": lambda s: s.update(deciding_s=-1.0),
-    "a decision that is text": lambda s: s.update(deciding_s="long"),
-    "an endless decision": lambda s: s.update(deciding_s=float("inf")),
-}
-
-
-@pytest.mark.parametrize("name", DAMAGES)
-def test_damaged_statistics_raise(name: str) -> None:
-    state = json.loads(json.dumps(learned().to_dict()))
-    DAMAGES[name](state)
-    with pytest.raises(ValueError):
-        DraftStats.from_dict(state)

@@ -13,60 +13,6 @@ from edgespec.core.tree import DraftTree, check_draft, path_to
 V = 4
 
 
-def test_votes_for_one_token_are_one_node() -> None:
-    tree = DraftTree()
-    last = tree.add_chain([5, 6, 7], "ngram", [3.0, 3.0, 4.0])
-    assert (last, tree.path_tokens(last)) == (2, [5, 6, 7])
-    assert tree.add(-1, 5, "model", 0.9) == 0
-    assert tree.add(0, 9, "model", 0.3) == 3
-    assert tree.add(0, 6, "model", 0.2) == 1
-    assert tree.add(1, 6, "model", 0.1) == 4, "the same token elsewhere"
-    assert (tree.tokens, tree.parents, tree.depths) == ([5, 6, 7, 9, 6], [-1, 0, 1, 0, 1], [1, 2, 3, 2, 3])
-    assert tree.votes == [
-        {"ngram": 3.0, "model": 0.9},
-        {"ngram": 3.0, "model": 0.2},
-        {"ngram": 4.0},
-        {"model": 0.3},
-        {"model": 0.1},
-    ]
-    assert tree.proposals(-1, "model") == [0]
-    assert tree.proposals(0, "model") == [3, 1], "the most confident first"
-    assert tree.proposals(0, "ngram") == [1]
-    assert tree.proposals(2, "model") == [] == tree.proposals(-1, "pard")
-    assert (tree.deepest("ngram"), tree.deepest("model"), tree.deepest("pard")) == (2, 4, -1)
-    assert (tree.find_child(0, 9), tree.find_child(-1, 9)) == (3, None)
-
-
-def test_a_drafter_keeps_the_higher_of_two_confidences() -> None:
-    tree = DraftTree()
-    for confidence in (2.0, 5.0, 3.0):
-        tree.add(-1, 1, "ngram", confidence)
-    assert tree.votes == [{"ngram": 5.0}]
-
-
-def test_of_equally_deep_nodes_the_most_confident_is_the_deepest() -> None:
-    tree = DraftTree()
-    tree.add(-1, 1, "model", 0.3)
-    tree.add(-1, 2, "model", 0.6)
-    tree.add(-1, 3, "other", 0.9)
-    tree.add(-1, 4, "model", 0.6)
-    assert tree.deepest("model") == 1, "the earlier of equal ones"
-
-
-def test_a_selection_keeps_parents_and_names_its_sources() -> None:
-    tree = DraftTree()
-    tree.add_chain([5, 6, 7], "ngram", [3.0, 3.0, 4.0])
-    tree.add(-1, 5, "model", 0.9)
-    tree.add(0, 9, "model", 0.3)
-    draft = tree.select({3, 0, 1})
-    assert (draft.tokens.tolist(), draft.parents.tolist(), draft.q) == ([5, 6, 9], [-1, 0, 0], None)
-    assert draft.sources == ("ngram+model", "ngram", "model"), "in the order of asking"
-    assert tree.select([]) is NO_DRAFT
-    assert DraftTree().select(()) is NO_DRAFT
-    with pytest.raises(KeyError):
-        tree.select([2])
-
-
 def test_only_a_chain_of_drawn_tokens_is_verified_as_drawn() -> None:
     q = np.array([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]])
     tree = DraftTree()
@@ -84,30 +30,6 @@ def test_only_a_chain_of_drawn_tokens_is_verified_as_drawn() -> None:
     tree.add(0, 1, "model", 0.3, q[1])
     with pytest.raises(ValueError, match="chain of drawn tokens"):
         tree.drawn_chain()
-
-
-def test_a_truncated_tree_finds_no_lost_node() -> None:
-    tree = DraftTree()
-    tree.add_chain([1, 2, 3], "model", [0.5, 0.5, 0.5])
-    tree.truncate(1)
-    assert (len(tree), tree.find_child(0, 2), tree.deepest("model")) == (1, None, 0)
-    assert tree.add(0, 3, "ngram", 2.0) == 1
-    assert tree.add(0, 2, "ngram", 2.0) == 2
-    assert tree.votes == [{"model": 0.5}, {"ngram": 2.0}, {"ngram": 2.0}]
-
-
-def test_changes_are_told_once() -> None:
-    tree = DraftTree()
-    assert tree.take_changed() == 0
-    tree.add_chain([1, 2, 3], "model", [0.5, 0.5, 0.5])
-    assert (tree.take_changed(), tree.take_changed()) == (0, 3)
-    tree.add(2, 1, "model", 0.5)
-    tree.add(0, 2, "ngram", 2.0)
-    assert (tree.take_changed(), tree.take_changed()) == (1, 4), "a vote for an earlier node is a change too"
-    tree.add(0, 9, "ngram", 2.0)
-    assert (tree.take_changed(), tree.take_changed()) == (1, 5), "so is a sibling"
-    tree.truncate(4)
-    assert (tree.take_changed(), tree.take_changed()) == (1, 4), "and one that is taken back"
 
 
 Path = tuple[int, ...]

@@ -13,8 +13,8 @@ import pytest
 
 from edgespec.backends.toy import ToySession
 from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.fixed import FixedLength, PausableController
-from edgespec.controller.round import DrafterCall, ScoredTree
+from edgespec.controller.fixed import FixedLength, SteeredController
+from edgespec.controller.round import DrafterCall
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Controller, Draft, Round, Step
 from edgespec.core.tree import DraftTree
@@ -166,9 +166,9 @@ def test_drawn_drafts_of_the_shipped_drafters(policy: str, kind: str, rule: Rule
 class DropsTheImprobable(Adaptive):
     """A mistake: a drawn token that is not worth verifying is not verified."""
 
-    def _verify_drawn(self, chain: ScoredTree, asked: DrafterCall, reason: str) -> Draft:
-        draft = super()._verify_drawn(chain, asked, reason)
-        n = next((i for i, p in enumerate(chain.probabilities) if p < 0.3), len(draft))
+    def _verify_drawn(self, call: DrafterCall) -> Draft:
+        draft = super()._verify_drawn(call)
+        n = next((i for i, p in enumerate(call.tree.probabilities) if p < 0.3), len(draft))
         return Draft(draft.tokens[:n], draft.parents[:n], None if draft.q is None else draft.q[:n], draft.sources[:n])
 
 
@@ -224,6 +224,6 @@ def test_drafting_switched_off_and_on(rule: Rule, pauses: tuple[bool, ...]) -> N
     def control(random_source: Enumerated) -> Controller:
         asked = cycle(pauses)
         drafter = Drawn(Table(5, 2), random_source)
-        return PausableController(FixedLength([drafter], Budget(2, 2), 2), lambda: next(asked))
+        return SteeredController(FixedLength([drafter], Budget(2, 2), 2), lambda: next(asked))
 
     assert generated(target, rule, control, frozenset(), 4) == truth(target, frozenset(), 4)

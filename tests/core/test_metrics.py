@@ -71,12 +71,6 @@ def test_nothing_yet() -> None:
     assert metrics.prefill_s == 0
 
 
-def test_one_token_has_no_speed() -> None:
-    metrics = measure([Step(0, (7,), 0, 0, 0, at_s=11.0, sample_s=0.25)])
-    assert (metrics.emitted_tokens, metrics.ttft_s, metrics.prefill_s) == (1, 1.0, 0.75)
-    assert (metrics.tau, metrics.tpot_s, metrics.tokens_per_second, metrics.step_p50_s) == (None,) * 4
-
-
 @st.composite
 def generations(draw: st.DrawFn) -> list[Step]:
     steps = [Step(0, (0,), 0, 0, 0, at_s=10.5)]
@@ -108,13 +102,6 @@ def test_by_brute_force(steps: list[Step]) -> None:
     assert json.loads(json.dumps(metrics.to_dict()))["alpha_by_depth"] == list(metrics.alpha_by_depth)
 
 
-def test_plain_decoding_has_tau_one() -> None:
-    metrics = measure([Step(i, (i,), 0, 0, 0, at_s=11.0 + i) for i in range(6)])
-    assert metrics.tau == 1.0
-    assert metrics.acceptance_rate is None
-    assert metrics.alpha_by_depth == ()
-
-
 def test_plain_decoding_is_what_this_answer_would_have_taken() -> None:
     """Beside a screen that is drawn, plain decoding is slower too than it was when the model was loaded."""
     meter = Meter(3, 10.0)
@@ -128,10 +115,3 @@ def test_plain_decoding_is_what_this_answer_would_have_taken() -> None:
     assert meter.times_plain == meter.metrics().times_plain == pytest.approx(4 / 3)
     assert meter.plain_tokens_per_second == pytest.approx(4 / 3 / (4 / 3))
     assert [meter.recent_speed(end) for end in (None, 2, 1, 0)] == [pytest.approx(4 / 3), 3.0, None, None]
-
-
-def test_plain_decoding_has_no_speed_while_the_cost_of_a_round_is_unknown() -> None:
-    meter = Meter()
-    for index in range(4):
-        meter.add(Step(index, (7, 8), 1, 1, 1, at_s=1.0 + index / 4))
-    assert (meter.plain_tokens_per_second, meter.times_plain) == (None, None)

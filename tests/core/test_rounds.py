@@ -100,13 +100,6 @@ def test_a_prompt_is_announced_before_it_is_read(n: int) -> None:
     assert controller.begun == [PROMPT] * (n > 1)
 
 
-def test_a_text_that_ends_with_its_first_token_needs_no_drafter() -> None:
-    case = Case(1)
-    controller = true_drafts(case)
-    assert observe_all(case, controller) == ([], [""])
-    assert controller.begun == []
-
-
 def test_a_drafter_that_reads_the_scores_takes_no_time_from_sampling() -> None:
     class Slow(HostScores):
         """Says that each read of a row has waited for the device for 100 s."""

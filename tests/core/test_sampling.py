@@ -113,7 +113,7 @@ def probabilities(z: Sequence[float], params: SamplingParams, prefix: Sequence[i
 
 
 @given(requests())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_whole_chain(request: tuple[list[float], SamplingParams, list[int]]) -> None:
     z, params, prefix = request
     try:
@@ -124,23 +124,6 @@ def test_whole_chain(request: tuple[list[float], SamplingParams, list[int]]) -> 
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-7)
     if params.temperature > 0.05:
         assert [p > 1e-30 for p in found] == [p > 1e-30 for p in expected], "the same tokens survive"
-
-
-@given(requests())
-@settings(deadline=None)
-def test_law_is_pure_and_well_formed(request: tuple[list[float], SamplingParams, list[int]]) -> None:
-    z, params, prefix = request
-    first, second = distribution(z, params, prefix), distribution(z, params, list(prefix))
-    assert first.weights.tolist() == second.weights.tolist()
-    assert (first.weights >= 0).all()
-    assert first.weights.max() > 0
-    ids = list(range(len(z))) if first.ids is None else first.ids.tolist()
-    assert ids == sorted(set(ids))
-    assert [first.token(i) for i in range(len(first.weights))] == ids
-    p = first.dense(len(z))
-    assert p.shape == (len(z),)
-    assert abs(p.sum() - 1) < 1e-12
-    assert not p[np.setdiff1d(np.arange(len(z)), ids)].any()
 
 
 @given(requests(), st.integers(0, 3))
@@ -190,45 +173,6 @@ def test_ties_go_to_the_lower_id(z: list[float], params: dict[str, Any], expecte
     assert kept(z, **params) == expected
 
 
-def test_typical_prefers_the_expected_surprise_over_the_best() -> None:
-    z = np.log([0.5, 0.2, 0.2, 0.1])  # entropy 1.22; surprises 0.69, 1.61, 1.61, 2.30
-    assert kept(z, typical_p=0.3) == [1, 2]
-
-
-def test_top_k_comes_before_top_p() -> None:
-    z = np.log([0.4, 0.3, 0.2, 0.1])
-    assert kept(z, top_p=0.56) == [0, 1]
-    assert kept(z, top_k=2, top_p=0.56) == [0], "4/7 of what top-k left"
-
-
-def test_typical_comes_before_top_p_and_top_p_before_min_p() -> None:
-    assert kept(np.log([0.5, 0.2, 0.2, 0.1]), typical_p=0.3, top_p=0.4) == [1]
-    assert kept(np.log([0.5, 0.3, 0.15, 0.05]), top_p=0.6, min_p=0.5) == [0, 1], "0.5 of all, 0.63 of what min-p leaves"
-
-
-def test_truncations_look_at_untempered_probabilities() -> None:
-    z = np.log([0.6, 0.3, 0.1])
-    for temperature in (0.2, 5.0):
-        assert kept(z, top_p=0.8, temperature=temperature) == [0, 1]
-        assert kept(z, min_p=0.4, temperature=temperature) == [0, 1]
-        p = probabilities(z, SamplingParams(temperature=temperature, top_p=0.8))
-        assert p[0] / p[1] == pytest.approx(2 ** (1 / temperature), rel=1e-4)
-
-
-def test_bias_comes_before_penalties_and_truncation() -> None:
-    params = SamplingParams(temperature=0, logit_bias=((1, 4.0),), repetition_penalty=2.0)
-    assert probabilities([3, 1], params, [1]) == [1, 0], "(1 + 4) / 2 < 3"
-    assert kept([3.0, 2.0, 1.0], top_k=1, logit_bias=((2, 5.0),)) == [2]
-
-
-def test_penalties_in_numbers() -> None:
-    params = SamplingParams(repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=0.25, penalty_window=4)
-    z = np.array([2.0, -2.0, 1.0, 0.5])
-    adjusted = np.array([2 / 2 - 3 * 0.5 - 0.25, -2 * 2 - 0.5 - 0.25, 1.0, 0.5])  # token 2 is out of the window
-    expected = np.exp(adjusted) / np.exp(adjusted).sum()
-    np.testing.assert_allclose(probabilities(z.tolist(), params, [2, 2, 0, 1, 0, 0]), expected, rtol=1e-5)
-
-
 _RANGES = {
     "temperature": (0.0, 100.0),
     "top_k": (0, 2**31 - 1),
@@ -273,15 +217,3 @@ def test_a_real_vocabulary(top_k: int) -> None:
     params = SamplingParams(temperature=0.7, top_k=top_k, top_p=0.913, min_p=0.01, repetition_penalty=2.0)
     z, prefix = VOCABULARY.tolist(), list(range(50, 100))
     np.testing.assert_allclose(probabilities(z, params, prefix), reference(z, params, prefix), rtol=1e-3, atol=1e-9)
-
-
-@pytest.mark.parametrize("mass", [0.0, 0.3, 0.913, 0.9999])
-def test_the_nucleus_of_a_real_vocabulary(mass: float) -> None:
-    ids = distribution(VOCABULARY.tolist(), SamplingParams(top_p=mass)).ids
-    assert ids is not None
-    p = np.exp(VOCABULARY.astype(float))
-    p /= p.sum()
-    order = np.argsort(-p, kind="stable")
-    assert set(ids.tolist()) == set(order[: len(ids)].tolist())
-    assert p[order[: len(ids) - 1]].sum() <= mass + 1e-7
-    assert p[order[: len(ids)]].sum() >= mass - 1e-7

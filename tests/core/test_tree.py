@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.core.protocols import NO_DRAFT, Draft
+from edgespec.core.protocols import Draft
 from edgespec.core.tree import branches, check_draft, depths, is_path, leaves, path_to
 
 V = 5
@@ -91,14 +91,3 @@ def wrong(tokens: list[int], parents: list[int], q_shape: tuple[int, int] | None
 def test_malformed_drafts_are_refused(draft: Draft, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_draft(draft, V)
-
-
-def test_chains() -> None:
-    chain = Draft.chain([3, 3, 1])
-    assert chain.parents.tolist() == [-1, 0, 1]
-    assert chain.is_chain
-    assert chain.tokens.dtype == chain.parents.dtype == np.int32
-    check_draft(chain, V)
-    assert len(NO_DRAFT) == 0
-    assert NO_DRAFT.is_chain
-    check_draft(NO_DRAFT, V)

@@ -39,7 +39,7 @@ def by_rank(rank: Indices | Logits) -> Indices:
 
 
 def test_top_k() -> None:
-    for rng, z in rows(3000):
+    for rng, z in rows(600):
         k = int(rng.choice([1, 2, 5, 40, len(z), rng.integers(1, len(z) + 1)]))
         best = by_rank(-z)[:k]
         assert sampling.top_k(z, k).tolist() == sorted(best[z[best] > -np.inf].tolist()), (len(z), k)
@@ -56,7 +56,7 @@ def shortest(order: Indices, weights: Logits, share: float) -> list[int] | None:
 
 def test_nucleus() -> None:
     decided = 0
-    for rng, z in rows(3000):
+    for rng, z in rows(600):
         top_p = float(rng.choice([0.0, 0.1, 0.5, 0.9, 0.95, 0.999, rng.random()]))
         weights = np.exp(z - z.max())
         expected = shortest(by_rank(-z), weights, top_p)
@@ -65,13 +65,13 @@ def test_nucleus() -> None:
             decided += 1
             assert found.tolist() == expected, (len(z), top_p)
         assert len(found)
-    assert decided > 2500
+    assert decided > 500
 
 
 def test_typical() -> None:
     """The distance to the entropy is rounded, so ids of nearly the same distance may change places."""
     decided = 0
-    for rng, z in rows(3000):
+    for rng, z in rows(600):
         typical_p = float(rng.choice([0.0, 0.2, 0.9, 0.95, rng.random()]))
         weights = np.exp(z - z.max())
         x = np.maximum(z.astype(np.float64) - z.max(), -1e30)
@@ -86,11 +86,11 @@ def test_typical() -> None:
             if len(np.unique(z[near])) == 1:
                 decided += 1
                 assert found.tolist() == expected, (len(z), typical_p)
-    assert decided > 2000
+    assert decided > 400
 
 
 def test_min_p() -> None:
-    for rng, z in rows(500):
+    for rng, z in rows(150):
         least = float(rng.choice([1e-6, 0.05, 0.5, 1.0]))
         expected = [i for i, value in enumerate(z) if value >= z.max() + np.float32(np.log(least))]
         assert sampling.min_p(z, least).tolist() == expected
