@@ -16,7 +16,7 @@ from benchmarks.harness import MODEL_PATH, load_model, print_result
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions
 from edgespec.formats.head_file import read_head
-from edgespec.planner.heads import N_TOKENS, HeadProbe, complete, describe_reading, list_conventions
+from edgespec.planner.head_probe import N_TOKENS, HeadProbe, complete, describe_reading, list_conventions
 
 
 @click.command()

@@ -21,7 +21,7 @@ from edgespec.options import DRAFT, PARALLEL
 if TYPE_CHECKING:
     from edgespec.core.protocols import CheckCancelled
     from edgespec.formats.heads import HeadSpec
-    from edgespec.planner.heads import ProbeResult, Trial
+    from edgespec.planner.head_probe import ProbeResult, Trial
     from edgespec.planner.plan import LoadConfig
     from edgespec.planner.selfdraft_search import Choice
     from edgespec.server.draft import ServedDraft
@@ -82,10 +82,10 @@ def _load(config: LoadConfig, *, is_paired: bool) -> ServedDraft:
     name = public_name(config.model or loader.registry.default)
     if is_paired:
         backend = choose_backend(config, loader.registry, loader.hub)
-        pair = resolve_pair(config.model, backend, loader.registry, loader.hub)
-        if pair.draft is None:
-            raise DraftRefused(f"no draft model is paired with {pair.name}.", hint="Name the draft itself.")
-        config = replace(config, model=str(pair.draft), backend=backend)
+        resolved = resolve_pair(config.model, backend, loader.registry, loader.hub)
+        if resolved.models.draft is None:
+            raise DraftRefused(f"no draft model is paired with {resolved.name}.", hint="Name the draft itself.")
+        config = replace(config, model=str(resolved.models.draft), backend=backend)
         name = f"{name}-draft"
     loaded = loader.load(replace(config, draft="none", adapted=None))
     token = find_pard_token(loaded.planned.metadata) if loaded.planned is not None else None
@@ -308,7 +308,7 @@ def probe_command(model: str | None, tokens: int, as_json: bool, **options: Any)
 
 
 def _describe_probe(result: ProbeResult) -> dict[str, Any]:
-    from edgespec.planner.heads import describe_reading
+    from edgespec.planner.head_probe import describe_reading
 
     def row(trial: Trial) -> dict[str, Any]:
         return {"reading": describe_reading(trial.spec), "agreement": trial.agreement, "positions": trial.positions}
@@ -326,7 +326,7 @@ def _describe_probe(result: ProbeResult) -> dict[str, Any]:
 
 def _format_probe(stated: HeadSpec, result: ProbeResult) -> Iterator[str]:
     """A table: agreement at depths 1 and 2 of each reading, then what was chosen."""
-    from edgespec.planner.heads import describe_change, describe_reading
+    from edgespec.planner.head_probe import describe_change, describe_reading
     from edgespec.service.drafts import describe_useless
 
     whole = result.chosen.positions

@@ -213,8 +213,8 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
     version = find_version(resolved, chosen, adapted_folder(), hub)
     drafters = {
         "adapted_draft": version,
-        "pard": resolved.pard and str(resolved.pard),
-        "head": resolved.head and str(resolved.head),
+        "pard": resolved.models.pard and str(resolved.models.pard),
+        "head": resolved.models.head and str(resolved.models.head),
         "own_head": own.kind if own is not None and own.in_target else None,
     }
     context = LoadOptions(ctx).context_for(found.trained_context)
@@ -223,7 +223,7 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
         "name": resolved.name,
         "backend": chosen,
         **(_describe_folder(found) if isinstance(found, Folder) else _describe_gguf(found)),
-        "draft": None if resolved.draft is None else str(resolved.draft),
+        "draft": None if resolved.models.draft is None else str(resolved.models.draft),
         **{name: value for name, value in drafters.items() if value is not None},
         "context": context,
         "weights_bytes": cost.weights,

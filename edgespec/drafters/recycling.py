@@ -21,6 +21,7 @@ from edgespec.core.scores import Scores
 from edgespec.core.tree import DraftTree
 from edgespec.errors import CacheError, InvalidModelFile, reason_of
 from edgespec.files import write_atomically
+from edgespec.formats.gguf import FileSource
 from edgespec.formats.head_file import read_safetensors_shapes
 
 WIDTH = 8  # successors kept of a token
@@ -202,7 +203,7 @@ class Bigram:
     @classmethod
     def read(cls, path: Path) -> Self:
         """From a file of `save`. Raises InvalidModelFile, CacheError."""
-        shapes = read_safetensors_shapes(path)
+        shapes = read_safetensors_shapes(FileSource(path), path.name)
         try:
             data = path.read_bytes()
             start = 8 + struct.unpack("<Q", data[:8])[0]

@@ -12,14 +12,12 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from edgespec.errors import CacheError, InvalidModelFile
-
-# A bounded reader of the first bytes of a GGUF file, local or remote.
-
+from edgespec.errors import InvalidModelFile
+from edgespec.files import reading
 
 PULL_AGAIN = "Remove the file and pull it again with `edgespec pull`."
 
@@ -62,23 +60,14 @@ class FileSource:
     @property
     def size(self) -> int:
         """Length of the file in bytes. Raises CacheError if it cannot be read."""
-        try:
+        with reading(self.path):
             return os.stat(self.path).st_size
-        except OSError as error:
-            raise _read_error(self.path, error) from error
 
     def read(self, offset: int, length: int) -> bytes:
         """Up to `length` bytes from `offset`. Raises CacheError if the file cannot be read."""
-        try:
-            with open(self.path, "rb") as file:
-                file.seek(offset)
-                return file.read(length)
-        except OSError as error:
-            raise _read_error(self.path, error) from error
-
-
-def _read_error(path: Path, error: OSError) -> CacheError:
-    return CacheError(f"{path} cannot be read: {error.strerror or error}.", hint="Check the path and its permissions.")
+        with reading(self.path), open(self.path, "rb") as file:
+            file.seek(offset)
+            return file.read(length)
 
 
 class Cursor:
@@ -113,17 +102,17 @@ class Cursor:
         self.position = end
         return start
 
+    def scalar(self, form: struct.Struct, what: str) -> Any:
+        """A number or truth value."""
+        return form.unpack_from(self._buffer, self.reserve(form.size, what))[0]
+
     def u32(self, what: str) -> int:
         """An unsigned 32-bit integer."""
-        start = self.reserve(4, what)
-        number: int = _U32.unpack_from(self._buffer, start)[0]
-        return number
+        return int(self.scalar(_U32, what))
 
     def u64(self, what: str) -> int:
         """An unsigned 64-bit integer."""
-        start = self.reserve(8, what)
-        number: int = _U64.unpack_from(self._buffer, start)[0]
-        return number
+        return int(self.scalar(_U64, what))
 
     def raw(self, count: int, what: str) -> bytes:
         """The next `count` bytes."""
@@ -157,11 +146,9 @@ class Cursor:
             return self.raw(self.count(1, what), what).decode("utf-8", errors="replace")
         if kind == _ARRAY:
             return self._read_array(what)
-        scalar = _SCALARS.get(kind)
-        if scalar is None:
+        if kind not in _SCALARS:
             raise self.invalid(f"{what} has the unknown value type {kind}")
-        start = self.reserve(scalar.size, what)
-        found: bool | int | float = scalar.unpack_from(self._buffer, start)[0]
+        found: Value = self.scalar(_SCALARS[kind], what)
         return found
 
     def _read_array(self, what: str) -> Value:
@@ -276,6 +263,7 @@ GGML_IDS = {kind.name: number for number, kind in GGML_TYPES.items()}
 
 MAGIC = b"GGUF"
 MAX_BLOCKS = 512  # compiled into llama.cpp
+MAX_SIZE = 2**24  # of a layer
 MAX_DIMENSIONS = 4
 MAX_TENSOR_NAME_BYTES = 63
 MAX_ALIGNMENT = 2**20
@@ -301,19 +289,14 @@ class TensorInfo:
 class Header:
     """The header of a GGUF file. Sizes and offsets are in bytes.
 
-    name           of the file, in messages
-    data_offset    start of the tensor data
-    expected_size  end of the last tensor
-    size           length of the file
+    name         of the file, in messages
+    data_offset  start of the tensor data
     """
 
     name: str
-    version: int
     metadata: dict[str, Value]
     tensors: tuple[TensorInfo, ...]
     data_offset: int
-    expected_size: int
-    size: int
 
     @property
     def architecture(self) -> str:
@@ -365,6 +348,22 @@ class Header:
         number = self.own(key)
         return None if number is None else (number,) * blocks
 
+    def size(self, key: str, limit: int = MAX_SIZE) -> int:
+        """The integer `<architecture>.<key>`. Raises InvalidModelFile unless it is there and from 1 to `limit`."""
+        number = self.own(key)
+        if number is None or not 0 < number <= limit:
+            problem = "is missing" if number is None else f"is {number}"
+            raise self.invalid(f"{self.architecture}.{key} {problem}")
+        return number
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """The shape of the tensor `name`, fastest dimension first; None where there is none."""
+        return next((tensor.shape for tensor in self.tensors if tensor.name == name), None)
+
+    def has_flag(self, key: str) -> bool:
+        """Tells whether `<architecture>.<key>` is true."""
+        return self.metadata.get(f"{self.architecture}.{key}") is True
+
     def invalid(self, detail: str) -> InvalidModelFile:
         """The error for a header that llama.cpp cannot use."""
         return InvalidModelFile(f"{self.name} is not a usable model: {detail}.", hint=PULL_AGAIN)
@@ -377,35 +376,28 @@ def read_header(source: ByteSource, name: str) -> Header:
     that it is a language model.
     """
     cursor = Cursor(source, name)
-    version = _read_version(cursor)
+    _check_version(cursor)
     tensor_count = cursor.count(24, "the tensor count")
     key_count = cursor.count(13, "the metadata count")
     metadata = _read_metadata(cursor, key_count)
     alignment = _read_alignment(cursor, metadata)
     tensors = _read_tensors(cursor, tensor_count)
     data_offset = _align(cursor.position, alignment) if tensors else cursor.position
-    end = _check_layout(cursor, tensors, alignment)
-    header = Header(name, version, metadata, tensors, data_offset, data_offset + end, cursor.size)
-    if header.expected_size > header.size:
+    end = data_offset + _check_layout(cursor, tensors, alignment)
+    if end > cursor.size:
         raise InvalidModelFile(
-            f"{name} is cut short: the header promises {header.expected_size:,} bytes, the file has {header.size:,}.",
-            hint=PULL_AGAIN,
+            f"{name} is cut short: the header promises {end:,} bytes, the file has {cursor.size:,}.", hint=PULL_AGAIN
         )
-    return header
+    return Header(name, metadata, tensors, data_offset)
 
 
 def join_parts(parts: Iterable[Header]) -> Header:
-    """One header for a split model: the metadata of the first part, the tensors and sizes of all parts."""
+    """One header for a split model: the metadata of the first part, the tensors of all parts."""
     first, *rest = parts
-    return replace(
-        first,
-        tensors=sum((part.tensors for part in rest), first.tensors),
-        expected_size=first.expected_size + sum(part.expected_size for part in rest),
-        size=first.size + sum(part.size for part in rest),
-    )
+    return replace(first, tensors=sum((part.tensors for part in rest), first.tensors))
 
 
-def _read_version(cursor: Cursor) -> int:
+def _check_version(cursor: Cursor) -> None:
     start = cursor.raw(min(4, cursor.size), "its first bytes")
     if start != MAGIC:
         problem = "is empty" if not start else f"starts with {_show_bytes(start)}"
@@ -421,7 +413,6 @@ def _read_version(cursor: Cursor) -> int:
             f"{cursor.name} is GGUF version {version}; versions 2 and 3 are read.",
             hint="Pull a current conversion of this model.",
         )
-    return version
 
 
 def _show_bytes(start: bytes) -> str:
@@ -446,15 +437,12 @@ def _read_alignment(cursor: Cursor, metadata: dict[str, Value]) -> int:
 
 
 def _read_tensors(cursor: Cursor, count: int) -> tuple[TensorInfo, ...]:
-    tensors: list[TensorInfo] = []
-    seen: set[str] = set()
+    tensors: dict[str, TensorInfo] = {}
     for index in range(count):
         tensor = _read_tensor(cursor, index)
-        if tensor.name in seen:
+        if tensors.setdefault(tensor.name, tensor) is not tensor:
             raise cursor.invalid(f"the tensor {tensor.name!a} comes twice")
-        seen.add(tensor.name)
-        tensors.append(tensor)
-    return tuple(tensors)
+    return tuple(tensors.values())
 
 
 def _read_tensor(cursor: Cursor, index: int) -> TensorInfo:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import InvalidModelFile
-from edgespec.formats.gguf import MAX_BLOCKS, FileSource, Header, read_header
+from edgespec.formats.gguf import MAX_BLOCKS, MAX_SIZE, FileSource, Header, read_header
 
 _MAX_EXPERTS = 1024  # compiled into llama.cpp
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
@@ -32,11 +32,8 @@ def check_model(header: Header) -> None:
     """Raise InvalidModelFile for a header that llama.cpp cannot load or would crash on."""
     if header.is_later_part:
         return
-    for key, limit in (("block_count", MAX_BLOCKS), ("embedding_length", 2**24), ("context_length", 2**31 - 1)):
-        number = header.own(key)
-        if number is None or not 0 < number <= limit:
-            problem = "is missing" if number is None else f"is {number}"
-            raise header.invalid(f"{header.architecture}.{key} {problem}")
+    for key, limit in (("block_count", MAX_BLOCKS), ("embedding_length", MAX_SIZE), ("context_length", 2**31 - 1)):
+        header.size(key, limit)
     if not header.tensors:
         raise header.invalid("it holds no tensors")
     tokens = header.metadata.get("tokenizer.ggml.tokens")
@@ -46,11 +43,6 @@ def check_model(header: Header) -> None:
         column = header.metadata.get(f"tokenizer.ggml.{key}")
         if column is not None and (not isinstance(column, np.ndarray) or len(column) != len(tokens)):
             raise header.invalid(f"tokenizer.ggml.{key} does not have one number for each of {len(tokens):,} tokens")
-    _check_values(header, tokens)
-
-
-def _check_values(header: Header, tokens: list[str]) -> None:
-    """Raise InvalidModelFile for the first value that would abort the process."""
     for name, wrong in (
         ("layer norms", _check_norms(header)),
         ("rotary positions", _check_rope(header)),
@@ -146,7 +138,7 @@ def read_gguf_config(header: Header) -> dict[str, Any]:
     shapes = {tensor.name: tensor.shape for tensor in header.tensors}
     if "token_embd.weight" not in shapes:
         raise header.invalid("it has no token embedding (token_embd.weight)")
-    hidden, heads = _size(header, "embedding_length"), _size(header, "attention.head_count")
+    hidden, heads = header.size("embedding_length"), header.size("attention.head_count")
     head_size = header.own("attention.key_length") or hidden // heads
     rotated = header.own("rope.dimension_count")
     if rotated not in (None, head_size):
@@ -154,8 +146,8 @@ def read_gguf_config(header: Header) -> dict[str, Any]:
     return {
         "model_type": arch,
         "hidden_size": hidden,
-        "num_hidden_layers": _size(header, "block_count"),
-        "intermediate_size": _size(header, "feed_forward_length"),
+        "num_hidden_layers": header.size("block_count"),
+        "intermediate_size": header.size("feed_forward_length"),
         "num_attention_heads": heads,
         "num_key_value_heads": header.own("attention.head_count_kv") or heads,
         "head_dim": head_size,
@@ -169,13 +161,6 @@ def read_gguf_config(header: Header) -> dict[str, Any]:
         "mlp_bias": "blk.0.ffn_gate.bias" in shapes,
         "tie_word_embeddings": "output.weight" not in shapes,
     }
-
-
-def _size(header: Header, key: str) -> int:
-    found = header.own(key)
-    if found is None or found < 1:
-        raise header.invalid(f"{header.architecture}.{key} is {'missing' if found is None else found}")
-    return found
 
 
 def _number(header: Header, key: str, default: float) -> float:

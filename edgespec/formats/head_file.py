@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.errors import InvalidModelFile
-from edgespec.formats.gguf import MAGIC, MAX_BLOCKS, ByteSource, FileSource, Header, read_header
+from edgespec.formats.gguf import MAGIC, MAX_BLOCKS, MAX_SIZE, ByteSource, FileSource, Header, read_header
 from edgespec.formats.head_tensors import HEAD_HINT, eagle3_names
 from edgespec.formats.heads import USUAL_BLOCK, HeadSpec, read_config_head
 from edgespec.formats.mlx_folder import Folder, read_json
@@ -21,7 +21,6 @@ from edgespec.formats.torch_pickle import read_pickled_shapes
 # Keys and tensors are those that llama.cpp reads. `target_layers` holds inputs of layers, as HeadSpec.layers does.
 
 
-_MAX_SIZE = 2**24
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
@@ -45,31 +44,30 @@ def read_gguf_head(header: Header) -> HeadSpec | None:
 
 def _read_eagle3(header: Header) -> HeadSpec:
     eagle3_names(tensor.name for tensor in header.tensors)
-    size, hidden_size = _read_size(header, "embedding_length"), _read_size(header, "target_hidden_size")
-    layers = _read_layers(header)
-    _check_fc(header, len(layers) * hidden_size, size)
+    size, hidden_size = header.size("embedding_length"), header.size("target_hidden_size")
+    layers = _read_layers(header, hidden_size, size)
     return HeadSpec(
         "eagle3",
         hidden_size,
         layers,
         size,
         _count_draft_vocabulary(header),
-        norm_before_residual=_is_set(header, "norm_before_residual"),
-        norm_before_fc="all" if _is_set(header, "norm_before_fc") else "none",
+        norm_before_residual=header.has_flag("norm_before_residual"),
+        norm_before_fc="all" if header.has_flag("norm_before_fc") else "none",
     )
 
 
 def _read_dflash(header: Header) -> HeadSpec:
-    size, layers = _read_size(header, "embedding_length"), _read_layers(header)
-    _check_fc(header, len(layers) * size, size)
+    size = header.size("embedding_length")
+    layers = _read_layers(header, size, size)
     mask = header.integer("tokenizer.ggml.mask_token_id")
     block = header.own("block_size")
-    is_dspark = _find_shape(header, "markov_w1.weight") is not None
+    is_dspark = header.shape("markov_w1.weight") is not None
     if block is None:
         if is_dspark:  # on which llama.cpp aborts
             raise header.invalid("dflash.block_size is missing")
         block = USUAL_BLOCK
-    if (mask is not None and mask < 0) or not 0 < block <= _MAX_SIZE:
+    if (mask is not None and mask < 0) or not 0 < block <= MAX_SIZE:
         raise header.invalid(f"its blocks have {block} positions, filled with token {mask}")
     return HeadSpec(
         "dspark" if is_dspark else "dflash",
@@ -85,8 +83,7 @@ def _read_dflash(header: Header) -> HeadSpec:
 
 def _read_assistant(header: Header) -> HeadSpec:
     """A Gemma 4 assistant, which reads the target's last hidden state and attends to the target's cache."""
-    hidden_size = _read_size(header, "embedding_length_out")
-    size = _read_size(header, "embedding_length")
+    hidden_size, size = header.size("embedding_length_out"), header.size("embedding_length")
     return HeadSpec("gemma4-assistant", hidden_size, (), size, _count_draft_vocabulary(header), feeds_normed=True)
 
 
@@ -101,25 +98,14 @@ def _read_mtp(header: Header) -> HeadSpec | None:
     if not any(".nextn." in tensor.name for tensor in header.tensors):
         return None
     held = {int(found[1]) for tensor in header.tensors if (found := _BLOCK.match(tensor.name))}
-    size = _read_size(header, "embedding_length")
+    size = header.size("embedding_length")
     vocabulary = _count_draft_vocabulary(header)
     in_target = any(block < blocks - count for block in held)
     return HeadSpec("mtp", size, (), size, vocabulary, feeds_normed=True, in_target=in_target)
 
 
-def _read_size(header: Header, key: str) -> int:
-    number = header.own(key)
-    if number is None or not 0 < number <= _MAX_SIZE:
-        problem = "is missing" if number is None else f"is {number}"
-        raise header.invalid(f"{header.architecture}.{key} {problem}")
-    return number
-
-
-def _is_set(header: Header, key: str) -> bool:
-    return header.metadata.get(f"{header.architecture}.{key}") is True
-
-
-def _read_layers(header: Header) -> tuple[int, ...]:
+def _read_layers(header: Header, hidden_size: int, size: int) -> tuple[int, ...]:
+    """The target's layers whose states, `hidden_size` numbers each, the first matrix joins to `size` numbers."""
     key = f"{header.architecture}.target_layers"
     found = header.metadata.get(key)
     if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu" or not 0 < len(found) <= MAX_BLOCKS:
@@ -127,25 +113,17 @@ def _read_layers(header: Header) -> tuple[int, ...]:
     layers = tuple(int(layer) for layer in found)
     if not all(0 <= layer <= MAX_BLOCKS for layer in layers):
         raise header.invalid(f"{key} names the layers {', '.join(map(str, layers))}")
+    shape, asked = header.shape("fc.weight"), (len(layers) * hidden_size, size)
+    if shape != asked:
+        stated = "is missing" if shape is None else f"has the shape {shape}"
+        raise header.invalid(f"fc.weight {stated}, where its metadata asks for {asked}")
     return layers
 
 
-def _check_fc(header: Header, width: int, size: int) -> None:
-    shape = _find_shape(header, "fc.weight")
-    if shape != (width, size):
-        stated = "is missing" if shape is None else f"has the shape {shape}"
-        raise header.invalid(f"fc.weight {stated}, where its metadata asks for {(width, size)}")
-
-
-def _find_shape(header: Header, name: str) -> tuple[int, ...] | None:
-    """The shape of a tensor, fastest dimension first."""
-    return next((tensor.shape for tensor in header.tensors if tensor.name == name), None)
-
-
 def _count_draft_vocabulary(header: Header) -> int:
-    if ids := _find_shape(header, "d2t"):
+    if ids := header.shape("d2t"):
         return ids[0]
-    if rows := _find_shape(header, "output.weight") or _find_shape(header, "token_embd.weight"):
+    if rows := header.shape("output.weight") or header.shape("token_embd.weight"):
         return rows[-1]
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     return len(tokens) if isinstance(tokens, list) else 0
@@ -177,7 +155,8 @@ def read_folder_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for file in find_weights(folder):
-        shapes |= read_safetensors_shapes(file) if file.suffix == ".safetensors" else read_pickled_shapes(file)
+        is_pickle = file.suffix != ".safetensors"
+        shapes |= read_pickled_shapes(file) if is_pickle else read_safetensors_shapes(FileSource(file), str(file))
     return shapes
 
 
@@ -187,16 +166,12 @@ def find_weights(folder: Path) -> list[Path]:
     return found or sorted({file for pattern in PICKLES for file in folder.glob(pattern)})
 
 
-def read_safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Shape by name of the tensors of one file, of which only the header is read. Raises InvalidModelFile, CacheError.
+def read_safetensors_shapes(source: ByteSource, name: str) -> dict[str, tuple[int, ...]]:
+    """Shape by name of the tensors of a local or remote file, of which only the header is read.
 
-    The safetensors library comes only with MLX.
+    `name` is the file's name in messages. The safetensors library comes only with MLX. Raises InvalidModelFile,
+    CacheError.
     """
-    return read_shapes(FileSource(file), str(file))
-
-
-def read_shapes(source: ByteSource, name: str) -> dict[str, tuple[int, ...]]:
-    """Reads the header of a local or remote file; `name` is the file's name in messages."""
     start = source.read(0, 8)
     length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
     if not 0 < length <= min(_MAX_HEADER_BYTES, source.size - 8):
@@ -224,9 +199,6 @@ def _check_tensor(name: str, entry: object, data_bytes: int) -> tuple[int, ...]:
 
 def _damaged(name: str) -> InvalidModelFile:
     return InvalidModelFile(f"{name} is damaged: it has no header of safetensors.", hint=HEAD_HINT)
-
-
-# Metadata of a model before it is loaded: a GGUF header, or the config of a folder.
 
 
 ModelMetadata = Header | Folder

@@ -9,7 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import CacheError, InvalidModelFile
+from edgespec.errors import InvalidModelFile
+from edgespec.files import reading
 from edgespec.formats.heads import read_config_head
 
 _STATES = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "short_conv")  # layers without keys and values
@@ -140,24 +141,21 @@ def _check_safetensors(file: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(file, framework="numpy") as opened:
+        with reading(file), safe_open(file, framework="numpy") as opened:
             names = opened.keys()
     except (SafetensorError, ValueError) as error:
         raise InvalidModelFile(f"{file} is damaged: {error}.", hint=_PULL) from error
-    except OSError as error:
-        raise CacheError(f"{file} cannot be read: {error}.", hint="Check its permissions.") from error
     if not names:
         raise InvalidModelFile(f"{file} holds no tensors.", hint=_PULL)
 
 
 def read_json(file: Path) -> dict[str, Any]:
     """The JSON object of a small file. Raises InvalidModelFile, CacheError."""
+    if not file.exists():
+        raise InvalidModelFile(f"{file.parent} lacks {file.name}.", hint=_PULL)
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InvalidModelFile(f"{file.parent} lacks {file.name}.", hint=_PULL) from None
-    except OSError as error:
-        raise CacheError(f"{file} cannot be read: {error.strerror}.", hint="Check its permissions.") from error
+        with reading(file):
+            content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise InvalidModelFile(f"{file} is not valid JSON: {error}.", hint=_PULL) from error
     if not isinstance(content, dict):
@@ -178,14 +176,11 @@ def fingerprint_weights(model: Path) -> str:
     """
     files = sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
     digest = hashlib.sha256()
-    try:
-        for file in files:
+    for file in files:
+        with reading(model), file.open("rb") as opened:
             size = file.stat().st_size
             digest.update(f"{file.name if model.is_dir() else ''}:{size};".encode())
-            with file.open("rb") as opened:
-                digest.update(opened.read(_END_BYTES))
-                opened.seek(max(0, size - _END_BYTES))
-                digest.update(opened.read(_END_BYTES))
-    except OSError as error:
-        raise CacheError(f"{model} cannot be read: {error.strerror}.", hint="Check its permissions.") from error
+            digest.update(opened.read(_END_BYTES))
+            opened.seek(max(0, size - _END_BYTES))
+            digest.update(opened.read(_END_BYTES))
     return digest.hexdigest()[:16]

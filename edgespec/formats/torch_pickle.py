@@ -11,14 +11,15 @@ import math
 import pickletools
 import struct
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from edgespec.errors import CacheError, InvalidModelFile
+from edgespec.errors import InvalidModelFile
+from edgespec.files import reading
 
 T = TypeVar("T")
 _MAX_PICKLE_BYTES = 2**20  # a thousand tensors take about 150 kB
@@ -70,6 +71,11 @@ class StoredTensor:
     storage: str
     entry: str
 
+    @property
+    def last(self) -> int:
+        """The last element of the storage that belongs to the tensor, if that has any."""
+        return self.offset + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
+
 
 class _Refused(Exception):
     """The reason why a file is not read."""
@@ -87,10 +93,8 @@ def read_pickled_tensors(path: Path) -> dict[str, np.ndarray]:
 
 def _read_all(path: Path, read: Callable[[zipfile.ZipFile, StoredTensor], T]) -> dict[str, T]:
     """What `read` returns of each tensor, by name; one at a time, since files have several GB."""
-    try:
+    with reading(path):
         file = path.open("rb")
-    except OSError as error:
-        raise CacheError(f"{path} cannot be read: {error.strerror or error}.", hint="Check the file.") from error
     try:
         with file, zipfile.ZipFile(file) as archive:
             entries = {entry.filename: entry for entry in archive.infolist()}
@@ -123,98 +127,82 @@ def _run(pickled: bytes) -> Any:
     machine = _Machine()
     for operation, argument, _ in pickletools.genops(pickled):
         if operation.name == "STOP":
-            return machine.pop()
+            return machine.stack.pop()
         machine.step(operation.name, argument)
     raise _Refused("its pickle has no end")
 
 
 class _Machine:
-    """The stack and memo of a pickle that may only build plain values."""
+    """The stack and memo of a pickle that may only build plain values.
+
+    A pickle that takes what it has not stored raises LookupError.
+    """
 
     def __init__(self) -> None:
-        self._stack: list[Any] = []
+        self.stack: list[Any] = []
         self._below: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
 
-    def pop(self) -> Any:
-        if not self._stack:
-            raise _Refused("its pickle takes from an empty stack")
-        return self._stack.pop()
-
     def step(self, name: str, argument: Any) -> None:
         """Carry out one operation."""
+        stack = self.stack
         if name in _NUMBERS:
-            self._stack.append(argument)
+            stack.append(argument)
         elif name in _CONSTANTS:
-            self._stack.append(_CONSTANTS[name])
+            stack.append(_CONSTANTS[name])
         elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            self._memo[len(self._memo) if argument is None else argument] = self._top()
+            self._memo[len(self._memo) if argument is None else argument] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
-            self._stack.append(self._recall(argument))
+            stack.append(self._memo[argument])
         elif name in ("EMPTY_TUPLE", "EMPTY_DICT"):
-            self._stack.append(() if name == "EMPTY_TUPLE" else {})
+            stack.append(() if name == "EMPTY_TUPLE" else {})
         elif name in _TUPLES:
-            taken = [self.pop() for _ in range(_TUPLES[name])]
-            self._stack.append(tuple(reversed(taken)))
+            taken = [stack.pop() for _ in range(_TUPLES[name])]
+            stack.append(tuple(reversed(taken)))
         elif name == "MARK":
-            self._below.append(self._stack)
-            self._stack = []
+            self._below.append(stack)
+            self.stack = []
         elif name == "TUPLE":
-            marked = tuple(self._take_marked())
-            self._stack.append(marked)
+            self.stack = self._below.pop()
+            self.stack.append(tuple(stack))
         elif name == "SETITEM":
-            value, key = self.pop(), self.pop()
-            self._set_items([key, value])
+            value, key = stack.pop(), stack.pop()
+            _set_items(stack[-1], [key, value])
         elif name == "SETITEMS":
-            self._set_items(self._take_marked())
-        elif name in ("GLOBAL", "STACK_GLOBAL"):
-            self._stack.append(self._find_global(argument))
+            self.stack = self._below.pop()
+            _set_items(self.stack[-1], stack)
+        elif name == "GLOBAL":
+            stack.append(_find_global(*argument.split(" ", 1)))
+        elif name == "STACK_GLOBAL":
+            text, module = stack.pop(), stack.pop()
+            stack.append(_find_global(module, text))
         elif name == "BINPERSID":
-            self._stack.append(_make_storage(self.pop()))
+            stack.append(_make_storage(stack.pop()))
         elif name == "REDUCE":
-            arguments, function = self.pop(), self.pop()
-            self._stack.append(_call(function, arguments))
+            arguments, function = stack.pop(), stack.pop()
+            stack.append(_call(function, arguments))
         elif name == "BUILD":  # the attributes of an OrderedDict, such as _metadata, are not needed
-            self.pop()
-            if not isinstance(self._top(), dict):
+            stack.pop()
+            if not isinstance(stack[-1], dict):
                 raise _Refused("its pickle sets attributes of something else than a dictionary")
         elif name not in ("PROTO", "FRAME"):
             raise _Refused(f"its pickle uses the operation {name}, which no dictionary of tensors needs")
 
-    def _top(self) -> Any:
-        if not self._stack:
-            raise _Refused("its pickle looks at an empty stack")
-        return self._stack[-1]
 
-    def _recall(self, index: int) -> Any:
-        if index not in self._memo:
-            raise _Refused("its pickle recalls what it has not stored")
-        return self._memo[index]
+def _set_items(place: Any, taken: list[Any]) -> None:
+    """Fill a dictionary. Only names are keys: to hash a deeply nested tuple would overflow the stack."""
+    if len(taken) % 2 or not isinstance(place, dict):
+        raise _Refused("its pickle fills something else than a dictionary")
+    for key, value in zip(taken[::2], taken[1::2], strict=True):
+        if not isinstance(key, str):
+            raise _Refused("a dictionary in it has keys that are no names")
+        place[key] = value
 
-    def _take_marked(self) -> list[Any]:
-        if not self._below:
-            raise _Refused("its pickle lacks a mark")
-        taken, self._stack = self._stack, self._below.pop()
-        return taken
 
-    def _set_items(self, taken: list[Any]) -> None:
-        place = self._top()
-        if len(taken) % 2 or not isinstance(place, dict):
-            raise _Refused("its pickle fills something else than a dictionary")
-        for key, value in zip(taken[::2], taken[1::2], strict=True):
-            if not isinstance(key, str):
-                raise _Refused("a dictionary in it has keys that are no names")
-            place[key] = value
-
-    def _find_global(self, argument: str | None) -> _Global:
-        """`argument` is 'module name', or None where both lie on the stack."""
-        if argument is None:
-            name, module = self.pop(), self.pop()
-        else:
-            module, _, name = argument.partition(" ")
-        if not isinstance(module, str) or not isinstance(name, str) or (module, name) not in _GLOBALS:
-            raise _Refused(f"its pickle asks for {f'{module}.{name}'[:80]!a}, and nothing is run from a file")
-        return _Global(module, name)
+def _find_global(module: Any, name: Any) -> _Global:
+    if not isinstance(module, str) or not isinstance(name, str) or (module, name) not in _GLOBALS:
+        raise _Refused(f"its pickle asks for {f'{module}.{name}'[:80]!a}, and nothing is run from a file")
+    return _Global(module, name)
 
 
 def _make_storage(reference: Any) -> _Storage:
@@ -240,30 +228,22 @@ def _make_tensor(storage: _Storage, offset: Any, shape: Any, strides: Any) -> St
         raise _Refused("a tensor in it has no usual shape")
     if not all(isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 2**48 for each in numbers):
         raise _Refused("a tensor in it has impossible sizes")
-    elements = math.prod(shape)
-    last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    if elements > storage.elements or (elements and last >= storage.elements):
+    elements, tensor = math.prod(shape), StoredTensor(shape, strides, offset, storage.kind, storage.key)
+    if elements > storage.elements or (elements and tensor.last >= storage.elements):
         raise _Refused("a tensor in it is larger than its storage")
-    return StoredTensor(shape, strides, offset, storage.kind, storage.key)
+    return tensor
 
 
 def _check_state(state: Any, root: str, entries: Mapping[str, zipfile.ZipInfo]) -> dict[str, StoredTensor]:
     """The tensors of a state dict, with the entries of their storages, all of which must be there and large enough."""
     if not isinstance(state, dict) or not all(isinstance(each, StoredTensor) for each in state.values()):
         raise _Refused("it holds something else than a dictionary of tensors")
-    return dict(_locate(state, root, entries))
-
-
-def _locate(
-    state: Mapping[str, StoredTensor], root: str, entries: Mapping[str, zipfile.ZipInfo]
-) -> Iterator[tuple[str, StoredTensor]]:
-    for name, tensor in state.items():
-        entry = f"{root}data/{tensor.entry}"
-        last = tensor.offset + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides, strict=True))
-        needed = (last + 1) * _STORAGES[tensor.storage].itemsize if math.prod(tensor.shape) else 0
-        if entry not in entries or entries[entry].file_size < needed:
+    found = {name: replace(tensor, entry=f"{root}data/{tensor.entry}") for name, tensor in state.items()}
+    for name, tensor in found.items():
+        needed = (tensor.last + 1) * _STORAGES[tensor.storage].itemsize if math.prod(tensor.shape) else 0
+        if tensor.entry not in entries or entries[tensor.entry].file_size < needed:
             raise _Refused(f"the bytes of {name[:80]!a} are not all there")
-        yield name, StoredTensor(tensor.shape, tensor.strides, tensor.offset, tensor.storage, entry)
+    return found
 
 
 def _read(tensor: StoredTensor, data: bytes) -> np.ndarray:

@@ -33,6 +33,7 @@ _HUB = re.compile(
     rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._-]*))?(?P<rest>[:/].*)?", re.DOTALL
 )
 _QUANTIZATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PATH_STARTS = ("./", "../", "/", "~")
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -135,8 +136,7 @@ def shorten_names(text: str) -> str:
 def _shorten_name(text: str) -> str:
     if text.startswith("package:"):
         return text.removeprefix("package:").removesuffix(".gguf")
-    is_path = text.startswith(("./", "../", "/", "~", ".\\", "..\\")) or Path(text).is_absolute()
-    return Path(text).name or text if is_path else text
+    return Path(text).name or text if text.startswith(_PATH_STARTS) else text
 
 
 def is_gguf_name(name: str) -> bool:
@@ -145,12 +145,9 @@ def is_gguf_name(name: str) -> bool:
 
 
 def _looks_local(text: str) -> bool:
-    if text in (".", "..", "~") or text.startswith(("./", "../", "/", "~", ".\\", "..\\")):
+    if text in (".", "..") or text.startswith(_PATH_STARTS) or is_gguf_name(text):
         return True
-    if is_gguf_name(text):
-        return True
-    separated = "/" in text or os.sep in text
-    return separated and len(text) < 4096 and os.path.exists(text)
+    return "/" in text and len(text) < 4096 and os.path.exists(text)
 
 
 def _expand(text: str) -> Path:
@@ -224,12 +221,8 @@ class RemoteFile:
     sha256: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The files of one model; the first is the one to open."""
-
-    kind: Kind
-    files: tuple[RemoteFile, ...]
+Selection = tuple[Kind, tuple[RemoteFile, ...]]
+"""The files of one model; the first is the one to open."""
 
 
 def select_files(reference: HubReference, listing: tuple[RemoteFile, ...], context: HubContext) -> Selection:
@@ -255,8 +248,7 @@ def select_files(reference: HubReference, listing: tuple[RemoteFile, ...], conte
 
 def list_parts(path: str) -> tuple[str, ...]:
     """The names of all parts of a split GGUF file, in order; only `path` for a single file."""
-    match = _SPLIT.fullmatch(path)
-    if match is None:
+    if (match := _SPLIT.fullmatch(path)) is None:
         return (path,)
     parts = int(match["parts"])
     return tuple(f"{match['stem']}-{part:05}-of-{parts:05}.gguf" for part in range(1, parts + 1))
@@ -294,7 +286,7 @@ def _select_parts(file: RemoteFile, files: dict[str, RemoteFile], context: HubCo
         raise HubError(
             f"{context.repo} has {file.path} without its part {missing[0]}.", hint="Choose another quantisation."
         )
-    return Selection("gguf", tuple(files[name] for name in names))
+    return "gguf", tuple(files[name] for name in names)
 
 
 def _select_mlx(files: dict[str, RemoteFile], context: HubContext) -> Selection:
@@ -307,7 +299,7 @@ def _select_mlx(files: dict[str, RemoteFile], context: HubContext) -> Selection:
             hint="Choose a repository with .gguf files, or with config.json and .safetensors.",
         )
     small = [file for file in wanted if file not in weights]
-    return Selection("mlx", tuple(sorted(small, key=attrgetter("path")) + sorted(weights, key=attrgetter("path"))))
+    return "mlx", (*sorted(small, key=attrgetter("path")), *sorted(weights, key=attrgetter("path")))
 
 
 def _suggest_quants(context: HubContext, models: list[RemoteFile]) -> str:
@@ -352,12 +344,9 @@ class CachedModel:
 
 def locate_cache_dir() -> Path:
     """The client's cache folder, by the client's rules: HF_HUB_CACHE, then HF_HOME, then XDG_CACHE_HOME."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if stated := os.environ.get(name):
-            return _expand_path(stated)
-    if home := os.environ.get("HF_HOME"):
-        return _expand_path(home) / "hub"
-    return _expand_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
+    stated = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    home = os.environ.get("HF_HOME") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(os.path.expandvars(os.path.expanduser(stated or os.path.join(home, "hub"))))
 
 
 def is_commit(text: str) -> bool:
@@ -392,7 +381,7 @@ def find_model(cache_dir: Path, reference: HubReference) -> RemoteModel | None:
     chosen = _select_complete(reference, storage / "snapshots" / commit) if commit is not None else None
     if commit is None or chosen is None:
         return None
-    return RemoteModel(reference.repo, revision, commit, chosen.kind, chosen.files)
+    return RemoteModel(reference.repo, revision, commit, *chosen)
 
 
 def snapshot_path(cache_dir: Path, model: RemoteModel, path: str) -> Path:
@@ -442,10 +431,6 @@ def discard(link: Path) -> None:
     blob.unlink(missing_ok=True)
 
 
-def _expand_path(text: str) -> Path:
-    return Path(os.path.expandvars(os.path.expanduser(text)))
-
-
 def _read_commit(storage: Path, revision: str) -> str | None:
     try:
         commit = (storage / "refs" / revision).read_text(encoding="utf-8").strip()
@@ -472,7 +457,7 @@ def _select_complete(
         chosen = select_files(reference, listing or _list_files(snapshot), HubContext("", "", reference.repo))
     except HubError:
         return None
-    return chosen if chosen.kind == "gguf" or _has_all_shards(snapshot) else None
+    return chosen if chosen[0] == "gguf" or _has_all_shards(snapshot) else None
 
 
 def _has_all_shards(snapshot: Path) -> bool:
@@ -497,10 +482,10 @@ def _list_snapshot_models(repo: str, snapshot: Path) -> list[CachedModel]:
     found = []
     for reference in references or [HubRepo(repo, revision)]:
         if (chosen := _select_complete(reference, snapshot, listing)) is not None:
-            first = snapshot / chosen.files[0].path
-            size = sum(file.size for file in chosen.files)
-            place = first if chosen.kind == "gguf" else snapshot
-            found.append(CachedModel(reference, snapshot.name, chosen.kind, size, place, first.stat().st_atime))
+            kind, files = chosen
+            first, size = snapshot / files[0].path, sum(file.size for file in files)
+            place = first if kind == "gguf" else snapshot
+            found.append(CachedModel(reference, snapshot.name, kind, size, place, first.stat().st_atime))
     return found
 
 
@@ -530,5 +515,5 @@ def _matches(reference: HubReference, storage: Path, link: Path) -> bool:
         return path in list_parts(reference.path)
     if isinstance(reference, HubQuant):
         chosen = _select_complete(reference, storage / "snapshots" / commit)
-        return chosen is not None and path in {file.path for file in chosen.files}
+        return chosen is not None and path in {file.path for file in chosen[1]}
     return True

@@ -15,7 +15,7 @@ from pathlib import Path
 from edgespec.errors import HubError, InvalidModelFile
 from edgespec.formats.gguf import FileSource, Header, join_parts, read_header
 from edgespec.formats.gguf_validate import check_model, read_file
-from edgespec.formats.head_file import read_shapes
+from edgespec.formats.head_file import read_safetensors_shapes
 from edgespec.hub import cache
 from edgespec.hub.cache import CachedModel, HubFile, HubReference, Kind, RemoteFile, RemoteModel, select_files
 from edgespec.hub.download import Progress, RangeReader, check_disk_space, checksum_error, download_blob, request_blob
@@ -50,12 +50,9 @@ class Hub:
         Offline, or if the hub cannot be reached, the cached model is returned. Raises HubError.
         """
         context = self._make_context(reference)
-        if self.offline:
-            found = self.find_cached(reference)
-            if found is None:
-                raise offline_error(context)
-            return found
         try:
+            if self.offline:
+                raise offline_error(context)
             return self._request_model(reference, context)
         except HubUnreachable:
             found = self.find_cached(reference)
@@ -83,7 +80,7 @@ class Hub:
                 local = cache.snapshot_path(self.cache_dir, model, file.path)
                 with map_errors(self._make_model_context(model, file.path)):
                     source = FileSource(local) if local.is_file() else self._open_remote(model, file)
-                    found |= read_shapes(source, file.path)
+                    found |= read_safetensors_shapes(source, file.path)
         return found
 
     def fetch(self, model: RemoteModel, progress: Progress | None = None) -> Path:
@@ -149,8 +146,7 @@ class Hub:
         if info.sha is None or not cache.is_commit(info.sha):
             raise not_a_hub_error(context)
         named = replace(context, names=tuple(file.path for file in listing))
-        chosen = select_files(reference, listing, named)
-        return RemoteModel(reference.repo, revision, info.sha, chosen.kind, chosen.files)
+        return RemoteModel(reference.repo, revision, info.sha, *select_files(reference, listing, named))
 
     def _read_part(self, model: RemoteModel, file: RemoteFile) -> Header:
         local = cache.snapshot_path(self.cache_dir, model, file.path)
@@ -215,19 +211,13 @@ class Hub:
 _LICENSE = "license:"
 
 
-@dataclass(frozen=True, slots=True)
-class FoundRepo:
-    """A repository of a search: `downloads` of the last 30 days, `license` as the hub calls it, or None."""
-
-    repo: str
-    downloads: int
-    license: str | None
-
-
-def search_repos(hub: Hub, text: str, kind: Kind, *, tags: tuple[str, ...] = (), limit: int) -> list[FoundRepo]:
+def search_repos(
+    hub: Hub, text: str, kind: Kind, *, tags: tuple[str, ...] = (), limit: int
+) -> list[tuple[str, int, str | None]]:
     """Repositories with all words of `text` in their names, with models of `kind`, the most downloaded first.
 
-    `tags` are the hub's. Raises HubError; HubUnreachable offline.
+    Each is its name, the downloads of the last 30 days, and the license as the hub calls it or None. `tags` are the
+    hub's. Raises HubError; HubUnreachable offline.
     """
     from huggingface_hub import HfApi
 
@@ -238,7 +228,7 @@ def search_repos(hub: Hub, text: str, kind: Kind, *, tags: tuple[str, ...] = (),
     with map_errors(context):
         try:
             listed = api.list_models(search=text or None, filter=[kind, *tags], sort="downloads", limit=limit)
-            return [FoundRepo(each.id, each.downloads or 0, _find_license(each.tags or [])) for each in listed]
+            return [(each.id, each.downloads or 0, _find_license(each.tags or [])) for each in listed]
         except (KeyError, TypeError, AttributeError):
             raise not_a_hub_error(context) from None
 

@@ -100,7 +100,7 @@ def find_version(pair: ResolvedPair, backend: FileBackend, folder: Path, hub: Hu
 
     Raises CacheError for models that cannot be read, and what `resolve_source` raises.
     """
-    reference = pair.draft
+    reference = pair.models.draft
     is_remote = isinstance(reference, HubRepo | HubQuant | HubFile) and hub.find_cached(reference) is None
     if reference is None or is_remote:
         return None

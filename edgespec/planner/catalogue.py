@@ -13,7 +13,6 @@ from edgespec.backends.devices import Memory
 from edgespec.errors import EdgespecError
 from edgespec.formats.gguf import join_parts
 from edgespec.formats.gguf_validate import read_file
-from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.mlx_folder import read_config
 from edgespec.hub.cache import CachedModel, HubRepo, Kind, LocalPath, Reference, RemoteModel, list_parts
 from edgespec.hub.hub import Hub, search_repos
@@ -41,31 +40,24 @@ _UNUSABLE = (EdgespecError, OSError, OverflowError)  # OverflowError: a config w
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """A local model: its GGUF file or MLX folder, the bytes of all files, and the time of the last change."""
-
-    path: Path
-    kind: Kind
-    size: int
-    changed_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class Component:
-    """A target or a draft model; `files` is None unless it is completely downloaded."""
+    """A target or a draft model.
+
+    path        its GGUF file or MLX folder; None unless it is completely downloaded
+    size        bytes of all files, as long as it is downloaded
+    changed_ns  when the files changed last
+    """
 
     reference: Reference
-    files: Files | None
+    path: Path | None = None
+    kind: Kind = "gguf"
+    size: int | None = None
+    changed_ns: int = 0
 
     @property
     def here(self) -> bool:
         """Tells whether nothing has to be downloaded."""
-        return self.files is not None
-
-    @property
-    def size(self) -> int | None:
-        """Bytes on disk; None unless completely downloaded."""
-        return self.files.size if self.files else None
+        return self.path is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,26 +124,26 @@ def build_catalogue(
     """
     local = replace(hub, offline=True)
     found = list(list_aliases(registry, local, backend))
-    shown = {part.files.path for entry in found for part in (entry.target, entry.draft) if part and part.files}
+    shown = {part.path for entry in found for part in (entry.target, entry.draft) if part and part.path}
     cached = sorted(hub.list_models(), key=lambda model: -model.last_used_s)
     for model in cached:
-        files = _stat(model.path, model.kind, model.size)
-        if files and model.path not in shown and not _is_head(files):
+        target = _stat(Component(model.reference, model.path, model.kind, model.size))
+        if target.here and model.path not in shown and not _is_head(target):
             runtime: FileBackend = "mlx" if model.kind == "mlx" else "llamacpp"
             draft = _find_paired_draft(model, runtime, registry, local)
             name = str(model.reference)
-            found.append(CatalogueEntry(name, "cache", name, runtime, Component(model.reference, files), draft))
+            found.append(CatalogueEntry(name, "cache", name, runtime, target, draft))
     shown |= {model.path for model in cached}
     others = find_external_models(exclude=shown)
     for path in opened:
         own = detect_local_backend(path, prefer_mlx=backend == "mlx")
-        component = _to_component(LocalPath(path), own, local)
-        if component.here and path not in shown and all(path != other.path for other in others):
-            found.append(CatalogueEntry(path.name, "opened", str(path), own, component))
+        target = _find_component(LocalPath(path), own, local)
+        if target.here and path not in shown and all(path != other.path for other in others):
+            found.append(CatalogueEntry(path.name, "opened", str(path), own, target))
     for other in others:
-        if files := _stat(other.path, "gguf", other.size):
-            component = Component(LocalPath(other.path), files)
-            found.append(CatalogueEntry(other.name, "elsewhere", str(other.path), "llamacpp", component))
+        target = _stat(Component(LocalPath(other.path), other.path, size=other.size))
+        if target.here:
+            found.append(CatalogueEntry(other.name, "elsewhere", str(other.path), "llamacpp", target))
     return [replace(each, fit=_check_fit(each.target, each.draft, memory)) for each in found]
 
 
@@ -176,8 +168,8 @@ def list_aliases(
                 "alias",
                 entry.alias,
                 chosen,
-                _to_component(pair.target, chosen, local),
-                _to_component(pair.draft, chosen, local) if pair.draft else None,
+                _find_component(pair.target, chosen, local),
+                _find_component(pair.draft, chosen, local) if pair.draft else None,
                 entry.description,
                 "model" if pair.draft else pair.head_kind or ("mtp" if pair.with_head else ""),
                 pair.acceptance,
@@ -193,41 +185,37 @@ def search_hub(hub: Hub, backend: FileBackend, query: Query) -> list[CatalogueEn
     found = search_repos(hub, query.text, "gguf" if backend == "llamacpp" else "mlx", tags=tags, limit=_HUB_RESULTS)
     return [
         CatalogueEntry(
-            each.repo,
+            repo,
             "hub",
-            each.repo,
+            repo,
             backend,
-            _to_component(HubRepo(each.repo), backend, local),
-            description=f"{each.downloads:,} downloads in the last month",
-            about=About(license=each.license),
-            downloads=each.downloads,
+            _find_component(HubRepo(repo), backend, local),
+            description=f"{downloads:,} downloads in the last month",
+            about=About(license=license_),
+            downloads=downloads,
         )
-        for each in found
+        for repo, downloads, license_ in found
     ]
 
 
 def rate_fit(needed: int, added: int, memory: Memory) -> FitLevel:
-    """The fit of a target that needs `needed` bytes, and `added` bytes with its draft model; see Entry."""
+    """The fit of a target that needs `needed` bytes, and `added` bytes more with its draft model."""
     if memory.usable - needed - added >= _MIN_HEADROOM * memory.usable:
         return "fits"
     return "tight" if needed <= memory.usable else "does not fit"
 
 
-def _to_component(reference: Reference, backend: FileBackend, local: Hub) -> Component:
-    return Component(reference, _find_files(reference, backend, local))
-
-
 def _find_paired_draft(model: CachedModel, backend: FileBackend, registry: Registry, local: Hub) -> Component | None:
     """The draft model that is loaded with a download: that of an alias with the same repository."""
     try:
-        draft = resolve_pair(str(model.reference), backend, registry, local).draft
+        draft = resolve_pair(str(model.reference), backend, registry, local).models.draft
     except _UNUSABLE:  # removed in the meantime
         return None
-    return _to_component(draft, backend, local) if draft else None
+    return _find_component(draft, backend, local) if draft else None
 
 
-def _find_files(reference: Reference, backend: FileBackend, local: Hub) -> Files | None:
-    """The files of `reference` for `backend` if all are local; `local` is a hub that sends no request."""
+def _find_component(reference: Reference, backend: FileBackend, local: Hub) -> Component:
+    """The model of `reference` for `backend`, with its files if all are local; `local` sends no request."""
     try:
         source = resolve_source(reference, backend, local)
         path = find_local(source, local)
@@ -236,43 +224,41 @@ def _find_files(reference: Reference, backend: FileBackend, local: Hub) -> Files
         else:
             size = _weight_bytes(source.path) if source.kind == "mlx" else read_gguf_size(source.path) or 0
     except _UNUSABLE:
-        return None
-    return _stat(path, source.kind, size) if path is not None and size else None
+        return Component(reference)
+    return _stat(Component(reference, path if size else None, source.kind, size))
+
+
+def _stat(model: Component) -> Component:
+    """`model` with the time of its last change; without its files where they were removed in the meantime."""
+    try:
+        return replace(model, changed_ns=model.path.stat().st_mtime_ns if model.path else 0)
+    except OSError:
+        return Component(model.reference)
 
 
 @lru_cache(maxsize=1024)
-def _is_head(files: Files) -> bool:
-    return is_head(files.path)
-
-
-def _stat(path: Path, kind: Kind, size: int) -> Files | None:
-    try:
-        return Files(path, kind, size, path.stat().st_mtime_ns)
-    except OSError:  # removed in the meantime
-        return None
+def _is_head(model: Component) -> bool:
+    return model.path is not None and is_head(model.path)
 
 
 def _check_fit(target: Component, draft: Component | None, memory: Memory) -> FitLevel | None:
-    facts = _read_facts(target.files) if target.files else None
+    facts, drafted = _read_facts(target), _read_facts(draft) if draft else None
     if facts is None:
         return None
-    drafted = _read_facts(draft.files) if draft and draft.files else None
     return rate_fit(facts.needed, drafted.needed if drafted else 0, memory)
 
 
 @lru_cache(maxsize=1024)  # headers with large vocabularies take a tenth of a second each
-def _read_facts(files: Files) -> ModelFacts | None:
-    """Reads a header or config; None where it is unusable."""
+def _read_facts(model: Component) -> ModelFacts | None:
+    """Reads the header or config of a local model; None where it is unusable."""
+    if (path := model.path) is None:
+        return None
     try:
-        return describe_model(_read_metadata(files))
+        if model.kind == "mlx":
+            return describe_model(read_config(path, path.name, _weight_bytes(path)))
+        return describe_model(join_parts([read_file(path.with_name(name)) for name in list_parts(path.name)]))
     except _UNUSABLE:
         return None
-
-
-def _read_metadata(files: Files) -> ModelMetadata:
-    if files.kind == "mlx":
-        return read_config(files.path, files.path.name, _weight_bytes(files.path))
-    return join_parts([read_file(files.path.with_name(name)) for name in list_parts(files.path.name)])
 
 
 def _weight_bytes(folder: Path) -> int:

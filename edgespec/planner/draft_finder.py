@@ -338,7 +338,7 @@ class DraftFinder:
 
     def _paired(self, spec: DrafterSpec) -> Reference | None:
         """The model that the registry names for `spec` and this target."""
-        return {"pard": self.pair.pard, "model": self.pair.draft}.get(spec.name)
+        return {"pard": self.pair.models.pard, "model": self.pair.models.draft}.get(spec.name)
 
     def _find_model(self, spec: DrafterSpec, reference: Reference) -> PlannedDrafter:
         """Raises DraftRefused for a model or head that cannot draft for the target."""
@@ -356,8 +356,8 @@ class DraftFinder:
                 f"{reference} cannot draft for this target: {reason}.", hint="Use --draft ngram, or another."
             )
         token = find_pard_token(facts)
-        if token is None and reference == self.pair.pard:
-            token = self.pair.pard_token
+        if token is None and reference == self.pair.models.pard:
+            token = self.pair.models.pard_token
         if spec.name == "pard" and token is None:
             raise DraftRefused(
                 f"{reference} names no mask token, so it is not known to be a PARD model.",
@@ -398,12 +398,12 @@ class DraftFinder:
 
     def _list_heads(self, spec: DrafterSpec | None) -> Iterator[tuple[str, Callable[[], PlannedDrafter]]]:
         """(where it is, what reads it) of the heads that are there, the best known first."""
-        kind = self.pair.head_kind
+        head, kind = self.pair.models.head, self.pair.models.head_kind
         is_asked = spec is not None or self.may_fetch  # else nobody needs to hear of a kind that does not run
         if kind and not is_asked and refuse_kind(self.backend, "", kind) is not None:
             kind = None
-        if self.pair.head and kind and spec in (None, drafter_of(kind)):
-            yield "that the registry pairs with the target", partial(self._find_paired_head, self.pair.head, kind)
+        if head and kind and spec in (None, drafter_of(kind)):
+            yield "that the registry pairs with the target", partial(self._find_paired_head, head, kind)
         if self.own_head is not None and spec in (None, drafter_of(self.own_head.kind)):
             yield "in the target's own file", partial(self._find_own_head, self.own_head)
         for path in list_sidecars(self.target.source, self.hub):
@@ -433,7 +433,7 @@ class DraftFinder:
         mtp = drafter_of("mtp")
         if spec not in (None, mtp) or not isinstance(model, Header) or self.own_head is not None:
             return None
-        reference = self.pair.with_head or find_with_head(model, self.pair.name, self.registry)
+        reference = self.pair.models.with_head or find_with_head(model, self.pair.name, self.registry)
         if reference is None or refuse_kind(self.backend, "", "mtp") is not None:
             return None
         return DraftRefused(

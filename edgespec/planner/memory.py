@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from edgespec.backends import FileBackend, device_memory
 from edgespec.backends.devices import Memory, host_memory
 from edgespec.backends.options import DEFAULT_CONTEXT
-from edgespec.controller.store import calibration_folder
+from edgespec.controller.store import calibration_folder, load_entry, save_entry
 from edgespec.errors import BackendUnavailable, DoesNotFit, InvalidRequest
-from edgespec.files import write_atomically
 from edgespec.formats.gguf import GGML_TYPES, Header
 from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import Folder
-from edgespec.hub.cache import HubFile, HubQuant, Reference, RemoteModel, parse_quant
+from edgespec.hub.cache import Reference, RemoteModel, parse_quant
 from edgespec.hub.hub import Hub
 from edgespec.planner.speed import read_by_type
 from edgespec.registry.resolve import Source, read_metadata
@@ -128,8 +124,6 @@ def kv_bytes(header: ModelMetadata, context: int, kv_type: str = "f16") -> int:
     """Bytes of the KV cache at `context` tokens with elements of `kv_type` (a name in KV_TYPE_NAMES)."""
     if kv_type not in KV_TYPE_NAMES:
         raise InvalidRequest(f"{kv_type!a} is not a KV cache type.", hint=f"choose one of {', '.join(KV_TYPE_NAMES)}")
-    if context < 1:
-        raise InvalidRequest(f"A context of {context} tokens is not possible.", hint="give --ctx a positive number")
     kind = _KV_TYPES[kv_type]
     if isinstance(header, Folder):
         return math.ceil(header.kv_elements(context) * kind.block_bytes / kind.block_items)
@@ -261,7 +255,7 @@ def _count_tokens(header: Header) -> int:
 # A header at the hub is several MB, mostly vocabulary. What follows from it is stored by repository and commit.
 
 
-_VERSION = 3  # of the stored facts
+_VERSION = 4  # of the stored facts
 _BITS = 4.85  # a weight of a 4-bit model, the mean of Q4_K_M files of 7B to 70B
 _ADDED = 1.15  # memory over weights with a context of 8,192 tokens, where no header says more
 
@@ -303,14 +297,7 @@ def guess_facts(about: About, reference: Reference, size: int | None = None) -> 
 
 
 def _guess_type(reference: Reference) -> str:
-    match reference:
-        case HubFile(_, path):
-            quant = parse_quant(path)
-        case HubQuant(_, quant):
-            pass
-        case _:
-            quant = None
-    quant = (quant or "").upper().removeprefix("UD-")
+    quant = (parse_quant(str(reference)) or "").removeprefix("UD-")
     return next((kind.name for kind in GGML_TYPES.values() if f"{quant}_".startswith(f"{kind.name}_")), "Q4_K")
 
 
@@ -319,15 +306,15 @@ def read_facts(source: Source, hub: Hub) -> ModelFacts:
 
     Raises InvalidModelFile, HubError, CacheError.
     """
-    stored = _path(source) if isinstance(source, RemoteModel) else None
-    if stored is not None and (known := _load(stored)) is not None:
-        return known
-    facts = describe_model(read_metadata(source, hub))
-    if stored is not None:
-        with suppress(OSError):
-            stored.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(stored, json.dumps(asdict(facts)))
-    return facts
+    if not isinstance(source, RemoteModel):
+        return describe_model(read_metadata(source, hub))
+    name = hashlib.sha256("\n".join([source.repo, source.commit, *(file.path for file in source.files)]).encode())
+    path, setting = calibration_folder() / f"facts-{name.hexdigest()[:24]}.json", {"version": _VERSION}
+    known = load_entry(path, "facts", setting, lambda found: ModelFacts(**found))
+    if known is None:
+        known = describe_model(read_metadata(source, hub))
+        save_entry(path, {"setting": setting, "facts": asdict(known)}, "facts")
+    return known
 
 
 def describe_model(model: ModelMetadata) -> ModelFacts:
@@ -340,16 +327,3 @@ def describe_model(model: ModelMetadata) -> ModelFacts:
     heads = _count_attending(model, model.per_block("attention.head_count") or ())
     mixture = bool(model.own("expert_count"))
     return ModelFacts(model.weight_bytes, needed, read_by_type(model), parameters, mixture, heads)
-
-
-def _path(model: RemoteModel) -> Path:
-    name = hashlib.sha256("\n".join([model.repo, model.commit, *(file.path for file in model.files)]).encode())
-    return calibration_folder() / f"facts-{_VERSION}-{name.hexdigest()[:24]}.json"
-
-
-def _load(path: Path) -> ModelFacts | None:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return ModelFacts(**found) if isinstance(found, dict) and found["weights"] > 0 else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None

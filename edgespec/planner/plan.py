@@ -281,7 +281,7 @@ def plan(
     drafters, fit = _check_memory(request, options, memory, facts, drafters, reporter, own if network else None)
     options = replace(options, mtp=backend == "llamacpp" and any(each.is_in_target for each in drafters))
     drafts = [each.model.reference for each in drafters if each.model and each.spec.name == "model"]
-    acceptance = resolved.acceptance if resolved.draft in drafts else None
+    acceptance = resolved.models.acceptance if resolved.models.draft in drafts else None
     sampling = resolved.sampling
     return Plan(
         resolved.name, backend, resolved.target, tuple(drafters), options, sampling, facts, fit, acceptance, network

@@ -26,7 +26,7 @@ from edgespec.core.verify import read_prompt
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.errors import BackendError, CacheError, DoesNotFit, EdgespecError
 from edgespec.formats.mlx_folder import fingerprint_weights
-from edgespec.planner.heads import read_choices
+from edgespec.planner.head_probe import read_choices
 from edgespec.text.chat_template import encode_prompt
 
 # Measure the agreement and cost of a draft session on given texts.

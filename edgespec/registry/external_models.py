@@ -64,16 +64,16 @@ class ExternalModel:
 
 def list_model_folders() -> list[ModelFolder]:
     """The folders of all programs on this machine, by their own rules; some may not exist."""
+    cache = "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    usual: dict[tuple[Program, str], tuple[str, ...]] = {
+        ("ollama", "OLLAMA_MODELS"): ("~/.ollama/models", "/usr/share/ollama/.ollama/models"),
+        ("llama.cpp", "LLAMA_CACHE"): (f"{cache}/llama.cpp",),
+    }
     folders = [ModelFolder("lm studio", folder) for folder in _list_lm_studio_folders()]
-    if stated := _expand_absolute(os.environ.get("OLLAMA_MODELS", "").strip().strip("\"'")):
-        folders.append(ModelFolder("ollama", stated))
-    else:
-        homes = ["~/.ollama/models", *(["/usr/share/ollama/.ollama/models"] if sys.platform == "linux" else [])]
-        folders += [ModelFolder("ollama", folder) for home in homes if (folder := _expand_absolute(home))]
-    caches = {"darwin": "~/Library/Caches", "win32": os.environ.get("LOCALAPPDATA", "")}
-    cache = caches.get(sys.platform) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    if folder := _expand_absolute(os.environ.get("LLAMA_CACHE") or os.path.join(cache, "llama.cpp")):
-        folders.append(ModelFolder("llama.cpp", folder))
+    for (program, variable), places in usual.items():
+        stated = _expand_absolute(os.environ.get(variable, "").strip().strip("\"'"))
+        found = [stated] if stated else map(_expand_absolute, places)
+        folders += [ModelFolder(program, folder) for folder in found if folder is not None]
     return list(dict.fromkeys(folders))
 
 
@@ -102,16 +102,13 @@ def find_external_models(
 
 def read_gguf_size(path: Path) -> int | None:
     """Bytes of a GGUF model, all parts together; None where a part is missing, unreadable or not GGUF."""
-    total = 0
-    for name in list_parts(path.name):
-        data = _read_start(path.with_name(name), len(MAGIC))
-        if data != MAGIC:
-            return None
-        try:
-            total += os.stat(path.with_name(name)).st_size
-        except OSError:
-            return None
-    return total
+    parts = [path.with_name(name) for name in list_parts(path.name)]
+    if any(_read_start(part, len(MAGIC)) != MAGIC for part in parts):
+        return None
+    try:
+        return sum(part.stat().st_size for part in parts)
+    except OSError:  # removed in the meantime
+        return None
 
 
 def _list_lm_studio_folders() -> Iterator[Path]:
@@ -193,20 +190,12 @@ def _walk_files(root: Path) -> Iterator[Path]:
                     count += 1
                     if count > MAX_ENTRIES:
                         return
-                    if _is_folder(entry):
-                        if depth < MAX_DEPTH:
-                            waiting.append((folder / entry.name, depth + 1))
-                    else:
+                    if not os.path.isdir(entry):  # which is false, too, for a circular link
                         yield folder / entry.name
+                    elif depth < MAX_DEPTH:
+                        waiting.append((folder / entry.name, depth + 1))
         except OSError:
             continue
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a circular link
-        return False
 
 
 def _identify(path: Path) -> tuple[int, int] | None:

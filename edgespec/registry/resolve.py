@@ -13,7 +13,6 @@ from edgespec.errors import EdgespecError, InvalidModelFile, UnknownModel
 from edgespec.formats.gguf import Header, join_parts
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.head_file import ModelMetadata, read_head
-from edgespec.formats.heads import HeadKind
 from edgespec.formats.mlx_folder import read_config, read_folder
 from edgespec.hub.cache import (
     FORMS,
@@ -35,7 +34,9 @@ from edgespec.hub.cache import (
 from edgespec.hub.download import Progress
 from edgespec.hub.hub import Hub
 from edgespec.registry.originals import find_packaged
-from edgespec.registry.schema import Acceptance, Entry, Pair, Registry, SamplingDefaults
+from edgespec.registry.schema import Entry, Pair, Registry, SamplingDefaults
+
+_PARD_KEY = "tokenizer.ggml.mask_token_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +53,15 @@ Source = LocalModel | RemoteModel
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPair:
-    """A target, its draft model, and the sampling that the target's authors recommend.
+    """A target, what the registry pairs with it, and the sampling that the target's authors recommend.
 
-    draft       a reference, because the draft need not be reachable unless it is used; None: n-gram drafting
-    acceptance  measured for this draft; None where nothing was measured
-    pard        a PARD model, with its mask token if the registry names that
-    head        a trained head in files of its own, with its kind
-    with_head   a repository whose GGUF files of the same model hold its MTP head
+    Drafts are references, because they need not be reachable unless they are used.
     """
 
     name: str
     target: Source
-    draft: Reference | None
+    models: Pair
     sampling: SamplingDefaults
-    acceptance: Acceptance | None = None
-    pard: Reference | None = None
-    pard_token: int | None = None
-    head: Reference | None = None
-    head_kind: HeadKind | None = None
-    with_head: Reference | None = None
 
 
 def resolve_pair(text: str | None, backend: FileBackend, registry: Registry, hub: Hub) -> ResolvedPair:
@@ -82,28 +73,17 @@ def resolve_pair(text: str | None, backend: FileBackend, registry: Registry, hub
     reference = parse_reference(registry.default if text is None else text)
     entry = _find_entry(reference, backend, registry)
     if entry is None:
-        return ResolvedPair(str(reference), resolve_source(reference, backend, hub), None, SamplingDefaults())
+        source = resolve_source(reference, backend, hub)
+        return ResolvedPair(str(reference), source, Pair(reference), SamplingDefaults())
     pair = choose_pair(entry, backend)
     target = pair.target if isinstance(reference, Alias) else reference
-    return ResolvedPair(
-        str(reference),
-        resolve_source(target, backend, hub),
-        pair.draft,
-        entry.sampling,
-        pair.acceptance,
-        pair.pard,
-        pair.pard_token,
-        pair.head,
-        pair.head_kind,
-        pair.with_head,
-    )
+    return ResolvedPair(str(reference), resolve_source(target, backend, hub), pair, entry.sampling)
 
 
 def find_pard_token(model: ModelMetadata) -> int | None:
     """The mask token that the model's own files name; None where they name none."""
-    gguf, folder = "tokenizer.ggml.mask_token_id", "pard_token"
-    token: object = model.metadata.get(gguf) if isinstance(model, Header) else model.config.get(folder)
-    return token if isinstance(token, int) and not isinstance(token, bool) and token >= 0 else None
+    token: object = model.metadata.get(_PARD_KEY) if isinstance(model, Header) else model.config.get("pard_token")
+    return token if type(token) is int and token >= 0 else None
 
 
 def resolve_source(reference: Reference, backend: FileBackend, hub: Hub) -> Source:
@@ -132,9 +112,9 @@ def read_metadata(source: Source, hub: Hub, progress: Progress | None = None) ->
     From the hub, this fetches the first bytes of a GGUF file, or the small files of a folder into the cache. Raises
     InvalidModelFile, HubError, CacheError.
     """
-    if isinstance(source, RemoteModel) and source.kind == "gguf":
-        return hub.header(source)
     if isinstance(source, RemoteModel):
+        if source.kind == "gguf":
+            return hub.header(source)
         weights = sum(file.size for file in source.files if file.path.endswith(".safetensors"))
         small = tuple(file for file in source.files if not file.path.endswith(".safetensors"))
         return read_config(hub.fetch(replace(source, files=small), progress), source.repo, weights)

@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from edgespec.errors import CacheError, RegistryError, UnknownModel
+from edgespec.errors import RegistryError, UnknownModel
+from edgespec.files import reading
 from edgespec.formats.heads import HeadKind
 from edgespec.hub.cache import Alias, PackagedFile, Reference, parse_reference
 from edgespec.options import MAX_TOKENS, SAMPLING
@@ -187,15 +188,13 @@ def load_registry(user_file: Path | None = None) -> Registry:
     """
     tables, origin = _parse_file(_read_shipped(), _FILE_NAME), _FILE_NAME
     path = user_file or config_dir() / _FILE_NAME
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        text = None
-    except UnicodeDecodeError as error:
-        raise RegistryError(f"{path} is not UTF-8 text (byte {error.start}).", hint=f"Save {path} as UTF-8.") from None
-    except OSError as error:
-        raise CacheError(f"{path} cannot be read: {error.strerror}.", hint="Check its permissions.") from error
-    if text is not None:
+    if path.exists():
+        try:
+            with reading(path):
+                text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            problem = f"{path} is not UTF-8 text (byte {error.start})."
+            raise RegistryError(problem, hint=f"Save {path} as UTF-8.") from None
         tables, origin = _merge(tables, _parse_file(text, str(path))), str(path)
     return Registry({alias: _make_entry(alias, table, origin) for alias, table in tables.items()})
 

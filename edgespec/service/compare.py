@@ -16,7 +16,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Prompt, Request
 from edgespec.errors import ContextOverflow, DraftRefused, EdgespecError, InvalidRequest
 from edgespec.formats.heads import HeadSpec
-from edgespec.planner.heads import HeadProbe, ProbeResult, ProbeStore
+from edgespec.planner.head_probe import HeadProbe, ProbeResult, ProbeStore
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.planner.selfdraft_search import (
     Choice,

@@ -18,7 +18,7 @@ from edgespec.errors import (
 )
 from edgespec.formats.heads import HeadSpec
 from edgespec.planner.draft_finder import AUTO, PlannedDrafter
-from edgespec.planner.heads import HeadProbe, ProbeResult, ProbeStore, describe_change
+from edgespec.planner.head_probe import HeadProbe, ProbeResult, ProbeStore, describe_change
 from edgespec.planner.plan import LoadConfig, Plan, Reporter
 from edgespec.planner.selfdraft_search import (
     EVALUATION_S,

@@ -17,7 +17,7 @@ from edgespec.core.protocols import Draft
 from edgespec.errors import InvalidModelFile
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
-from edgespec.planner.heads import HeadProbe
+from edgespec.planner.head_probe import HeadProbe
 from tests.backends.assistant_heads import TARGET_WINDOWS, Reference, make_assistant, make_target
 from tests.backends.head_sessions import check_fresh
 from tests.backends.llamacpp_pairs import TEXT, Pair, check_answers, check_steps, is_close, run_rounds

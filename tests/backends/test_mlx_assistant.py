@@ -16,7 +16,7 @@ from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Budget
 from edgespec.errors import InvalidModelFile
-from edgespec.planner.heads import HeadProbe
+from edgespec.planner.head_probe import HeadProbe
 from tests.backends.assistant_heads import (
     SIZE,
     TARGET_WINDOWS,

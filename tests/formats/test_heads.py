@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from edgespec.errors import CacheError, InvalidModelFile
+from edgespec.formats.gguf import FileSource
 from edgespec.formats.head_file import read_head, read_safetensors_shapes
 from edgespec.formats.heads import HeadSpec, read_config_head
 from tests.formats.ggufs import write_gguf
@@ -192,7 +193,9 @@ def test_shapes_are_those_of_the_library(tmp_path: Path) -> None:
     file = write_folder(tmp_path / "h", None, eagle3_shapes()) / "model.safetensors"
     with safe_open(file, framework="numpy") as opened:
         names = opened.keys()
-        assert read_safetensors_shapes(file) == {name: tuple(opened.get_slice(name).get_shape()) for name in names}
+        assert read_safetensors_shapes(FileSource(file), file.name) == {
+            name: tuple(opened.get_slice(name).get_shape()) for name in names
+        }
 
 
 @pytest.mark.parametrize(
@@ -213,7 +216,7 @@ def test_damaged_safetensors(tmp_path: Path, header: Any) -> None:
     with pytest.raises(InvalidModelFile):
         read_head(tmp_path)
     with pytest.raises(CacheError, match="cannot be read"):
-        read_safetensors_shapes(tmp_path / "absent.safetensors")
+        read_safetensors_shapes(FileSource(tmp_path / "absent.safetensors"), "absent")
 
 
 with TemporaryDirectory() as _name:

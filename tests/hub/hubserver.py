@@ -1,16 +1,13 @@
 """A real HTTP server that speaks the model hub's protocol over a folder, with faults that tests switch on.
 
 Folders: ROOT/user/repo holds the files of `main`, ROOT/user/repo@tag those of another revision. Weights (.gguf,
-.safetensors) have a sha256 etag as the hub's large files do, everything else a git blob hash. Other processes use it
-through `python -m tests.hub.hubserver ROOT PORT` (port 0 chooses one; the address is printed), and set faults with
-`POST /_control {"repo": ..., "path": ..., "fault": {"kind": ..., ...}}` and read requests with `GET /_log`.
+.safetensors) have a sha256 etag as the hub's large files do, everything else a git blob hash.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,14 +22,14 @@ BLOCK = 64 * 1024
 class HubServer:
     """The server in a thread; use as a context manager."""
 
-    def __init__(self, root: Path, *, port: int = 0, token: str | None = None) -> None:
+    def __init__(self, root: Path, *, token: str | None = None) -> None:
         self.state = State(root, token)
         state = self.state
 
         class Handler(_Handler):
             hub = state
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
 
@@ -79,26 +76,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._serve()
 
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if self.path == "/_control":
-            order = json.loads(body)
-            fault = order.get("fault")
-            key = (order["repo"], order.get("path", ""))
-            if fault is None:
-                self.hub.faults.pop(key, None)
-            else:
-                self.hub.faults[key] = Fault(**fault)
-            self._answer(200, b"{}")
-        else:
-            self._answer(404, b"{}")
-
     def _serve(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        if path == "/_log":
-            log = [[each.method, each.path, each.range, each.status, each.sent] for each in self.hub.log]
-            self._answer(200, json.dumps(log).encode())
-            return
         stated = self.headers.get("Authorization")
         if stated and self.hub.token and stated != f"Bearer {self.hub.token}":
             self._refuse(401, None, "Invalid credentials in Authorization header")
@@ -247,17 +226,5 @@ class _Handler(BaseHTTPRequestHandler):
     def _note(self, status: int) -> Request:
         path = unquote(urlsplit(self.path).path)
         entry = Request(self.command, path, self.headers.get("Range"), status, 0, self.headers.get("Authorization"))
-        if not path.startswith("/_"):
-            self.hub.log.append(entry)
+        self.hub.log.append(entry)
         return entry
-
-
-def main(root: str, port: str) -> None:
-    """Serve ROOT on PORT until interrupted; the address is the first line on stdout."""
-    with HubServer(Path(root), port=int(port)) as server:
-        print(server.url, flush=True)
-        threading.Event().wait()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])

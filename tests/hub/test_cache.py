@@ -10,7 +10,7 @@ from edgespec.errors import HubError
 from edgespec.hub.cache import HubFile, HubQuant, HubRepo
 from edgespec.hub.hub import Hub
 from tests.hub.hubstate import commit_of
-from tests.hub.test_download import REPO, serve
+from tests.hub.serving import REPO, serve
 
 FOUR, EIGHT = "m-Q4_K_M.gguf", "m-Q8_0.gguf"
 

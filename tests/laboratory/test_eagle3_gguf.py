@@ -11,7 +11,7 @@ from edgespec.backends.llamacpp.model import load as load_llama
 from edgespec.backends.options import LoadOptions
 from edgespec.errors import DraftRefused
 from edgespec.formats.head_file import read_head
-from edgespec.planner.heads import HeadProbe
+from edgespec.planner.head_probe import HeadProbe
 from laboratory.cost_faithful import build
 from laboratory.eagle3_gguf import convert
 from laboratory.embedding.shapes import SHAPES, Size

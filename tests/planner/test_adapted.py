@@ -191,9 +191,9 @@ def test_a_model_that_is_not_downloaded_has_no_versions(folder: Path, hub: Hub) 
     registry = load_registry()
     resolved = resolve_pair(None, "llamacpp", registry, hub)
     assert find_local(resolved.target, hub) == TARGET
-    elsewhere = replace(resolved, draft=parse_reference("user/draft-GGUF:Q4_K_M"))
+    elsewhere = replace(resolved, models=replace(resolved.models, draft=parse_reference("user/draft-GGUF:Q4_K_M")))
     assert find_version(elsewhere, "llamacpp", folder, hub) is None
-    assert find_version(replace(resolved, draft=None), "llamacpp", folder, hub) is None
+    assert find_version(replace(resolved, models=replace(resolved.models, draft=None)), "llamacpp", folder, hub) is None
 
 
 def test_a_head_and_a_pard_model_have_versions(planned: Planned, folder: Path, heard: Heard, tmp_path: Path) -> None:

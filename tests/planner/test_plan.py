@@ -13,7 +13,7 @@ from edgespec.errors import DoesNotFit, DraftRefused, UnknownModel
 from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.hub import Hub
 from edgespec.planner.memory import estimate_memory
-from edgespec.planner.plan import LoadConfig, MemoryOptions, Plan, plan
+from edgespec.planner.plan import LoadConfig, MemoryOptions, Plan, list_used_files, plan
 from edgespec.planner.report import describe_plan, format_plan
 from edgespec.registry.schema import Registry, load_registry
 from tests.formats.ggufs import TOKENS, write_gguf
@@ -86,11 +86,6 @@ def test_exactly_what_is_named_is_taken_in_that_order(folder: Path, paired: Regi
     assert planned(paired, heard, "none").drafters == ()
 
 
-def test_the_files_mask_token_wins_over_the_registrys(folder: Path, heard: Heard) -> None:
-    registry = registry_of(folder, 'pard = "{folder}/own.gguf"', "pard_token = 7")
-    assert [each.mask_token for each in planned(registry, heard, "pard").drafters] == [9]
-
-
 def test_a_model_without_a_mask_token_is_no_pard_model(folder: Path, heard: Heard) -> None:
     nameless = registry_of(folder, 'pard = "{folder}/pard.gguf"')
     assert drafters(planned(nameless, heard)) == [("ngram", "ngram")]
@@ -103,6 +98,8 @@ def test_a_model_without_a_mask_token_is_no_pard_model(folder: Path, heard: Hear
 
 
 def test_the_registrys_mask_token_is_for_its_own_model(folder: Path, paired: Registry, heard: Heard) -> None:
+    own = registry_of(folder, 'pard = "{folder}/own.gguf"', "pard_token = 7")
+    assert [each.mask_token for each in planned(own, heard, "pard").drafters] == [9], "the file's goes first"
     assert [each.mask_token for each in planned(paired, heard, f"pard:{folder}/pard.gguf").drafters] == [7]
     with pytest.raises(DraftRefused, match="names no mask token"):
         planned(paired, heard, f"pard:{folder}/draft.gguf")
@@ -167,6 +164,11 @@ def test_the_report_shows_all_drafters(folder: Path, paired: Registry, heard: He
     alone = list(format_plan(describe_plan(planned(paired, heard, "model"))))
     assert any(line.startswith("  draft model: ") for line in alone)
     assert "drafted by none" in next(format_plan(describe_plan(planned(paired, heard, "none"))))
+
+
+def test_a_draft_that_was_removed_hides_no_other_file_of_a_load(tmp_path: Path) -> None:
+    loaded = LoadConfig(draft="model:hf:me/gone/draft.gguf")
+    assert list_used_files(loaded, load_registry(), Hub("http://127.0.0.1:9", tmp_path)) == set()
 
 
 def test_earlier_texts_are_drafted_from_where_they_are_kept(folder: Path, paired: Registry, heard: Heard) -> None:

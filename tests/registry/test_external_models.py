@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.hub.cache import LocalPath, parse_reference
-from edgespec.hub.hub import Hub
-from edgespec.planner.plan import LoadConfig, plan
 from edgespec.registry import external_models as module
 from edgespec.registry.external_models import (
     ExternalModel,
@@ -19,7 +16,6 @@ from edgespec.registry.external_models import (
     list_model_folders,
     read_gguf_size,
 )
-from edgespec.registry.schema import load_registry
 from tests.cli.conftest import Cli, cli, environment  # noqa: F401 - fixtures
 from tests.hub.stores import MODEL_LAYER, ollama, ollama_blob, ollama_manifest, put
 from tests.models import DRAFT, TARGET
@@ -127,9 +123,8 @@ def test_llama_cpp_files_and_repositories(tmp_path: Path) -> None:
     snapshot.symlink_to(blob)
     place = ModelFolder("llama.cpp", tmp_path)
     assert names(place) == ["llama.cpp: u/r-GGUF/r-Q8_0", "llama.cpp: user_repo_model-q8_0"]
-    assert [model.path for model in find_external_models([place], exclude=[blob])] == [flat], (
-        "what is known is left out"
-    )
+    known = find_external_models([place], exclude=[blob])
+    assert [model.path for model in known] == [flat], "what is known is left out"
 
 
 def test_damaged_entries_raise_nothing(tmp_path: Path) -> None:
@@ -153,12 +148,6 @@ def test_damaged_entries_raise_nothing(tmp_path: Path) -> None:
     finally:
         locked.parent.chmod(0o700)
     assert {model.path for model in found} - {locked} == {good}
-
-
-def test_a_file_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(DRAFT, tmp_path / "m.gguf")
-    monkeypatch.setattr(module, "read_gguf_size", lambda path: (read_gguf_size(path), path.unlink())[0])
-    assert not find_external_models([ModelFolder("lm studio", tmp_path)])
 
 
 def test_a_huge_tree_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,34 +193,15 @@ def test_folders_follow_the_environment(tmp_path: Path, monkeypatch: pytest.Monk
     assert ModelFolder("llama.cpp", tmp_path / "Library" / "Caches" / "llama.cpp") in list_model_folders()
 
 
-def test_a_blob_without_an_ending_is_a_path_and_a_model(store: Path, tmp_path: Path) -> None:
-    class Quiet:
-        def notice(self, text: str) -> None: ...
-        def download(self, name: str, done: int, total: int) -> None: ...
-        def loading(self, name: str, fraction: float) -> None: ...
-
-    ollama(store, f"{LIBRARY}/python/6m", ollama_manifest(TARGET, store))
-    (model,) = find_external_models([ModelFolder("ollama", store)])
-    assert parse_reference(str(model.path)) == LocalPath(model.path)
-    request = LoadConfig(str(model.path), draft="ngram")
-    planned = plan(request, load_registry(tmp_path / "none"), Hub("http://localhost", tmp_path, offline=True), Quiet())
-    assert planned.backend == "llamacpp" and planned.metadata.weight_bytes > 0
-
-
 def test_list_shows_them_and_run_opens_them(cli: Cli, tmp_path: Path) -> None:  # noqa: F811
     store, studio = tmp_path / ".ollama" / "models", tmp_path / ".lmstudio" / "models"
     ollama(store, f"{LIBRARY}/python/6m", ollama_manifest(TARGET, store))
     put(DRAFT, studio / "me" / "python-GGUF" / "draft.gguf")
     unset = {"OLLAMA_MODELS": "", "LLAMA_CACHE": ""}
     listed = {each["name"]: each for each in json.loads(cli("list", "--json", **unset).stdout)["elsewhere"]}
+    assert listed["lm studio: me/python-GGUF/draft"]["path"] == str(studio / "me" / "python-GGUF" / "draft.gguf")
     blob = listed["ollama: python:6m"]
     assert blob["bytes"] == TARGET.stat().st_size
-    assert listed["lm studio: me/python-GGUF/draft"]["path"] == str(studio / "me" / "python-GGUF" / "draft.gguf")
-    shown = cli("list", **unset).stdout
-    assert "--model PATH" in shown and "ollama: python:6m" in shown and blob["path"] in shown, shown
-    options = ("--max-tokens", "8", "--json", "--temperature", "0", "--threads", "1")
-    done = cli("run", "def f", "--model", blob["path"], "--draft", "ngram", *options)
+    options = ("--max-tokens", "2", "--draft", "none", "--threads", "1")
+    done = cli("run", "def f", "--model", blob["path"], *options)
     assert done.returncode == 0, done.stderr
-    own = cli("run", "def f", "--draft", "ngram", *options)
-    answers = [json.loads(each.stdout) for each in (done, own)]
-    assert len(answers[0]["tokens"]) == 8 and answers[0]["tokens"] == answers[1]["tokens"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import HubError, InvalidModelFile, UnknownModel
+from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.mlx_folder import read_config
 from edgespec.hub.cache import HubFile, HubRepo, PackagedFile, RemoteModel, parse_reference
 from edgespec.hub.hub import Hub
@@ -24,8 +25,8 @@ from edgespec.registry.schema import EMBEDDED_ALIAS, Registry, SamplingDefaults,
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 from tests.formats.ggufs import write_gguf
 from tests.hub.hubserver import HubServer
+from tests.hub.serving import FILE, REPO, serve
 from tests.hub.test_cache import mlx
-from tests.hub.test_download import FILE, REPO, serve
 
 DRAFT_REPO = "someone/Small-GGUF"
 
@@ -48,12 +49,12 @@ def test_an_alias_gives_target_draft_and_sampling_without_a_download(
     source = serve(root, pad_bytes=2**20)
     draft = serve(root, "small-Q4_0.gguf", repo=DRAFT_REPO)
     pair = resolve_pair("pair", "llamacpp", registry, hub)
-    assert isinstance(pair.target, RemoteModel) and pair.draft == HubRepo(DRAFT_REPO)
+    assert isinstance(pair.target, RemoteModel) and pair.models.draft == HubRepo(DRAFT_REPO)
     assert (pair.name, pair.sampling) == ("pair", SamplingDefaults(top_k=5))
-    small = resolve_source(pair.draft, "llamacpp", hub)
+    small = resolve_source(pair.models.draft, "llamacpp", hub)
     assert isinstance(small, RemoteModel) and small.files[0].path == "small-Q4_0.gguf"
     assert not [each for each in server.log if "/resolve/" in each.path]
-    assert read_metadata(pair.target, hub).size == source.stat().st_size
+    assert read_metadata(pair.target, hub).tensors == read_file(source).tensors
     assert fetch_source(pair.target, hub).read_bytes() == source.read_bytes()
     assert fetch_source(small, hub).read_bytes() == draft.read_bytes()
 
@@ -62,9 +63,9 @@ def test_a_repository_that_an_alias_names_brings_the_draft(hub: Hub, root: Path,
     serve(root)
     serve(root, "small-Q4_0.gguf", repo=DRAFT_REPO)
     pair = resolve_pair(f"{REPO}:Q4_K_M", "llamacpp", registry, hub)
-    assert pair.draft == HubRepo(DRAFT_REPO) and pair.sampling.top_k == 5
+    assert pair.models.draft == HubRepo(DRAFT_REPO) and pair.sampling.top_k == 5
     other = resolve_pair(DRAFT_REPO, "llamacpp", registry, hub)
-    assert other.draft is None and other.sampling == SamplingDefaults()
+    assert other.models.draft is None and other.sampling == SamplingDefaults()
 
 
 def test_what_is_cached_opens_without_a_request(hub: Hub, server: HubServer, root: Path, registry: Registry) -> None:
@@ -79,7 +80,7 @@ def test_what_is_cached_opens_without_a_request(hub: Hub, server: HubServer, roo
 def test_an_mlx_alias(hub: Hub, root: Path, registry: Registry) -> None:
     mlx(root)
     pair = resolve_pair("only-mlx", "mlx", registry, hub)
-    assert isinstance(pair.target, RemoteModel) and pair.draft is None
+    assert isinstance(pair.target, RemoteModel) and pair.models.draft is None
     assert {each.name for each in fetch_source(pair.target, hub).iterdir()} == {"config.json", "model.safetensors"}
     with pytest.raises(UnknownModel, match="only-mlx has no model for llamacpp") as caught:
         resolve_pair("only-mlx", "llamacpp", registry, hub)
@@ -100,7 +101,7 @@ def test_local_files_and_folders(hub: Hub, tmp_path: Path, registry: Registry) -
     path = write_gguf(folder / "one.gguf")
     for text in (str(path), str(folder)):
         pair = resolve_pair(text, "llamacpp", registry, hub)
-        assert pair.target == LocalModel(path, "gguf") and pair.draft is None
+        assert pair.target == LocalModel(path, "gguf") and pair.models.draft is None
     write_gguf(folder / "two.gguf")
     with pytest.raises(UnknownModel, match="holds 2 GGUF models"):
         resolve_pair(str(folder), "llamacpp", registry, hub)
@@ -140,7 +141,7 @@ def test_a_local_split_model_opens_at_its_first_part(hub: Hub, tmp_path: Path, r
     target = resolve_pair(str(second), "llamacpp", registry, hub).target
     assert target == LocalModel(first, "gguf")
     assert isinstance(target, LocalModel)
-    assert read_metadata(target, hub).size == first.stat().st_size + second.stat().st_size
+    assert read_metadata(target, hub).weight_bytes == 2 * read_file(first).weight_bytes
     first.unlink()
     with pytest.raises(UnknownModel, match="00001-of-00002"):
         resolve_pair(str(second), "llamacpp", registry, hub)
@@ -148,8 +149,8 @@ def test_a_local_split_model_opens_at_its_first_part(hub: Hub, tmp_path: Path, r
 
 def test_no_name_means_the_embedded_pair(hub: Hub, server: HubServer, registry: Registry) -> None:
     pair = resolve_pair(None, "llamacpp", registry, hub)
-    assert pair.draft == PackagedFile("python-6m/draft.gguf")
-    draft = resolve_source(pair.draft, "llamacpp", hub)
+    assert pair.models.draft == PackagedFile("python-6m/draft.gguf")
+    draft = resolve_source(pair.models.draft, "llamacpp", hub)
     assert isinstance(pair.target, LocalModel) and isinstance(draft, LocalModel)
     headers = read_metadata(pair.target, hub), read_metadata(draft, hub)
     assert headers[0].weight_bytes > headers[1].weight_bytes
@@ -191,8 +192,12 @@ def test_the_target_in_an_installed_package(
 
 def test_a_pard_model_and_its_mask_token(hub: Hub, tmp_path: Path, registry: Registry) -> None:
     pair = resolve_pair("parallel", "llamacpp", registry, hub)
-    assert (pair.draft, pair.pard, pair.pard_token) == (None, PackagedFile("python-6m/draft.gguf"), 7)
-    assert (resolve_pair(None, "llamacpp", registry, hub).pard_token) is None
+    assert (pair.models.draft, pair.models.pard, pair.models.pard_token) == (
+        None,
+        PackagedFile("python-6m/draft.gguf"),
+        7,
+    )
+    assert (resolve_pair(None, "llamacpp", registry, hub).models.pard_token) is None
     stated = read_metadata(LocalModel(write_gguf(tmp_path / "stated.gguf", mask=9), "gguf"), hub)
     silent = read_metadata(LocalModel(write_gguf(tmp_path / "silent.gguf"), "gguf"), hub)
     assert (find_pard_token(stated), find_pard_token(silent)) == (9, None)

@@ -24,7 +24,7 @@ from edgespec.errors import Cancelled, DraftRefused, InvalidRequest
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
 from edgespec.hub.hub import Hub
-from edgespec.planner.heads import HeadProbe, ProbeResult, ProbeStore, is_better
+from edgespec.planner.head_probe import HeadProbe, ProbeResult, ProbeStore, is_better
 from edgespec.planner.plan import LoadConfig, plan
 from edgespec.registry.schema import load_registry
 from edgespec.service.compare import probe_head
