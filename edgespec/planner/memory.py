@@ -184,9 +184,8 @@ def _count_head_elements(model: ModelMetadata, head: HeadSpec) -> int:
 
 def check_fit(
     target: ModelMetadata,
-    drafts: Sequence[ModelMetadata],
+    drafts: Sequence[tuple[ModelMetadata, HeadSpec | None]],
     *,
-    heads: Sequence[tuple[ModelMetadata, HeadSpec]] = (),
     context: int,
     memory: Memory,
     kv_type: str = "f16",
@@ -195,13 +194,14 @@ def check_fit(
     ranks: int = 1,
     force: bool = False,
 ) -> Fit:
-    """Estimate target, draft models and trained heads and compare with `memory`. Raises DoesNotFit unless `force`.
+    """Estimate target and drafts and compare with `memory`. Raises DoesNotFit unless `force`.
 
+    `drafts` are draft models, and trained heads with what their files say.
     `caches`, `context` and `together` as in `estimate_memory`; a draft has a context for each cache. The target is
     split among `ranks` machines, of which this is one.
     """
-    added = [estimate_memory(draft, context, kv_type, caches) for draft in drafts]
-    added += [estimate_head(model, head, context, kv_type, caches) for model, head in heads]
+    sizes = (context, kv_type, caches)
+    added = [estimate_head(model, head, *sizes) if head else estimate_memory(model, *sizes) for model, head in drafts]
     fit = Fit(
         context=context,
         target=estimate_memory(target, context, kv_type, caches, together=together).split(ranks),

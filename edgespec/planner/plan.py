@@ -358,12 +358,8 @@ def _check_memory(
     )
     while True:
         models = [each for each in drafters if each.model is not None]
-        drafts = [each.model.metadata for each in models if each.model is not None and each.head is None]
-        heads = [
-            (each.model.metadata, each.head) for each in models if each.model is not None and each.head is not None
-        ]
         try:
-            fit = check(drafts, heads=heads)
+            fit = check([(each.model.metadata, each.head) for each in models if each.model is not None])
             if own is not None and not request.force:
                 check_drafts(fit, own)
             return drafters, fit

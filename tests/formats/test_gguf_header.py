@@ -13,7 +13,7 @@ import pytest
 from edgespec.errors import CacheError, InvalidModelFile
 from edgespec.formats.gguf import GGML_TYPES, Header, read_header
 from edgespec.formats.gguf_validate import check_model, read_file
-from tests.formats.ggufs import model_file, write_gguf
+from tests.formats.ggufs import model_file
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,6 @@ def test_each_kind_of_damage_has_a_message(data: bytes, message: str) -> None:
     assert caught.value.message.startswith("m.gguf ") and caught.value.hint
 
 
-def test_a_file_cut_anywhere_is_cut_short(gguf_path: Path) -> None:
-    data = gguf_path.read_bytes()
-    header = read_file(gguf_path)
-    for length in [4, 8, 23, 24, 100, header.data_offset - 1, header.data_offset, len(data) - 1]:
-        with pytest.raises(InvalidModelFile, match=r"cut short|damaged"):
-            parse(data[:length])
-
-
 def test_a_length_that_swallows_the_weights_stops_at_the_header_limit() -> None:
     """A key claims 1 GiB inside a file that claims 64 GiB: refused before it is read."""
     data = b"GGUF" + struct.pack("<IQQ", 3, 1, 1) + pair("k", 8, struct.pack("<Q", 2**30))
@@ -177,8 +169,8 @@ def test_a_length_that_swallows_the_weights_stops_at_the_header_limit() -> None:
         parse(data + bytes(2**20), size=2**36)
 
 
-@pytest.mark.parametrize("count", [150_000, 260_000])
-def test_large_vocabularies_are_read_whole(count: int) -> None:
+def test_large_vocabularies_are_read_whole() -> None:
+    count = 150_000
     names = [f"▁token{number}" for number in range(count)]
     merges = strings("tokenizer.ggml.merges", [f"{number} ö" for number in range(count)])
     scores = pair("tokenizer.ggml.scores", 9, struct.pack("<IQ", 6, count) + bytes(4 * count))
@@ -190,21 +182,6 @@ def test_bytes_that_are_no_text_stay_distinct_tokens() -> None:
     raw = pair("tokenizer.ggml.tokens", 9, struct.pack("<IQ", 8, 2) + text(b"\xff") + text(b"\xfe"))
     tokens = parse(build([*GOOD_PAIRS[:4], raw])).metadata["tokenizer.ggml.tokens"]
     assert isinstance(tokens, list) and tokens[0] != tokens[1]
-
-
-def test_only_the_header_of_a_large_file_is_read(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "big.gguf", pad_bytes=8 * 2**20)
-    read: list[int] = []
-
-    @dataclass(frozen=True)
-    class Counting(Bytes):
-        def read(self, offset: int, length: int) -> bytes:
-            read.append(length)
-            return super().read(offset, length)
-
-    data = path.read_bytes()
-    read_header(Counting(data, len(data)), "big.gguf")
-    assert sum(read) < 2**20 < len(data)
 
 
 def test_a_missing_file_is_no_model_error(tmp_path: Path) -> None:

@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from edgespec.errors import InvalidModelFile
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.head_tensors import eagle3_names, read_draft_ids
-from edgespec.formats.heads import usual_layers
 from tests.formats.head_files import eagle3_shapes, write_eagle3
-
-
-def test_the_layers_of_a_silent_file() -> None:
-    assert usual_layers(32) == (2, 16, 29)
 
 
 def test_names_of_every_dialect() -> None:
@@ -71,18 +66,11 @@ def test_the_kind_of_draft_ids() -> None:
 @pytest.mark.parametrize(
     "table",
     [
-        np.array([0, 0, 6]),
-        np.array([3, 1]),
-        np.array([-1, 0]),
-        np.array([2**62, 2**63 - 1]),
-        np.array([2**64 - 1], np.uint64),
-        np.array([0.0, 1.0]),
-        np.zeros((2, 2), np.int64),
-        np.zeros(0, np.int64),
-        np.zeros(9, np.int64),
-        np.array(3),
+        np.array([0, 0, 6]), np.array([3, 1]), np.array([-1, 0]), np.array([2**62, 2**63 - 1]),
+        np.array([2**64 - 1], np.uint64), np.array([0.0, 1.0]), np.zeros((2, 2), np.int64), np.zeros(0, np.int64),
+        np.zeros(9, np.int64), np.array(3),
     ],
-)
+)  # fmt: skip
 def test_tables_that_name_no_tokens(table: np.ndarray) -> None:
     with pytest.raises(InvalidModelFile, match="vocabulary of 8"):
         read_draft_ids(table, 8)

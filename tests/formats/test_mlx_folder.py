@@ -64,19 +64,6 @@ def test_a_context_that_is_no_number_is_not_stated(value: Any) -> None:
     assert folder(max_position_embeddings=value).trained_context is None
 
 
-@pytest.mark.parametrize(
-    ("quantization", "message"),
-    [
-        (None, "none"),
-        ({"mode": None}, "none"),
-        ({"bits": 4, "group_size": 64}, "4 bits in groups of 64"),
-        ({"bits": 4, "group_size": 32, "mode": "mxfp4"}, "4 bits in groups of 32 (mxfp4)"),
-    ],
-)
-def test_quantization_in_words(quantization: Any, message: str) -> None:
-    assert folder(quantization=quantization).quantization == message
-
-
 def with_vocabulary(path: Path, content: Any) -> Folder:
     path.mkdir()
     (path / "config.json").write_text(json.dumps(LLAMA_8B))

@@ -14,7 +14,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.cache import parse_reference
 from edgespec.hub.hub import Hub
-from edgespec.planner.adapted import find_local, find_version, is_outdated
+from edgespec.planner.adapted import find_version, is_outdated
 from edgespec.planner.draft_finder import PlannedDrafter
 from edgespec.planner.plan import LoadConfig, Plan, plan
 from edgespec.planner.report import describe_plan, format_plan
@@ -92,21 +92,14 @@ def test_the_version_in_use_takes_the_place_of_its_base(
     assert drafter.label == f"{model_of(before).label} (version 1)"
     assert found.findings == [f"Drafting with version 1 of the draft, adapted on {card.date}."]
     assert found.fit.draft != before.fit.draft, "the memory of the version's own file"
+    assert describe_plan(before)["adapted_drafts"] == [] and describe_plan(found)["adapted_drafts"] == [
+        {"base": "draft", "version": 1, "date": card.date, "tokens_per_round": 2.5, "tokens_per_round_of_base": 2.0}
+    ]
+    line = f"  draft adapted on {card.date} (version 1): tokens per round 2.50, before 2.00"
+    assert line in list(format_plan(describe_plan(found)))
     assert found.sources == [found.target, LocalModel(version.path, "gguf")] and heard.notices == []
     pair.use(BASE)
     assert model_of(planned(draft, backend=backend)).label == model_of(before).label
-
-
-def test_versions_are_reported(planned: Planned, pair: AdaptedPair) -> None:
-    assert describe_plan(planned())["adapted_drafts"] == []
-    card = pair.add(CARD, save_model)
-    facts = describe_plan(planned())
-    assert facts["adapted_drafts"] == [
-        {"base": "draft", "version": 1, "date": card.date, "tokens_per_round": 2.5, "tokens_per_round_of_base": 2.0}
-    ]
-    assert facts["draft"].endswith(" (version 1)")
-    line = f"  draft adapted on {card.date} (version 1): tokens per round 2.50, before 2.00"
-    assert line in list(format_plan(facts))
 
 
 def test_another_target_has_versions_of_its_own(planned: Planned, pair: AdaptedPair, tmp_path: Path) -> None:
@@ -126,41 +119,38 @@ def forget_choice(pair: AdaptedPair) -> None:
     (pair.folder / "active").write_text("?")
 
 
+def damage_header(pair: AdaptedPair) -> None:
+    pair.use(BASE)
+    pair.add(CARD, lambda path: path.write_bytes(b"no model") and None)
+
+
+def change_vocabulary(pair: AdaptedPair) -> None:
+    pair.add(CARD, save_other_vocabulary)
+
+
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
         (truncate, "the files of version 1 of the draft are damaged."),
         (forget_choice, "it is not known which version of the draft is in use."),
+        (damage_header, "draft.gguf is not a GGUF file"),
+        (change_vocabulary, "version 2 of the draft has another vocabulary"),
     ],
 )
-@pytest.mark.parametrize("draft", ["auto", "model"])
-def test_the_base_is_used_where_a_version_is_damaged(
-    planned: Planned, pair: AdaptedPair, heard: Heard, draft: str, damage: Callable[[AdaptedPair], None], told: str
+def test_the_base_is_used_where_a_version_cannot_be(
+    planned: Planned, pair: AdaptedPair, heard: Heard, damage: Callable[[AdaptedPair], None], told: str
 ) -> None:
-    base = model_of(planned(draft))
+    base = model_of(planned())
     pair.add(CARD, save_model)
     damage(pair)
-    found = model_of(planned(draft))
+    found = model_of(planned())
     assert found.model is not None and base.model is not None
     assert (found.model.source, found.label, found.card) == (base.model.source, base.label, None)
-    assert heard.notices == [f"Drafting with {base.label} itself: {told}"]
+    (notice,) = heard.notices
+    assert notice.startswith(f"Drafting with {base.label} itself: {told}")
     assert not is_outdated(found), "it is not tried again"
     pair.use(BASE)
-    assert not is_outdated(model_of(planned(draft)))
-
-
-def save_damaged(path: Path) -> None:
-    path.write_bytes(b"no model")
-
-
-@pytest.mark.parametrize(("save", "told"), [(save_damaged, "GGUF"), (save_other_vocabulary, "another vocabulary")])
-def test_the_base_is_used_where_a_version_does_not_fit(
-    planned: Planned, pair: AdaptedPair, heard: Heard, save: Callable[[Path], None], told: str
-) -> None:
-    pair.add(CARD, save)
-    assert model_of(planned()).card is None
-    (notice,) = heard.notices
-    assert notice.startswith("Drafting with ") and told in notice
+    assert not is_outdated(model_of(planned()))
 
 
 def test_an_engine_hears_of_another_version(planned: Planned, pair: AdaptedPair) -> None:
@@ -185,15 +175,10 @@ def test_show_names_the_version(folder: Path, pair: AdaptedPair, hub: Hub, tmp_p
     assert show() == f"version 1 of {card.date}" and show(str(TARGET)) is None, "a file has no paired draft"
     truncate(pair)
     assert show() == "the files of version 1 of the draft are damaged"
-
-
-def test_a_model_that_is_not_downloaded_has_no_versions(folder: Path, hub: Hub) -> None:
-    registry = load_registry()
     resolved = resolve_pair(None, "llamacpp", registry, hub)
-    assert find_local(resolved.target, hub) == TARGET
-    elsewhere = replace(resolved, models=replace(resolved.models, draft=parse_reference("user/draft-GGUF:Q4_K_M")))
-    assert find_version(elsewhere, "llamacpp", folder, hub) is None
-    assert find_version(replace(resolved, models=replace(resolved.models, draft=None)), "llamacpp", folder, hub) is None
+    for draft in (parse_reference("user/draft-GGUF:Q4_K_M"), None):  # one that is not downloaded, and none
+        other = replace(resolved, models=replace(resolved.models, draft=draft))
+        assert find_version(other, "llamacpp", folder, hub) is None
 
 
 def test_a_head_and_a_pard_model_have_versions(planned: Planned, folder: Path, heard: Heard, tmp_path: Path) -> None:

@@ -64,12 +64,9 @@ def test_methods_of_self_drafting_make_one_drafter() -> None:
     [
         ("ngram+ngram", "--draft ngram+ngram names 'ngram' twice."),
         ("model+ngram+model:./a.gguf", "--draft model+ngram+model:./a.gguf names 'model' twice."),
-        ("layerskip:4+layerskip:2", "--draft layerskip:4+layerskip:2 names 'layerskip' twice."),
         ("model+./a.gguf", "--draft model+./a.gguf names two draft models."),
-        ("./a.gguf+ngram+./b.gguf", "--draft ./a.gguf+ngram+./b.gguf names two draft models."),
         ("ngram:3", "the drafter 'ngram' takes no options."),
         ("model+ngram:", "the drafter 'ngram' takes no options."),
-        ("http://a+http://b", "--draft http://a+http://b names 'http' twice."),
         ("http://a+https://b", "--draft http://a+https://b names two draft models."),
         ("auto+ngram", "'auto' cannot be joined with other drafters."),
         ("model+none", "'none' cannot be joined with other drafters."),
@@ -103,12 +100,6 @@ def test_a_path_or_a_repository_was_meant_as_a_model(reference: str | None) -> N
     with pytest.raises(UnknownModel) as caught, naming_drafters(reference):
         raise UnknownModel("There is no such model.", hint="Check the path.")
     assert caught.value.hint == "Check the path."
-
-
-def test_a_word_like_no_drafter_gets_the_list_alone() -> None:
-    with pytest.raises(UnknownModel) as caught, naming_drafters("zzz"):
-        raise UnknownModel("There is no such model.", hint="Another hint.")
-    assert caught.value.hint.startswith("Drafters: ngram, ")
 
 
 def test_the_words_of_all_drafters_are_listed_with_their_options() -> None:

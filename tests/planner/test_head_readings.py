@@ -54,6 +54,10 @@ def test_a_reading_leads_back_to_what_it_came_from(kind: HeadKind) -> None:
 
 
 def test_changes_are_told() -> None:
+    silent = make("eagle3", None)
+    usual = complete(silent, N)
+    assert usual.layers == (2, 3, 3) and complete(usual, 99) == usual
+    assert describe_change(silent, usual) == "layers were read as 2, 3, 3 (the file names none)"
     stated = make("eagle3", (2, 4, 6))
     assert describe_change(stated, stated) == ""
     chosen = replace(stated, layers=(1, 3, 5), feeds_normed=True)
@@ -63,11 +67,3 @@ def test_changes_are_told() -> None:
     assert describe_change(make("mtp", ()), make("mtp", (6,))) == (
         "layers were read as 6 (the file says the last hidden state)"
     )
-
-
-def test_a_file_that_names_no_layers() -> None:
-    silent = make("eagle3", None)
-    usual = complete(silent, N)
-    assert usual.layers == (2, 3, 3) and complete(usual, 99) == usual
-    shifted = replace(usual, layers=(1, 2, 2))
-    assert describe_change(silent, shifted) == "layers were read as 1, 2, 2 (the file names none)"

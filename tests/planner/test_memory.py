@@ -60,7 +60,7 @@ def test_parts_of_a_split_model_are_priced_together(tmp_path: Path) -> None:
 
 def test_a_pair_that_fits_gives_the_numbers(tmp_path: Path) -> None:
     header = read_file(write_gguf(tmp_path / "m.gguf"))
-    fit = check_fit(header, [header], context=512, memory=Memory(RESERVE_BYTES + GIB))
+    fit = check_fit(header, [(header, None)], context=512, memory=Memory(RESERVE_BYTES + GIB))
     assert fit.draft is not None
     assert fit.needed == fit.target.total + fit.draft.total
     assert fit.headroom == GIB - fit.needed
@@ -71,12 +71,12 @@ def test_what_does_not_fit_is_told_in_gib_with_ways_out(tmp_path: Path) -> None:
     draft = read_file(write_gguf(tmp_path / "draft.gguf", pad_bytes=2**24))
     memory = Memory(RESERVE_BYTES + 44 * GIB)
     with pytest.raises(DoesNotFit) as caught:
-        check_fit(llama_70b(), [draft], context=32_768, memory=memory)
+        check_fit(llama_70b(), [(draft, None)], context=32_768, memory=memory)
     assert "70b.gguf needs 50.0 GiB and 44.0 GiB are free" in caught.value.message
     assert "KV cache for 32,768 tokens 10.0 GiB" in caught.value.message
     assert "--ctx" in caught.value.hint and "--force" in caught.value.hint and "quantisation" in caught.value.hint
     assert "--draft ngram" not in caught.value.hint
-    forced = check_fit(llama_70b(), [draft], context=32_768, memory=memory, force=True)
+    forced = check_fit(llama_70b(), [(draft, None)], context=32_768, memory=memory, force=True)
     assert forced.headroom < 0
 
 
@@ -103,7 +103,7 @@ def test_dropping_the_draft_is_offered_where_it_suffices(tmp_path: Path) -> None
     target, draft = llama_70b(), read_file(write_gguf(tmp_path / "draft.gguf"))
     enough = estimate_memory(target, 1024).total
     with pytest.raises(DoesNotFit) as caught:
-        check_fit(target, [draft], context=1024, memory=Memory(RESERVE_BYTES + enough))
+        check_fit(target, [(draft, None)], context=1024, memory=Memory(RESERVE_BYTES + enough))
     assert caught.value.hint.startswith("try --draft ngram")
     assert check_fit(target, [], context=1024, memory=Memory(RESERVE_BYTES + enough)).headroom == 0
 
@@ -158,13 +158,13 @@ def test_draft_models_and_heads_are_added_up(tmp_path: Path) -> None:
     prices = [estimate_memory(draft, *sizes.values()), estimate_head(*head, *sizes.values())]
     alone = estimate_memory(target, *sizes.values()).total
     enough = Memory(RESERVE_BYTES + alone + sum(price.total for price in prices))
-    both = check_fit(target, [draft], heads=[head], memory=enough, **sizes)
+    both = check_fit(target, [(draft, None), head], memory=enough, **sizes)
     assert both.draft is not None and both.headroom == 0
     assert (both.draft.weights, both.draft.kv, both.draft.compute) == tuple(
         sum(getattr(price, part) for price in prices) for part in ("weights", "kv", "compute")
     )
     with pytest.raises(DoesNotFit):
-        check_fit(target, [draft, draft], heads=[head], memory=enough, **sizes)
+        check_fit(target, [(draft, None), (draft, None), head], memory=enough, **sizes)
     assert check_fit(target, [], memory=enough, **sizes).draft is None
 
 

@@ -18,10 +18,6 @@ from tests.models import GgufBuilder
 @pytest.mark.parametrize(
     ("reference", "original"),
     [
-        (
-            "hf:bartowski/Llama-3.3-70B-Instruct-GGUF/Llama-3.3-70B-Instruct-Q4_K_M.gguf",
-            "meta-llama/Llama-3.3-70B-Instruct",
-        ),
         ("bartowski/Llama-3.3-70B-Instruct-GGUF:Q8_0", "meta-llama/Llama-3.3-70B-Instruct"),
         ("mlx-community/Qwen2.5-0.5B-Instruct-4bit", "Qwen/Qwen2.5-0.5B-Instruct"),
         ("a/b:Q8_0", None),
@@ -62,7 +58,6 @@ def test_a_head_may_lie_in_its_targets_repository(reference: str, original: str 
         ({"general.base_model.0.repo_url": "https://hf.co/a/b/tree/main"}, ("a/b", "general.base_model.0.repo_url")),
         ({"general.source.huggingface.repository": "a/b"}, ("a/b", "general.source.huggingface.repository")),
         ({"general.source.url": "https://github.com/a/b"}, None),
-        ({"general.repo_url": "no address"}, None),
         (
             {"general.finetune": "Instruct", "general.base_model.0.repo_url": "https://huggingface.co/m/Llama-3.1-70B"},
             None,  # the base of a fine-tune

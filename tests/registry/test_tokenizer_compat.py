@@ -13,7 +13,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.formats.gguf import Header
 from edgespec.formats.gguf_validate import read_file
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch, identify_tokenizer
-from tests.formats.ggufs import model_file, write_gguf
+from tests.formats.ggufs import write_gguf
 from tests.models import DRAFT, REPOSITORY
 
 TOKENS = ["<s>", "</s>", "a", "b", "c"]
@@ -22,13 +22,6 @@ TOKENS = ["<s>", "</s>", "a", "b", "c"]
 def header(folder: Path, name: str, **changes: object) -> Header:
     folder.mkdir(exist_ok=True)
     return read_file(write_gguf(folder / name, **{"tokens": TOKENS, **changes}))  # type: ignore[arg-type]
-
-
-def test_the_trained_pair_agrees(tmp_path: Path) -> None:
-    assert (
-        find_tokenizer_mismatch(read_file(model_file(tmp_path, "target")), read_file(model_file(tmp_path, "draft")))
-        is None
-    )
 
 
 @pytest.mark.parametrize(
@@ -51,12 +44,10 @@ def test_the_trained_pair_agrees(tmp_path: Path) -> None:
     ],
 )
 def test_the_first_difference_of_two_headers(tmp_path: Path, changes: dict[str, object], reason: str | None) -> None:
-    assert find_tokenizer_mismatch(header(tmp_path, "t.gguf"), header(tmp_path, "d.gguf", **changes)) == reason
-
-
-def test_padding_in_the_target_is_allowed_too(tmp_path: Path) -> None:
-    padded = header(tmp_path, "t.gguf", tokens=[*TOKENS, "[PAD5]", "[PAD6]"])
-    assert find_tokenizer_mismatch(padded, header(tmp_path, "d.gguf")) is None
+    target, draft = header(tmp_path, "t.gguf"), header(tmp_path, "d.gguf", **changes)
+    assert find_tokenizer_mismatch(target, draft) == reason
+    if reason is None:
+        assert find_tokenizer_mismatch(draft, target) is None
 
 
 @dataclass(frozen=True)
@@ -90,10 +81,8 @@ class Loaded:
         (Loaded(), None),
         (Loaded(("<s>", "</s>", "a", "x", "c")), "token 3 is 'b' in the target and 'x' in the draft"),
         (Loaded(bos=2), "the first token (BOS) is id 0 in the target and id 2 in the draft"),
-        (Loaded(add_bos=False), "the target starts every text with a BOS token and the draft does not"),
         (Loaded(add_bos=False, bos=None), "the target starts every text with a BOS token and the draft does not"),
         (Loaded((*TOKENS, "d")), "only the draft has token 5, 'd': 6 tokens against 5"),
-        (Loaded(tuple(TOKENS[:4])), "only the target has token 4, 'c': 5 tokens against 4"),
         (Loaded((*TOKENS, *(f"[PAD{i}]" for i in range(5, 4000)))), None),
         (Loaded((*TOKENS, "image"), frozenset({0, 1, 5})), None),
         (Loaded((*TOKENS, "<think>")), None),
