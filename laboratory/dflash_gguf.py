@@ -16,8 +16,7 @@ import click
 import gguf
 import numpy as np
 
-from edgespec.formats.head_tensors import read_draft_ids
-from edgespec.formats.heads import HeadSpec, read_config_head
+from edgespec.formats.heads import HeadSpec, read_config_head, read_draft_ids
 from laboratory.head_files import FILE, FOLDER, copy_vocabulary, finish, read_weights, write_shape
 
 _NAMES = {

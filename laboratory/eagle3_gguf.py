@@ -16,8 +16,7 @@ import click
 import gguf
 import numpy as np
 
-from edgespec.formats.head_tensors import eagle3_names, read_draft_ids
-from edgespec.formats.heads import read_config_head, usual_layers
+from edgespec.formats.heads import eagle3_names, read_config_head, read_draft_ids, usual_layers
 from laboratory.embedding.shapes import Shape
 from laboratory.embedding.sources import Floats
 from laboratory.head_files import FILE, FOLDER, copy_vocabulary, finish, read_weights, write_shape
@@ -110,7 +109,7 @@ _NORMS = ("embedding_norm", "feature_norm", "ffn_norm", "output_norm")
 
 
 def widen_head(weights: Mapping[str, Floats], small: Shape, large: Shape) -> dict[str, Floats]:
-    """`weights` of a head in neutral names (formats.head_tensors.eagle3_names), in the shape `large`.
+    """`weights` of a head in neutral names (formats.heads.eagle3_names), in the shape `large`.
 
     Only for heads whose features have no norm before `fc`. Raises ValueError where a shape does not fit.
     """

@@ -32,8 +32,7 @@ from edgespec.core.protocols import CheckCancelled
 from edgespec.core.sampling import Ints
 from edgespec.errors import DraftRefused
 from edgespec.files import new_folder
-from edgespec.formats.head_tensors import HEAD_NAMES
-from edgespec.formats.heads import HeadKind, HeadSpec, usual_layers
+from edgespec.formats.heads import HEAD_NAMES, HeadKind, HeadSpec, usual_layers
 from edgespec.formats.mlx_folder import read_json
 
 _KINDS: tuple[HeadKind, ...] = ("mtp", "eagle", "eagle3")

@@ -29,9 +29,8 @@ from edgespec.backends.mlx.model import load_error
 from edgespec.errors import BackendError, CacheError, DraftRefused, InvalidModelFile, reason_of
 from edgespec.files import new_folder, replace_file
 from edgespec.formats.gguf import GGML_IDS, GGML_TYPES, GgmlType
-from edgespec.formats.gguf_validate import ROPE_FACTORS, read_file, read_gguf_config
+from edgespec.formats.gguf_validate import ROPE_FACTORS, read_file, read_gguf_config, to_folder_name
 from edgespec.formats.head_file import read_head
-from edgespec.formats.head_tensors import to_folder_name
 from edgespec.formats.mlx_folder import read_folder, read_json
 
 LORA_SCALE = 20.0  # by which the product of the two small matrices is multiplied; mlx-lm's default

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from edgespec.formats.gguf import Header
     from edgespec.formats.mlx_folder import Folder
     from edgespec.hub.cache import CachedModel
-    from edgespec.planner.catalogue import CatalogueEntry
-    from edgespec.planner.recommend import Recommendation, Recommendations
+    from edgespec.planner.catalogue import CatalogueEntry, Recommendation, Recommendations
     from edgespec.registry.schema import Registry
     from edgespec.service.local import Work
 
@@ -198,7 +197,7 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
     from edgespec.conversations.database import adapted_folder
     from edgespec.formats.mlx_folder import Folder
     from edgespec.hub.hub import Hub
-    from edgespec.planner.adapted import find_version
+    from edgespec.planner.draft_finder import find_version
     from edgespec.planner.heads import find_head
     from edgespec.planner.memory import estimate_memory
     from edgespec.planner.plan import LoadConfig, choose_backend
@@ -374,9 +373,8 @@ def recommend_command(
     from edgespec.backends import prefers_mlx
     from edgespec.cli.terminal import report_activity
     from edgespec.hub.hub import Hub
-    from edgespec.planner.catalogue import Query
+    from edgespec.planner.catalogue import DRAFTERS, TASKS, Query, Recommender
     from edgespec.planner.memory import read_memory
-    from edgespec.planner.recommend import DRAFTERS, TASKS, Recommender
     from edgespec.registry.schema import load_registry
 
     chosen = parse_backend(backend) or ("mlx" if prefers_mlx() else "llamacpp")
@@ -412,7 +410,7 @@ def recommend_command(
 
 
 def _format(models: Sequence[Recommendation]) -> Iterator[str]:
-    from edgespec.planner.recommend import GROUPS
+    from edgespec.planner.catalogue import GROUPS
 
     if not models:
         yield "No model matches."
@@ -425,7 +423,7 @@ def _format(models: Sequence[Recommendation]) -> Iterator[str]:
 
 
 def _to_row(model: Recommendation) -> tuple[str, ...]:
-    from edgespec.planner.recommend import format_download, format_drafted, format_plain
+    from edgespec.planner.catalogue import format_download, format_drafted, format_plain
 
     licensed = shorten(model.candidate.about.license or "?", 12) + (" (tight)" if model.fit == "tight" else "")
     speeds = format_plain(model), format_drafted(model)

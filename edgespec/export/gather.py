@@ -21,9 +21,16 @@ from edgespec.hub.hub import Hub
 from edgespec.planner.draft_finder import AUTO, PlannedDrafter, parse_draft
 from edgespec.planner.heads import drafter_of, refuse_kind
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, choose_backend, plan
-from edgespec.registry.originals import find_original, is_repository, read_folder_original, read_gguf_original
 from edgespec.registry.resolve import LocalModel, find_local
-from edgespec.registry.schema import Entry, Pair, Registry
+from edgespec.registry.schema import (
+    Entry,
+    Pair,
+    Registry,
+    find_original,
+    is_repository,
+    read_folder_original,
+    read_gguf_original,
+)
 
 _PREFERENCE = (
     "eagle3", "dspark", "dflash", "mtp", "gemma4-assistant", "eagle", "medusa", "hydra", "pard", "model", "self",

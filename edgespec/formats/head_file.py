@@ -11,8 +11,7 @@ import numpy as np
 
 from edgespec.errors import InvalidModelFile
 from edgespec.formats.gguf import MAGIC, MAX_BLOCKS, MAX_SIZE, ByteSource, FileSource, Header, read_header
-from edgespec.formats.head_tensors import HEAD_HINT, eagle3_names
-from edgespec.formats.heads import USUAL_BLOCK, HeadSpec, read_config_head
+from edgespec.formats.heads import HEAD_HINT, USUAL_BLOCK, HeadSpec, eagle3_names, read_config_head
 from edgespec.formats.mlx_folder import Folder, read_json
 from edgespec.formats.torch_pickle import read_pickled_shapes
 

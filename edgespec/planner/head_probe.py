@@ -33,8 +33,7 @@ from edgespec.core.tree import DraftTree
 from edgespec.core.verify import decode_one, read_prompt
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.errors import DraftRefused, EdgespecError, InvalidRequest
-from edgespec.formats.head_tensors import HEAD_HINT
-from edgespec.formats.heads import HeadKind, HeadSpec, usual_layers
+from edgespec.formats.heads import HEAD_HINT, HeadKind, HeadSpec, usual_layers
 from edgespec.formats.mlx_folder import fingerprint_weights
 from edgespec.text.chat_template import encode_prompt
 

@@ -25,8 +25,16 @@ from edgespec.hub.cache import Alias, HubFile, HubQuant, HubReference, HubRepo, 
 from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub
 from edgespec.memory.store import DEFAULT_LIMIT_BYTES
-from edgespec.planner.adapted import describe_version, use_adapted
-from edgespec.planner.draft_finder import AUTO, NONE, DraftFinder, PlannedDrafter, PlannedModel, parse_draft
+from edgespec.planner.draft_finder import (
+    AUTO,
+    NONE,
+    DraftFinder,
+    PlannedDrafter,
+    PlannedModel,
+    describe_version,
+    parse_draft,
+    use_adapted,
+)
 from edgespec.planner.heads import find_head, refuse_target, refusing_heads
 from edgespec.planner.memory import Fit, check_fit, read_memory, shares_context
 from edgespec.registry.resolve import Source, detect_backend, fetch_source, read_metadata, resolve_pair

@@ -17,10 +17,10 @@ from edgespec.formats.head_file import ModelMetadata
 from edgespec.hub.cache import shorten_names
 from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub
+from edgespec.planner.catalogue import Recommender
 from edgespec.planner.draft_finder import AUTO, PlannedDrafter
 from edgespec.planner.memory import ModelFacts, describe_model, estimate_head, read_memory
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, plan
-from edgespec.planner.recommend import Recommender
 from edgespec.planner.speed import (
     ASSUMED,
     ATTENTION,

@@ -33,8 +33,7 @@ from edgespec.hub.cache import (
 )
 from edgespec.hub.download import Progress
 from edgespec.hub.hub import Hub
-from edgespec.registry.originals import find_packaged
-from edgespec.registry.schema import Entry, Pair, Registry, SamplingDefaults
+from edgespec.registry.schema import Entry, Pair, Registry, SamplingDefaults, find_packaged
 
 _PARD_KEY = "tokenizer.ggml.mask_token_id"
 

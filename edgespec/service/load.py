@@ -24,8 +24,17 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
 from edgespec.hub.hub import Hub
 from edgespec.memory.memory import Memory
-from edgespec.planner.adapted import choose_version, describe_version, use_base, watch
-from edgespec.planner.draft_finder import AUTO, PlannedDrafter, naming_drafters, open_server, parse_draft
+from edgespec.planner.draft_finder import (
+    AUTO,
+    PlannedDrafter,
+    choose_version,
+    describe_version,
+    naming_drafters,
+    open_server,
+    parse_draft,
+    use_base,
+    watch,
+)
 from edgespec.planner.memory import Fit
 from edgespec.planner.plan import LoadConfig, Plan, Reporter
 from edgespec.planner.plan import fetch as fetch_source

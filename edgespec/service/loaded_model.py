@@ -25,7 +25,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
 from edgespec.formats.mlx_folder import fingerprint_weights
 from edgespec.memory.memory import Memory
-from edgespec.planner.adapted import is_outdated, mark_seen
+from edgespec.planner.draft_finder import is_outdated, mark_seen
 from edgespec.planner.plan import LoadConfig, MemoryOptions, Plan, Reporter
 from edgespec.registry.tokenizer_compat import identify_tokenizer
 from edgespec.service.client import ModelInfo

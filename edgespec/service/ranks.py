@@ -31,8 +31,8 @@ from edgespec.errors import BackendError, Cancelled, EdgespecError, InvalidReque
 from edgespec.hub.cache import HubRepo, LocalPath, RemoteModel, parse_reference
 from edgespec.hub.hub import Hub
 from edgespec.planner.plan import Plan, Reporter
-from edgespec.registry.originals import name_packaged
 from edgespec.registry.resolve import LocalModel, Source, fetch_source, resolve_source
+from edgespec.registry.schema import name_packaged
 
 if TYPE_CHECKING:
     from edgespec.backends.mlx.team import FollowingTeam, LeadingTeam, TeamModel, TeamSession

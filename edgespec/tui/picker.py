@@ -25,15 +25,17 @@ from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled, EdgespecError, UnknownModel
 from edgespec.hub.cache import HubFile, HubQuant, HubRepo, parse_reference
 from edgespec.hub.hub import Hub
-from edgespec.planner.catalogue import CatalogueEntry, Query, build_catalogue
-from edgespec.planner.plan import LoadConfig, Reporter
-from edgespec.planner.recommend import (
+from edgespec.planner.catalogue import (
+    CatalogueEntry,
+    Query,
     Recommendation,
     Recommender,
+    build_catalogue,
     format_download,
     format_drafted,
     format_plain,
 )
+from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import EMBEDDED_ALIAS, load_registry
 from edgespec.service.client import EngineClient, Stream
 from edgespec.tui.messages import Toast

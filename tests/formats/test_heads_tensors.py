@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgespec.errors import InvalidModelFile
 from edgespec.formats.gguf_validate import read_file
-from edgespec.formats.head_tensors import eagle3_names, read_draft_ids
+from edgespec.formats.heads import eagle3_names, read_draft_ids
 from tests.formats.head_files import eagle3_shapes, write_eagle3
 
 

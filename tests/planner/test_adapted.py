@@ -14,8 +14,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.cache import parse_reference
 from edgespec.hub.hub import Hub
-from edgespec.planner.adapted import find_version, is_outdated
-from edgespec.planner.draft_finder import PlannedDrafter
+from edgespec.planner.draft_finder import PlannedDrafter, find_version, is_outdated
 from edgespec.planner.plan import LoadConfig, Plan, plan
 from edgespec.planner.report import describe_plan, format_plan
 from edgespec.registry.adapted import BASE, AdaptedDrafts, AdaptedPair

@@ -9,8 +9,7 @@ import pytest
 from edgespec.backends.devices import RESERVE_BYTES, DeviceMemory, Memory
 from edgespec.hub.cache import HubRepo
 from edgespec.hub.hub import Hub
-from edgespec.planner.catalogue import Query
-from edgespec.planner.recommend import Recommendation, Recommendations, Recommender
+from edgespec.planner.catalogue import Query, Recommendation, Recommendations, Recommender
 from edgespec.planner.speed import MachineSpeed, find_main_type, save_speed
 from edgespec.registry.schema import load_registry
 from edgespec.units import GIB

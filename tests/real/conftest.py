@@ -10,7 +10,7 @@ import pytest
 import edgespec
 from edgespec.backends.llamacpp.shape import quantize
 from edgespec.hub.cache import PackagedFile
-from edgespec.registry.originals import find_packaged
+from edgespec.registry.schema import find_packaged
 from tests.api.conftest import folders
 from tests.real.texts import Judge, load
 

@@ -9,8 +9,7 @@ import pytest
 
 from edgespec.errors import CacheError, RegistryError, UnknownModel
 from edgespec.hub.cache import HubFile, HubQuant, HubRepo, LocalPath, PackagedFile
-from edgespec.registry.originals import ROLES
-from edgespec.registry.schema import EMBEDDED_ALIAS, Originals, Registry, load_registry
+from edgespec.registry.schema import EMBEDDED_ALIAS, ROLES, Originals, Registry, load_registry
 
 FAMILIES = ["llama-70b-q4", "llama-8b-q4", "qwen2.5-72b-q4", "qwen3-32b-q4", "qwen3.5-9b-q4", "qwen3.6-27b-q4"]
 FAMILIES += ["qwen3.8-27b-q4", "gemma-3-27b-q4", "gemma-4-31b-q4", "gpt-oss-20b", "mistral-small-24b-q4"]

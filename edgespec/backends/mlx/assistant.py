@@ -23,8 +23,7 @@ from edgespec.backends.mlx.head_session import HeadNetwork
 from edgespec.backends.mlx.library import device, map_errors
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.errors import InvalidModelFile, reason_of
-from edgespec.formats.head_tensors import HEAD_HINT
-from edgespec.formats.heads import HeadSpec
+from edgespec.formats.heads import HEAD_HINT, HeadSpec
 from edgespec.formats.mlx_folder import read_json
 
 _LEFT_OUT = "masked_embedding."  # a shorter way to score a large vocabulary

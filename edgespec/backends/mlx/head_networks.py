@@ -21,8 +21,7 @@ from edgespec.backends.mlx.head_parts import (
 from edgespec.backends.mlx.head_session import HeadNetwork
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.errors import InvalidModelFile
-from edgespec.formats.head_tensors import HEAD_HINT, HEAD_NAMES
-from edgespec.formats.heads import HeadSpec
+from edgespec.formats.heads import HEAD_HINT, HEAD_NAMES, HeadSpec
 from edgespec.formats.mlx_folder import read_json
 
 Arrays = Mapping[str, Any]

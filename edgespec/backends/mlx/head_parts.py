@@ -1,4 +1,4 @@
-"""Tensors of a head's folder on MLX, by neutral name (formats.head_tensors), as checked modules."""
+"""Tensors of a head's folder on MLX, by neutral name (formats.heads), as checked modules."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from edgespec.backends.mlx.draft_vocabulary import DraftVocabulary
 from edgespec.backends.mlx.library import device, map_errors
 from edgespec.errors import InvalidModelFile, reason_of
 from edgespec.formats.head_file import find_weights
-from edgespec.formats.head_tensors import HEAD_HINT, read_draft_ids
-from edgespec.formats.heads import HeadSpec
+from edgespec.formats.heads import HEAD_HINT, HeadSpec, read_draft_ids
 from edgespec.formats.mlx_folder import read_json
 from edgespec.formats.torch_pickle import read_pickled_tensors
 

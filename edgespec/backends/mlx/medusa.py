@@ -20,8 +20,7 @@ from edgespec.backends.mlx.head_parts import (
 )
 from edgespec.backends.mlx.head_session import HeadNetwork
 from edgespec.errors import InvalidModelFile
-from edgespec.formats.head_tensors import HEAD_HINT
-from edgespec.formats.heads import HeadSpec
+from edgespec.formats.heads import HEAD_HINT, HeadSpec
 
 # HEAD.LAYER.linear.weight of a residual block, HEAD.LAYER.weight of an output matrix behind the blocks
 _NAME = re.compile(r"(?:medusa_heads?\.)?(\d+\.\d+\.(?:linear\.)?weight)")

@@ -39,8 +39,7 @@ from edgespec.errors import (
     InvalidRequest,
     reason_of,
 )
-from edgespec.formats.gguf_validate import read_file, read_gguf_config
-from edgespec.formats.head_tensors import to_folder_name
+from edgespec.formats.gguf_validate import read_file, read_gguf_config, to_folder_name
 from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import read_folder
 from edgespec.text.chat_template import read_template
