@@ -251,7 +251,7 @@ def _describe_gguf(header: Header) -> dict[str, Any]:
         "layers": header.own("block_count"),
         "embedding": header.own("embedding_length"),
         "trained_context": header.trained_context,
-        "vocabulary": _count_items(header, "tokenizer.ggml.tokens"),
+        "vocabulary": len(header.tokens),
         "tensor_types": _format_tensor_types(header),
         "chat_template": "tokenizer.chat_template" in header.metadata,
     }
@@ -270,11 +270,6 @@ def _describe_folder(folder: Folder) -> dict[str, Any]:
         "quantization": folder.quantization,
         "chat_template": read_template(folder.path) is not None,
     }
-
-
-def _count_items(header: Header, key: str) -> int:
-    value = header.metadata.get(key)
-    return len(value) if isinstance(value, list) else 0
 
 
 def _format_tensor_types(header: Header) -> str:

@@ -317,6 +317,12 @@ class Header:
         part = self.metadata.get("split.no", 0)
         return isinstance(part, int) and part > 0
 
+    @property
+    def tokens(self) -> list[str]:
+        """The spellings of the vocabulary by id; empty where it has none."""
+        found = self.metadata.get("tokenizer.ggml.tokens")
+        return found if isinstance(found, list) else []
+
     def integer(self, key: str) -> int | None:
         """An integer, or None if the key is missing. Raises InvalidModelFile for another type."""
         found = self.metadata.get(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ _MAX_EXPERTS = 1024  # compiled into llama.cpp
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 # Architectures with attention in every layer; others may state 0 kv heads for some layers.
 _DENSE = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3")
+_EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
+_CHECKED = (*_EPSILONS, "rope.scaling.type", "rope.dimension_count", "attention.causal")
 _LOOKING_AHEAD = ("dflash",)  # heads, inside a block
 
 
@@ -36,85 +39,62 @@ def check_model(header: Header) -> None:
         header.size(key, limit)
     if not header.tensors:
         raise header.invalid("it holds no tensors")
-    tokens = header.metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not tokens:
+    if not (tokens := header.tokens):
         raise header.invalid("it holds no vocabulary (tokenizer.ggml.tokens)")
     for key in ("token_type", "scores"):
         column = header.metadata.get(f"tokenizer.ggml.{key}")
         if column is not None and (not isinstance(column, np.ndarray) or len(column) != len(tokens)):
             raise header.invalid(f"tokenizer.ggml.{key} does not have one number for each of {len(tokens):,} tokens")
-    for name, wrong in (
-        ("layer norms", _check_norms(header)),
-        ("rotary positions", _check_rope(header)),
-        ("experts", _check_experts(header)),
-        ("attention", _check_attention(header)),
-        ("vocabulary", _check_vocabulary(header, tokens)),
-    ):
-        if wrong is not None:
-            raise header.invalid(f"its {name} cannot be right: {wrong}")
+    for fault in (*_list_layer_faults(header), *_list_vocabulary_faults(header, tokens)):
+        raise header.invalid(fault)
 
 
-def _get(header: Header, key: str) -> object:
-    return header.metadata.get(f"{header.architecture}.{key}")
-
-
-def _check_norms(header: Header) -> str | None:
-    for key in ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"):
-        epsilon = _get(header, key)
+def _list_layer_faults(header: Header) -> Iterator[str]:
+    """What of the layers would abort the process."""
+    values = {key: header.metadata.get(f"{header.architecture}.{key}") for key in _CHECKED}
+    for key in _EPSILONS:
+        epsilon = values[key]
         if isinstance(epsilon, float) and not 0 <= epsilon < math.inf:
-            return f"{key} is {epsilon}"
-    return None
-
-
-def _check_rope(header: Header) -> str | None:
-    kind, rotated = _get(header, "rope.scaling.type"), _get(header, "rope.dimension_count")
+            yield f"{key} is {epsilon}"
+    if (kind := values["rope.scaling.type"]) is not None and kind not in _ROPE_SCALINGS:
+        yield f"the type of its rotary positions is {kind!a}"
+    rotated, size = values["rope.dimension_count"], header.own("attention.key_length")
     if type(rotated) is int:
         if rotated % 2:
-            return f"{rotated} numbers of a head are rotated in pairs"
-        size = header.own("attention.key_length")
+            yield f"{rotated} numbers of a head are rotated in pairs"
         if size is not None and rotated > size:
-            return f"{rotated} numbers of a head are rotated, and it has {size}"
+            yield f"{rotated} numbers of a head are rotated, and it has {size}"
         # llama.cpp loads such a file forever. Latent attention may go without.
         if rotated == 0 and header.own("attention.key_length_mla") is None:
-            return "no number of a head is rotated"
-    return f"the type is {kind!a}" if kind is not None and kind not in _ROPE_SCALINGS else None
-
-
-def _check_experts(header: Header) -> str | None:
+            yield "no number of a head is rotated"
     count, used = header.own("expert_count") or 0, header.own("expert_used_count") or 0
     if (count or used) and not 1 <= used <= count <= _MAX_EXPERTS:
-        return f"{used} of {count} are used"
-    return None
-
-
-def _check_attention(header: Header) -> str | None:
-    blocks = header.own("block_count") or 0
-    nextn = header.own("nextn_predict_layers") or 0
+        yield f"{used} of {count} experts are used"
+    blocks, nextn = header.own("block_count") or 0, header.own("nextn_predict_layers") or 0
     if not 0 <= nextn <= blocks:
-        return f"{nextn} of {blocks} layers predict further tokens"
-    if _get(header, "attention.causal") is False and header.architecture not in _LOOKING_AHEAD:
-        return "it looks ahead, as no model that writes text does"
+        yield f"{nextn} of {blocks} layers predict further tokens"
+    if values["attention.causal"] is False and header.architecture not in _LOOKING_AHEAD:
+        yield "its attention looks ahead, as no model that writes text does"
     heads, kv_heads = header.per_block("attention.head_count"), header.per_block("attention.head_count_kv")
     if header.architecture in _DENSE and heads and kv_heads:
         for n, n_kv in zip(heads, kv_heads, strict=False):
             if n_kv < 1 or n % n_kv:
-                return f"{n} heads share {n_kv} key-value heads"
-    return None
+                yield f"{n} heads share {n_kv} key-value heads"
 
 
-def _check_vocabulary(header: Header, tokens: list[str]) -> str | None:
+def _list_vocabulary_faults(header: Header, tokens: list[str]) -> Iterator[str]:
+    """What of the vocabulary would abort the process."""
     kind = header.metadata.get("tokenizer.ggml.model")
     if kind in ("no_vocab", "none"):
-        return "there is none"
+        yield "it has no vocabulary"
     seen = set(tokens)
     # llama.cpp cuts a token at its first NUL, and names an empty one by its id.
     if "" in seen or "\0" in "".join(tokens):
         seen = {token.split("\0", 1)[0] or f"[EMPTY_{i}]" for i, token in enumerate(tokens)}
     if len(seen) != len(tokens):
-        return f"{len(tokens) - len(seen):,} tokens stand in it twice"
+        yield f"{len(tokens) - len(seen):,} tokens stand in its vocabulary twice"
     if kind == "llama" and (lacking := [b for b in range(256) if f"<0x{b:02X}>" not in seen and chr(b) not in seen]):
-        return f"there is no token for byte {lacking[0]}"
-    return None
+        yield f"its vocabulary has no token for byte {lacking[0]}"
 
 
 # The config of a GGUF model of the llama kind, as a model folder of the same model states it.

@@ -124,8 +124,7 @@ def _count_draft_vocabulary(header: Header) -> int:
         return ids[0]
     if rows := header.shape("output.weight") or header.shape("token_embd.weight"):
         return rows[-1]
-    tokens = header.metadata.get("tokenizer.ggml.tokens")
-    return len(tokens) if isinstance(tokens, list) else 0
+    return len(header.tokens)
 
 
 _MAX_HEADER_BYTES = 100_000_000  # as the safetensors library has it

@@ -117,8 +117,7 @@ def _vocab_size(model: ModelMetadata, head: HeadSpec | None = None) -> int | Non
     Vocabularies of GGUF files are compared whole. A head may score only a part of its target's tokens.
     """
     if isinstance(model, Header):
-        tokens = model.metadata.get("tokenizer.ggml.tokens")
-        return len(tokens) if head is None and isinstance(tokens, list) else None
+        return len(model.tokens) if head is None else None
     inner = model.config.get("transformer_layer_config")
     stated = inner.get("vocab_size") if isinstance(inner, dict) else None
     return stated if isinstance(stated, int) else model.integer("vocab_size")

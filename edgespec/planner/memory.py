@@ -112,7 +112,7 @@ def estimate_memory(
         rows = (model.integer("vocab_size") or 0) + 2 * (model.integer("hidden_size") or 0)
         rows += model.integer("intermediate_size") or 0
     else:
-        rows = model.own("vocab_size") or _count_tokens(model)
+        rows = model.own("vocab_size") or len(model.tokens)
         rows += 2 * (model.own("embedding_length") or 0) + max(model.per_block("feed_forward_length") or (0,))
     graphs = 1 if together else caches
     return MemoryEstimate(
@@ -243,11 +243,6 @@ def _suggest(fit: Fit, caches: int) -> str:
         options += [*(["a smaller --parallel"] if caches > 1 else []), "a smaller --ctx"]
     options += ["a smaller quantisation or model", "--force to try anyway"]
     return "try " + ", or ".join(options)
-
-
-def _count_tokens(header: Header) -> int:
-    tokens = header.metadata.get("tokenizer.ggml.tokens")
-    return len(tokens) if isinstance(tokens, list) else 0
 
 
 # What decoding a model costs, from its header or, where that was not read, from the number of its parameters.

@@ -57,7 +57,7 @@ def find_tokenizer_mismatch(target: ModelMetadata | Tokenizer, draft: ModelMetad
     """The first difference of the two vocabularies, as a sentence without its full stop; None where they agree.
 
     None also where they cannot be compared before loading: a GGUF header with a folder, or a folder without
-    tokenizer.json. Raises InvalidModelFile for a header or folder whose vocabulary is damaged.
+    tokenizer.json. Raises InvalidModelFile for a folder whose vocabulary is damaged.
     """
     if isinstance(target, Folder) != isinstance(draft, Folder):
         return None
@@ -132,10 +132,7 @@ def _read_vocabulary(model: ModelMetadata | Tokenizer) -> Vocabulary | None:
 
 
 def _read_header(header: Header) -> Vocabulary:
-    metadata = header.metadata
-    spelled = metadata.get("tokenizer.ggml.tokens")
-    if not isinstance(spelled, list):
-        raise header.invalid("it holds no vocabulary (tokenizer.ggml.tokens)")
+    metadata, spelled = header.metadata, header.tokens
     column = metadata.get("tokenizer.ggml.token_type")
     types = column[: len(spelled)] if isinstance(column, np.ndarray) else np.zeros(0, np.int32)
     tokens = _drop_padding(dict(enumerate(spelled)))

@@ -51,14 +51,14 @@ def test_the_unchanged_file_is_accepted() -> None:
     assert survive(original()[0])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=400))
 def test_random_bytes(data: bytes) -> None:
     assert not survive(data)
     assert not survive(b"GGUF\x03\x00\x00\x00" + data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_flipped_bits(data: st.DataObject) -> None:
     content = bytearray(original()[0])
@@ -67,7 +67,7 @@ def test_flipped_bits(data: st.DataObject) -> None:
     survive(bytes(content))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_overwritten_numbers(data: st.DataObject) -> None:
     content = bytearray(original()[0])
@@ -79,7 +79,7 @@ def test_overwritten_numbers(data: st.DataObject) -> None:
     survive(bytes(content))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_cut_spliced_and_repeated(data: st.DataObject) -> None:
     content, header = original()

@@ -224,7 +224,7 @@ with TemporaryDirectory() as _name:
     SAFETENSORS = (write_folder(Path(_name), EAGLE3, eagle3_shapes()) / "model.safetensors").read_bytes()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1), st.data())
 def test_cut_anywhere(scratch: Path, which: int, data: st.DataObject) -> None:
     content = (GGUF, SAFETENSORS)[which]
@@ -234,7 +234,7 @@ def test_cut_anywhere(scratch: Path, which: int, data: st.DataObject) -> None:
         read_head((file, scratch)[which])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.integers(0, 1), st.data())
 def test_flipped_bits(scratch: Path, which: int, data: st.DataObject) -> None:
     """A head, none, or a refusal."""
@@ -260,7 +260,7 @@ NESTED = st.recursive(
 KEYS = ("architectures", "block_size", "dflash_config", "eagle_config", "hidden_size", "mask_token_id", "text_config")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(KEYS), NESTED)
 def test_any_value_in_the_config(key: str, value: Any) -> None:
     """A head, none, or a refusal."""

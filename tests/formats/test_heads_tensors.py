@@ -45,7 +45,7 @@ def test_several_layers() -> None:
         eagle3_names([*eagle3_shapes("layers.0."), "layers.1.hidden_norm.weight"])
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.sets(st.integers(0, 999), min_size=1, max_size=60).map(sorted))
 def test_draft_ids_of_either_kind(ids: list[int]) -> None:
     wanted = np.array(ids)

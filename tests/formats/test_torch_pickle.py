@@ -189,7 +189,7 @@ def survive(path: Path) -> None:
         assert error.message.startswith(str(path))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_flipped_bits(scratch: Path, data: st.DataObject) -> None:
     content = bytearray(WHOLE)
@@ -200,7 +200,7 @@ def test_flipped_bits(scratch: Path, data: st.DataObject) -> None:
     survive(path)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_flipped_bits_of_the_pickle(scratch: Path, data: st.DataObject) -> None:
     """Inside a zip whose checksums are right."""
@@ -211,7 +211,7 @@ def test_flipped_bits_of_the_pickle(scratch: Path, data: st.DataObject) -> None:
     survive(write_torch(scratch / "w.pt", bytes(content), {"0": FLOATS.tobytes()}))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, len(WHOLE) - 1))
 def test_cut_anywhere(scratch: Path, length: int) -> None:
     path = scratch / "w.pt"

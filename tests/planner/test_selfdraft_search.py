@@ -46,6 +46,7 @@ def target() -> Iterator[Model]:
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("edgespec.planner.selfdraft_search._PROFILE_S", 0.1)
 
 
 def workshop(target: Model, folder: Path, seconds: float = 60.0) -> SelfDraftSearch:
