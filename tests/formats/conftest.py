@@ -1,14 +1,10 @@
-"""Fixtures: a hub served from a temporary folder, a client with a cache of its own, a folder for drawn files."""
+"""A folder for files that properties draw."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-
-from tests.hub.fixtures import gguf_path, hub, root, server
-
-__all__ = ["gguf_path", "hub", "root", "scratch", "server"]
 
 
 @pytest.fixture(scope="module")

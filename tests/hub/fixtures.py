@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from edgespec.hub.hub import Hub
-from tests.formats.ggufs import model_file
 from tests.hub.hubserver import HubServer
 
 
@@ -32,9 +31,3 @@ def hub(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> H
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     monkeypatch.delenv("HF_TOKEN", raising=False)
     return Hub(server.url, tmp_path / "hub-cache")
-
-
-@pytest.fixture
-def gguf_path(tmp_path: Path) -> Path:
-    """A real model file."""
-    return model_file(tmp_path)
