@@ -50,7 +50,7 @@ class Component:
     """A target or a draft model.
 
     path        its GGUF file or MLX folder; None unless it is completely downloaded
-    size        bytes of all files, as long as it is downloaded
+    size        bytes of all files; None unless it is completely downloaded
     changed_ns  when the files changed last
     """
 
@@ -231,7 +231,7 @@ def _find_component(reference: Reference, backend: FileBackend, local: Hub) -> C
             size = _weight_bytes(source.path) if source.kind == "mlx" else read_gguf_size(source.path) or 0
     except _UNUSABLE:
         return Component(reference)
-    return _stat(Component(reference, path if size else None, source.kind, size))
+    return _stat(Component(reference, path, source.kind, size)) if path and size else Component(reference)
 
 
 def _stat(model: Component) -> Component:

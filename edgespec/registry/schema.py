@@ -406,20 +406,14 @@ def find_original(reference: Reference, registry: Registry, *, is_head: bool = F
 
     `is_head`: a head or a PARD model, which may lie in the repository of its target.
     """
+    roles = ROLES[2:] if is_head else ROLES[:2]
     for entry in registry.entries.values():
-        for pair in (entry.gguf, entry.mlx):
-            for role in (ROLES[2:] if is_head else ROLES[:2]) if pair is not None else ():
-                known = getattr(pair, role)
-                if known is not None and (known == reference or _share_repo(known, reference)):
-                    found: str | None = getattr(entry.originals, role)
-                    if found is not None:
-                        return found
+        for pair in filter(None, (entry.gguf, entry.mlx)):
+            for role in roles:
+                known, found = getattr(pair, role), getattr(entry.originals, role)
+                if found and getattr(known, "repo", known) == getattr(reference, "repo", reference):
+                    return str(found)
     return None
-
-
-def _share_repo(one: Reference, other: Reference) -> bool:
-    repo = getattr(one, "repo", None)
-    return repo is not None and repo == getattr(other, "repo", None)
 
 
 def read_gguf_original(header: Header) -> tuple[str, str] | None:
@@ -433,10 +427,9 @@ def read_gguf_original(header: Header) -> tuple[str, str] | None:
         match = _ADDRESS.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None or not is_repository(match[1]):
             continue
-        is_base = "base_model" in key
-        if is_base and isinstance(tune, str) and tune.lower() not in match[1].lower():
-            continue
-        return match[1], key
+        is_base = "base_model" in key and isinstance(tune, str) and tune.lower() not in match[1].lower()
+        if not is_base:
+            return match[1], key
     return None
 
 

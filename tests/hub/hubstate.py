@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 LARGE = (".gguf", ".safetensors")
-OUTLINE_BYTES = 2**28
 
 
 @dataclass(slots=True)
@@ -87,12 +86,7 @@ def commit_of(repo: str, revision: str = "main") -> str:
 
 
 def etag_of(path: Path) -> str:
-    """The etag the server gives a file: sha256 for weights, the git blob hash for the rest.
-
-    One made up of name and size for files that are too large to be read here, which only ever stand for their headers.
-    """
-    if path.stat().st_size > OUTLINE_BYTES:
-        return hashlib.sha256(f"{path.name} {path.stat().st_size}".encode()).hexdigest()
+    """The etag that the server gives a file: sha256 for weights, the git blob hash for the rest."""
     data = path.read_bytes()
     if path.suffix in LARGE:
         return hashlib.sha256(data).hexdigest()
