@@ -133,7 +133,7 @@ def build_catalogue(
     shown = {part.path for entry in found for part in (entry.target, entry.draft) if part and part.path}
     cached = sorted(hub.list_models(), key=lambda model: -model.last_used_s)
     for model in cached:
-        target = _stat(Component(model.reference, model.path, model.kind, model.size))
+        target = _stat(model.reference, model.path, model.kind, model.size)
         if target.here and model.path not in shown and not _is_head(target):
             runtime: FileBackend = "mlx" if model.kind == "mlx" else "llamacpp"
             draft = _find_paired_draft(model, runtime, registry, local)
@@ -147,7 +147,7 @@ def build_catalogue(
         if target.here and path not in shown and all(path != other.path for other in others):
             found.append(CatalogueEntry(path.name, "opened", str(path), own, target))
     for other in others:
-        target = _stat(Component(LocalPath(other.path), other.path, size=other.size))
+        target = _stat(LocalPath(other.path), other.path, "gguf", other.size)
         if target.here:
             found.append(CatalogueEntry(other.name, "elsewhere", str(other.path), "llamacpp", target))
     return [replace(each, fit=_check_fit(each.target, each.draft, memory)) for each in found]
@@ -231,15 +231,15 @@ def _find_component(reference: Reference, backend: FileBackend, local: Hub) -> C
             size = _weight_bytes(source.path) if source.kind == "mlx" else read_gguf_size(source.path) or 0
     except _UNUSABLE:
         return Component(reference)
-    return _stat(Component(reference, path, source.kind, size)) if path and size else Component(reference)
+    return _stat(reference, path, source.kind, size) if path and size else Component(reference)
 
 
-def _stat(model: Component) -> Component:
-    """`model` with the time of its last change; without its files where they were removed in the meantime."""
+def _stat(reference: Reference, path: Path, kind: Kind, size: int) -> Component:
+    """The model at `path`; without its files where they were removed in the meantime."""
     try:
-        return replace(model, changed_ns=model.path.stat().st_mtime_ns if model.path else 0)
+        return Component(reference, path, kind, size, path.stat().st_mtime_ns)
     except OSError:
-        return Component(model.reference)
+        return Component(reference)
 
 
 @lru_cache(maxsize=1024)
