@@ -191,17 +191,14 @@ def load_registry(user_file: Path | None = None) -> Registry:
     `user_file` defaults to models.toml in `config_dir()` and may be missing. Raises RegistryError, which names file,
     table and key, and CacheError if the file cannot be read.
     """
-    tables, origin = _parse_file(_read_shipped(), _FILE_NAME), _FILE_NAME
     path = user_file or config_dir() / _FILE_NAME
-    if path.exists():
-        try:
-            with reading(path):
-                text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            problem = f"{path} is not UTF-8 text (byte {error.start})."
-            raise RegistryError(problem, hint=f"Save {path} as UTF-8.") from None
-        tables, origin = _merge(tables, _parse_file(text, str(path))), str(path)
-    return Registry({alias: _make_entry(alias, table, origin) for alias, table in tables.items()})
+    try:
+        with reading(path):
+            text = path.read_text(encoding="utf-8") if path.exists() else ""
+    except UnicodeDecodeError as error:
+        raise RegistryError(f"{path} is not UTF-8 text (byte {error.start}).", hint=f"Save {path} as UTF-8.") from None
+    tables = _merge(_parse_file(_read_shipped(), _FILE_NAME), _parse_file(text, str(path)))
+    return Registry({alias: _make_entry(alias, table, str(path)) for alias, table in tables.items()})
 
 
 def _read_shipped() -> str:
