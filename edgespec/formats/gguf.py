@@ -215,6 +215,11 @@ class GgmlType:
     block_items: int
     block_bytes: int
 
+    @property
+    def bits(self) -> float:
+        """Bits of an element."""
+        return 8 * self.block_bytes / self.block_items
+
     def nbytes(self, elements: int) -> int:
         """Bytes of `elements` elements, which must be a whole number of blocks."""
         return elements // self.block_items * self.block_bytes
@@ -259,6 +264,7 @@ GGML_TYPES: dict[int, GgmlType] = {
     42: GgmlType("Q2_0", 64, 18),
 }
 GGML_IDS = {kind.name: number for number, kind in GGML_TYPES.items()}
+GGML_NAMES = {kind.name: kind for kind in GGML_TYPES.values()}
 
 
 MAGIC = b"GGUF"

@@ -12,7 +12,7 @@ from edgespec.backends.devices import Memory, host_memory
 from edgespec.backends.options import DEFAULT_CONTEXT
 from edgespec.controller.store import calibration_folder, load_entry, save_entry
 from edgespec.errors import BackendUnavailable, DoesNotFit, InvalidRequest
-from edgespec.formats.gguf import GGML_TYPES, Header
+from edgespec.formats.gguf import GGML_NAMES, Header
 from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import Folder
@@ -30,7 +30,6 @@ _MAX_WAITING = 2048  # hidden states that a session keeps for a head, see backen
 _READ_PAIRS = ("eagle3", "eagle", "mtp", "hydra")  # heads that on MLX keep a state of each position
 _WITHOUT_CACHE = ("medusa", "gemma4-assistant")  # heads that have no keys and values of their own
 
-_KV_TYPES = {kind.name.lower(): kind for kind in GGML_TYPES.values()}
 KV_TYPE_NAMES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
@@ -124,13 +123,11 @@ def kv_bytes(header: ModelMetadata, context: int, kv_type: str = "f16") -> int:
     """Bytes of the KV cache at `context` tokens with elements of `kv_type` (a name in KV_TYPE_NAMES)."""
     if kv_type not in KV_TYPE_NAMES:
         raise InvalidRequest(f"{kv_type!a} is not a KV cache type.", hint=f"choose one of {', '.join(KV_TYPE_NAMES)}")
-    kind = _KV_TYPES[kv_type]
+    bits = GGML_NAMES[kv_type.upper()].bits
     if isinstance(header, Folder):
-        return math.ceil(header.kv_elements(context) * kind.block_bytes / kind.block_items)
+        return math.ceil(header.kv_elements(context) * bits / 8)
     kv_heads = header.per_block("attention.head_count_kv") or header.per_block("attention.head_count") or ()
-    return math.ceil(
-        _count_attending(header, kv_heads) * _head_elements(header) * context * kind.block_bytes / kind.block_items
-    )
+    return math.ceil(_count_attending(header, kv_heads) * _head_elements(header) * context * bits / 8)
 
 
 def _count_attending(header: Header, heads: Sequence[int]) -> int:
@@ -156,12 +153,12 @@ def estimate_head(
     and values of the head's layers and, on MLX, a half-precision state of each position. Scratch memory includes the
     hidden states that wait for the head, of 2,048 positions at most, which llama.cpp gives in single precision.
     """
-    kind = _KV_TYPES[kv_type]
+    bits = GGML_NAMES[kv_type.upper()].bits
     on_mlx = isinstance(model, Folder)
     if isinstance(model, Folder):
         inner = model.config.get("transformer_layer_config")
         model = replace(model, config={**model.config, **(inner if isinstance(inner, dict) else {})})
-    kv = math.ceil(_count_head_elements(model, head) * context * kind.block_bytes / kind.block_items)
+    kv = math.ceil(_count_head_elements(model, head) * context * bits / 8)
     if on_mlx and head.kind in _READ_PAIRS:
         kv += 2 * head.size * context
     waiting = min(context, _MAX_WAITING) * head.hidden_size * max(len(head.layers or ()), 1) * (2 if on_mlx else 4)
@@ -293,7 +290,7 @@ def guess_facts(about: About, reference: Reference, size: int | None = None) -> 
 
 def _guess_type(reference: Reference) -> str:
     quant = (parse_quant(str(reference)) or "").removeprefix("UD-")
-    return next((kind.name for kind in GGML_TYPES.values() if f"{quant}_".startswith(f"{kind.name}_")), "Q4_K")
+    return next((name for name in GGML_NAMES if f"{quant}_".startswith(f"{name}_")), "Q4_K")
 
 
 def read_facts(source: Source, hub: Hub) -> ModelFacts:

@@ -27,7 +27,7 @@ from edgespec.controller.profiler import measure_contexts, measure_rows
 from edgespec.controller.store import ProfileKey, calibration_folder, load_entry, save_entry
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import BackendError, BackendUnavailable, CacheError
-from edgespec.formats.gguf import GGML_TYPES, Header, TensorInfo
+from edgespec.formats.gguf import GGML_NAMES, Header, TensorInfo
 from edgespec.formats.gguf_validate import read_file
 
 ASSUMED = (0.5, 0.8)  # acceptance per draft token if the registry states none
@@ -45,9 +45,8 @@ _ATTENTION_PROFILE_S = 3.0
 _MEASURED_CONTEXT = 512
 _LONG_CONTEXT = 2048
 _ROUND_S = 4e-4  # of the loop in each round, outside of the forward
-_TYPES = {kind.name: kind for kind in GGML_TYPES.values()}
 COMMON = frozenset({"Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "F16"})
-_MEASURABLE = _TYPES.keys() - {"F32", "F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"} | {ATTENTION}
+_MEASURABLE = GGML_NAMES.keys() - {"F32", "F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"} | {ATTENTION}
 _TRAINED = frozenset({"MXFP4", "NVFP4", "F16", "BF16", "F32"})  # other types of these weights are less exact
 _SAME_SIZE = 1.15  # the ratio of the bits of two types that are about as large
 _MUCH_FASTER = 1.25
@@ -145,7 +144,7 @@ class MachineSpeed:
             return None
         found = None
         for name in find_similar(read) & self.rates.keys():
-            as_large = read[main] * _bits(name) / _bits(main)
+            as_large = read[main] * GGML_NAMES[name].bits / GGML_NAMES[main].bits
             others = {kind: n for kind, n in read.items() if kind != main}
             then = self._forward_s({**others, name: others.get(name, 0.0) + as_large})
             gain = present[1] / then[1] if then else 0.0
@@ -155,7 +154,7 @@ class MachineSpeed:
 
     def compare_types(self) -> dict[str, float]:
         """Seconds of a weight in a forward of one row, over those of the fastest type, in ascending order."""
-        seconds = {name: rate[1] * _bits(name) for name, rate in self.rates.items() if name != ATTENTION}
+        seconds = {name: rate[1] * GGML_NAMES[name].bits for name, rate in self.rates.items() if name != ATTENTION}
         least = min(seconds.values(), default=1.0)
         return {name: seconds[name] / least for name in sorted(seconds, key=lambda each: seconds[each])}
 
@@ -176,7 +175,7 @@ def find_main_type(read: Mapping[str, float]) -> str | None:
 
 def count_weights(read: Mapping[str, float]) -> float:
     """How many weights so many bytes of each type are."""
-    return sum(8 * n / _bits(kind) for kind, n in read.items())
+    return sum(8 * n / GGML_NAMES[kind].bits for kind, n in read.items())
 
 
 def find_similar(read: Mapping[str, float]) -> frozenset[str]:
@@ -184,12 +183,8 @@ def find_similar(read: Mapping[str, float]) -> frozenset[str]:
     main = find_main_type(read)
     if main is None or main in _TRAINED:
         return frozenset()
-    bits = _bits(main)
-    return frozenset(each for each in COMMON - {main} if 1 / _SAME_SIZE <= _bits(each) / bits <= _SAME_SIZE)
-
-
-def _bits(name: str) -> float:
-    return 8 * _TYPES[name].block_bytes / _TYPES[name].block_items
+    bits = GGML_NAMES[main].bits
+    return frozenset(each for each in COMMON - {main} if 1 / _SAME_SIZE <= GGML_NAMES[each].bits / bits <= _SAME_SIZE)
 
 
 def load_speed(options: LoadOptions = LoadOptions()) -> MachineSpeed:  # noqa: B008 - frozen
@@ -297,7 +292,7 @@ def _make_header(type_name: str, wide: int, n_bytes: int) -> Header:
     block = {"attn_q": (width, width), "attn_k": (width, narrow), "attn_v": (width, narrow),
              "attn_output": (width, width), "ffn_gate": (width, wide), "ffn_up": (width, wide),
              "ffn_down": (wide, width), "attn_norm": (width,), "ffn_norm": (width,)}  # fmt: skip
-    blocks = math.ceil(n_bytes / sum(_TYPES[type_name].nbytes(math.prod(shape)) for shape in block.values()))
+    blocks = math.ceil(n_bytes / sum(GGML_NAMES[type_name].nbytes(math.prod(shape)) for shape in block.values()))
     sizes = {
         "embedding_length": width,
         "feed_forward_length": wide,
@@ -314,7 +309,7 @@ def _make_header(type_name: str, wide: int, n_bytes: int) -> Header:
         shapes |= {f"blk.{i}.{name}.weight": shape for name, shape in block.items()}
     tensors, offset = [], 0
     for name, shape in shapes.items():
-        tensor = TensorInfo(name, shape, _TYPES["F32" if len(shape) == 1 else type_name], offset)
+        tensor = TensorInfo(name, shape, GGML_NAMES["F32" if len(shape) == 1 else type_name], offset)
         tensors.append(tensor)
         offset += math.ceil(tensor.nbytes / 32) * 32
     metadata = {**embedded.metadata, **{f"{embedded.architecture}.{key}": size for key, size in sizes.items()}}

@@ -119,8 +119,10 @@ def forget_choice(pair: AdaptedPair) -> None:
 
 
 def damage_header(pair: AdaptedPair) -> None:
-    pair.use(BASE)
-    pair.add(CARD, lambda path: path.write_bytes(b"no model") and None)
+    def save(path: Path) -> None:
+        path.write_bytes(b"no model")
+
+    pair.add(CARD, save)
 
 
 def change_vocabulary(pair: AdaptedPair) -> None:
