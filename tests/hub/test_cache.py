@@ -27,11 +27,8 @@ def fetch(hub: Hub, reference: HubFile | HubQuant | HubRepo) -> Path:
     return hub.fetch(hub.resolve(reference))
 
 
-def test_an_absent_cache_lists_nothing(hub: Hub) -> None:
-    assert hub.list_models() == []
-
-
 def test_each_model_is_listed_once_with_a_reference_that_opens_it(hub: Hub, root: Path) -> None:
+    assert hub.list_models() == []
     four, eight = serve(root, FOUR), serve(root, EIGHT, pad_bytes=4096)
     parts = [serve(root, f"big-Q6_K-0000{part}-of-00002.gguf") for part in (1, 2)]
     folder = mlx(root)
@@ -81,6 +78,8 @@ def test_removing_one_quantisation_leaves_the_other(hub: Hub, root: Path) -> Non
     assert hub.remove(HubQuant(REPO, "Q4_K_M")) == size
     assert not gone.exists() and kept.is_file()
     assert [str(each.reference) for each in hub.list_models()] == [f"hf:{REPO}/{EIGHT}"]
+    hub.remove(HubRepo(REPO))
+    assert not (hub.cache_dir / "models--someone--Model-GGUF").exists(), "with the last model goes the folder"
 
 
 def test_a_blob_that_another_revision_uses_stays(hub: Hub, root: Path) -> None:
@@ -92,13 +91,6 @@ def test_a_blob_that_another_revision_uses_stays(hub: Hub, root: Path) -> None:
     assert shared.is_file()
     assert hub.remove(HubFile(REPO, FOUR)) > 0
     assert not hub.list_models()
-
-
-def test_removing_the_last_model_removes_the_folder(hub: Hub, root: Path) -> None:
-    reference = mlx(root)
-    fetch(hub, reference)
-    assert hub.remove(reference) == 1002
-    assert not (hub.cache_dir / "models--mlx-community--M-4bit").exists()
 
 
 @pytest.mark.parametrize("reference", [HubFile(REPO, FOUR), HubQuant(REPO, "Q8_0"), HubRepo("no/thing")])

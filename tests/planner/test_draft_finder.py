@@ -60,6 +60,9 @@ def taken(found: Plan) -> list[tuple[str, str]]:
 
 
 def test_a_head_beside_the_target(target: Path, planned: Planned, heard: Heard) -> None:
+    assert taken(planned(target)) == [("ngram", "ngram")] and heard.notices == []
+    with pytest.raises(DraftRefused, match="no eagle3 head in the target's file, beside it or in the registry"):
+        planned(target, "eagle3")
     head = write_eagle3(target.with_name("head.gguf"))
     write_gguf(target.with_name("another-model.gguf"))
     target.with_name("damaged.gguf").write_bytes(b"GGUF")
@@ -71,14 +74,6 @@ def test_a_head_beside_the_target(target: Path, planned: Planned, heard: Heard) 
     assert taken(planned(target, "ngram")) == [("ngram", "ngram")] and heard.notices == []
 
 
-def test_nothing_beside_the_target_needs_no_words(target: Path, planned: Planned, heard: Heard) -> None:
-    assert taken(planned(target)) == [("ngram", "ngram")] and heard.notices == []
-    with pytest.raises(
-        DraftRefused, match="there is no eagle3 head in the target's file, beside it or in the registry"
-    ):
-        planned(target, "eagle3")
-
-
 def test_one_notice_for_heads_that_do_not_fit(tmp_path: Path, planned: Planned, heard: Heard) -> None:
     target = write_target(tmp_path / "target.gguf", size=16)
     head, other = write_eagle3(tmp_path / "head.gguf"), write_eagle3(tmp_path / "other.gguf")
@@ -87,15 +82,10 @@ def test_one_notice_for_heads_that_do_not_fit(tmp_path: Path, planned: Planned, 
     assert heard.notices == [f"Drafting without a head: {head} {told}; {other} {told}."]
     with pytest.raises(DraftRefused, match="for a hidden size of 8; the target has 16"):
         planned(target, "eagle3")
-
-
-def test_a_head_of_another_vocabulary(tmp_path: Path, planned: Planned, heard: Heard) -> None:
     target = write_target(tmp_path / "target.gguf")
     target.write_bytes(target.read_bytes().replace(b"token77", b"tokeN77"))
-    head = write_eagle3(tmp_path / "head.gguf")
-    assert taken(planned(target)) == [("ngram", "ngram")]
-    differing = "token 77 is 'tokeN77' in the target and 'token77' in the draft"
-    assert heard.notices == [f"Drafting without a head: {head} cannot draft for this target: {differing}."]
+    planned(target)
+    assert "token 77 is 'tokeN77' in the target and 'token77' in the draft" in heard.notices[1]
 
 
 def test_the_targets_own_head(tmp_path: Path, planned: Planned, heard: Heard) -> None:
@@ -139,15 +129,11 @@ def test_a_head_that_is_not_downloaded_is_left(target: Path, planned: Planned, h
     ]
     planned("here", toml=toml, fetch=True)
     assert "offline" in heard.notices[1].lower(), "a pull asks the hub"
-
-
-def test_a_kind_that_does_not_run(target: Path, planned: Planned, heard: Heard) -> None:
     toml = f'[here.gguf]\ntarget = "{target}"\nhead = "user/heads"\nhead_kind = "medusa"\n'
-    assert taken(planned("here", toml=toml)) == [("ngram", "ngram")] and heard.notices == []
+    assert taken(planned("here", toml=toml)) == [("ngram", "ngram")] and len(heard.notices) == 2
     planned("here", toml=toml, fetch=True)
-    assert heard.notices[0].startswith(
-        "Drafting without a head: user/heads is a set of Medusa heads, which edgespec does not run on llama.cpp"
-    )
+    told = "Drafting without a head: user/heads is a set of Medusa heads, which edgespec does not run on llama.cpp"
+    assert heard.notices[2].startswith(told)
 
 
 def test_a_file_that_was_made_without_its_head(tmp_path: Path, planned: Planned, heard: Heard) -> None:

@@ -10,7 +10,6 @@ from edgespec.backends.devices import RESERVE_BYTES, Memory, host_memory
 from edgespec.backends.llamacpp.rpc import Split
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.workers import Worker
-from edgespec.controller.store import ProfileKey
 from edgespec.errors import DoesNotFit, DraftRefused
 from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.hub import Hub
@@ -77,11 +76,6 @@ def test_the_network_adds_to_every_forward_and_so_less_to_a_token_of_a_draft() -
     assert near == far == 3
     assert gain == pytest.approx(tokens * 0.010 / (0.016 + 3 * 0.001))
     assert slow_gain == pytest.approx(tokens * 0.060 / (0.066 + 3 * 0.001))
-
-
-def test_measurements_over_workers_are_kept_apart() -> None:
-    keys = {ProfileKey.current("llamacpp", options(*workers)) for workers in ((), ("127.0.0.1:1",), ("127.0.0.1:2",))}
-    assert len(keys) == 3
 
 
 def test_what_a_network_says() -> None:

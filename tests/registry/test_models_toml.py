@@ -118,12 +118,6 @@ def test_the_users_file_changes_single_keys(tmp_path: Path) -> None:
     assert (mine.target, mine.draft) == (LocalPath(Path("/models/mine.gguf")), HubQuant("a/b", "Q8_0"))
 
 
-def test_the_config_folder_can_be_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "models.toml").write_text('[extra.gguf]\ntarget = "a/b"\n', encoding="utf-8")
-    monkeypatch.setenv("EDGESPEC_CONFIG_DIR", str(tmp_path))
-    assert load_registry().get("extra").gguf is not None
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,35 +12,29 @@ from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.mlx_folder import Folder
 from edgespec.hub.cache import parse_reference
 from edgespec.registry.schema import find_original, load_registry, read_folder_original, read_gguf_original
-from tests.models import GgufBuilder
+from tests.models import TARGET
+
+BASE, REPO = "general.base_model.0.repo_url", "general.repo_url"
 
 
 @pytest.mark.parametrize(
-    ("reference", "original"),
+    ("reference", "is_head", "original"),
     [
-        ("bartowski/Llama-3.3-70B-Instruct-GGUF:Q8_0", "meta-llama/Llama-3.3-70B-Instruct"),
-        ("mlx-community/Qwen2.5-0.5B-Instruct-4bit", "Qwen/Qwen2.5-0.5B-Instruct"),
-        ("a/b:Q8_0", None),
-        ("./model.gguf", None),
-        ("package:python-6m/target.gguf", None),
+        ("bartowski/Llama-3.3-70B-Instruct-GGUF:Q8_0", False, "meta-llama/Llama-3.3-70B-Instruct"),
+        ("mlx-community/Qwen2.5-0.5B-Instruct-4bit", False, "Qwen/Qwen2.5-0.5B-Instruct"),
+        ("a/b:Q8_0", False, None),
+        ("./model.gguf", False, None),
+        ("package:python-6m/target.gguf", False, None),
+        ("amd/PARD-Qwen3-0.6B", True, "amd/PARD-Qwen3-0.6B"),
+        ("mlx-community/Qwen3.8-27B-MTP-4bit", True, "Qwen/Qwen3.8-27B"),
+        ("hf:unsloth/gemma-4-31B-it-GGUF/MTP/mtp-gemma-4-31B-it-Q8_0.gguf", True, "google/gemma-4-31B-it-assistant"),
+        ("mlx-community/Qwen2.5-0.5B-Instruct-4bit", True, None),  # an ordinary draft
     ],
 )
-def test_the_registry_knows_its_models(reference: str, original: str | None, tmp_path: Path) -> None:
-    assert find_original(parse_reference(reference), load_registry(tmp_path / "none")) == original
-
-
-@pytest.mark.parametrize(
-    ("reference", "original"),
-    [
-        ("amd/PARD-Qwen3-0.6B", "amd/PARD-Qwen3-0.6B"),
-        ("mlx-community/Qwen3.8-27B-MTP-4bit", "Qwen/Qwen3.8-27B"),
-        ("hf:unsloth/gemma-4-31B-it-GGUF/MTP/mtp-gemma-4-31B-it-Q8_0.gguf", "google/gemma-4-31B-it-assistant"),
-        ("mlx-community/Qwen2.5-0.5B-Instruct-4bit", None),  # an ordinary draft
-    ],
-)
-def test_a_head_may_lie_in_its_targets_repository(reference: str, original: str | None, tmp_path: Path) -> None:
+def test_the_registry_knows_its_models(reference: str, is_head: bool, original: str | None, tmp_path: Path) -> None:
+    """A head may lie in the repository of its target."""
     registry = load_registry(tmp_path / "none")
-    assert find_original(parse_reference(reference), registry, is_head=True) == original
+    assert find_original(parse_reference(reference), registry, is_head=is_head) == original
 
 
 @pytest.mark.parametrize(
@@ -47,34 +42,19 @@ def test_a_head_may_lie_in_its_targets_repository(reference: str, original: str 
     [
         ({}, None),
         ({"general.source.repo_url": "https://huggingface.co/a/b"}, ("a/b", "general.source.repo_url")),
-        (
-            {
-                "general.base_model.0.repo_url": "https://huggingface.co/c/d",
-                "general.repo_url": "https://huggingface.co/a/b",
-            },
-            ("a/b", "general.repo_url"),
-        ),
-        ({"general.base_model.0.repo_url": "https://hf.co/a/b/tree/main"}, ("a/b", "general.base_model.0.repo_url")),
+        ({BASE: "https://huggingface.co/c/d", REPO: "https://huggingface.co/a/b"}, ("a/b", REPO)),
+        ({BASE: "https://hf.co/a/b/tree/main"}, ("a/b", BASE)),
         ({"general.source.huggingface.repository": "a/b"}, ("a/b", "general.source.huggingface.repository")),
         ({"general.source.url": "https://github.com/a/b"}, None),
         (
-            {"general.finetune": "Instruct", "general.base_model.0.repo_url": "https://huggingface.co/m/Llama-3.1-70B"},
-            None,  # the base of a fine-tune
-        ),
-        (
-            {"general.finetune": "it", "general.base_model.0.repo_url": "https://huggingface.co/google/gemma-3-1b-it"},
-            ("google/gemma-3-1b-it", "general.base_model.0.repo_url"),
-        ),
+            {"general.finetune": "Instruct", BASE: "https://huggingface.co/m/Llama-3.1-70B"},
+            None,
+        ),  # what it is made from
+        ({"general.finetune": "it", BASE: "https://hf.co/google/gemma-3-1b-it"}, ("google/gemma-3-1b-it", BASE)),
     ],
 )
-def test_what_a_gguf_file_says(metadata: dict[str, str], found: tuple[str, str] | None, tmp_path: Path) -> None:
-    builder = GgufBuilder(tmp_path / "m.gguf", "llama", layers=1, width=64)
-    for key, text in metadata.items():
-        builder.writer.add_string(key, text)
-    builder.attention(heads=4, kv_heads=2, head_width=16)
-    builder.embeddings(64)
-    builder.save()
-    assert read_gguf_original(read_file(tmp_path / "m.gguf")) == found
+def test_what_a_gguf_file_says(metadata: dict[str, str], found: tuple[str, str] | None) -> None:
+    assert read_gguf_original(replace(read_file(TARGET), metadata=metadata)) == found
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,8 @@ def test_an_alias_gives_target_draft_and_sampling_without_a_download(
     assert not [each for each in server.log if "/resolve/" in each.path]
     assert read_metadata(pair.target, hub).tensors == read_file(source).tensors
     assert fetch_source(pair.target, hub).read_bytes() == source.read_bytes()
+    before = len(server.log)
+    assert resolve_pair("pair", "llamacpp", registry, hub) == pair and len(server.log) == before, "it is cached"
     assert fetch_source(small, hub).read_bytes() == draft.read_bytes()
 
 
@@ -67,15 +69,6 @@ def test_a_repository_that_an_alias_names_brings_the_draft(hub: Hub, root: Path,
     assert other.models.draft is None and other.sampling == SamplingDefaults()
 
 
-def test_what_is_cached_opens_without_a_request(hub: Hub, server: HubServer, root: Path, registry: Registry) -> None:
-    serve(root)
-    first = resolve_pair("pair", "llamacpp", registry, hub)
-    fetch_source(first.target, hub)
-    before = len(server.log)
-    assert resolve_pair("pair", "llamacpp", registry, hub) == first
-    assert len(server.log) == before
-
-
 def test_an_mlx_alias(hub: Hub, root: Path, registry: Registry) -> None:
     mlx(root)
     pair = resolve_pair("only-mlx", "mlx", registry, hub)
@@ -84,14 +77,11 @@ def test_an_mlx_alias(hub: Hub, root: Path, registry: Registry) -> None:
     with pytest.raises(UnknownModel, match="only-mlx has no model for llamacpp") as caught:
         resolve_pair("only-mlx", "llamacpp", registry, hub)
     assert caught.value.hint == "Use --backend mlx."
-
-
-def test_the_wrong_kind_of_repository_names_the_backend(hub: Hub, root: Path, registry: Registry) -> None:
     serve(root)
     with pytest.raises(UnknownModel, match="is a GGUF model, which mlx does not open"):
         resolve_pair(REPO, "mlx", registry, hub)
     with pytest.raises(UnknownModel, match="is an MLX model, which llamacpp does not open"):
-        resolve_pair(str(mlx(root)), "llamacpp", registry, hub)
+        resolve_pair("mlx-community/M-4bit", "llamacpp", registry, hub)
 
 
 def test_local_files_and_folders(hub: Hub, tmp_path: Path, registry: Registry) -> None:
