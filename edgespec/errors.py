@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 _ERRNO = re.compile(r"^\[Errno -?\d+\] ")
@@ -126,3 +129,12 @@ class TemplateError(EdgespecError):
 
 class Cancelled(Exception):
     """Raised by a cancellation check; the loop and the engine turn it into `Finished("cancelled")`."""
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise errors of the system inside the block, which reads `path`, as CacheError."""
+    try:
+        yield
+    except OSError as error:
+        raise CacheError(f"{path} cannot be read: {reason_of(error)}.", hint="Check its permissions.") from error

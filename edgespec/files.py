@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from edgespec.errors import CacheError, reason_of
-
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
@@ -53,15 +51,6 @@ def write_private(path: Path, data: bytes | str) -> None:
     with replace_file(path) as partial:
         partial.chmod(0o600)
         partial.write_bytes(data.encode() if isinstance(data, str) else data)
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Raise errors of the system inside the block, which reads `path`, as CacheError."""
-    try:
-        yield
-    except OSError as error:
-        raise CacheError(f"{path} cannot be read: {reason_of(error)}.", hint="Check its permissions.") from error
 
 
 @contextmanager

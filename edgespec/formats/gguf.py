@@ -16,8 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edgespec.errors import InvalidModelFile
-from edgespec.files import reading
+from edgespec.errors import InvalidModelFile, reading
 
 PULL_AGAIN = "Remove the file and pull it again with `edgespec pull`."
 

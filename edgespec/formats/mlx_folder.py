@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import InvalidModelFile
-from edgespec.files import reading
+from edgespec.errors import InvalidModelFile, reading
 from edgespec.formats.heads import read_config_head
 
 _STATES = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "short_conv")  # layers without keys and values

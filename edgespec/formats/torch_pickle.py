@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from edgespec.errors import InvalidModelFile
-from edgespec.files import reading
+from edgespec.errors import InvalidModelFile, reading
 
 T = TypeVar("T")
 _MAX_PICKLE_BYTES = 2**20  # a thousand tensors take about 150 kB

@@ -13,8 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from edgespec.errors import RegistryError, UnknownModel
-from edgespec.files import reading
+from edgespec.errors import RegistryError, UnknownModel, reading
 from edgespec.formats.heads import HeadKind
 from edgespec.hub.cache import Alias, HubRepo, PackagedFile, Reference, parse_reference
 from edgespec.options import MAX_TOKENS, SAMPLING

@@ -260,7 +260,7 @@ NESTED = st.recursive(
 KEYS = ("architectures", "block_size", "dflash_config", "eagle_config", "hidden_size", "mask_token_id", "text_config")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.sampled_from(KEYS), NESTED)
 def test_any_value_in_the_config(key: str, value: Any) -> None:
     """A head, none, or a refusal."""
