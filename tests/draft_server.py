@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 
 import uvicorn
 
@@ -20,7 +19,7 @@ from edgespec.drafters.remote.messages import MAX_GUESSES
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.server.auth import Rules
-from edgespec.server.connections import Connection, ConnectionCounter, HttpServer, listen_tcp
+from edgespec.server.connections import Connection, HttpServer, listen_tcp
 from edgespec.server.draft import DraftModel, ServedDraft, draft_application
 
 PATIENT = Patience(least_s=20.0, most_s=20.0)
@@ -47,11 +46,9 @@ class DraftServer:
         self._socket = listen_tcp("127.0.0.1", port)
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        counter = ConnectionCounter(1000)
-        http = partial(Connection, counter)
         app = draft_application(self.model, rules or Rules())
-        config = uvicorn.Config(app, http=http, log_config=None, log_level="error", timeout_graceful_shutdown=3)  # type: ignore[arg-type]
-        self._server = HttpServer(config, counter, None)
+        config = uvicorn.Config(app, http=Connection, log_config=None, log_level="error", timeout_graceful_shutdown=3)
+        self._server = HttpServer(config, None)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve([self._socket])))
         self._thread.start()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgespec.planner.plan import LoadConfig
     from edgespec.server.auth import Rules
     from edgespec.server.http import Policy
-    from edgespec.server.record import Keys
+    from edgespec.server.record import Key
     from edgespec.server.remote_client import RemoteModel
 
 
@@ -152,17 +152,17 @@ def access_rules(options: dict[str, Any]) -> Rules:
     return Rules(keys, None if keys is not None else names | own, origins)
 
 
-def _read_keys(options: dict[str, Any]) -> Keys | None:
+def _read_keys(options: dict[str, Any]) -> Callable[[], Sequence[Key]] | None:
     """The keys of --api-key and of the file; None without both."""
     from edgespec.server.auth import KeyFile
-    from edgespec.server.record import ONLY_KEY, Caller, Key, Keys, hash_key
+    from edgespec.server.record import ONLY_KEY, Caller, Key, hash_key
 
     path, text = options["key_file"], options["api_key"]
     fixed = [Key(Caller(ONLY_KEY, may_manage=True, remembers=bool(options["memory"])), hash_key(text))] if text else []
     if path is None:
-        return Keys(lambda: fixed) if fixed else None
+        return (lambda: fixed) if fixed else None
     file = KeyFile(path)
-    return Keys(lambda: (*fixed, *file.read()))
+    return lambda: (*fixed, *file.read())
 
 
 def _parse_origin(text: str) -> str:

@@ -10,23 +10,23 @@ from pydantic import Field
 
 from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
+from edgespec.server.answers import Block, Event, Step, Writer, read_arguments
 from edgespec.server.fields import (
     FEW,
     MANY,
     AnyModelName,
     Body,
+    ContentPart,
     Count,
     EffortConfig,
     GenerationBody,
+    Parts,
     Stops,
     ThinkingBody,
     Tokens,
     TopK,
     TopP,
-    Writer,
     join_text,
-    read_arguments,
-    refuse_fields,
 )
 from edgespec.service.generation_spec import (
     GenerationSpec,
@@ -39,9 +39,8 @@ from edgespec.service.generation_spec import (
     make_tool,
     split_start,
 )
-from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, new_id
+from edgespec.service.response import Done, Started, new_id
 from edgespec.text.chat_template import Message
-from edgespec.text.tool_formats import CallDelta, CallEnd, CallStart
 
 _TOOL_CHOICES: dict[str, ToolChoiceMode] = {"auto": "auto", "any": "required", "tool": "auto", "none": "none"}
 _STOP_REASONS = {
@@ -49,39 +48,20 @@ _STOP_REASONS = {
 }  # fmt: skip
 
 
-class TextBlock(Body):
-    type: Literal["text"]
-    text: str
+class ContentBlock(ContentPart):
+    """A part of a message: text, reasoning, a call, or the result of a call."""
 
-
-class ThinkingBlock(Body):
-    type: Literal["thinking", "redacted_thinking"]
     thinking: str = ""
-
-
-class UseBlock(Body):
-    type: Literal["tool_use"]
-    id: str
-    name: str
+    id: str = ""
+    name: str = ""
     input: dict[str, Any] = Field(default_factory=dict)
-
-
-class OtherBlock(Body):
-    type: str
-
-
-class ResultBlock(Body):
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: str | Annotated[list[TextBlock | OtherBlock], MANY] | None = None
-
-
-Block = TextBlock | ThinkingBlock | UseBlock | ResultBlock | OtherBlock
+    tool_use_id: str = ""
+    content: str | Parts | None = None
 
 
 class AnthropicMessage(Body):
     role: Literal["user", "assistant", "system"]
-    content: str | Annotated[list[Block], MANY]
+    content: str | Annotated[list[ContentBlock], MANY]
 
     def messages(self) -> Iterator[Message]:
         """One message, preceded by one for each tool result. Raises InvalidRequest."""
@@ -90,15 +70,16 @@ class AnthropicMessage(Body):
             return
         text, reasoning, calls = "", "", list[dict[str, Any]]()
         for block in self.content:
-            if isinstance(block, ResultBlock):
-                yield make_message("tool", join_text(block.content), tool_call_id=block.tool_use_id)
-            elif isinstance(block, UseBlock):
-                calls.append(format_call(block.id, block.name, block.input))
-            elif isinstance(block, ThinkingBlock):
-                reasoning += block.thinking
-            else:
-                text += join_text([block])
-        if text or calls or not any(isinstance(block, ResultBlock) for block in self.content):
+            match block.type:
+                case "tool_result":
+                    yield make_message("tool", join_text(block.content), tool_call_id=block.tool_use_id)
+                case "tool_use":
+                    calls.append(format_call(block.id, block.name, block.input))
+                case "thinking" | "redacted_thinking":
+                    reasoning += block.thinking
+                case _:
+                    text += join_text([block])
+        if text or calls or all(block.type != "tool_result" for block in self.content):
             yield make_message(self.role, text, tool_calls=calls or None, reasoning_content=reasoning or None)
 
 
@@ -143,7 +124,7 @@ class CountRequest(ThinkingBody):
 
     model: AnyModelName = ""
     messages: Annotated[list[AnthropicMessage], MANY, Field(min_length=1)]
-    system: str | Annotated[list[TextBlock], MANY] | None = None
+    system: str | Parts | None = None
     tools: Annotated[list[AnthropicTool], FEW] | None = None
     tool_choice: ToolChoice | None = None
     thinking: AnthropicThinking | None = None
@@ -188,20 +169,19 @@ class CountRequest(ThinkingBody):
 class MessagesRequest(CountRequest, GenerationBody):
     """The body of /v1/messages."""
 
+    refused = ("container", "mcp_servers")
+
     max_tokens: Tokens
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
     stop_sequences: Stops | None = None
     output_format: OutputFormat | None = None
-    container: Any = None
-    mcp_servers: list[Any] | None = None
 
     def writer(self) -> MessagesWriter:
         return MessagesWriter(self.model)
 
     def generation_spec(self) -> GenerationSpec:
-        refuse_fields(self, "container", "mcp_servers")
         form = self.output_format or (self.output_config.format if self.output_config else None)
         return replace(
             super().generation_spec(),
@@ -213,72 +193,59 @@ class MessagesRequest(CountRequest, GenerationBody):
         )
 
 
+_DELTAS = {  # kind of a block -> type of its events, and the field that grows
+    "text": ("text_delta", "text"),
+    "reasoning": ("thinking_delta", "thinking"),
+    "call": ("input_json_delta", "partial_json"),
+}
+
+
 class MessagesWriter(Writer):
     """One message."""
 
     def __init__(self, model: str) -> None:
+        super().__init__()
         self._head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model}
-        self._blocks: list[dict[str, Any]] = []
-        self._is_open = False  # whether the last block may still grow
-        self._end: Done | None = None
 
-    def response_body(self) -> dict[str, Any]:
-        assert self._end is not None
-        return {
-            **self._head,
-            "content": self._blocks,
-            **_format_stop(self._end),
-            "usage": _count_usage(self._end),
-            **self._end.extensions(),
-        }
-
-    def events(self, index: int, part: Part) -> Iterator[dict[str, Any]]:
-        match part:
+    def write(self, index: int, step: Step) -> Iterator[Event]:
+        match step:
             case Started(prompt, cached):
                 empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
                 message = {**self._head, **empty, "usage": _format_usage(prompt, cached, 0)}
                 yield {"type": "message_start", "message": message}
-            case TextDelta(text):
-                yield from self._grow({"type": "text", "text": ""}, "text", text)
-            case ReasoningDelta(text):
-                yield from self._grow({"type": "thinking", "thinking": "", "signature": ""}, "thinking", text)
-            case CallStart(name=name):
-                yield from self._begin({"type": "tool_use", "id": new_id("toolu_"), "name": name, "input": {}})
-            case CallDelta(arguments=arguments):
-                yield self._block_event("delta", delta={"type": "input_json_delta", "partial_json": arguments})
-            case CallEnd(call=call):
-                self._blocks[-1]["input"] = read_arguments(call.arguments)
-                yield from self._close()
+            case "begin", block, _:
+                yield self._block_event("start", content_block=_format_block(block))
+            case "grow", block, text:
+                kind, name = _DELTAS[block.kind]
+                yield self._block_event("delta", delta={"type": kind, name: text})
+            case "close", _, _:
+                yield self._block_event("stop")
             case Done():
-                self._end = part
-                yield from self._close()
-                fields = {"delta": _format_stop(part), "usage": _count_usage(part)}
-                yield {"type": "message_delta", **fields, **part.extensions()}
+                fields = {"delta": _format_stop(step), "usage": _count_usage(step)}
+                yield {"type": "message_delta", **fields, **step.extensions()}
 
-    def finish(self) -> Iterator[dict[str, Any]]:
+    def finish(self) -> Iterator[Event]:
         yield {"type": "message_stop"}
 
-    def _grow(self, empty: dict[str, Any], key: str, text: str) -> Iterator[dict[str, Any]]:
-        """Append `text` to the last block; begin with the block `empty` unless the last one is of the same type."""
-        if not self._blocks or self._blocks[-1]["type"] != empty["type"]:
-            yield from self._begin(empty)
-        self._blocks[-1][key] += text
-        yield self._block_event("delta", delta={"type": f"{key}_delta", key: text})
+    def response_body(self) -> dict[str, Any]:
+        answer = self.answers[0]
+        assert answer.end is not None
+        content, usage = list(map(_format_block, answer.blocks)), _count_usage(answer.end)
+        return {
+            **self._head, "content": content, **_format_stop(answer.end), "usage": usage, **answer.end.extensions(),
+        }  # fmt: skip
 
-    def _begin(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        yield from self._close()
-        self._blocks.append(block)
-        self._is_open = True
-        yield self._block_event("start", content_block=dict(block))
-
-    def _close(self) -> Iterator[dict[str, Any]]:
-        if self._is_open:
-            self._is_open = False
-            yield self._block_event("stop")
-
-    def _block_event(self, kind: str, **data: Any) -> dict[str, Any]:
+    def _block_event(self, kind: str, **data: Any) -> Event:
         """An event of the last block."""
-        return {"type": f"content_block_{kind}", "index": len(self._blocks) - 1, **data}
+        return {"type": f"content_block_{kind}", "index": len(self.answers[0].blocks) - 1, **data}
+
+
+def _format_block(block: Block) -> dict[str, Any]:
+    if block.kind == "text":
+        return {"type": "text", "text": block.text}
+    if block.kind == "reasoning":
+        return {"type": "thinking", "thinking": block.text, "signature": ""}
+    return {"type": "tool_use", "id": f"toolu_{block.id}", "name": block.name, "input": read_arguments(block.text)}
 
 
 def _format_stop(end: Done) -> dict[str, str | None]:

@@ -11,32 +11,92 @@ from time import monotonic
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
+from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from edgespec import __version__
 from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.hub.cache import shorten_names
 from edgespec.server.anthropic import MessagesRequest
 from edgespec.server.auth import Guard, Rules, page_routes
-from edgespec.server.embeddings import EmbeddingRequest, embedding_route
 from edgespec.server.fields import GenerationBody, LoadRequest, UnloadRequest
-from edgespec.server.generation import generate
-from edgespec.server.http import BodyRoute, JsonResponse, catch_errors, reject_path, respond_unless_disconnected
+from edgespec.server.http import (
+    BodyRoute,
+    GetRoute,
+    JsonResponse,
+    catch_errors,
+    reject_path,
+    respond_unless_disconnected,
+)
+from edgespec.server.inputs import EmbeddingRequest, embedding_route, token_routes
 from edgespec.server.metrics import ServerMetrics
-from edgespec.server.models import AnySlot, Models, require_local
+from edgespec.server.models import AnySlot, Models, generate, require_local
 from edgespec.server.ollama import ollama_routes
 from edgespec.server.openai import ChatRequest, CompletionRequest
-from edgespec.server.openapi import document
 from edgespec.server.record import AccessLog, request_context
-from edgespec.server.remote_slot import RemoteSlot
+from edgespec.server.remote import RemoteSlot
 from edgespec.server.responses import ResponsesRequest
-from edgespec.server.token_routes import token_routes
 from edgespec.service.client import ModelInfo
+
+# The OpenAPI document, generated from the models that validate the bodies.
+
+
+_GETS = {
+    "/v1/models": "The models.",
+    "/api/tags": "The models, as Ollama lists them.",
+    "/api/ps": "The loaded models, as Ollama lists them.",
+    "/api/version": "The version of Ollama's interface.",
+    "/health": "Whether the server is up.",
+    "/props": "The state of the models, and the last answers.",
+}
+_ERRORS = {
+    "400": "The request is not valid.",
+    "401": "The API key is missing or wrong.",
+    "403": "The host or the origin is not allowed.",
+    "404": "The model is unknown.",
+    "413": "The body is too large.",
+    "415": "The body is not JSON.",
+    "429": "Too many requests are waiting; see Retry-After.",
+    "500": "The engine failed.",
+    "503": "The model cannot be loaded now.",
+}
+
+
+def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
+    """The document of `routes` and of the state, in OpenAPI 3.1."""
+    bodies = {each.path: each for each in routes if isinstance(each, BodyRoute)}
+    _, definitions = models_json_schema(
+        [(route.kind, "validation") for route in bodies.values()], ref_template="#/components/schemas/{model}"
+    )
+    any_object = {"application/json": {"schema": {"type": "object"}}}
+    errors = {status: {"description": text, "content": any_object} for status, text in _ERRORS.items()}
+    paths: dict[str, Any] = {}
+    for path, route in bodies.items():
+        schema = {"$ref": f"#/components/schemas/{route.kind.__name__}"}
+        stream = "application/x-ndjson" if path.startswith("/api/") else "text/event-stream"
+        is_streamed = "stream" in route.kind.model_fields and not path.endswith("_tokens") and path != "/apply-template"
+        content = {**any_object, stream: {}} if is_streamed else any_object
+        operation = {
+            "summary": (route.kind.__doc__ or "").split("\n")[0],
+            "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+            "responses": {"200": {"description": "The answer.", "content": content}, **errors},
+        }
+        paths[path] = {method.lower(): operation for method in route.methods or ()}
+    for path, text in _GETS.items():
+        answer = {"description": text, "content": any_object}
+        paths[path] = {"get": {"summary": text, "responses": {"200": answer, **errors}}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "edgespec", "version": __version__},
+        "paths": paths,
+        "components": {"schemas": definitions.get("$defs", {})},
+    }
+
 
 # /health, /metrics and /props.
 
@@ -63,14 +123,14 @@ def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
         silent_s = {slot.name: slot.silent_s for slot in models.slots.values()}
         return Response(metrics.format_prometheus(waiting, silent_s), media_type=CONTENT_TYPE_LATEST)
 
-    async def get_props(_request: Request) -> Response:
+    def get_props() -> dict[str, Any]:
         states = [_describe_slot(slot, metrics.records(slot.name)) for slot in models.all]
-        return JSONResponse({"version": __version__, "models": states, "recent": metrics.recent()})
+        return {"version": __version__, "models": states, "recent": metrics.recent()}
 
     return [
         Route("/health", get_health),
         Route("/metrics", get_metrics),
-        Route("/props", get_props),
+        GetRoute("/props", get_props),
     ]
 
 
@@ -152,9 +212,6 @@ def _finite(seconds: float) -> float | None:
 def model_routes(models: Models) -> list[Route]:
     """The list of models, loading and unloading."""
 
-    async def list_models(_request: Request) -> Response:
-        return JsonResponse({"object": "list", "data": [models.describe(slot) for slot in models.all]})
-
     async def get_model(request: Request) -> Response:
         return JsonResponse(models.describe(models.find(request.path_params["name"])))
 
@@ -175,7 +232,7 @@ def model_routes(models: Models) -> list[Route]:
         return JsonResponse({"success": True})
 
     return [
-        Route("/v1/models", list_models),
+        GetRoute("/v1/models", lambda: {"object": "list", "data": list(map(models.describe, models.all))}),
         BodyRoute("/models/load", LoadRequest, load_model, manages=True),
         BodyRoute("/models/unload", UnloadRequest, unload_model, manages=True),
         Route("/v1/models/{name:path}", catch_errors(get_model)),
@@ -228,11 +285,13 @@ def application(models: Models, rules: Rules, metrics: ServerMetrics, preload: S
     middleware.insert(0, Middleware(AccessLog, count=metrics.count_request))
     routes = [*generation_routes(models), *token_routes(models), *model_routes(models), *ollama_routes(models)]
 
-    async def get_openapi(_request: Request) -> Response:
-        return JsonResponse(document(routes))
-
     return Starlette(
-        routes=[*routes, Route("/openapi.json", get_openapi), *status_routes(models, metrics), *page_routes()],
+        routes=[
+            *routes,
+            GetRoute("/openapi.json", lambda: document(routes)),
+            *status_routes(models, metrics),
+            *page_routes(),
+        ],
         middleware=middleware,
         lifespan=lifespan,
         exception_handlers={404: reject_path, 405: reject_path},

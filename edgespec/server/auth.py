@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import stat
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
+from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,8 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.errors import CacheError, InvalidRequest, reason_of
 from edgespec.files import write_private
-from edgespec.server.http import HttpError, ServerStops, check_proxy_loop, error_response
-from edgespec.server.record import ONLY_KEY, Caller, Key, Keys, hash_key, make_key, request_context
+from edgespec.server.http import HttpError, check_proxy_loop, error_response, server_stops
+from edgespec.server.record import ONLY_KEY, Caller, Key, find_caller, hash_key, make_key, request_context
 
 # The web page at /: a conversation with the models, and the state of the server.
 
@@ -66,13 +66,13 @@ _OPEN = PAGE_PATHS | {"/health"}  # need no key
 class Rules:
     """What the guard lets through.
 
-    keys            keys of which clients must send one; None: no key
+    keys            the keys of the time, of which clients must send one; None: no key
     hosts           host names, without port, that a Host header may hold; None: any, for servers with a key
     origins         origins of web pages that may call, besides its own, such as 'http://localhost:3000'; or '*'
     max_body_bytes  size limit of a request body
     """
 
-    keys: Keys | None = None
+    keys: Callable[[], Sequence[Key]] | None = None
     hosts: frozenset[str] | None = LOOPBACK
     origins: frozenset[str] = frozenset()
     max_body_bytes: int = 16 * 2**20
@@ -91,26 +91,20 @@ class Guard:
             return
         scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
         headers = Headers(scope=scope)
-        started = False
-
-        async def note_start(message: Message) -> None:
-            nonlocal started
-            started = started or message["type"] == "http.response.start"
-            await send(message)
-
+        context = request_context()
         try:
             self._check_origin(scope, headers)
-            request_context().caller = self._identify(scope, headers)
+            context.caller = self._identify(scope, headers)
             check_proxy_loop(headers)
-            await self._app(scope, self._limit_body(headers, receive), note_start)
         except HttpError as error:
-            if started:
-                raise
             await error_response(scope["path"], error)(scope, receive, send)
+            return
+        try:
+            await self._app(scope, self._limit_body(receive), send)
         except asyncio.CancelledError:  # the server stops
-            if started:
+            if context.status:
                 raise
-            await error_response(scope["path"], ServerStops())(scope, receive, send)
+            await error_response(scope["path"], server_stops())(scope, receive, send)
 
     def _check_origin(self, scope: Scope, headers: Mapping[str, str]) -> None:
         rules = self._rules
@@ -129,26 +123,21 @@ class Guard:
             return Caller(may_manage=is_local, remembers=is_local)
         scheme, _, key = headers.get("authorization", "").strip().partition(" ")
         key = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        caller = self._rules.keys.identify(key) if key else None
+        caller = find_caller(self._rules.keys(), key) if key else None
         if caller is None and scope["path"] not in _OPEN:
             raise HttpError(401, "the API key is missing or wrong.", hint="Send the header Authorization: Bearer KEY.")
         return caller or Caller()
 
-    def _limit_body(self, headers: Mapping[str, str], receive: Receive) -> Receive:
-        """`receive`, which raises HttpError beyond the size limit. Raises HttpError for a Content-Length beyond it."""
-        limit = self._rules.max_body_bytes
-        too_large = HttpError(413, f"the body is larger than {limit:,} bytes.", hint="Send a smaller body.")
-        length = headers.get("content-length", "0")
-        if not length.isascii() or not length.isdecimal() or len(length) > 15 or int(length) > limit:
-            raise too_large
-        received = 0
+    def _limit_body(self, receive: Receive) -> Receive:
+        """`receive`, which raises HttpError beyond the size limit."""
+        limit, received = self._rules.max_body_bytes, 0
 
         async def receive_limited() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
             if received > limit:
-                raise too_large
+                raise HttpError(413, f"the body is larger than {limit:,} bytes.", hint="Send a smaller body.")
             return message
 
         return receive_limited
@@ -184,8 +173,6 @@ def _is_local(scope: Scope) -> bool:
 
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # also a key of TOML without quotes
-_DIGEST = re.compile(r"[0-9a-f]{64}")
-_FLAGS = ("manage", "memory")
 _HINT = "`edgespec key add NAME` writes such entries."
 _LOG = logging.getLogger("edgespec.server")
 
@@ -237,18 +224,25 @@ def read_keys(path: Path) -> tuple[Key, ...]:
     return tuple(_parse_key(path, name, table) for name, table in tables.items())
 
 
+class _Entry(BaseModel):
+    """The table of a key."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
+    manage: bool = False
+    memory: bool = False
+
+
 def _parse_key(path: Path, name: str, table: Any) -> Key:
     _check_name(name)
-    fields = table if isinstance(table, dict) else {}
-    digest, flags = fields.get("sha256"), {flag: fields.get(flag, False) for flag in _FLAGS}
-    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        raise InvalidRequest(f"{path}: [{name}] has no sha256 of 64 hexadecimal digits.", hint=_HINT)
-    for flag, value in flags.items():
-        if not isinstance(value, bool):
-            raise InvalidRequest(f"{path}: {flag} of [{name}] must be true or false.", hint=_HINT)
-    if unknown := sorted(set(fields) - {"sha256", *_FLAGS}):
-        raise InvalidRequest(f"{path}: [{name}] has an unknown field, '{unknown[0]}'.", hint=_HINT)
-    return Key(Caller(name, may_manage=flags["manage"], remembers=flags["memory"]), bytes.fromhex(digest))
+    try:
+        entry = _Entry.model_validate(table)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        fault = ": ".join((*map(str, first["loc"]), first["msg"]))
+        raise InvalidRequest(f"{path}: [{name}] is no entry of a key ({fault}).", hint=_HINT) from error
+    return Key(Caller(name, may_manage=entry.manage, remembers=entry.memory), bytes.fromhex(entry.sha256))
 
 
 def _check_name(name: str) -> None:
@@ -272,13 +266,12 @@ def add_key(path: Path, name: str, *, may_manage: bool = False, remembers: bool 
             f"{path} has a key '{name}' already.", hint=f"Choose another name, or first: edgespec key rm {name}"
         )
     key = make_key()
-    flags = (f"{flag} = true\n" for flag, is_set in zip(_FLAGS, (may_manage, remembers), strict=True) if is_set)
-    table = f'[{name}]\nsha256 = "{hash_key(key).hex()}"\n' + "".join(flags)
+    flags = {"manage": may_manage, "memory": remembers}
+    lines = [f"[{name}]", f'sha256 = "{hash_key(key).hex()}"', *(f"{flag} = true" for flag in flags if flags[flag])]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b", buffering=0) as file:
-            gap = "\n" if file.seek(0, os.SEEK_END) else ""
-            file.write(f"{gap}{table}".encode())
+        before = f"{path.read_text(encoding='utf-8')}\n" if path.exists() else ""
+        write_private(path.resolve(), before + "\n".join(lines) + "\n")
     except OSError as error:
         raise CacheError(f"cannot write {path}: {reason_of(error)}.", hint="Choose another --file.") from error
     return key

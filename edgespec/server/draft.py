@@ -16,7 +16,6 @@ import numpy as np
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -47,7 +46,7 @@ from edgespec.drafters.sequential import ModelDraftSession, PardSession, Sequent
 from edgespec.errors import Cancelled, EdgespecError, reason_of
 from edgespec.registry.tokenizer_compat import hash_vocabulary
 from edgespec.server.auth import Guard, Rules
-from edgespec.server.http import HttpError, JsonResponse, error_response, hide_internal_error, reject_path
+from edgespec.server.http import GetRoute, HttpError, error_response, hide_internal_error, reject_path
 from edgespec.server.record import AccessLog
 
 # The draft of `edgespec draft serve`: its caches, of which each client has one, and the thread that computes.
@@ -486,11 +485,8 @@ def draft_application(model: DraftModel, rules: Rules) -> Starlette:
         finally:
             model.close()
 
-    async def describe(_request: Request) -> Response:
-        return JsonResponse(model.describe())
-
     return Starlette(
-        routes=[Route(PATH, describe), Route(PATH, Sessions(model), methods=["POST"])],
+        routes=[GetRoute(PATH, model.describe), Route(PATH, Sessions(model), methods=["POST"])],
         middleware=[Middleware(AccessLog), Middleware(Guard, rules=rules)],
         lifespan=lifespan,
         exception_handlers=dict.fromkeys((404, 405), partial(reject_path, hint=f"A draft server has {PATH} alone.")),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated, Any, Literal, TypeVar
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -16,16 +15,16 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
-    TypeAdapter,
     ValidationError,
+    model_validator,
 )
 
 from edgespec.engine.json_schema import is_shallow
 from edgespec.engine.structured_output import Structure, json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.options import OPTIONS
+from edgespec.server.answers import Writer
 from edgespec.service.generation_spec import DraftLength, Effort, GenerationSpec, Settings, Thinking, Tool, make_tool
-from edgespec.service.response import Part
 from edgespec.units import parse_duration
 
 _SAMPLING = {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"}
@@ -80,32 +79,6 @@ class SamplingBody(Body):
         return Settings(**self.model_dump(include=_SAMPLING), **more)
 
 
-class Writer:
-    """Turns the parts of the answers to one request into the events of an interface, and these into a whole answer.
-
-    `index` numbers the answers; the parts of one come in order.
-    """
-
-    last = b""
-    """What ends a stream, after its events."""
-
-    def events(self, index: int, part: Part) -> Iterator[dict[str, Any]]:
-        """The events of a part."""
-        raise NotImplementedError
-
-    def finish(self) -> Iterator[dict[str, Any]]:
-        """The events after all answers."""
-        yield from ()
-
-    def fail(self, error: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The last events of a stream that fails; `error` is the body that a whole answer would have."""
-        yield error
-
-    def response_body(self) -> dict[str, Any]:
-        """The whole answer, after the events of all parts."""
-        raise NotImplementedError
-
-
 # Loading and unloading, and how long a model stays loaded: Ollama's `keep_alive`, LM Studio's `ttl`.
 
 
@@ -157,12 +130,23 @@ class GenerationBody(ResidencyBody):
     earlier ones.
     """
 
+    refused: ClassVar[tuple[str, ...]] = ()
+    """Fields that are not supported, and must not be ignored."""
+
     model: AnyModelName = ""
     stream: bool | None = False
     n: Annotated[int, Field(ge=1, le=1)] | None = 1
     draft_max: Count | None = Field(default=None, validation_alias=AliasChoices("draft_max", "speculative.n_max"))
     draft_min: Count | None = Field(default=None, validation_alias=AliasChoices("draft_min", "speculative.n_min"))
     memory: bool | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, fields: Any) -> Any:
+        for name in cls.refused:
+            if isinstance(fields, dict) and fields.get(name):
+                raise InvalidRequest(f"{name} is not supported.", hint=f"Remove {name}.")
+        return fields
 
     def draft_length(self) -> DraftLength:
         return DraftLength(self.draft_max, self.draft_min or 0)
@@ -231,58 +215,45 @@ class FunctionTool(Body):
     function: Function
 
 
-class TextPart(Body):
-    type: Literal["text", "input_text", "output_text", "refusal"]
+_TEXTS = ("text", "input_text", "output_text", "refusal")
+
+
+class ContentPart(Body):
+    """A part of a message, of which there are many types."""
+
+    type: str
     text: str = ""
 
 
-class OtherPart(Body):
-    type: str
+Parts = Annotated[list[ContentPart], MANY]
 
 
-Parts = Annotated[list[TextPart | OtherPart], MANY]
-
-
-def refuse_fields(body: Body, *names: str) -> None:
-    """Raise InvalidRequest for a field that has a value and is not served."""
-    for name in names:
-        if getattr(body, name):
-            raise InvalidRequest(f"{name} is not supported.", hint=f"Remove {name}.")
-
-
-def join_text(content: str | list[Any] | None) -> str:
+def join_text(content: str | Sequence[ContentPart] | None) -> str:
     """The text of a message's content. Raises InvalidRequest for a part that is not text."""
-    if not isinstance(content, list):
+    if content is None or isinstance(content, str):
         return content or ""
     for part in content:
-        if not hasattr(part, "text"):
-            raise InvalidRequest(f"content of type '{part.type}' is not supported.", hint="Send text only.")
+        if part.type not in _TEXTS:
+            raise InvalidRequest(f"content of type '{part.type[:100]}' is not supported.", hint="Send text only.")
     return "".join(part.text for part in content)
 
 
-# From the bytes of a request to a validated body, within bounds, and beside the event loop where it takes long.
+# From the bytes of a request to a validated body, within bounds.
 
 
 B = TypeVar("B", bound=BaseModel)
-T = TypeVar("T")
 
 _MAX_DEPTH = 128
 _BOUNDS = ((b",", 2**20, "values"), (b"[{:", 2**17, "arrays, objects and keys"))
-"""What there may be of these outside of strings: Python's parser holds the GIL until it has read the last one."""
-_LARGE = 2**14  # bytes; what is done with smaller bodies takes less than a change of threads
-_CHUNK = 2**16
-_THREAD = ThreadPoolExecutor(1, "edgespec-bodies")  # one: several would keep the event loop from the GIL for longer
-
-
-async def compute(body_bytes: int, function: Callable[[], T]) -> T:
-    """The result of `function`, which works on a body of this size: on a thread if that is large."""
-    if body_bytes < _LARGE:
-        return function()
-    return await asyncio.get_running_loop().run_in_executor(_THREAD, function)
+"""What there may be of these outside of strings: Python's parser stops everything else until it has read the last."""
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 
 def parse_body(data: bytes, kind: type[B]) -> B:
-    _check_bounds(data)
+    """The validated body. Raises InvalidRequest."""
+    for marks, limit, name in _BOUNDS:
+        if _count(data, marks) > limit and _count(_STRING.sub(b"", data), marks) > limit:
+            raise InvalidRequest(f"the body has more than {limit:,} {name}.", hint="Send less at once.")
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -292,62 +263,12 @@ def parse_body(data: bytes, kind: type[B]) -> B:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise InvalidRequest(_describe(error), hint="GET /openapi.json describes the body.") from error
-
-
-def _check_bounds(data: bytes) -> None:
-    if all(_count(data, marks) <= limit for marks, limit, _ in _BOUNDS):  # those in strings included
-        return
-    counts = [0] * len(_BOUNDS)
-    for part in _split_strings_off(data):
-        for i, (marks, limit, name) in enumerate(_BOUNDS):
-            counts[i] += _count(part, marks)
-            if counts[i] > limit:
-                raise InvalidRequest(f"the body has more than {limit:,} {name}.", hint="Send less at once.")
+        # The first fault, without the values in it.
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        where = ".".join(str(part) for part in first["loc"])[:200]
+        fault = f"{where or 'the body'}: {first['msg'][:300].rstrip('.')}."
+        raise InvalidRequest(fault, hint="GET /openapi.json describes the body.") from error
 
 
 def _count(data: bytes, marks: bytes) -> int:
     return sum(data.count(mark) for mark in marks)
-
-
-def _split_strings_off(data: bytes) -> Iterator[bytes]:
-    """What is outside of strings, in parts. Works in steps, so that other threads get the GIL between them."""
-    is_inside, rest = False, b""
-    for start in range(0, len(data), _CHUNK):
-        chunk = rest + data[start : start + _CHUNK]
-        is_cut = (len(chunk) - len(chunk.rstrip(b"\\"))) % 2 == 1  # in an escape
-        chunk, rest = (chunk[:-1], b"\\") if is_cut else (chunk, b"")
-        parts = chunk.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        yield b"".join(parts[is_inside::2])
-        is_inside ^= len(parts) % 2 == 0
-
-
-def _describe(error: ValidationError) -> str:
-    """The first fault of a body, without the values in it."""
-    first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    where = ".".join(str(part) for part in first["loc"])[:200]
-    return f"{where or 'the body'}: {first['msg'][:300].rstrip('.')}."
-
-
-# The arguments of tool calls for interfaces in which they are objects rather than text.
-
-
-_OBJECT = TypeAdapter(dict[str, Any])
-
-
-def read_arguments(text: str) -> dict[str, Any]:
-    """The object of a call's arguments.
-
-    Arguments that were cut end with their last complete value, as Anthropic's client reads them. Those that are not
-    JSON are the value of INVALID_JSON, in which Anthropic's documentation wraps them.
-    """
-    if not text:
-        return {}
-    try:
-        return dict(json.loads(text, parse_constant=lambda _: None))  # NaN is not JSON
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return _OBJECT.validate_json(text, experimental_allow_partial=True)
-    except ValueError:
-        return {"INVALID_JSON": text}

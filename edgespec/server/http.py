@@ -10,6 +10,7 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -30,7 +31,7 @@ from edgespec.errors import (
     UnknownModel,
     reason_of,
 )
-from edgespec.server.fields import compute, parse_body
+from edgespec.server.fields import parse_body
 from edgespec.server.record import CLIENT_CLOSED, request_context
 from edgespec.service.process import MAX_SILENCE_S
 
@@ -48,6 +49,8 @@ _OPENAI_ERRORS = {  # status -> type, code; other statuses are a server_error
     415: ("invalid_request_error", None),
     429: ("rate_limit_error", "rate_limit_exceeded"),
 }
+_FOLDERS = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?(?:[/\\][^/\\\s'\"`]+)+[/\\](?=[^/\\\s'\"`])")
+"""The folders of a file on this machine, which an engine or the hub may name: for the log, not for callers."""
 _ANTHROPIC_ERRORS = {  # status -> type; other statuses are an api_error
     400: "invalid_request_error",
     401: "authentication_error",
@@ -65,31 +68,25 @@ _ANTHROPIC_ERRORS = {  # status -> type; other statuses are an api_error
 
 def format_error(path: str, status: int, error: EdgespecError) -> dict[str, Any]:
     """The body of an error in the format of the interface at `path`."""
-    if isinstance(error, PromptTooLong):
-        return _format_overflow(path, error)
-    message = f"{error.message} {error.hint}"
-    if path.startswith("/api/"):
-        return {"error": message}
-    if path.startswith("/v1/messages"):
-        return {"type": "error", "error": {"type": _ANTHROPIC_ERRORS.get(status, "api_error"), "message": message}}
+    is_anthropic = path.startswith("/v1/messages")
+    message = _FOLDERS.sub("", f"{error.message} {error.hint}")
     kind, code = _OPENAI_ERRORS.get(status, ("server_error", None))
-    code = "model_not_found" if isinstance(error, UnknownModel) else code
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
-
-
-def _format_overflow(path: str, error: PromptTooLong) -> dict[str, Any]:
-    """The words and codes by which clients know that they may shorten a conversation and try again."""
-    if path.startswith("/v1/messages"):
-        message = f"prompt is too long: {error.n_prompt} tokens > {error.n_context} maximum"
-        return {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
-    message = (
-        f"This model's maximum context length is {error.n_context} tokens. However, your prompt has {error.n_prompt} "
-        "tokens. Shorten it, or restart the server with a larger --ctx."
-    )
+    more: dict[str, int] = {}
+    if isinstance(error, UnknownModel):
+        code = "model_not_found"
+    elif isinstance(error, PromptTooLong):  # in the words by which clients know that they may shorten a conversation
+        code, more = "context_length_exceeded", {"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_context}
+        message = (
+            f"prompt is too long: {error.n_prompt} tokens > {error.n_context} maximum"
+            if is_anthropic
+            else f"This model's maximum context length is {error.n_context} tokens. However, your prompt has "
+            f"{error.n_prompt} tokens. Shorten it, or restart the server with a larger --ctx."
+        )
     if path.startswith("/api/"):
         return {"error": message}
-    kinds = {"type": "invalid_request_error", "param": None, "code": "context_length_exceeded"}
-    return {"error": {"message": message, **kinds, "n_prompt_tokens": error.n_prompt, "n_ctx": error.n_context}}
+    if is_anthropic:
+        return {"type": "error", "error": {"type": _ANTHROPIC_ERRORS.get(status, "api_error"), "message": message}}
+    return {"error": {"message": message, "type": kind, "param": None, "code": code, **more}}
 
 
 # The limits of a server, and the errors of requests that meet them.
@@ -118,7 +115,7 @@ class Policy:
 B = TypeVar("B", bound=BaseModel)
 
 _LOG = logging.getLogger("edgespec.server")
-_SILENCE_S = 2.5  # a stream that was silent twice as long has had a comment
+_SILENCE_S = 2.5  # a stream that was silent twice as long has had a comment, and another one each time
 _BODY_TIMEOUT_S = 60.0
 _FAREWELL_S = 2.0  # for a client to take the last event when the server stops
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -133,34 +130,24 @@ _STATUS: list[tuple[type[EdgespecError], int]] = [
 
 
 class HttpError(EdgespecError):
-    """An error with an HTTP status of its own. `log_message` is what the log says of it."""
+    """An error with an HTTP status of its own.
 
-    def __init__(self, status: int, message: str, *, hint: str) -> None:
+    log_message    what the log says of it; None: its message
+    retry_after_s  the estimated time until the same request would be served
+    """
+
+    def __init__(
+        self, status: int, message: str, *, hint: str, log_message: str | None = None, retry_after_s: int | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
         self.status = status
-        self.log_message = message
-
-
-class Busy(HttpError):
-    """The queue is full; `retry_after_s` is the estimated time until a place is free."""
-
-    def __init__(self, message: str, *, hint: str, retry_after_s: int) -> None:
-        super().__init__(429, message, hint=hint)
+        self.log_message = log_message or message
         self.retry_after_s = retry_after_s
 
 
-class TimedOut(HttpError):
-    """A call took longer than the server allows, and there is no answer that could end early."""
-
-    def __init__(self, message: str, *, hint: str) -> None:
-        super().__init__(504, message, hint=hint)
-
-
-class ServerStops(HttpError):
-    """The server stops before the request has been answered."""
-
-    def __init__(self) -> None:
-        super().__init__(503, "the server is shutting down.", hint="Try again later.")
+def server_stops() -> HttpError:
+    """The error of a request that the server has not answered before it stops."""
+    return HttpError(503, "the server is shutting down.", hint="Try again later.")
 
 
 async def read_body(request: Request, kind: type[B]) -> B:
@@ -177,7 +164,7 @@ async def read_body(request: Request, kind: type[B]) -> B:
         raise HttpError(408, message, hint="Send it again.") from error
     except ClientDisconnect as error:
         raise HttpError(CLIENT_CLOSED, "the client left.", hint="Send the whole body.") from error
-    return await compute(len(data), lambda: parse_body(data, kind))
+    return parse_body(data, kind)
 
 
 def get_status(error: EdgespecError) -> int:
@@ -215,9 +202,9 @@ class JsonResponse(JSONResponse):
 def error_response(path: str, error: EdgespecError) -> JsonResponse:
     """The response to a request at `path` that failed."""
     status = _note_failure(error)
-    headers = {"retry-after": str(error.retry_after_s)} if isinstance(error, Busy) else None
-    if status == 401:
-        headers = {"www-authenticate": "Bearer"}
+    headers = {"www-authenticate": "Bearer"} if status == 401 else {}
+    if isinstance(error, HttpError) and error.retry_after_s is not None:
+        headers["retry-after"] = str(error.retry_after_s)
     return JsonResponse(format_error(path, status, error), status, headers)
 
 
@@ -280,10 +267,9 @@ class EventStream(Response):
         ends = {sending, watch}
         try:
             while not (await asyncio.wait(ends, timeout=_SILENCE_S, return_when=asyncio.FIRST_COMPLETED))[0]:
-                if not self._is_silent:
-                    self._is_silent = True  # until something is sent
-                elif not self._sending.locked():
+                if self._is_silent and not self._sending.locked():
                     await self._send(send, self.keep_alive)
+                self._is_silent = True  # until something is sent
             if sending.done():
                 sending.result()
             else:
@@ -307,7 +293,7 @@ class EventStream(Response):
         except asyncio.CancelledError:
             if not self._is_stopped:
                 raise
-            failure = ServerStops()
+            failure = server_stops()
         except Exception as error:  # noqa: BLE001 - a bug is logged, and the stream says so
             failure = hide_internal_error(error)
         if failure is None:
@@ -363,6 +349,16 @@ class BodyRoute(Route):
         super().__init__(path, catch_errors(read), methods=[method])
 
 
+class GetRoute(Route):
+    """A route that answers GET with what `read` returns, as JSON."""
+
+    def __init__(self, path: str, read: Callable[[], Mapping[str, Any]]) -> None:
+        async def get(_request: Request) -> Response:
+            return JsonResponse(read())
+
+        super().__init__(path, get)
+
+
 def catch_errors(handler: Handler) -> Handler:
     """`handler`, with its errors as responses in the format of the interface."""
 
@@ -401,14 +397,19 @@ async def reject_path(request: Request, error: Exception, hint: str = "GET /open
 # Of the Via of a caller only servers of edgespec are passed on.
 
 
-_HERE = f"edgespec-{secrets.token_hex(8)}"  # this process
 _SERVER = re.compile(r"edgespec-[0-9a-f]{16}")
+
+
+@cache
+def _name_process() -> str:
+    """A name for this process that no other has."""
+    return f"edgespec-{secrets.token_hex(8)}"
 
 
 def check_proxy_loop(headers: Mapping[str, str]) -> None:
     """Keep for `format_via` who has passed a request on. Raises HttpError (508) where it was here before."""
     servers = _SERVER.findall(headers.get("via", ""))
-    if _HERE in servers:
+    if _name_process() in servers:
         raise HttpError(
             508,
             "the request came back to the server that had sent it.",
@@ -419,4 +420,4 @@ def check_proxy_loop(headers: Mapping[str, str]) -> None:
 
 def format_via() -> str:
     """The Via header of a request that is sent on behalf of the current one."""
-    return ", ".join(f"1.1 {server}" for server in (*request_context().servers, _HERE))
+    return ", ".join(f"1.1 {server}" for server in (*request_context().servers, _name_process()))

@@ -1,27 +1,36 @@
-"""The models of a server. One of this machine is loaded on demand in a process of its own, and unloaded when idle."""
+"""The models of a server, which are loaded on demand and unloaded when idle, downloads, and answers to requests."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from time import monotonic, time
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgespec.engine.events import MemoryUse
 from edgespec.errors import Cancelled, EdgespecError, HubError, InvalidRequest, UnknownModel, reason_of
 from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig, fetch_all, list_cached_files, list_used_files, resolve_download
 from edgespec.registry.schema import load_registry
-from edgespec.server.http import HttpError, Policy, TimedOut
+from edgespec.server.answers import Writer
+from edgespec.server.fields import GenerationBody
+from edgespec.server.http import EventStream, HttpError, Policy, respond_unless_disconnected
 from edgespec.server.metrics import ServerMetrics
-from edgespec.server.record import hide_folders
+from edgespec.server.record import request_context
+from edgespec.server.remote import RemoteSlot
 from edgespec.server.remote_client import RemoteModel
-from edgespec.server.remote_slot import RemoteSlot
-from edgespec.server.slots import ModelSlot, Turn
+from edgespec.server.slots import Answer, ModelSlot, Turn
 from edgespec.service.client import ModelInfo
+from edgespec.service.generation_spec import GenerationSpec
+from edgespec.service.response import Part, Started, merge_deltas
 
 _IDLE_CHECK_S = 1.0
 _POLL_S = 0.1
@@ -77,12 +86,8 @@ class Models:
 
         `owned_by` is that of the server that has the model, because it tells another edgespec what may be sent.
         """
-        if isinstance(slot, RemoteSlot):
-            owner, state = slot.owner or "unknown", "remote"
-        else:
-            owner, state = "edgespec", slot.state
-        kind = {"object": "model", "created": self.created_s, "owned_by": owner}
-        return {"id": slot.name, **kind, "context_length": slot.context_size, "status": {"value": state}}
+        kind = {"object": "model", "created": self.created_s, "owned_by": slot.owner or "unknown"}
+        return {"id": slot.name, **kind, "context_length": slot.context_size, "status": {"value": slot.state}}
 
     def find(self, name: str) -> AnySlot:
         if (slot := self.look_up(name)) is None:
@@ -100,8 +105,8 @@ class Models:
         return None
 
     async def enter(self, slot: AnySlot, *, is_new: bool = True) -> Turn:
-        """Wait for a turn in `slot` and load its model. Raises Busy (see ModelSlot.enter), TimedOut where the model
-        takes longer to load than a call may, or any EdgespecError.
+        """Wait for a turn in `slot` and load its model. Raises HttpError where the queue is full or the model takes
+        longer to load than a call may, or any EdgespecError.
         """
         await slot.enter(is_new=is_new)
         if isinstance(slot, RemoteSlot):
@@ -116,7 +121,7 @@ class Models:
     async def visit(self, slot: ModelSlot) -> AsyncIterator[Turn]:
         """Load the model and keep it loaded, for what neither takes a turn nor waits for one; see ModelSlot.read.
 
-        Raises what `enter` raises, except Busy.
+        Raises what `enter` raises, but never for a full queue.
         """
         async with slot.visit():
             yield await self._require(slot)
@@ -129,7 +134,7 @@ class Models:
             await asyncio.wait({opening}, timeout=self._policy.timeout_s)
             if not opening.done():
                 message = f"the model was not loaded within {self._policy.timeout_s:g} seconds."
-                raise TimedOut(message, hint="Loading goes on; try again.")
+                raise HttpError(504, message, hint="Loading goes on; try again.")
             model_info = opening.result()
         return Turn(ends_s, model_info)
 
@@ -137,7 +142,8 @@ class Models:
         """The task that loads a model, of its own: a caller that leaves must not cancel it for the others."""
         if slot.opening is None:
             slot.opening = asyncio.create_task(self._open(slot))
-            slot.opening.add_done_callback(_consume_error)
+            # Its error counts as seen, though all callers may have left.
+            slot.opening.add_done_callback(lambda opening: opening.cancelled() or opening.exception())
         return slot.opening
 
     async def _open(self, slot: ModelSlot) -> ModelInfo:
@@ -148,7 +154,6 @@ class Models:
         except Exception as error:
             reason = error.message if isinstance(error, EdgespecError) else reason_of(error)
             self._server_metrics.note_failed_open(slot.name, reason)
-            hide_folders(error)
             raise
         finally:
             slot.opening = None
@@ -206,12 +211,6 @@ def require_local(slot: AnySlot) -> ModelSlot:
     return slot
 
 
-def _consume_error(opening: asyncio.Task[ModelInfo]) -> None:
-    """Mark the error of a load as seen: all callers may have left."""
-    if not opening.cancelled():
-        opening.exception()
-
-
 # /api/delete: a model leaves the cache.
 
 
@@ -241,7 +240,7 @@ def _remove(config: LoadConfig, loaded: dict[str, LoadConfig]) -> None:
 # Downloads of models while the server runs, each on a thread and shared by those who ask for it.
 
 
-_EVERY_S = 0.1  # at most so often does a download tell how far a file is
+_LOOK_EVERY_S = 0.1
 _MAX_DOWNLOADS = 8
 
 
@@ -252,6 +251,36 @@ class Progress:
     file: str
     done: int
     total: int
+
+
+class _Download:
+    """The download of a model with what drafts for it. On its thread it is the Reporter."""
+
+    def __init__(self, config: LoadConfig) -> None:
+        self.thread = threading.Thread(target=self._run, name="edgespec-download", daemon=True)
+        self.files: dict[str, Progress] = {}
+        self.error: Exception | None = None
+        self.n_callers = 0
+        self._config = config
+
+    def _run(self) -> None:
+        try:
+            fetch_all(self._config, load_registry(), Hub.from_environment(), self, self._check)
+        except Exception as error:  # noqa: BLE001 - the callers are told
+            self.error = error
+
+    def notice(self, text: str) -> None:
+        """What is said of a plan concerns its load."""
+
+    def loading(self, name: str, fraction: float) -> None:
+        """A download loads nothing."""
+
+    def download(self, name: str, done: int, total: int) -> None:
+        self.files[name] = Progress(name, done, total)
+
+    def _check(self) -> None:
+        if not self.n_callers:
+            raise Cancelled
 
 
 class Downloads:
@@ -266,96 +295,138 @@ class Downloads:
         A download that is under way is joined. It is stopped once all who asked for it have left, and what has arrived
         is kept. Raises any EdgespecError.
         """
-        download = self._running.get(config)
-        if download is None:
-            if len(self._running) >= _MAX_DOWNLOADS:
-                raise InvalidRequest(f"{_MAX_DOWNLOADS} models are being downloaded.", hint="Try again later.")
-            download = self._running[config] = _Download(config, self._forget)
+        if config not in self._running and len(self._running) >= _MAX_DOWNLOADS:
+            raise InvalidRequest(f"{_MAX_DOWNLOADS} models are being downloaded.", hint="Try again later.")
+        download = self._running.setdefault(config, _Download(config))
         download.n_callers += 1
+        if download.thread.ident is None:
+            download.thread.start()
+        shown: dict[str, Progress] = {}
         try:
-            async for each in download.follow():
-                yield each
+            is_over = False
+            while not is_over:
+                is_over = not download.thread.is_alive()
+                for name, each in tuple(download.files.items()):
+                    if shown.get(name) != each:
+                        shown[name] = each
+                        yield each
+                await asyncio.sleep(0 if is_over else _LOOK_EVERY_S)
+            if download.error is not None:
+                raise download.error
         finally:
             download.n_callers -= 1
-            if not download.n_callers:
-                download.stop()
-                self._forget(config, download)
-
-    def _forget(self, config: LoadConfig, download: _Download) -> None:
-        """Another download of the same model may have taken its place."""
-        if self._running.get(config) is download:
-            del self._running[config]
+            if (is_over or not download.n_callers) and self._running.get(config) is download:
+                del self._running[config]
 
 
-class _Download:
-    """One download. As a Reporter it is called on its thread."""
+# Generation behind each interface: a body becomes requests, their parts a response or a stream.
 
-    def __init__(self, config: LoadConfig, forget: Callable[[LoadConfig, _Download], None]) -> None:
-        """`forget` is called on the event loop at the end."""
-        self.n_callers = 0
-        self._forget = partial(forget, config, self)
-        self._files: dict[str, Progress] = {}
-        self._told_s = 0.0
-        self._error: Exception | None = None
-        self._is_over = False
-        self._is_stopped = False
-        self._changed = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        threading.Thread(target=self._run, args=(config,), name="edgespec-download", daemon=True).start()
 
-    async def follow(self) -> AsyncGenerator[Progress, None]:
-        """What is new of each file, until all are here. Raises what the download raised."""
-        shown: dict[str, Progress] = {}
-        while True:
-            changed = self._changed
-            for name, each in self._files.items():
-                if shown.get(name) != each:
-                    shown[name] = each
-                    yield each
-            if self._is_over and self._changed is changed:
-                break
-            await changed.wait()
-        if self._error is not None:
-            raise self._error
+async def generate(
+    request: Request, models: Models, body: GenerationBody, stream: type[EventStream] = EventStream
+) -> Response:
+    """The response to `body`: whole, or a `stream` where it asks for one. Raises any EdgespecError."""
+    slot = models.choose(body.model)
+    body.model = body.model or slot.name  # which the answer repeats
+    writer, warnings = body.writer(), slot.apply_keep_alive(body.keep_alive)
+    memory = request_context().caller.memory if body.memory is not False else None
+    if isinstance(slot, RemoteSlot):
+        answers = await slot.answers(body, await request.body(), remembers=memory == MemoryUse())
+    else:
+        specs = [replace(spec, warnings=(*spec.warnings, *warnings), memory=memory) for spec in body.generation_specs()]
+        answers = [partial(_generate, slot, spec) for spec in specs]
+    parts = generate_parts(models, slot, answers, body.n or 1)
+    if body.stream:
+        return stream(
+            request.url.path,
+            _stream(parts, writer, stream.format),
+            lambda error: b"".join(map(stream.format, writer.fail(error))),
+        )
 
-    def stop(self) -> None:
-        self._is_stopped = True
+    async def collect() -> dict[str, Any]:
+        async with aclosing(parts) as batches:
+            async for index, batch in batches:
+                for part in batch:
+                    list(writer.events(index, part))
+        return writer.response_body()
 
-    def notice(self, text: str) -> None:
-        """What is said of a plan concerns its load."""
+    return await respond_unless_disconnected(request, collect())
 
-    def loading(self, name: str, fraction: float) -> None:
-        """A download loads nothing."""
 
-    def download(self, name: str, done: int, total: int) -> None:
-        now_s = monotonic()
-        if done == total or now_s - self._told_s >= _EVERY_S:
-            self._told_s = now_s
-            self._on_loop(Progress(name, done, total))
+async def _stream(
+    parts: AsyncGenerator[tuple[int, list[Part]], None], writer: Writer, write: Callable[[dict[str, Any]], bytes]
+) -> AsyncGenerator[bytes, None]:
+    """The events of each batch as one piece: every piece is sent on its own."""
+    async with aclosing(parts):
+        async for index, batch in parts:
+            if piece := b"".join(write(event) for part in batch for event in writer.events(index, part)):
+                yield piece
+    if piece := b"".join(map(write, writer.finish())) + writer.last:
+        yield piece
 
-    def _check(self) -> None:
-        if self._is_stopped:
-            raise Cancelled
 
-    def _run(self, config: LoadConfig) -> None:
-        error: Exception | None = None
+async def generate_parts(
+    models: Models, slot: AnySlot, answers: Sequence[Answer], copies: int
+) -> AsyncGenerator[tuple[int, list[Part]], None]:
+    """The parts of `copies` of each of `answers`, in batches of one answer with its index. The parts of one come in
+    order.
+
+    Each answer asks for its turn after the one before has got it, so the request never has two places in the queue.
+    Another answer to the same prompt begins when the first has read it: it finds the prompt in that one's cache. An
+    error, which is any EdgespecError, ends all the answers.
+    """
+    if len(answers) == copies == 1:
+        async with aclosing(answers[0](await models.enter(slot), 0)) as batches:
+            async for parts in batches:
+                yield 0, parts
+        return
+    found: asyncio.Queue[tuple[int, list[Part]] | None] = asyncio.Queue()
+    are_read = [asyncio.Event() for _ in answers]
+
+    async def run_one(number: int, copy: int, has_turn: asyncio.Event) -> None:
+        index = number * copies + copy
+        turn = await models.enter(slot, is_new=index == 0)
+        has_turn.set()
+        async with aclosing(answers[number](turn, copy)) as batches:
+            async for parts in batches:
+                found.put_nowait((index, parts))
+                if any(not isinstance(part, Started) for part in parts):
+                    are_read[number].set()
+
+    async def run_all() -> None:
         try:
-            fetch_all(config, load_registry(), Hub.from_environment(), self, self._check)
-        except Exception as failure:  # noqa: BLE001 - the callers are told
-            hide_folders(failure)
-            error = failure
-        self._on_loop(error)
+            async with asyncio.TaskGroup() as group:
+                for copy, number in product(range(copies), range(len(answers))):
+                    if copy:
+                        await are_read[number].wait()
+                    has_turn = asyncio.Event()
+                    group.create_task(run_one(number, copy, has_turn))
+                    await has_turn.wait()
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            found.put_nowait(None)
 
-    def _on_loop(self, news: Progress | Exception | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._take, news)
+    work = asyncio.create_task(run_all())
+    try:
+        while (batch := await found.get()) is not None:
+            yield batch
+        await work
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
 
-    def _take(self, news: Progress | Exception | None) -> None:
-        """`news`: of a file; or the end, with what failed."""
-        if isinstance(news, Progress):
-            self._files[news.file] = news
-        else:
-            self._error, self._is_over = news, True
-            self._forget()
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+
+async def _generate(slot: ModelSlot, spec: GenerationSpec, turn: Turn, copy: int) -> AsyncGenerator[list[Part], None]:
+    model_info = turn.model_info
+    assert model_info is not None
+    try:
+        request = spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
+        response = spec.make_response(model_info, model_info.plain_speed)
+        speculation = spec.draft_length.apply(model_info.speculation)
+    except BaseException:
+        slot.leave()
+        raise
+    async with slot.stream(request, turn.ends_s, speculation) as batches:  # which ends the turn
+        async for batch in batches:
+            yield merge_deltas([part for event in batch for part in response.parts(event)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -19,7 +19,7 @@ from edgespec.engine.structured_output import Structure, json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.hub.cache import Alias, HubFile, HubQuant, HubRepo, parse_reference
 from edgespec.planner.plan import LoadConfig
-from edgespec.server.embeddings import OllamaEmbeddingsRequest, OllamaEmbedRequest, embedding_route
+from edgespec.server.answers import Block, Event, Step, Writer, read_arguments
 from edgespec.server.fields import (
     FEW,
     MANY,
@@ -32,82 +32,69 @@ from edgespec.server.fields import (
     Stop,
     Stops,
     ThinkingBody,
-    Writer,
-    read_arguments,
-    refuse_fields,
 )
-from edgespec.server.generation import generate
 from edgespec.server.http import (
     BodyRoute,
     EventStream,
+    GetRoute,
     JsonResponse,
     dump_json,
     require_manager,
     respond_unless_disconnected,
 )
-from edgespec.server.models import TAG, AnySlot, Downloads, Models, Progress, remove_model, require_local
+from edgespec.server.inputs import OllamaEmbeddingsRequest, OllamaEmbedRequest, embedding_route
+from edgespec.server.models import TAG, AnySlot, Downloads, Models, Progress, generate, remove_model, require_local
+from edgespec.server.openai import PastCall
 from edgespec.server.slots import ModelSlot
-from edgespec.service.generation_spec import GenerationSpec, format_call, make_message, split_start
-from edgespec.service.response import Done, Part, ReasoningDelta, TextDelta, new_id
+from edgespec.service.generation_spec import GenerationSpec, make_message, split_start
+from edgespec.service.response import Done
 from edgespec.text.chat_template import Message
 from edgespec.text.reasoning import detect_format
-from edgespec.text.tool_formats import CallEnd
 
 # The answers of Ollama's interface: JSON objects, one a line, with times in nanoseconds.
 
 
-Answer = Callable[[str, str, list[dict[str, Any]]], dict[str, Any]]
+FormatAnswer = Callable[[str, str, list[Block]], dict[str, Any]]
 """Formats text, reasoning and tool calls as the fields of a line."""
 
 
 class LineWriter(Writer):
     """One answer. Calls are whole; one that was cut is left out, since no field would say so."""
 
-    def __init__(self, model: str, answer: Answer) -> None:
+    def __init__(self, model: str, form: FormatAnswer) -> None:
+        super().__init__()
         self._model = model
-        self._answer = answer
+        self._form = form
         self._began_s = monotonic()
-        self._text = ""
-        self._reasoning = ""
-        self._calls: list[dict[str, Any]] = []
-        self._end: dict[str, Any] = {}
 
-    def events(self, index: int, part: Part) -> Iterator[dict[str, Any]]:
-        match part:
-            case TextDelta(text):
-                self._text += text
+    def write(self, index: int, step: Step) -> Iterator[Event]:
+        match step:
+            case "grow", Block(kind="text"), text:
                 yield self._line(text)
-            case ReasoningDelta(text):
-                self._reasoning += text
+            case "grow", Block(kind="reasoning"), text:
                 yield self._line(reasoning=text)
-            case CallEnd(number, call, is_cut=False):
-                function = {"index": number, "name": call.name, "arguments": read_arguments(call.arguments)}
-                self._calls.append({"id": new_id("call_"), "function": function})
-                yield self._line(calls=self._calls[-1:])
+            case "close", Block(kind="call", status="completed") as block, _:
+                yield self._line(calls=[block])
             case Done():
-                self._end = self._finish(part)
-                yield self._line(**self._end)
+                yield self._line(**self._format_end(step))
 
     def response_body(self) -> dict[str, Any]:
-        return self._line(self._text, self._reasoning, self._calls, **self._end)
+        answer = self.answers[0]
+        assert answer.end is not None
+        calls = [block for block in answer.calls if block.status == "completed"]
+        return self._line(answer.join("text"), answer.join("reasoning"), calls, **self._format_end(answer.end))
 
     def load_body(self, reason: Literal["load", "unload"]) -> dict[str, Any]:
         """The answer to a request without a prompt, which has loaded or unloaded the model."""
         return self._line(done=True, done_reason=reason)
 
     def _line(
-        self,
-        text: str = "",
-        reasoning: str = "",
-        calls: list[dict[str, Any]] | None = None,
-        *,
-        done: bool = False,
-        **more: Any,
+        self, text: str = "", reasoning: str = "", calls: Sequence[Block] = (), *, done: bool = False, **more: Any
     ) -> dict[str, Any]:
         head = {"model": self._model, "created_at": format_time(datetime.now(UTC))}
-        return {**head, **self._answer(text, reasoning, calls or []), "done": done, **more}
+        return {**head, **self._form(text, reasoning, [*calls]), "done": done, **more}
 
-    def _finish(self, end: Done) -> dict[str, Any]:
+    def _format_end(self, end: Done) -> dict[str, Any]:
         """The last line's fields. What is neither reading nor writing counts as loading, such as waiting."""
         total_s, metrics = monotonic() - self._began_s, end.metrics
         written_s = (metrics.ttft_s or metrics.prefill_s) - metrics.prefill_s
@@ -133,16 +120,26 @@ class LineStream(EventStream):
     format = staticmethod(lambda data: dump_json(data) + b"\n")
 
 
-def format_message(text: str, reasoning: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
-    thinking = {"thinking": reasoning} if reasoning else {}
-    return {"message": {"role": "assistant", "content": text, **thinking, **({"tool_calls": calls} if calls else {})}}
+def format_message(text: str, reasoning: str, calls: list[Block]) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if reasoning:
+        message["thinking"] = reasoning
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": f"call_{each.id}",
+                "function": {"index": each.number, "name": each.name, "arguments": read_arguments(each.text)},
+            }
+            for each in calls
+        ]
+    return {"message": message}
 
 
-def format_response(text: str, reasoning: str, _calls: list[dict[str, Any]]) -> dict[str, Any]:
+def format_response(text: str, reasoning: str, _calls: list[Block]) -> dict[str, Any]:
     return {"response": text, **({"thinking": reasoning} if reasoning else {})}
 
 
-def format_raw(text: str, reasoning: str, _calls: list[dict[str, Any]]) -> dict[str, Any]:
+def format_raw(text: str, reasoning: str, _calls: list[Block]) -> dict[str, Any]:
     """Raw text is not split."""
     return {"response": reasoning + text}
 
@@ -156,6 +153,10 @@ _NOT_FOLLOWED = frozenset({
     "main_gpu", "mirostat", "mirostat_eta", "mirostat_tau", "num_batch", "num_ctx", "num_gpu", "num_keep", "num_thread",
     "penalize_newline", "repeat_last_n", "tfs_z", "typical_p", "use_mlock", "use_mmap",
 })  # fmt: skip
+
+
+_NO_REASON = "it is not supported in requests."
+_REASONS = {"num_ctx": "the server's --ctx sets the context."}
 
 
 class OllamaOptions(SamplingBody):
@@ -175,22 +176,19 @@ class OllamaOptions(SamplingBody):
             "seed": None if self.seed == -1 else self.seed,
             "max_tokens": NO_LIMIT if (self.num_predict or 0) < 0 else self.num_predict or None,
             "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            "warnings": tuple(f"options.{name} is ignored: {_explain(name)}" for name in ignored),
+            "warnings": tuple(f"options.{name} is ignored: {_REASONS.get(name, _NO_REASON)}" for name in ignored),
         }
-
-
-def _explain(name: str) -> str:
-    return "the server's --ctx sets the context." if name == "num_ctx" else "it is not supported in requests."
 
 
 class OllamaBody(GenerationBody, ThinkingBody):
     """The fields that /api/chat and /api/generate share."""
 
+    refused = ("logprobs", "images", "template", "context")
+
     stream: bool | None = True
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: OllamaOptions | None = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
-    logprobs: bool | None = None
 
     def structure(self) -> Structure | None:
         if not self.format:
@@ -198,7 +196,6 @@ class OllamaBody(GenerationBody, ThinkingBody):
         return json_structure() if self.format == "json" else json_structure(self.format)
 
     def make_spec(self, prompt: Prompt, **more: Any) -> GenerationSpec:
-        refuse_fields(self, "logprobs")
         options = self.options or OllamaOptions()
         effort = self.think if isinstance(self.think, str) else None
         thinking = self.make_thinking(is_on=None if self.think is None else bool(self.think), effort=effort)
@@ -207,33 +204,23 @@ class OllamaBody(GenerationBody, ThinkingBody):
         return GenerationSpec(prompt, **fields)
 
 
-class OllamaFunction(Body):
-    name: str
-    arguments: dict[str, Any] = Field(default_factory=dict)
-
-
-class OllamaCall(Body):
-    id: str = ""
-    function: OllamaFunction
-
-
 class OllamaMessage(Body):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
     images: Annotated[list[Any], FEW] | None = None
-    tool_calls: Annotated[list[OllamaCall], MANY] | None = None
+    tool_calls: Annotated[list[PastCall], MANY] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
 
     def message(self) -> Message:
-        refuse_fields(self, "images")
-        calls = [format_call(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or ()]
+        if self.images:
+            raise InvalidRequest("images is not supported.", hint="Remove images.")
         return make_message(
             self.role,
             self.content or "",
             name=self.tool_name,
-            tool_calls=calls or None,
+            tool_calls=[call.format() for call in self.tool_calls or ()] or None,
             tool_call_id=self.tool_call_id,
             reasoning_content=self.thinking or None,
         )
@@ -272,9 +259,6 @@ class OllamaGenerateRequest(OllamaBody):
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
-    images: Annotated[list[Any], FEW] | None = None
-    template: str | None = None
-    context: Any = None
 
     @property
     def is_empty(self) -> bool:
@@ -285,7 +269,6 @@ class OllamaGenerateRequest(OllamaBody):
         return LineWriter(self.model, format_raw if self.raw or self.suffix else format_response)
 
     def generation_spec(self) -> GenerationSpec:
-        refuse_fields(self, "images", "template", "context")
         if (self.raw or self.suffix) and self.system:
             raise InvalidRequest("raw and suffix have no system message.", hint="Put it into the prompt.")
         return self.make_spec(self._prompt())
@@ -464,15 +447,6 @@ def ollama_routes(models: Models) -> list[Route]:
         await remove_model(models, body.config(models))
         return Response()
 
-    async def get_tags(_request: Request) -> Response:
-        return JsonResponse(list_tags(models))
-
-    async def get_running(_request: Request) -> Response:
-        return JsonResponse(list_running(models))
-
-    async def get_version(_request: Request) -> Response:
-        return JsonResponse({"version": API_VERSION})
-
     return [
         BodyRoute("/api/chat", OllamaChatRequest, answer),
         BodyRoute("/api/generate", OllamaGenerateRequest, answer),
@@ -481,7 +455,7 @@ def ollama_routes(models: Models) -> list[Route]:
         BodyRoute("/api/pull", PullRequest, pull_model, manages=True),
         BodyRoute("/api/show", ShowRequest, show_model),
         BodyRoute("/api/delete", DeleteRequest, delete_model, manages=True, method="DELETE"),
-        Route("/api/tags", get_tags),
-        Route("/api/ps", get_running),
-        Route("/api/version", get_version),
+        GetRoute("/api/tags", lambda: list_tags(models)),
+        GetRoute("/api/ps", lambda: list_running(models)),
+        GetRoute("/api/version", lambda: {"version": API_VERSION}),
     ]

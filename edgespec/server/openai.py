@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import Annotated, Any, Literal
@@ -11,9 +12,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from edgespec import __version__
-from edgespec.engine.events import Gap, PromptScores, Scored, TokenPrompt
+from edgespec.engine.events import Gap, PromptScores, TokenPrompt
 from edgespec.engine.structured_output import Structure, Text, grammar_structure, json_structure, regex_structure
 from edgespec.errors import InvalidRequest
+from edgespec.server.answers import Answer, Block, Event, Step, Writer, format_score
 from edgespec.server.fields import (
     FEW,
     MANY,
@@ -29,9 +31,7 @@ from edgespec.server.fields import (
     Stops,
     ThinkingBody,
     Tokens,
-    Writer,
     join_text,
-    refuse_fields,
 )
 from edgespec.service.generation_spec import (
     Effort,
@@ -42,9 +42,8 @@ from edgespec.service.generation_spec import (
     parse_arguments,
     split_start,
 )
-from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, count_usage, new_id
+from edgespec.service.response import Done, Part, Started, count_usage, new_id
 from edgespec.text.chat_template import Message
-from edgespec.text.tool_formats import CallDelta, CallEnd, CallStart
 
 # The fields that /v1/chat/completions and /v1/completions share, and those of llama.cpp's server and vLLM in them.
 
@@ -134,7 +133,6 @@ def _parse_json(schema: dict[str, Any] | bool | str) -> Any:
 
 
 _FINGERPRINT = f"edgespec-{__version__}"
-_MIN_LOGPROB = -9999.0  # OpenAI's value for -inf, which JSON cannot hold
 
 
 class ChoicesWriter(Writer):
@@ -142,41 +140,46 @@ class ChoicesWriter(Writer):
 
     last = b"data: [DONE]\n\n"
 
-    def __init__(self, request: CompletionBody, head: dict[str, Any], chunk_object: str) -> None:
-        """`head`: the first fields of the body. `chunk_object`: the value of `object` in chunks."""
+    def __init__(self, request: CompletionBody, kind: str, chunk_kind: str, id_prefix: str) -> None:
+        """`kind` and `chunk_kind`: the value of `object` in the whole answer and in chunks."""
+        super().__init__()
         self._wants_usage = request.stream_options is not None and request.stream_options.include_usage
         self._head = {
-            **head,
+            "id": new_id(id_prefix),
+            "object": kind,
             "created": int(time.time()),
             "model": request.model,
             "system_fingerprint": _FINGERPRINT,
         }
-        self._chunk_object = chunk_object
+        self._chunk_kind = chunk_kind
         self._copies = request.n or 1
-        self._scores: dict[int, list[dict[str, Any]]] = {}  # logprobs of a choice, one entry per token
-        self._sent: dict[int, int] = {}  # how many of them stand in chunks
-        self._ends: dict[int, Done] = {}
+        self._n_sent: defaultdict[int, int] = defaultdict(int)  # scores of each answer in chunks so far
 
-    def finish(self) -> Iterator[dict[str, Any]]:
+    def finish(self) -> Iterator[Event]:
         """The usage, if the client asked for it."""
         if self._wants_usage:
-            yield self._chunk([], usage=count_usage(self._ordered_ends(), self._copies))
+            yield self._chunk([], usage=count_usage(self._ends(), self._copies))
 
-    def _body(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        ends = self._ordered_ends()
+    def response_body(self) -> dict[str, Any]:
+        choices = [self.choice(index, answer) for index, answer in sorted(self.answers.items())]
+        ends = self._ends()
         return {**self._head, "choices": choices, "usage": count_usage(ends, self._copies), **ends[0].extensions()}
 
-    def _ordered_ends(self) -> list[Done]:
-        """The ends of the answers by index: they end in any order."""
-        return [end for _, end in sorted(self._ends.items())]
+    def choice(self, index: int, answer: Answer) -> dict[str, Any]:
+        """The whole answer as an entry of `choices`."""
+        raise NotImplementedError
 
-    def _chunk(self, choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
-        return {**self._head, "object": self._chunk_object, "choices": choices, **extra}
+    def _ends(self) -> list[Done]:
+        """The ends of the answers by index: they end in any order."""
+        return [answer.end for _, answer in sorted(self.answers.items()) if answer.end is not None]
+
+    def _chunk(self, choices: list[dict[str, Any]], **extra: Any) -> Event:
+        return {**self._head, "object": self._chunk_kind, "choices": choices, **extra}
 
     def _take_scores(self, index: int) -> list[dict[str, Any]]:
         """The logprobs of the tokens whose text is about to be sent."""
-        scores = self._scores.get(index, [])
-        start, self._sent[index] = self._sent.get(index, 0), len(scores)
+        scores = self.answers[index].scores
+        start, self._n_sent[index] = self._n_sent[index], len(scores)
         return scores[start:]
 
 
@@ -187,24 +190,21 @@ def make_choice(
     return {"index": index, **content, "finish_reason": reason, "logprobs": logprobs}
 
 
-def format_score(score: Scored) -> dict[str, Any]:
-    """The logprobs of one token in the form of /v1/chat/completions."""
-    top = [_format_token(text, logprob) for text, logprob in score.top]
-    return {**_format_token(score.text, score.logprob), "top_logprobs": top}
-
-
-def _format_token(text: bytes, logprob: float) -> dict[str, Any]:
-    return {"token": text.decode("utf-8", "replace"), "logprob": max(logprob, _MIN_LOGPROB), "bytes": list(text)}
-
-
 class CalledFunction(Body):
     name: str
-    arguments: str = "{}"
+    arguments: str | dict[str, Any] = "{}"
 
 
 class PastCall(Body):
+    """A call in the history: OpenAI's arguments are text, Ollama's an object."""
+
     id: str = ""
     function: CalledFunction
+
+    def format(self) -> dict[str, Any]:
+        arguments = self.function.arguments
+        parsed = parse_arguments(arguments) if isinstance(arguments, str) else arguments
+        return format_call(self.id, self.function.name, parsed)
 
 
 class ChatMessage(Body):
@@ -219,12 +219,11 @@ class ChatMessage(Body):
 
     def message(self) -> Message:
         past = self.tool_calls or ([PastCall(function=self.function_call)] if self.function_call else ())
-        calls = [format_call(call.id, call.function.name, parse_arguments(call.function.arguments)) for call in past]
         return make_message(
             {"developer": "system", "function": "tool"}.get(self.role, self.role),
             join_text(self.content),
             name=self.name,
-            tool_calls=calls or None,
+            tool_calls=[call.format() for call in past] or None,
             tool_call_id=self.tool_call_id,
             reasoning_content=self.reasoning_content,
         )
@@ -247,6 +246,8 @@ class ChatRequest(CompletionBody, ThinkingBody):
     prompt ends with the last message.
     """
 
+    refused = ("audio", "web_search_options")
+
     messages: Annotated[list[ChatMessage], MANY, Field(min_length=1)]
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
@@ -262,8 +263,6 @@ class ChatRequest(CompletionBody, ThinkingBody):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     modalities: Annotated[list[str], FEW] | None = None
-    audio: Any = None
-    web_search_options: Any = None
 
     def writer(self) -> ChatWriter:
         return ChatWriter(self)
@@ -273,7 +272,6 @@ class ChatRequest(CompletionBody, ThinkingBody):
             raise InvalidRequest("top_logprobs needs logprobs.", hint="Set logprobs to true.")
         if set(self.modalities or ()) - {"text"}:
             raise InvalidRequest("answers are text only.", hint="Remove modalities.")
-        refuse_fields(self, "audio", "web_search_options")
         if (self.functions or self.function_call) and (self.tools or self.tool_choice):
             raise InvalidRequest("functions cannot be combined with tools.", hint="Send tools only.")
         choice = self.function_call or self.tool_choice
@@ -322,60 +320,53 @@ class ChatRequest(CompletionBody, ThinkingBody):
         return continues
 
 
+_FIELDS = {"text": "content", "reasoning": "reasoning_content"}
+
+
 class ChatWriter(ChoicesWriter):
     """The answers to one request."""
 
     def __init__(self, request: ChatRequest) -> None:
-        super().__init__(request, {"object": "chat.completion", "id": new_id("chatcmpl-")}, "chat.completion.chunk")
-        self._messages: dict[int, dict[str, Any]] = {}
+        super().__init__(request, "chat.completion", "chat.completion.chunk", "chatcmpl-")
         self._has_functions = bool(request.functions)
 
-    def events(self, index: int, part: Part) -> Iterator[dict[str, Any]]:
-        message = self._messages.setdefault(index, {"role": "assistant", "content": None, "refusal": None})
-        match part:
+    def write(self, index: int, step: Step) -> Iterator[Event]:
+        match step:
             case Started():
                 yield self._delta(index, {"role": "assistant", "content": ""})
-            case TextDelta(text):
-                message["content"] = (message["content"] or "") + text
-                yield self._delta(index, {"content": text})
-            case ReasoningDelta(text):
-                message["reasoning_content"] = message.get("reasoning_content", "") + text
-                yield self._delta(index, {"reasoning_content": text})
-            case CallStart(number, name):
-                yield self._call_delta(index, number, name, id=new_id("call_"), type="function")
-            case CallDelta(number, arguments):
-                yield self._call_delta(index, number, None, arguments)
-            case CallEnd(call=call) if self._has_functions:
-                message["function_call"] = {"name": call.name, "arguments": call.arguments}
-            case CallEnd(call=call):
-                message.setdefault("tool_calls", []).append(format_call(new_id("call_"), call.name, call.arguments))
-            case Scored():
-                self._scores.setdefault(index, []).append(format_score(part))
+            case "begin", Block(kind="call") as block, _:
+                head = {"id": f"call_{block.id}", "type": "function"}
+                yield self._call_delta(index, block, {"name": block.name, "arguments": ""}, head)
+            case "grow", Block(kind="call") as block, text:
+                yield self._call_delta(index, block, {"arguments": text}, {})
+            case "grow", block, text:
+                yield self._delta(index, {_FIELDS[block.kind]: text})
             case Done():
-                self._ends[index] = part
-                yield self._delta(index, {}, self._reason(part), **part.extensions())
+                yield self._delta(index, {}, self._reason(step), **step.extensions())
 
-    def response_body(self) -> dict[str, Any]:
-        choices = []
-        for i, message in sorted(self._messages.items()):
-            content = message["content"] or (None if {"tool_calls", "function_call"} & set(message) else "")
-            whole, scores = {"message": {**message, "content": content}}, self._scores.get(i, [])
-            choices.append(make_choice(i, whole, self._reason(self._ends[i]), _wrap_scores(scores)))
-        return self._body(choices)
+    def choice(self, index: int, answer: Answer) -> dict[str, Any]:
+        assert answer.end is not None
+        calls = [format_call(f"call_{each.id}", each.name, each.text) for each in answer.calls]
+        text, reasoning = answer.join("text"), answer.join("reasoning")
+        message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if calls and self._has_functions:
+            message["function_call"] = calls[-1]["function"]
+        elif calls:
+            message["tool_calls"] = calls
+        return make_choice(index, {"message": message}, self._reason(answer.end), _wrap_scores(answer.scores))
 
-    def _call_delta(self, index: int, call: int, name: str | None, arguments: str = "", **head: str) -> dict[str, Any]:
-        """A part of a call's arguments, or its beginning with the name and `head`. Before there were tools, `functions`
-        had calls without a head.
-        """
-        function = {"arguments": arguments} if name is None else {"name": name, "arguments": arguments}
+    def _call_delta(self, index: int, block: Block, function: dict[str, Any], head: dict[str, Any]) -> Event:
+        """A part of a call. Before there were tools, `functions` had calls without a head."""
         if self._has_functions:
             return self._delta(index, {"function_call": function})
-        return self._delta(index, {"tool_calls": [{"index": call, **head, "function": function}]})
+        return self._delta(index, {"tool_calls": [{"index": block.number, **head, "function": function}]})
 
     def _reason(self, end: Done) -> str:
         return "function_call" if self._has_functions and end.reason == "tool_calls" else end.reason
 
-    def _delta(self, index: int, delta: dict[str, Any], reason: str | None = None, **extra: Any) -> dict[str, Any]:
+    def _delta(self, index: int, delta: dict[str, Any], reason: str | None = None, **extra: Any) -> Event:
         usage = {"usage": None} if self._wants_usage else {}
         choice = make_choice(index, {"delta": delta}, reason, _wrap_scores(self._take_scores(index)))
         return self._chunk([choice], **usage, **extra)
@@ -443,35 +434,34 @@ class CompletionWriter(ChoicesWriter):
     """The answers to one request."""
 
     def __init__(self, request: CompletionRequest) -> None:
-        super().__init__(request, {"id": new_id("cmpl-"), "object": "text_completion"}, "text_completion")
+        super().__init__(request, "text_completion", "text_completion", "cmpl-")
         texts = [each if isinstance(each, str) else "" for each in request.prompts()]
         self._echoes = texts if request.echo else [""] * len(texts)
         self._texts: dict[int, str] = {}
 
-    def events(self, index: int, part: Part) -> Iterator[dict[str, Any]]:
-        echo = self._echoes[index // self._copies]  # that of token ids comes with their scores
-        match part:
-            case PromptScores():
-                self._scores[index] = _format_prompt(part)
-                yield self._grow(index, echo or "".join(score["token"] for score in self._scores[index]))
-            case Started() if echo and index not in self._texts:
-                yield self._grow(index, echo)
-            case TextDelta(text) | ReasoningDelta(text):
-                yield self._grow(index, text)
-            case Scored():
-                self._scores.setdefault(index, []).append(format_score(part))
+    def events(self, index: int, part: Part) -> Iterator[Event]:
+        if isinstance(part, PromptScores):
+            scores = self.answers[index].scores = _format_prompt(part)
+            echo = self._echoes[index // self._copies] or "".join(score["token"] for score in scores)
+            yield self._add_text(index, echo)
+        else:
+            yield from super().events(index, part)
+
+    def write(self, index: int, step: Step) -> Iterator[Event]:
+        match step:
+            case Started() if (echo := self._echoes[index // self._copies]) and index not in self._texts:
+                yield self._add_text(index, echo)
+            case "grow", _, text:
+                yield self._add_text(index, text)
             case Done():
-                self._ends[index] = part
-                yield self._grow(index, "", part.reason, **part.extensions())
+                yield self._add_text(index, "", step.reason, **step.extensions())
 
-    def response_body(self) -> dict[str, Any]:
-        choices = []
-        for index, text in sorted(self._texts.items()):
-            logprobs = _format_logprobs(self._scores.get(index, []), 0)  # the prompt is among them if it is repeated
-            choices.append(make_choice(index, {"text": text}, self._ends[index].reason, logprobs))
-        return self._body(choices)
+    def choice(self, index: int, answer: Answer) -> dict[str, Any]:
+        assert answer.end is not None
+        logprobs = _format_logprobs(answer.scores, 0)  # the prompt is among them if it is repeated
+        return make_choice(index, {"text": self._texts[index]}, answer.end.reason, logprobs)
 
-    def _grow(self, index: int, text: str, reason: str | None = None, **extra: Any) -> dict[str, Any]:
+    def _add_text(self, index: int, text: str, reason: str | None = None, **extra: Any) -> Event:
         before = self._texts.get(index, "")
         self._texts[index] = before + text
         logprobs = _format_logprobs(self._take_scores(index), len(before))

@@ -6,7 +6,6 @@ import hashlib
 import hmac
 import json
 import logging
-import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
@@ -16,7 +15,6 @@ from time import monotonic
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.engine.events import Finished, MemoryUse
-from edgespec.errors import EdgespecError
 
 # API keys: who calls a server, and what a caller may do.
 
@@ -77,20 +75,13 @@ def hash_key(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
 
-class Keys:
-    """The keys of a server."""
-
-    def __init__(self, read: Callable[[], Sequence[Key]]) -> None:
-        """`read` returns the keys that are valid at the time."""
-        self._read = read
-
-    def identify(self, key: str) -> Caller | None:
-        """The caller with this key, found in constant time; None if there is none."""
-        digest, found = hash_key(key), None
-        for each in self._read():
-            if hmac.compare_digest(digest, each.digest):
-                found = each.caller
-        return found
+def find_caller(keys: Sequence[Key], key: str) -> Caller | None:
+    """The caller with this key, found in constant time; None if there is none."""
+    digest, found = hash_key(key), None
+    for each in keys:
+        if hmac.compare_digest(digest, each.digest):
+            found = each.caller
+    return found
 
 
 _MAX_PATH = 200  # characters
@@ -173,18 +164,6 @@ _CONTEXT: ContextVar[RequestContext] = ContextVar("request")
 def request_context() -> RequestContext:
     """The record of the request in whose context this runs; a new one outside of requests."""
     return _CONTEXT.get(None) or RequestContext()
-
-
-# What an engine or the hub says of this machine's folders is for the log, not for callers.
-
-
-_FOLDERS = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?(?:[/\\][^/\\\s'\"`]+)*[/\\](?=[^/\\\s'\"`])")  # of a file
-
-
-def hide_folders(error: BaseException | None) -> None:
-    """Leave the folders out of the names of files in an error's text."""
-    if isinstance(error, EdgespecError):
-        error.message, error.hint = (_FOLDERS.sub("", text) for text in (error.message, error.hint))
 
 
 # AccessLog: ASGI middleware that writes a line for each request.

@@ -7,8 +7,8 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +17,7 @@ import httpx
 
 from edgespec import __version__
 from edgespec.errors import EdgespecError, InvalidRequest, PromptTooLong
-from edgespec.server.http import Busy, HttpError, dump_json, format_via
+from edgespec.server.http import HttpError, dump_json, format_via
 from edgespec.sockets import is_loopback, keep_alive
 
 # RemoteModel: a model of another server with OpenAI's interface, and how its table in a configuration is checked.
@@ -67,21 +67,15 @@ class RemoteModel:
 def _check_url(url: str) -> str:
     """The URL; one without a path gets OpenAI's, /v1. Raises InvalidRequest."""
     try:
-        parts = urlsplit(url)
-        is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
-        is_sound = is_sound and bool(httpx.URL(url).host)  # what cannot be asked, such as a name that is no text
-    except (ValueError, httpx.InvalidURL):
+        parsed = httpx.URL(url)
+        is_sound = parsed.scheme in ("http", "https") and bool(parsed.host) and (parsed.port or 1) < 2**16
+    except (ValueError, httpx.InvalidURL):  # of a host that is no name
         is_sound = False
-    if not is_sound or any(each.isspace() for each in url):
-        raise InvalidRequest("url is not an http or https address.", hint=_URL_HINT)
-    if "@" in parts.netloc:
+    if not is_sound or parsed.query or parsed.fragment or any(each.isspace() for each in url):
+        raise InvalidRequest("url is not an http or https address of a server.", hint=_URL_HINT)
+    if parsed.userinfo:
         raise InvalidRequest("url holds a name or a password.", hint="Put the key into a variable and set key_env.")
-    if parts.query or parts.fragment:
-        raise InvalidRequest("url has more than a path.", hint=_URL_HINT)
-    path = parts.path.rstrip("/") or "/v1"
-    if path.endswith(("/completions", "/models", "/embeddings", "/responses", "/messages")):
-        raise InvalidRequest("url names one path of the interface.", hint=_URL_HINT)
-    return f"{parts.scheme}://{parts.netloc}{path}"
+    return str(parsed.copy_with(path=parsed.path.rstrip("/") or "/v1"))
 
 
 def _read_key(variable: str) -> str:
@@ -91,10 +85,10 @@ def _read_key(variable: str) -> str:
             hint='Put the key into a variable such as BIG_KEY, and write key_env = "BIG_KEY".',
         )
     key = os.environ.get(variable, "").strip()
-    if not key:
-        raise InvalidRequest(f"the environment variable {variable} is not set.", hint=f"Set it: export {variable}=...")
     if not _KEY.fullmatch(key):
-        raise InvalidRequest(f"{variable} holds characters that no key has.", hint="Set it to the key alone.")
+        raise InvalidRequest(
+            f"the environment variable {variable} is not set, or holds no key.", hint=f"Set it: export {variable}=..."
+        )
     return key
 
 
@@ -122,35 +116,37 @@ class Unreachable(RemoteFailure):
 
 
 class RemoteRefusal(HttpError):
-    """The other server refuses a request; the message is its own."""
+    """The other server refuses a request; the message is its own, which may quote the request."""
 
-    def __init__(self, name: str, status: int, message: str) -> None:
-        super().__init__(status, message, hint=f"(The server behind '{name}' says so.)")
-        self.log_message = f"the server behind '{name}' refuses the request with status {status}."
+
+_FAILURES: tuple[tuple[type[Exception], str, str], ...] = (  # the first kind that an error is, or was caused by
+    (ssl.SSLError, "does not speak TLS as it should", CHECK_URL),
+    (socket.gaierror, "cannot be reached (its name is not known)", CHECK_URL),
+    (httpx.ConnectTimeout, "cannot be reached (no answer)", f"Start it. {CHECK_URL}"),
+    (httpx.ProxyError, "cannot be reached through the proxy", "Check HTTPS_PROXY and NO_PROXY."),
+    (httpx.ConnectError, "cannot be reached", f"Start it. {CHECK_URL}"),
+    (httpx.NetworkError, "ended the connection", _AGAIN),
+    (httpx.RemoteProtocolError, "ended the connection", _AGAIN),
+    (Exception, "does not answer as HTTP", CHECK_URL),
+)
 
 
 def explain_failure(name: str, error: httpx.HTTPError | OSError) -> Unreachable:
     """The error of a connection that cannot be made, or that broke."""
-    causes = list(_causes(error))
-    if found := next((each for each in causes if isinstance(each, ssl.SSLCertVerificationError)), None):
-        reason = found.verify_message.split(",")[0].rstrip(".").lower()  # the rest names the host
-        hint = "Trust its certificate with SSL_CERT_FILE, or use its right name in url."
-        return Unreachable(name, f"has a certificate that is not trusted ({reason})", hint)
-    if any(isinstance(each, ssl.SSLError) for each in causes):
-        return Unreachable(name, "does not speak TLS as it should", CHECK_URL)
-    if isinstance(error, httpx.ConnectTimeout):
-        return Unreachable(name, "cannot be reached (no answer)", f"Start it. {CHECK_URL}")
-    if isinstance(error, httpx.ProxyError):
-        return Unreachable(name, "cannot be reached through the proxy", "Check HTTPS_PROXY and NO_PROXY.")
-    if isinstance(error, httpx.ConnectError):
-        return Unreachable(name, f"cannot be reached ({_name_cause(causes)})", f"Start it. {CHECK_URL}")
-    if isinstance(error, httpx.RemoteProtocolError | httpx.ReadError | httpx.WriteError | httpx.CloseError):
-        return Unreachable(name, "ended the connection", _AGAIN)
-    return Unreachable(name, "does not answer as HTTP", CHECK_URL)
+    causes: list[BaseException] = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+        causes.append(cause)
+    for each in causes:
+        if isinstance(each, ssl.SSLCertVerificationError):
+            reason = each.verify_message.split(",")[0].rstrip(".").lower()  # the rest names the host
+            hint = "Trust its certificate with SSL_CERT_FILE, or use its right name in url."
+            return Unreachable(name, f"has a certificate that is not trusted ({reason})", hint)
+    fits = (rest for kind, *rest in _FAILURES if any(isinstance(each, kind) for each in causes))
+    return Unreachable(name, *next(fits))
 
 
 def explain_status(name: str, model: RemoteModel, response: httpx.Response, body: bytes) -> EdgespecError:
-    """The error of a response that is not 200. `body` is the beginning of its body."""
+    """The error of a response that is not 200. `body` is its body."""
     status, told = response.status_code, read_error(body)
     if status in _NO_KEY:
         return _explain_key(name, model)
@@ -169,20 +165,23 @@ def explain_error(
     """The error that another server has told. `status`: that of the response, or the one that an event names."""
     if status in _NO_KEY:
         return _explain_key(name, model)
-    message = _clean(str(told.get("message") or "no reason"), model)
+    message, where = _clean(str(told.get("message") or "no reason"), model), f"the server behind '{name}'"
     if (overflow := _read_overflow(told, message)) is not None:
         return overflow
     if status == 429:
         after = (headers or {}).get("retry-after", "")
         seconds = int(after) if after.isascii() and after.isdecimal() and len(after) < 7 else 1
         hint = f"Try again in {seconds} seconds."
-        return Busy(f"the server behind '{name}' is busy.", hint=hint, retry_after_s=seconds)
+        return HttpError(429, f"{where} is busy.", hint=hint, retry_after_s=seconds)
     if 400 <= status < 500 or status == 501:  # which llama-server gives for what it was not started for
-        return RemoteRefusal(name, status, f"{message}.")
-    failed = HttpError(status if status in (503, 504) else 502, f"the server behind '{name}' failed: {message}.",
-                       hint=_AGAIN)  # fmt: skip
-    failed.log_message = f"the server behind '{name}' failed with status {status}."
-    return failed
+        hint, log_message = (
+            f"(The server behind '{name}' says so.)",
+            f"{where} refuses the request with status {status}.",
+        )
+        return RemoteRefusal(status, f"{message}.", hint=hint, log_message=log_message)
+    log_message = f"{where} failed with status {status}."
+    status = status if status in (503, 504) else 502
+    return HttpError(status, f"{where} failed: {message}.", hint=_AGAIN, log_message=log_message)
 
 
 def _explain_key(name: str, model: RemoteModel) -> HttpError:
@@ -233,26 +232,8 @@ def _clean(message: str, model: RemoteModel) -> str:
     return text[:_MAX_MESSAGE].rstrip(".")
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """An error and what has caused it."""
-    yield error
-    for each in getattr(error, "exceptions", ()):
-        yield from _causes(each)
-    if (cause := error.__cause__ or error.__context__) is not None:
-        yield from _causes(cause)
-
-
-def _name_cause(causes: list[BaseException]) -> str:
-    if any(isinstance(each, socket.gaierror) for each in causes):
-        return "its name is not known"
-    number = next((each.errno for each in causes if isinstance(each, OSError) and each.errno), None)
-    return os.strerror(number).lower() if number is not None else "no connection"
-
-
 _CONNECT_S = 10.0
 _REUSE_S = 3.0  # servers close idle connections, some after 5 seconds
-_MAX_ERROR = 2**16  # bytes
-_MAX_LINE = 2**24
 _DONE = b"[DONE]"
 _PROBES = {"idle_s": 15, "interval_s": 10, "probes": 4}  # a machine that is gone is known within a minute
 
@@ -288,19 +269,18 @@ class RemoteClient:
             if "text/event-stream" not in response.headers.get("content-type", ""):
                 yield [self._parse(await response.aread(), response)]
                 return
-            async with aclosing(self._lines(response)) as batches:
-                async for lines in batches:
-                    found: list[dict[str, Any]] = []
-                    try:
-                        for event in (line[5:].strip() for line in lines if line.startswith(b"data:")):
-                            if event not in (_DONE, b""):
-                                found.append(self._parse(event, response))
-                    except EdgespecError:
-                        if found:  # what came before the error
-                            yield found
-                        raise
-                    if found:
-                        yield found
+            rest = b""
+            async for data in response.aiter_raw():
+                *lines, rest = (rest + data).split(b"\n")
+                found: list[dict[str, Any]] = []
+                try:
+                    for event in (line[5:].strip() for line in lines if line.startswith(b"data:")):
+                        if event not in (_DONE, b""):
+                            found.append(self._parse(event, response))
+                except EdgespecError:
+                    yield found  # what came before the error
+                    raise
+                yield found
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -315,22 +295,10 @@ class RemoteClient:
                 method, f"{self._model.url}{path}", content=content, headers=headers, extensions={"trace": _set_probes}
             ) as response:
                 if response.status_code != 200:
-                    raise explain_status(self._name, self._model, response, await _read_start(response))
+                    raise explain_status(self._name, self._model, response, await response.aread())
                 yield response
         except (httpx.HTTPError, OSError) as error:
             raise explain_failure(self._name, error) from error
-
-    async def _lines(self, response: httpx.Response) -> AsyncGenerator[list[bytes], None]:
-        """The lines of a body that are whole, in batches as they arrive."""
-        rest = b""
-        async for data in response.aiter_raw():
-            *lines, rest = (rest + data).split(b"\n")
-            if len(rest) > _MAX_LINE:
-                raise RemoteFailure(self._name, f"sends events of more than {_MAX_LINE:,} bytes", "Ask for less.")
-            if lines:
-                yield lines
-        if rest:
-            yield [rest]
 
     def _parse(self, data: bytes, response: httpx.Response) -> dict[str, Any]:
         """An object of a response. Raises the error that it holds."""
@@ -345,15 +313,6 @@ class RemoteClient:
             code = told.get("code")
             raise explain_error(self._name, self._model, code if isinstance(code, int) else 502, told)
         return value
-
-
-async def _read_start(response: httpx.Response) -> bytes:
-    data = b""
-    async for part in response.aiter_raw():
-        data += part
-        if len(data) > _MAX_ERROR:
-            break
-    return data
 
 
 async def _set_probes(event: str, info: Mapping[str, Any]) -> None:

@@ -14,11 +14,11 @@ from typing import Any, Literal, TypeVar
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Finished, Notice, Request
 from edgespec.engine.prompts import Embedding
-from edgespec.errors import BackendError, PromptTooLong
+from edgespec.errors import PromptTooLong
 from edgespec.planner.plan import LoadConfig
-from edgespec.server.http import Busy, Policy, TimedOut
+from edgespec.server.http import HttpError, Policy
 from edgespec.server.metrics import ServerMetrics
-from edgespec.server.record import RequestContext, hide_folders, request_context
+from edgespec.server.record import RequestContext, request_context
 from edgespec.service.client import EngineClient, ModelInfo, Stream
 from edgespec.service.process import EngineProcess
 from edgespec.service.response import Part
@@ -30,66 +30,28 @@ class FairLimiter:
     """A fair semaphore with a limit that can change, and with exclusive access."""
 
     def __init__(self, max_concurrency: int = 1) -> None:
-        self.waiting = 0  # callers in `enter`; those in `exclusive` do not count
-        self.visitors = 0
-        self.active = 0  # callers inside, without the visitors
-        self._max_concurrency = max_concurrency
-        self._is_exclusive = False
-        self._reopened = asyncio.Event()
+        """`max_concurrency`: how many callers may be inside at once."""
+        self.max_concurrency = max_concurrency
+        self.active = 0  # callers inside
+        self.is_exclusive = False
         self._queue: deque[tuple[asyncio.Future[None], bool]] = deque()
 
     @property
-    def max_concurrency(self) -> int:
-        """How many callers may be inside at once."""
-        return self._max_concurrency
-
-    @max_concurrency.setter
-    def max_concurrency(self, limit: int) -> None:
-        self._max_concurrency = limit
-        self._admit()
+    def waiting(self) -> int:
+        """Callers that wait for their turn; those that want exclusive access do not count."""
+        return sum(not admitted.done() and not exclusive for admitted, exclusive in self._queue)
 
     @property
     def is_full(self) -> bool:
         """Whether a new caller has to wait."""
-        return bool(self._queue) or self._is_exclusive or self.active >= self._max_concurrency
+        return bool(self._queue) or self.is_exclusive or self.active >= self.max_concurrency
 
-    async def enter(self) -> None:
-        """Wait for a turn; `leave` ends it."""
-        self.waiting += 1
-        try:
-            await self._enter(exclusive=False)
-        finally:
-            self.waiting -= 1
-
-    def leave(self) -> None:
-        self.active -= 1
-        self._is_exclusive = False
-        self._reopened.set()
+    def resize(self, max_concurrency: int) -> None:
+        self.max_concurrency = max_concurrency
         self._admit()
 
-    @asynccontextmanager
-    async def visit(self) -> AsyncIterator[None]:
-        """Be inside beside the callers, whatever the limit. Waits for nobody but one that has exclusive access."""
-        while self._is_exclusive:
-            self._reopened.clear()
-            await self._reopened.wait()
-        self.visitors += 1
-        try:
-            yield
-        finally:
-            self.visitors -= 1
-            self._admit()
-
-    @asynccontextmanager
-    async def exclusive(self) -> AsyncIterator[None]:
-        """Wait until all have left; new callers wait until this context ends."""
-        await self._enter(exclusive=True)
-        try:
-            yield
-        finally:
-            self.leave()
-
-    async def _enter(self, *, exclusive: bool) -> None:
+    async def enter(self, *, exclusive: bool = False) -> None:
+        """Wait for a turn, which `leave` ends; with `exclusive`, until all have left, and new callers wait."""
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append((admitted, exclusive))
         self._admit()
@@ -101,20 +63,30 @@ class FairLimiter:
             self._admit()  # the next caller in the queue
             raise
 
+    def leave(self) -> None:
+        self.active -= 1
+        self.is_exclusive = False
+        self._admit()
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """A turn with exclusive access."""
+        await self.enter(exclusive=True)
+        try:
+            yield
+        finally:
+            self.leave()
+
     def _admit(self) -> None:
-        while self._queue and not self._is_exclusive:
+        while self._queue and not self.is_exclusive:
             admitted, exclusive = self._queue[0]
-            if admitted.cancelled():
-                self._queue.popleft()
-                continue
-            if self.active and (exclusive or self.active >= self._max_concurrency):
-                return
-            if self.visitors and exclusive:
-                return
+            if not admitted.cancelled():
+                if self.active and (exclusive or self.active >= self.max_concurrency):
+                    return
+                self.active += 1
+                self.is_exclusive = exclusive
+                admitted.set_result(None)
             self._queue.popleft()
-            self.active += 1
-            self._is_exclusive = exclusive
-            admitted.set_result(None)
 
 
 # Slot: a model that requests name, and the queue of those requests.
@@ -142,6 +114,7 @@ class Slot:
         self.name = name
         self.limiter = FairLimiter(max_concurrency)
         self.used_s = monotonic()
+        self._visitors = 0
         self._policy = policy
         self._server_metrics = server_metrics
 
@@ -151,18 +124,17 @@ class Slot:
 
     @property
     def is_busy(self) -> bool:
-        limiter = self.limiter
-        return limiter.active + limiter.waiting + limiter.visitors > 0
+        return self.limiter.active + self.limiter.waiting + self._visitors > 0
 
     async def enter(self, *, is_new: bool = True) -> None:
-        """Wait for a turn; `leave` ends it. Raises Busy if `is_new` and the queue is full."""
+        """Wait for a turn; `leave` ends it. Raises HttpError if `is_new` and the queue is full."""
         request_context().model = self.name
         limiter = self.limiter
         if is_new and limiter.is_full and limiter.waiting >= self._policy.max_queue:
             mean_s = self._server_metrics.seconds_a_call(self.name)
             after_s = max(1, round(mean_s * limiter.waiting / limiter.max_concurrency))
             message = f"{limiter.waiting} requests are waiting for this model."
-            raise Busy(message, hint=f"Try again in {after_s} seconds.", retry_after_s=after_s)
+            raise HttpError(429, message, hint=f"Try again in {after_s} seconds.", retry_after_s=after_s)
         await limiter.enter()
         self.used_s = monotonic()
 
@@ -178,11 +150,14 @@ class Slot:
     async def visit(self) -> AsyncIterator[None]:
         """Keep the model from being unloaded. Takes no turn, no place in the queue, and no part in the metrics."""
         request_context().model = self.name
-        async with self.limiter.visit():
-            try:
-                yield
-            finally:
-                self.used_s = monotonic()
+        while self.limiter.is_exclusive:
+            await asyncio.sleep(_POLL_S)
+        self._visitors += 1
+        try:
+            yield
+        finally:
+            self._visitors -= 1
+            self.used_s = monotonic()
 
 
 T = TypeVar("T")
@@ -194,6 +169,8 @@ _POLL_S = 0.05
 
 class ModelSlot(Slot):
     """A model of this machine and its queue of requests."""
+
+    owner = "edgespec"
 
     def __init__(self, name: str, request: LoadConfig, policy: Policy, server_metrics: ServerMetrics) -> None:
         super().__init__(name, request.load.caches, policy, server_metrics)
@@ -274,7 +251,7 @@ class ModelSlot(Slot):
             )
         model_info = await self._client.open(self.config, self._server_metrics).wait()
         self._server_metrics.note_open(self.name, model_info.context_size)
-        self.limiter.max_concurrency = model_info.max_concurrency
+        self.limiter.resize(model_info.max_concurrency)
         self.used_s = monotonic()
         return model_info
 
@@ -286,7 +263,7 @@ class ModelSlot(Slot):
         engine's.
 
         Leaving the context cancels the generation. The turn ends when the engine has finished it. Reading raises
-        TimedOut where the engine does not end the answer in time.
+        HttpError where the engine does not end the answer in time.
         """
         assert self._client is not None
         try:
@@ -298,7 +275,7 @@ class ModelSlot(Slot):
         record.begin()
         relay: Stream[Event] = Stream(stream.cancel, is_bounded=False)
         message = f"the answer did not end within {self._policy.timeout_s:g} seconds."
-        late = TimedOut(message, hint="Try again, or unload the model with `edgespec stop --now`.")
+        late = HttpError(504, message, hint="Try again, or unload the model with `edgespec stop --now`.")
         timers = [
             loop.call_later(max(0.0, ends_s - began_s), stream.cancel),
             loop.call_later(max(0.0, ends_s - began_s) + _GRACE_S, relay.end, late),
@@ -308,7 +285,7 @@ class ModelSlot(Slot):
             for timer in timers:
                 timer.cancel()
             if (model_info := self.model_info) is not None:
-                self.limiter.max_concurrency = model_info.max_concurrency
+                self.limiter.resize(model_info.max_concurrency)
             self.leave()
             record.end()
 
@@ -326,7 +303,6 @@ class ModelSlot(Slot):
             if isinstance(error, PromptTooLong):
                 self._server_metrics.notice(f"{self.name}: {error.message} A larger --ctx makes room.")
             on_loop(end)  # before the reader sees the end: its next request finds the turn free
-            hide_folders(error)
             relay.end(error)
 
         stream.forward(put, finish)
@@ -336,28 +312,24 @@ class ModelSlot(Slot):
             relay.cancel()
 
     async def read(self, ask: Callable[[EngineClient], Stream[T]], ends_s: float) -> list[T]:
-        """The results of `ask`, such as the tokens of a prompt, within a turn or a visit; `ends_s`: see Turn.
-
-        Raises TimedOut.
+        """The results of `ask`, such as the tokens of a prompt, within a turn or a visit; `ends_s`: see Turn. Raises
+        HttpError where it takes too long.
         """
         assert self._client is not None
         stream = ask(self._client)
         try:
             async with asyncio.timeout(ends_s - monotonic()):
                 return [each async for each in stream]
-        except BackendError as error:
-            hide_folders(error)
-            raise
         except TimeoutError as error:
             message = f"the model did not answer within {self._policy.timeout_s:g} seconds."
-            raise TimedOut(message, hint="Try again, or ask for less.") from error
+            raise HttpError(504, message, hint="Try again, or ask for less.") from error
         finally:
             stream.cancel()
 
     async def embed(
         self, texts: Sequence[str | list[int]], ends_s: float, dimensions: int | None = None
     ) -> list[Embedding]:
-        """A vector of the model's own size for each text, within a turn; `ends_s`: see Turn. Raises TimedOut."""
+        """A vector of the model's own size for each text, within a turn; `ends_s`: see Turn."""
         vectors = await self.read(lambda client: client.embed(texts), ends_s)
         self._count_embeddings(len(vectors), sum(each.tokens for each in vectors))
         return vectors
@@ -372,6 +344,8 @@ class ModelSlot(Slot):
     async def unload(self) -> None:
         """Unload the model after its current requests."""
         async with self.limiter.exclusive():
+            while self._visitors:
+                await asyncio.sleep(_POLL_S)
             await self.close()
 
     async def close(self) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from tests.server.serving import EMBEDDED, SMALL, TOY, Server, serving
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise it is downloaded on import
 
 
 @pytest.fixture(scope="session")

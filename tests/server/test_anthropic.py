@@ -1,11 +1,8 @@
-"""Anthropic's interface, by its own client."""
+"""Anthropic's interface, through its own client, and answers that begin with given text."""
 
 from __future__ import annotations
 
 from typing import Any
-
-import anthropic
-import pytest
 
 from tests.server.serving import PROMPT, Server
 
@@ -47,9 +44,9 @@ def test_a_system_message_amid_a_conversation(pair: Server) -> None:
     assert counted.input_tokens > client.messages.count_tokens(model=MODEL, messages=USER).input_tokens
 
 
-@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}], ids=["any", "named"])
-def test_a_tool_round_trip(choice: Any, pair: Server) -> None:
+def test_a_tool_round_trip(pair: Server) -> None:
     client = pair.anthropic()
+    choice: Any = {"type": "tool", "name": "get_weather"}
     made = client.messages.create(
         model=MODEL, max_tokens=200, messages=USER, tools=[TOOL], tool_choice=choice, temperature=0
     )
@@ -62,10 +59,38 @@ def test_a_tool_round_trip(choice: Any, pair: Server) -> None:
     assert read(after) > read(made) and after.usage.cache_read_input_tokens
 
 
-def test_refusals(pair: Server) -> None:
+START = "\n    with open(path) as"
+FUNCTION: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+
+
+def ended(text: str = START, **more: Any) -> list[Any]:
+    return [*USER, {"role": "assistant", "content": text, **more}]
+
+
+def test_chat(pair: Server) -> None:
+    """As the text alone goes on: the embedded model's template has no turns."""
+    client = pair.openai()
+    common: dict[str, Any] = {"model": "embedded", "max_tokens": 12, "temperature": 0}
+    text = client.completions.create(prompt=PROMPT + START, **common).choices[0].text
+    for messages, extra in (
+        (ended(), {"continue_final_message": True}),
+        (ended(), {"continue_final_message": True, "add_generation_prompt": False}),
+        (ended(prefix=True), {}),
+    ):
+        made = client.chat.completions.create(messages=messages, extra_body=extra, **common)
+        assert made.choices[0].message.content == text
+        stream = client.chat.completions.create(messages=messages, extra_body=extra, stream=True, **common)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == text
+
+
+def test_messages(pair: Server) -> None:
     client = pair.anthropic()
-    with pytest.raises(anthropic.BadRequestError, match="no tools"):
-        client.messages.create(model=MODEL, max_tokens=5, messages=USER, tool_choice={"type": "any"})
-    response = pair.post("/v1/messages", json={"model": MODEL, "messages": USER})
-    assert response.status_code == 400 and response.json()["type"] == "error"
-    assert response.json()["error"]["type"] == "invalid_request_error"
+    common: dict[str, Any] = {"model": "embedded", "max_tokens": 12, "temperature": 0}
+    text = pair.openai().completions.create(prompt=PROMPT + START, **common).choices[0].text
+    parts = [{"type": "text", "text": START[:9]}, {"type": "text", "text": START[9:]}]
+    for messages in (ended(), [*USER, {"role": "assistant", "content": parts}]):
+        made = client.messages.create(messages=messages, **common)
+        (block,) = made.content
+        assert block.type == "text" and block.text == text
+        read = made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0)
+        assert client.messages.count_tokens(model="embedded", messages=messages).input_tokens == read

@@ -1,11 +1,7 @@
-"""Other client programs: litellm and llm."""
+"""Another client library: litellm."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,17 +35,3 @@ def test_overflow_is_recognized(pair: Server) -> None:
     for model, url in (("openai/embedded", f"{pair.url}/v1"), ("anthropic/embedded", pair.url)):
         with pytest.raises(litellm.ContextWindowExceededError):
             litellm.completion(model=model, api_base=url, api_key="x", messages=messages)
-
-
-def test_llm(pair: Server, tmp_path: Path) -> None:
-    (tmp_path / "extra-openai-models.yaml").write_text(
-        f"- model_id: edge\n  model_name: embedded\n  api_base: {pair.url}/v1\n  can_stream: true\n"
-    )
-    environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "x"}
-    llm = [sys.executable, "-m", "llm"]
-    options = ["-m", "edge", "-o", "temperature", "0", "-o", "max_tokens", "12"]
-    done = subprocess.run(
-        [*llm, *options, PROMPT], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    expected = pair.ask("embedded", max_tokens=12).json()["choices"][0]["message"]["content"]
-    assert done.returncode == 0 and done.stdout.rstrip("\n") == expected.rstrip("\n"), done.stderr

@@ -176,12 +176,6 @@ def test_what_becomes_of_a_wish_for_reasoning() -> None:
     assert not Thinking().plan(None).warnings
 
 
-def test_reasoning_that_no_template_has(small: Server) -> None:
-    body = small.ask("tree", max_tokens=3, reasoning_effort="high").json()
-    assert body["warnings"] == ["the model's chat template has no reasoning."]
-    assert "warnings" not in small.ask("tree", max_tokens=3, reasoning_effort="none").json()
-
-
 def test_answers_without_tokens_and_without_limit(small: Server) -> None:
     """0 fills the cache, -1 leaves the end to the context."""
     text = "a prompt that is read once"

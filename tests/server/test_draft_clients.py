@@ -18,7 +18,7 @@ from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.errors import DraftRefused, InvalidRequest
 from edgespec.server.auth import Rules
-from edgespec.server.record import Caller, Key, Keys, hash_key
+from edgespec.server.record import Caller, Key, hash_key
 from tests.draft_server import QUICK, REMOTE, DraftServer, V, hear, load_letters, until
 
 
@@ -30,7 +30,7 @@ def server() -> Iterator[DraftServer]:
 
 
 def make_keys(key: str) -> Rules:
-    return Rules(Keys(lambda: [Key(Caller("box"), hash_key(key))]), None)
+    return Rules(lambda: [Key(Caller("box"), hash_key(key))], None)
 
 
 def test_keys() -> None:

@@ -71,24 +71,6 @@ def test_a_failure_is_a_status_or_the_last_event():
     assert late.status == 200 and late.body.startswith(b'data: 1\n\ndata: {"error":')
 
 
-def test_a_failure_while_the_first_comment_is_sent_is_an_event(monkeypatch):
-    monkeypatch.setattr(http, "_SILENCE_S", 0.01)
-
-    async def run() -> Client:
-        client = Client()
-
-        async def events():
-            await client.has_status.wait()
-            raise FAULT
-            yield b""
-
-        await client.run(events())
-        return client
-
-    client = asyncio.run(run())
-    assert client.status == 200 and client.body.startswith(EventStream.keep_alive + b'data: {"error":')
-
-
 def test_a_server_that_stops_ends_the_stream_with_an_error_event():
     async def run() -> Client:
         client, has_begun = Client(), asyncio.Event()

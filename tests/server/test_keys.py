@@ -1,8 +1,10 @@
-"""Keys of a file: who may call, who may manage models, and what the log and the metrics say of callers."""
+"""Keys of a file: who may call, who may manage models, what is said of callers, and what is kept of their texts."""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +17,10 @@ import pytest
 
 from edgespec.errors import InvalidRequest
 from edgespec.server.auth import KeyFile, add_key, read_keys, remove_key
-from edgespec.server.record import Keys
-from tests.server.serving import ENDLESS, KEY, TOY, Server, serving
+from edgespec.server.record import find_caller
+from tests.memory.texts import find_bytes
+from tests.server.interfaces import PATHS, make_body
+from tests.server.serving import COMMAND, ENDLESS, KEY, TOY, Server, serving
 
 
 def test_a_file_of_keys(tmp_path: Path) -> None:
@@ -24,21 +28,20 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
     laptop, admin = add_key(path, "laptop", may_manage=False), add_key(path, "admin", may_manage=True)
     assert path.stat().st_mode & 0o777 == 0o600 and laptop not in path.read_text()
     file = KeyFile(path)
-    keys = Keys(file.read)
-    found = [keys.identify(key) for key in (laptop, admin, laptop[:-1], "", "\udcff")]
+    found = [find_caller(file.read(), key) for key in (laptop, admin, laptop[:-1], "", "\udcff")]
     assert [(each.name, each.may_manage) if each else None for each in found] == [
         ("laptop", False), ("admin", True), None, None, None]  # fmt: skip
     with path.open("a") as text:
         text.write("# of the user\n")
     remove_key(path, "laptop")
-    assert keys.identify(laptop) is None and keys.identify(admin) is not None
+    assert find_caller(file.read(), laptop) is None and find_caller(file.read(), admin) is not None
     assert path.stat().st_mode & 0o777 == 0o600 and "# of the user" in path.read_text()
     path.write_text("[damaged")
-    assert keys.identify(admin) is not None, "the keys read before stay valid"
+    assert find_caller(file.read(), admin) is not None, "the keys read before stay valid"
     path.write_text("")
-    assert keys.identify(admin) is None
+    assert find_caller(file.read(), admin) is None
     added = add_key(path, "again", may_manage=False)
-    assert keys.identify(added) is not None
+    assert find_caller(file.read(), added) is not None
 
 
 @pytest.mark.parametrize(
@@ -46,10 +49,10 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
     [
         ("", "has no key"),
         ("[a]\nsha256 = x", "at line 2"),
-        ("a = 1", r"\[a\] has no sha256 of 64 hexadecimal digits"),
-        ("[a]\nsha256 = 'abc'", r"\[a\] has no sha256 of 64 hexadecimal digits"),
-        (f"[a]\nsha256 = '{'0' * 64}'\nmanage = 1", "must be true or false"),
-        (f"[a]\nsha256 = '{'0' * 64}'\nmanages = true", "unknown field, 'manages'"),
+        ("a = 1", r"\[a\] is no entry of a key"),
+        ("[a]\nsha256 = 'abc'", r"\[a\] is no entry of a key \(sha256: "),
+        (f"[a]\nsha256 = '{'0' * 64}'\nmanage = 1", r"\(manage: Input should be a valid boolean"),
+        (f"[a]\nsha256 = '{'0' * 64}'\nmanages = true", r"\(manages: "),
         (f"['a b']\nsha256 = '{'0' * 64}'", "cannot have the name 'a b'"),
     ],
 )
@@ -152,3 +155,73 @@ def wait_for_lines(server: Server, count: int) -> list[str]:
 def ask(server: Server, key: str, **options: Any) -> Any:
     messages: Any = [{"role": "user", "content": "x"}]
     return server.openai(api_key=key).chat.completions.create(model="tree", messages=messages, **options)
+
+
+LONG = ("tree", "--backend", "toy", "--ctx", "1000")
+SUFFIX = (*LONG, "--draft", "suffix", "--draft-max", "8")
+
+
+def count_drafted(server: Server, prompt: str, key: str = "", path: str = "/v1/completions", **more: Any) -> int:
+    """The tokens that the drafter `suffix` has drafted for an answer; there is no other drafter."""
+    body = make_body(path, prompt, limit=40, model="tree", **more)
+    answer = server.post(path, json=body, headers={"authorization": f"Bearer {key}"} if key else {})
+    assert answer.status_code == 200, answer.text
+    return int(answer.json()["timings"]["draft_n"])
+
+
+def read_tokens(server: Server, text: str, key: str) -> list[int]:
+    answer = server.post("/tokenize", json={"content": text}, headers={"x-api-key": key})
+    tokens: list[int] = answer.json()["tokens"]
+    return tokens
+
+
+def run_key(tmp_path: Path, command: str, *arguments: str) -> str:
+    """What `edgespec key` prints."""
+    environment = {**os.environ, "EDGESPEC_DATA_DIR": str(tmp_path / "data")}
+    arguments = ("key", command, *arguments, "--file", str(tmp_path / "keys.toml"))
+    return subprocess.run([*COMMAND, *arguments], env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_keys_have_texts_of_their_own(tmp_path: Path) -> None:
+    """Those that ask for it; other keys leave nothing. A key that is removed takes its texts with it."""
+    path = tmp_path / "keys.toml"
+    first, second = (add_key(path, name, remembers=True) for name in ("first", "second"))
+    third = add_key(path, "third")
+    with serving(tmp_path, *SUFFIX, "--keys", str(path), "--api-key", KEY) as server:
+        for key in (first, second):
+            assert count_drafted(server, "xqzv of the sea", key) == 0, "nothing is known of another key's text"
+            assert count_drafted(server, "xqzv of the sea", key) > 20
+        for key in (third, KEY):
+            assert [count_drafted(server, "kwjx of the land", key) for _ in range(2)] == [0, 0]
+        kept, dropped = (read_tokens(server, text, first) for text in ("xqzv of the sea", "kwjx of the land"))
+    memory = tmp_path / "data" / "memory"
+    assert find_bytes(memory, kept) == {"memory.db"} and not find_bytes(tmp_path, dropped)
+    listed = run_key(tmp_path, "list").splitlines()
+    assert "kept for drafts" in listed[1] and "not kept" in listed[3]
+    assert "removed its texts, " in run_key(tmp_path, "rm", "first")
+    with serving(tmp_path, *SUFFIX, "--keys", str(path)) as server:
+        assert count_drafted(server, "xqzv of the sea", second) > 20
+        run_key(tmp_path, "rm", "second")  # while the server has its texts
+    assert not find_bytes(memory, kept)
+
+
+def test_every_interface_uses_the_memory_unless_a_request_says_no(tmp_path: Path) -> None:
+    with serving(tmp_path, *SUFFIX) as server:
+        for path in PATHS:
+            prompt = f"at {path}: "
+            assert count_drafted(server, prompt, path=path, memory=False) == 0
+            count_drafted(server, prompt, path=path)
+            assert count_drafted(server, prompt, path=path) > 20, path
+            assert count_drafted(server, prompt, path=path, memory=False) == 0
+    assert any("Texts are kept in " in line for line in server.log)
+
+
+def test_a_server_without_memory_makes_no_folder(tmp_path: Path) -> None:
+    with serving(tmp_path, *LONG, "--api-key", KEY) as server:
+        assert count_drafted(server, "xqzv of the sea", KEY) >= 0
+    assert not (tmp_path / "data" / "memory").exists()
+
+
+def test_the_only_key_remembers_if_it_is_asked_to(tmp_path: Path) -> None:
+    with serving(tmp_path, *SUFFIX, "--api-key", KEY, "--memory") as server:
+        assert [count_drafted(server, "xqzv of the sea", KEY) > 20 for _ in range(2)] == [False, True]

@@ -1,11 +1,9 @@
-"""Unix sockets, several addresses, TLS."""
+"""Unix sockets, several addresses, TLS, and connections that send nothing."""
 
 from __future__ import annotations
 
 import socket
 import ssl
-import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -13,14 +11,15 @@ import openai
 import pytest
 
 from edgespec.errors import InvalidRequest
+from edgespec.server import connections
 from edgespec.server.connections import listen_unix, load_certificate
+from tests.draft_server import DraftServer, load_letters
 from tests.server.serving import PROMPT, TOY, serving
-from tests.server.test_commands import run
+from tests.server.test_launch import run
 
-DESCRIPTORS = 128  # of which 32 are for connections, 16 of them for one address
 CERTIFICATES = Path(__file__).with_name("certificates")
 VALID, VALID_KEY = CERTIFICATES / "valid.pem", CERTIFICATES / "valid.key.pem"
-EXPIRED, EXPIRED_KEY = CERTIFICATES / "expired.pem", CERTIFICATES / "expired.key.pem"
+EXPIRED_KEY = CERTIFICATES / "expired.key.pem"
 
 
 def test_tls_two_ports_and_a_unix_socket(tmp_path: Path) -> None:
@@ -46,43 +45,6 @@ def test_tls_two_ports_and_a_unix_socket(tmp_path: Path) -> None:
     assert server.process.returncode == 0 and not path.exists()
 
 
-def test_handshakes_count_as_connections(tmp_path: Path) -> None:
-    """Clients that send nothing are refused from the 17th on; others get answers, whatever they send at once."""
-    tls = ("--tls-cert", str(VALID), "--tls-key", str(VALID_KEY))
-    with serving(tmp_path, *TOY, *tls, descriptors=DESCRIPTORS) as server, ExitStack() as stack:
-        address = ("127.0.0.1", httpx.URL(server.url).port or 0)
-        assert b"200 OK" in call_at_once(address, "127.0.0.1")
-        silent = [stack.enter_context(socket.create_connection(address, 30)) for _ in range(17)]
-        assert silent[16].recv(1) == b""
-        if sys.platform == "linux":  # has all of 127/8
-            assert b"200 OK" in call_at_once(address, "127.0.0.2")
-        silent[0].sendall(b"GET /health HTTP/1.1\r\n\r\n")  # not TLS
-        while silent[0].recv(1000):
-            pass
-        assert not server.log
-
-
-def call_at_once(address: tuple[str, int], source: str) -> bytes:
-    """The beginning of the answer to a request that is sent together with the end of the handshake."""
-    received, sent = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = ssl.create_default_context(cafile=str(VALID)).wrap_bio(received, sent, server_hostname="127.0.0.1")
-    with socket.create_connection(address, 30, (source, 0)) as connection:
-        while True:
-            try:
-                client.do_handshake()
-                break
-            except ssl.SSLWantReadError:
-                connection.sendall(sent.read())
-                received.write(connection.recv(100_000))
-        client.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
-        connection.sendall(sent.read())
-        while True:
-            try:
-                return client.read(1000)
-            except ssl.SSLWantReadError:
-                received.write(connection.recv(100_000))
-
-
 def test_a_unix_socket_alone(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with serving(tmp_path, *TOY, "--unix", str(path), port=None) as server:
@@ -90,20 +52,6 @@ def test_a_unix_socket_alone(tmp_path: Path) -> None:
         done = run("ps", "--url", server.urls[0])
         assert done.stdout.splitlines()[1].startswith("tree ")
         assert "do not call Unix sockets" in run("launch", "llm", "--url", server.urls[0]).stderr
-
-
-@pytest.mark.parametrize(
-    ("certificate", "key", "fault"),
-    [
-        (VALID, Path("/no/file"), "cannot read /no/file: No such file"),
-        (VALID, EXPIRED_KEY, "is not the private key of"),
-        (VALID_KEY, VALID, "are not a certificate and its private key in PEM format"),
-        (EXPIRED, EXPIRED_KEY, "certificate has expired"),
-    ],
-)
-def test_certificates_that_clients_would_refuse(certificate: Path, key: Path, fault: str) -> None:
-    with pytest.raises(InvalidRequest, match=fault):
-        load_certificate(certificate, key)
 
 
 def test_what_cannot_be_listened_at(tmp_path: Path) -> None:
@@ -120,3 +68,19 @@ def test_what_cannot_be_listened_at(tmp_path: Path) -> None:
 def test_a_certificate_needs_its_key() -> None:
     done = run("serve", "--port", "0", "--tls-cert", str(VALID))
     assert done.returncode == 2 and "TLS needs a certificate and its private key" in done.stderr and not done.stdout
+
+
+def test_certificates_that_cannot_be_used() -> None:
+    for certificate, key in ((VALID, Path("/no/file")), (VALID, EXPIRED_KEY), (VALID_KEY, VALID)):
+        with pytest.raises(InvalidRequest, match=f"cannot use {certificate} and {key}: "):
+            load_certificate(certificate, key)
+
+
+def test_a_connection_without_a_whole_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_HEAD_TIMEOUT_S", 0.2)
+    server = DraftServer(load_letters)
+    for begun in (b"", b"GET / HTTP/1.1\r\nhost: local"):
+        with socket.create_connection(("127.0.0.1", server.port), 30) as client, client.makefile("rb") as answer:
+            client.sendall(begun)
+            assert answer.read().startswith(b"HTTP/1.1 408 ")
+    server.close()

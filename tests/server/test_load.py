@@ -16,6 +16,7 @@ import psutil
 from tests.server.serving import EMBEDDED, ENDLESS, TOY, Server, serving
 
 TREE = "tree"
+LEFT = 'failures_total{kind="client_left",model="tree"}'
 NEAR_TIE = 0.1  # logits have a standard deviation of about 3; other rows of a forward change each by about 0.02
 
 
@@ -30,24 +31,15 @@ def raw(server: Server, body: dict[str, Any]) -> socket.socket:
     return caller
 
 
-def answers(server: Server) -> float:
-    """How many answers are over, as /metrics counts them."""
+def answers(server: Server, name: str = "answers_total{") -> float:
+    """How many answers are over, as /metrics counts them, or what it counts as `name`."""
     lines = server.get("/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("edgespec_answers_total{"))
-
-
-def test_calls_at_once_get_the_answers_they_get_alone(toy: Server) -> None:
-    prompts = [f"question number {n}" for n in range(16)]
-    alone = [toy.ask(TREE, prompt, max_tokens=60).json()["choices"][0]["message"] for prompt in prompts]
-    with ThreadPoolExecutor(16) as pool:
-        together = list(pool.map(lambda prompt: toy.ask(TREE, prompt, max_tokens=60).json(), prompts))
-    assert [each["choices"][0]["message"] for each in together] == alone
-    toy.until(TREE, is_busy=False, waiting=0)
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"edgespec_{name}"))
 
 
 def test_a_caller_who_leaves_ends_its_answer(toy: Server) -> None:
     for stream in (True, False):
-        before = answers(toy)
+        before, left = answers(toy), answers(toy, LEFT)
         caller = raw(toy, {**ENDLESS, "stream": stream})
         toy.until(TREE, is_busy=True)
         if stream:
@@ -55,6 +47,9 @@ def test_a_caller_who_leaves_ends_its_answer(toy: Server) -> None:
         caller.close()
         toy.until(TREE, is_busy=False, seconds=5)
         assert answers(toy) == before + 1
+        end = monotonic() + 20
+        while answers(toy, LEFT) != left + 1:
+            assert monotonic() < end
 
 
 def test_a_caller_who_closes_its_sending_side_has_left(toy: Server) -> None:
@@ -75,10 +70,10 @@ def test_a_caller_who_closes_its_sending_side_has_left(toy: Server) -> None:
     assert toy.ask(TREE, max_tokens=5).json()["usage"]["completion_tokens"] == 5
 
 
-def test_two_hundred_abrupt_ends(toy: Server) -> None:
+def test_abrupt_ends(toy: Server) -> None:
     toy.ask(TREE, max_tokens=3)
     engine = toy.engines()[0].pid
-    for n in range(200):
+    for n in range(80):
         caller = raw(toy, {**ENDLESS, "stream": bool(n % 2)})
         if n % 3 == 0:
             sleep(0.01)
@@ -119,22 +114,6 @@ def test_too_many_callers_are_told_when_to_come_back(tmp_path: Path) -> None:
         server.until(TREE, is_busy=False, waiting=0)
         assert server.ask(TREE, max_tokens=3).status_code == 200
         assert 'edgespec_failures_total{kind="busy",model="tree"} 1.0' in server.get("/metrics").text
-    with serving(tmp_path, *TOY, "--queue", "0", "--parallel", "1") as server:
-        assert server.ask(TREE, max_tokens=3).status_code == 200, "nobody waits where nothing is under way"
-
-
-def test_turns_are_taken_in_order(tmp_path: Path) -> None:
-    with serving(tmp_path, *TOY, "--parallel", "1") as server, ThreadPoolExecutor(4) as pool:
-        first = raw(server, {**ENDLESS, "stream": True})
-        server.until(TREE, is_busy=True, waiting=0)
-        calls = []
-        for n in range(4):
-            calls.append(pool.submit(server.ask, TREE, **{**ENDLESS, "max_tokens": 20 + n}))
-            server.until(TREE, waiting=n + 1)
-        first.close()
-        assert [call.result(60).status_code for call in calls] == [200] * 4
-        recent = server.get("/props").json()["recent"]  # the newest first
-        assert [each["tokens"] for each in recent[:4]] == [23, 22, 21, 20]
 
 
 def test_a_short_answer_does_not_wait_for_long_ones(toy: Server) -> None:
@@ -175,23 +154,6 @@ def test_an_engine_that_dies_is_told_of_and_opened_again(toy: Server) -> None:
     assert toy.ask(TREE, max_tokens=5).status_code == 200
 
 
-def test_models_come_and_go(tmp_path: Path) -> None:
-    arguments = ("a=tree", "b=linear", "--backend", "toy", "--draft", "none", "--keep-alive", "1")
-    with serving(tmp_path, *arguments) as server:
-        assert [model.id for model in server.openai().models.list()] == ["a", "b"]
-        texts = [server.ask(name, max_tokens=20).json()["choices"][0]["message"]["content"] for name in "aba"]
-        assert texts[0] == texts[2]
-        assert server.model("a")["is_open"] and not server.model("b")["is_open"], "one is open at most"
-        server.until("a", is_open=False, seconds=10)
-        end = monotonic() + 10
-        while server.engines():
-            assert monotonic() < end, "the process of a closed model goes on"
-            sleep(0.05)
-        with ThreadPoolExecutor(8) as pool:
-            done = list(pool.map(lambda n: server.ask("ab"[n % 2], max_tokens=10).status_code, range(16)))
-        assert done == [200] * 16
-
-
 def test_who_leaves_while_a_model_opens_does_not_spoil_it_for_the_next(tmp_path: Path) -> None:
     """Loading measures the cost of forwards for two seconds; impatient clients must not restart it."""
     with serving(tmp_path, "embedded=python-6m", "--threads", "1", "--ctx", "512") as server:
@@ -204,13 +166,6 @@ def test_who_leaves_while_a_model_opens_does_not_spoil_it_for_the_next(tmp_path:
         caller.close()
         assert patient.result(60).status_code == 200
         assert [each.pid for each in server.engines()] == [engine.pid]
-    with serving(tmp_path, "embedded=python-6m", "--threads", "1", "--ctx", "500") as server:
-        caller = raw(server, {"model": "embedded", "stream": True})
-        while not server.engines():
-            sleep(0.02)
-        caller.close()
-        server.until("embedded", is_open=True, is_busy=False)
-        assert server.ask("embedded", max_tokens=3).status_code == 200
 
 
 def test_a_model_that_makes_way_while_others_call_it(tmp_path: Path) -> None:
@@ -253,34 +208,11 @@ def test_memory_stays_as_it_is(toy: Server) -> None:
         return toy.ask(TREE, f"question {n % 7}", max_tokens=10, stream=bool(n % 2)).status_code
 
     with ThreadPoolExecutor(4) as pool:
-        assert set(pool.map(call, range(200))) == {200}
+        assert set(pool.map(call, range(100))) == {200}
         before = resident()
-        assert set(pool.map(call, range(1000))) == {200}
+        assert set(pool.map(call, range(300))) == {200}
     grown = resident() - before
-    print(f"grown by {grown / 2**20:.1f} MiB in 1,000 calls")
-    assert grown < 16 * 2**20
-
-
-def test_what_metrics_and_props_tell(toy: Server) -> None:
-    before = toy.get("/metrics").text
-    body = toy.ask(TREE, max_tokens=17).json()
-    after = toy.get("/metrics").text
-
-    def value(text: str, name: str) -> float:
-        return next((float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{name}{{")), 0.0)
-
-    for name, count in (
-        ("edgespec_emitted_tokens_total", body["usage"]["completion_tokens"]),
-        ("edgespec_prompt_tokens_total", body["usage"]["prompt_tokens"]),
-        ("edgespec_drafted_tokens_total", body["timings"]["draft_n"]),
-        ("edgespec_accepted_tokens_total", body["timings"]["draft_n_accepted"]),
-    ):
-        assert value(after, name) - value(before, name) == count, name
-    props = toy.get("/props").json()
-    assert props["recent"][0]["tokens"] == 17
-    state = props["models"][0]
-    assert state["context_size"] == 200_000
-    assert (state["answers_at_once"], state["shares_forwards"], state["why_not"]) == (4, True, None)
+    assert grown < 16 * 2**20, f"{grown / 2**20:.1f} MiB"
 
 
 def fork_gap(one: dict[str, Any], other: dict[str, Any]) -> float:
@@ -292,14 +224,14 @@ def fork_gap(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 
 def test_a_real_model_under_all_of_this(tmp_path: Path) -> None:
-    """Sixteen requests among clients that disconnect: each gets the answer it gets alone, except at near-ties."""
+    """Eight requests among clients that disconnect: each gets the answer it gets alone, except at near-ties."""
     asked = {"max_tokens": 24, "logprobs": True, "top_logprobs": 5}  # the other token of a near-tie is among five
-    prompts = [f"def function_{n}(value):\n    " for n in range(16)]
+    prompts = [f"def function_{n}(value):\n    " for n in range(8)]
     with serving(tmp_path, *EMBEDDED, "--parallel", "6") as server:
         alone = [server.ask("embedded", prompt, **asked).json()["choices"][0] for prompt in prompts]
         assert server.model("embedded")["shares_forwards"]
-        gone = [raw(server, {"model": "embedded", "max_tokens": 400, "stream": bool(n % 2)}) for n in range(12)]
-        with ThreadPoolExecutor(16) as pool:
+        gone = [raw(server, {"model": "embedded", "max_tokens": 400, "stream": bool(n % 2)}) for n in range(6)]
+        with ThreadPoolExecutor(8) as pool:
             calls = [pool.submit(server.ask, "embedded", prompt, **asked) for prompt in prompts]
             for caller in gone:
                 caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")

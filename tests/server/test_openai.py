@@ -1,4 +1,4 @@
-"""OpenAI's chat interface, called with its own client."""
+"""OpenAI's interfaces, through its own client."""
 
 from __future__ import annotations
 
@@ -74,22 +74,6 @@ def test_settings(pair: Server) -> None:
     assert first.choices[0].text
 
 
-def test_several_answers(small: Server) -> None:
-    """The toy computes each row alike, whichever others a forward has."""
-    client = small.openai()
-    made = client.chat.completions.create(model="tree", messages=USER, max_tokens=16, n=3, seed=1)
-    texts = [choice.message.content for choice in made.choices]
-    assert [choice.index for choice in made.choices] == [0, 1, 2] and len(set(texts)) > 1
-    assert made.usage and made.usage.completion_tokens == 48
-    again = client.chat.completions.create(model="tree", messages=USER, max_tokens=16, n=3, seed=1, stream=True)
-    streamed = ["", "", ""]
-    for chunk in again:
-        streamed[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
-    assert streamed == texts
-    alone = client.chat.completions.create(model="tree", messages=USER, max_tokens=16, seed=3)
-    assert alone.choices[0].message.content == texts[2]
-
-
 def test_logprobs(pair: Server) -> None:
     made = pair.openai().chat.completions.create(
         model=MODEL, messages=USER, max_tokens=20, temperature=0, logprobs=True, top_logprobs=4
@@ -102,67 +86,20 @@ def test_logprobs(pair: Server) -> None:
         values = [top.logprob for top in score.top_logprobs]
         assert score.logprob == values[0] and values == sorted(values, reverse=True)
         assert sum(map(math.exp, values)) <= 1 + 1e-6
-    plain = pair.openai().chat.completions.create(
-        model=MODEL, messages=USER, max_tokens=20, temperature=0, logprobs=True, stream=True
-    )
-    streamed = [each for chunk in plain if (found := chunk.choices[0].logprobs) for each in found.content or ()]
-    assert [each.token for each in streamed] == [each.token for each in scores]
-    assert [each.logprob for each in streamed] == pytest.approx([each.logprob for each in scores], abs=0.05)
 
 
-def test_json(pair: Server) -> None:
+def test_a_named_call_and_its_result(pair: Server) -> None:
     client = pair.openai()
-    loose: Any = {"type": "json_object"}
-    made = client.chat.completions.create(
-        model=MODEL, messages=USER, max_tokens=400, seed=3, temperature=0.7, response_format=loose
-    )
-    choice = made.choices[0]
-    assert (choice.message.content or "").startswith("{")
-    if choice.finish_reason == "stop":
-        assert isinstance(json.loads(choice.message.content or ""), dict)
-    else:
-        assert choice.finish_reason == "length"
-    schema = {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "maxLength": 9},
-            "sizes": {"type": "array", "items": {"enum": [1, 2]}},
-        },
-        "required": ["name", "sizes"],
-        "additionalProperties": False,
-    }
-    strict: Any = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema, "strict": True}}
-    for seed in range(5):
-        made = client.chat.completions.create(
-            model=MODEL, messages=USER, max_tokens=300, seed=seed, response_format=strict
-        )
-        if made.choices[0].finish_reason == "stop":
-            value = json.loads(made.choices[0].message.content or "")
-            assert set(value) == {"name", "sizes"} and set(value["sizes"]) <= {1, 2} and len(value["name"]) <= 9
-
-
-@pytest.mark.parametrize(
-    ("choice", "tools", "expected"),
-    [
-        ("required", [WEATHER, TIME], {"get_weather", "get_time"}),
-        ({"type": "function", "function": {"name": "get_time"}}, [WEATHER, TIME], {"get_time"}),
-    ],
-    ids=["one of two", "a named one"],
-)
-def test_a_call_that_has_to_be_made_and_its_result(
-    choice: Any, tools: list[Any], expected: set[str], pair: Server
-) -> None:
-    client = pair.openai()
+    choice: Any = {"type": "function", "function": {"name": "get_time"}}
+    tools = [WEATHER, TIME]
     made = client.chat.completions.create(
         model=MODEL, messages=USER, tools=tools, tool_choice=choice, max_tokens=200, temperature=0
     )
     answer = made.choices[0]
     assert answer.finish_reason == "tool_calls" and not answer.message.content and answer.message.tool_calls
     (call,) = answer.message.tool_calls
-    assert call.type == "function" and call.function.name in expected
-    arguments = json.loads(call.function.arguments)
-    if call.function.name == "get_weather":
-        assert set(arguments) == {"city", "days"} and arguments["days"] in (1, 2, 3)
+    assert call.type == "function" and call.function.name == "get_time"
+    assert isinstance(json.loads(call.function.arguments), dict)
     result = {"role": "tool", "tool_call_id": call.id, "content": "Rain."}
     after = client.chat.completions.create(
         model=MODEL, messages=[*USER, answer.message.to_dict(), result], tools=tools, max_tokens=8, temperature=0
@@ -197,10 +134,6 @@ def test_tools_that_may_not_be_used(pair: Server) -> None:
         model=MODEL, messages=USER, max_tokens=12, temperature=0, tools=[WEATHER], tool_choice="none"
     )
     assert unused.choices[0].message.content == plain.choices[0].message.content
-    with pytest.raises(openai.BadRequestError, match="not among the tools"):
-        client.chat.completions.create(
-            model=MODEL, messages=USER, tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "no"}}
-        )
 
 
 def test_parts_and_roles(pair: Server) -> None:
@@ -219,40 +152,137 @@ def test_parts_and_roles(pair: Server) -> None:
         assert made.usage and whole.usage and made.usage.prompt_tokens > whole.usage.prompt_tokens
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"messages": []}, "messages"),
-        ({"temperature": 3}, "temperature"),
-        ({"max_tokens": -2}, "max_tokens"),
-        ({"n": 1000}, "n: "),
-        ({"top_logprobs": 2}, "needs logprobs"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
-        ({"logit_bias": {"99999999": 1}}, "vocabulary"),
-        ({"stop": ""}, "stop"),
-        ({"stop": ["x"] * 17}, "stop"),
-        ({"tool_choice": "required"}, "no tools"),
-        ({"response_format": {"type": "json_schema"}}, "no schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "wrong"}}}}, "structure"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "role"),
-        ({"messages": [{"role": "user", "content": ""}]}, "prompt is empty"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
-)
-def test_what_is_refused(change: dict[str, Any], why: str, pair: Server) -> None:
-    response = pair.post("/v1/chat/completions", json={"model": MODEL, "messages": USER, "max_tokens": 8, **change})
-    assert response.status_code == 400, response.text
-    error = response.json()["error"]
-    assert error["type"] == "invalid_request_error" and why in error["message"], error
-    streamed = pair.post(
-        "/v1/chat/completions", json={"model": MODEL, "messages": USER, "max_tokens": 8, "stream": True, **change}
+def test_completions(pair: Server) -> None:
+    client = pair.openai()
+    made = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=10, temperature=0, echo=True, logprobs=2)
+    choice = made.choices[0]
+    assert choice.text.startswith(PROMPT) and choice.logprobs and choice.logprobs.tokens
+    assert "".join(choice.logprobs.tokens) == choice.text
+    assert choice.logprobs.text_offset and choice.logprobs.text_offset[0] == 0
+    assert all(len(top) == 2 for top in choice.logprobs.top_logprobs or ())
+    streamed = client.completions.create(model=MODEL, prompt=[PROMPT], max_tokens=10, temperature=0, stream=True)
+    assert PROMPT + "".join(chunk.choices[0].text for chunk in streamed) == choice.text
+    assert client.completions.create(model=MODEL, prompt=PROMPT).usage.completion_tokens <= 16  # type: ignore[union-attr]
+
+
+def test_scores_of_the_prompt(pair: Server) -> None:
+    """As programs ask that compare the likelihoods of texts: a token's score is the one that it has when generated."""
+    client = pair.openai()
+    common: dict[str, Any] = {"model": MODEL, "temperature": 0, "logprobs": 2, "echo": True}
+    made = client.completions.create(prompt=PROMPT, max_tokens=6, **common).choices[0]
+    assert made.logprobs and made.logprobs.tokens and made.logprobs.token_logprobs and made.logprobs.top_logprobs
+    assert None not in made.logprobs.token_logprobs  # this model's texts begin with a token that is not shown
+    assert "".join(made.logprobs.tokens) == made.text and made.text.startswith(PROMPT)
+    assert made.logprobs.text_offset and made.logprobs.text_offset[:2] == [0, len(made.logprobs.tokens[0])]
+    again = client.completions.create(prompt=made.text, max_tokens=1, **common).choices[0]
+    assert again.logprobs and again.logprobs.token_logprobs and again.logprobs.tokens
+    n = len(made.logprobs.tokens)
+    if again.logprobs.tokens[:n] == made.logprobs.tokens:
+        assert again.logprobs.token_logprobs[:n] == pytest.approx(made.logprobs.token_logprobs, abs=0.05)
+    streamed = list(client.completions.create(prompt=PROMPT, max_tokens=6, stream=True, **common))
+    assert "".join(chunk.choices[0].text for chunk in streamed) == made.text
+    tokens = [token for chunk in streamed if (found := chunk.choices[0].logprobs) for token in found.tokens or ()]
+    assert tokens == made.logprobs.tokens
+
+
+def test_token_ids(pair: Server) -> None:
+    client = pair.openai()
+    common: dict[str, Any] = {"model": MODEL, "max_tokens": 6, "temperature": 0}
+    ids: Any = [[5, 6, 7, 8], [9, 10, 11]]
+    scored = client.completions.create(prompt=ids, echo=True, logprobs=1, **common)
+    for choice, given in zip(scored.choices, ids, strict=True):
+        assert choice.logprobs and choice.logprobs.token_logprobs and choice.logprobs.tokens
+        assert choice.logprobs.token_logprobs[0] is None and None not in choice.logprobs.token_logprobs[1:]
+        assert len(choice.logprobs.tokens) == len(given) + 6 and choice.text == "".join(choice.logprobs.tokens)
+    one = client.completions.create(prompt=ids[0], **common)
+    assert scored.choices[0].text.endswith(one.choices[0].text)
+
+
+def test_stop_beside_structures(pair: Server) -> None:
+    """A stop string ends an answer with a schema; a call that must be made is made."""
+    client = pair.openai()
+    schema = {"type": "object", "properties": {"size": {"const": 17}}, "required": ["size"]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    made = client.chat.completions.create(
+        model=MODEL, messages=USER, max_tokens=99, temperature=0, response_format=form, stop=['size"']
+    ).choices[0]
+    assert made.finish_reason == "stop" and "".join((made.message.content or "").split()) == '{"'
+    called = client.chat.completions.create(
+        model=MODEL,
+        messages=USER,
+        max_tokens=200,
+        temperature=0,
+        tools=[WEATHER],
+        tool_choice="required",
+        stop=["city"],
+    ).choices[0]
+    assert called.finish_reason == "tool_calls" and called.message.tool_calls
+
+
+def test_responses(pair: Server) -> None:
+    client = pair.openai()
+    made = client.responses.create(model=MODEL, input=PROMPT, max_output_tokens=20, temperature=0)
+    assert made.output_text and made.status == "incomplete"
+    assert made.incomplete_details and made.incomplete_details.reason == "max_output_tokens"
+    tool: Any = {"type": "function", **WEATHER["function"]}
+    called = client.responses.create(
+        model=MODEL, input=PROMPT, tools=[tool], tool_choice="required", max_output_tokens=200, temperature=0
     )
-    assert streamed.status_code == 400 and streamed.json() == response.json()
+    (call,) = called.output
+    assert call.type == "function_call" and call.name == "get_weather" and "city" in json.loads(call.arguments)
+    after = client.responses.create(
+        model=MODEL,
+        instructions="import os",
+        input=[
+            {"role": "user", "content": PROMPT},
+            {"type": "function_call", "call_id": call.call_id, "name": call.name, "arguments": call.arguments},
+            {"type": "function_call_output", "call_id": call.call_id, "output": "Rain."},
+        ],
+        max_output_tokens=8,
+    )
+    assert after.status in ("completed", "incomplete")
+    shaped: Any = {
+        "format": {
+            "type": "json_schema",
+            "name": "x",
+            "schema": {"type": "array", "items": {"enum": [7]}, "maxItems": 2},
+        }
+    }
+    listed = client.responses.create(model=MODEL, input=PROMPT, text=shaped, max_output_tokens=200)
+    assert listed.status == "incomplete" or set(json.loads(listed.output_text)) <= {7}
 
 
-def test_other_refusals(pair: Server) -> None:
-    assert pair.post("/v1/chat/completions", content=b"{not json").status_code == 400
-    assert pair.post("/v1/chat/completions", content=b"[" * 100_000).status_code == 400
-    assert pair.post("/v1/chat/completions", data={"model": MODEL}).status_code == 415
-    assert pair.get("/v1/chat/completions").status_code == 405
-    assert pair.get("/v1/nothing").status_code == 404
+def test_functions_in_a_namespace(pair: Server) -> None:
+    """The model calls them by a longer name; a call and its history have name and namespace, as Codex reads them."""
+    client = pair.openai()
+    city = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    function = {"type": "function", "name": "get_weather", "parameters": city}
+    ask: Any = {
+        "model": MODEL,
+        "tools": [{"type": "namespace", "name": "maps", "description": "Places.", "tools": [function]}],
+        "tool_choice": "required",
+        "temperature": 0,
+        "max_output_tokens": 60,
+    }
+    called = client.responses.create(input=PROMPT, **ask)
+    (call,) = called.output
+    assert call.type == "function_call" and (call.name, call.namespace) == ("get_weather", "maps")
+    assert json.loads(call.arguments) == {"city": "Rome"}
+    asked: Any = {"role": "user", "content": PROMPT}
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sun"}
+    by_name: Any = {**call.model_dump(exclude_none=True), "name": "maps__get_weather"}
+    del by_name["namespace"]
+    after, same = (
+        client.responses.create(input=[asked, each, result], **ask)
+        for each in (call.model_dump(exclude_none=True), by_name)
+    )
+    assert called.usage and after.usage and same.usage
+    assert after.usage.input_tokens == same.usage.input_tokens > called.usage.input_tokens
+    ask["tools"][0]["tools"].append({"type": "custom", "name": "patch"})
+    with pytest.raises(openai.BadRequestError, match="tools of type 'custom'"):
+        client.responses.create(input=PROMPT, **ask)

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from edgespec.server.anthropic import MessagesRequest
 from edgespec.server.http import HttpError, dump_json
 from edgespec.server.ollama import OllamaChatRequest, OllamaGenerateRequest
+from edgespec.server.remote import _MALFORMED, CHAT, TEXT, RemoteAnswer, RemoteCall, pass_chat, translate
 from edgespec.server.remote_client import RemoteModel, explain_error, read_error
-from edgespec.server.remote_requests import CHAT, TEXT, RemoteAnswer, RemoteCall, pass_chat, translate
-from edgespec.server.remote_slot import _MALFORMED
 from edgespec.server.responses import ResponsesRequest
 from edgespec.service.response import Done
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
 from tests.server.serving import TOY, Server, serving
-from tests.server.test_commands import run
+from tests.server.test_launch import run
 
 CONFIG = """
 [brief]
@@ -98,9 +97,3 @@ def test_models_are_loaded_and_unloaded(server: Server) -> None:
 def test_options_that_cannot_be(arguments: tuple[str, ...], message: str) -> None:
     done = run("serve", *TOY, *arguments)
     assert done.returncode == 2 and message in done.stderr, done.stderr
-
-
-def test_a_preload_that_fails_is_told_and_the_server_goes_on(tmp_path: Path) -> None:
-    with serving(tmp_path, f"gone={tmp_path}/gone.gguf", "--preload", "gone") as server:
-        assert until_health(server)["loaded_models"] == 0
-    assert any("gone: not loaded: " in line for line in server.log)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.server.serving import ENDLESS, TOY, Server, serving
-from tests.server.test_commands import run
+from tests.server.test_launch import run
 
 TREE = "tree"
 
@@ -59,15 +59,6 @@ def test_a_stopped_engine_is_told_of_ended_and_opened_again(server: Server) -> N
     until_health(server, 200)
     assert metric(server, "edgespec_engine_deaths_total") == 1
     assert any("tree: the engine said nothing for 4 seconds" in line for line in server.log)
-
-
-def test_a_model_that_cannot_be_loaded_is_counted_and_logged(tmp_path: Path) -> None:
-    with serving(tmp_path, f"gone={tmp_path}/gone.gguf") as server:
-        refusal = server.ask("gone", max_tokens=1)
-        assert refusal.status_code in (400, 404, 503)
-        assert "gone.gguf" in refusal.text and str(tmp_path) not in refusal.text, "folders are for the log alone"
-        assert metric(server, "edgespec_failed_opens_total") == 1
-    assert any("gone: not loaded: " in line and str(tmp_path) in line for line in server.log), server.log
 
 
 def test_stop_now_ends_a_model_whatever_it_does(server: Server) -> None:

@@ -15,7 +15,6 @@ from tests.server.serving import PROMPT, Server
 
 USER: list[Any] = [{"role": "user", "content": PROMPT}]
 LONG = 1000  # tokens: the toy writes as many blanks as the grammar allows
-SERVERS = [("pair", "embedded"), ("toy", "tree")]
 
 
 class Weather(BaseModel):
@@ -33,14 +32,8 @@ ANTHROPIC_TOOL: Any = {"name": "weather", "input_schema": SCHEMA}
 DEMAND: dict[str, Any] = {"messages": USER, "tools": [TOOL], "tool_choice": "required", "temperature": 0}
 
 
-@pytest.fixture(params=SERVERS, ids=[name for _, name in SERVERS])
-def server(request: pytest.FixtureRequest) -> tuple[Server, str]:
-    fixture, model = request.param
-    return request.getfixturevalue(fixture), model
-
-
-def test_chat(server: tuple[Server, str]) -> None:
-    client, model = server[0].openai(), server[1]
+def test_chat(toy: Server) -> None:
+    client, model = toy.openai(), "tree"
     whole = client.chat.completions.create(model=model, max_tokens=LONG, **DEMAND).choices[0]
     assert whole.finish_reason == "tool_calls" and whole.message.tool_calls
     written = whole.message.tool_calls[0].to_dict()["function"]
@@ -56,8 +49,8 @@ def test_chat(server: tuple[Server, str]) -> None:
     assert call.id.startswith("call_") and final.finish_reason == "tool_calls" and not final.message.content
 
 
-def test_messages(server: tuple[Server, str]) -> None:
-    client, model = server[0].anthropic(), server[1]
+def test_messages(toy: Server) -> None:
+    client, model = toy.anthropic(), "tree"
     ask: dict[str, Any] = {"model": model, "messages": USER, "tools": [ANTHROPIC_TOOL], "temperature": 0}
     ask["tool_choice"] = {"type": "any"}
     (block,) = client.messages.create(max_tokens=LONG, **ask).content
@@ -72,8 +65,8 @@ def test_messages(server: tuple[Server, str]) -> None:
     assert use.type == "tool_use" and use.input == block.input and final.stop_reason == "tool_use"  # type: ignore[union-attr]
 
 
-def test_responses(server: tuple[Server, str]) -> None:
-    client, model = server[0].openai(), server[1]
+def test_responses(toy: Server) -> None:
+    client, model = toy.openai(), "tree"
     ask: dict[str, Any] = {"model": model, "input": PROMPT, "tools": [RESPONSES_TOOL], "temperature": 0}
     ask["tool_choice"] = "required"
     with client.responses.stream(max_output_tokens=LONG, **ask) as stream:

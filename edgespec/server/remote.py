@@ -1,27 +1,46 @@
-"""What another server is asked for a request: OpenAI's chat or completions, whatever interface the request came by.
-
-A request by one of these two is passed on with the fields that it came with; others are written anew.
-"""
+"""Models of other servers: what these are asked, how their answers are read, and whether they can be reached."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
+from functools import partial
 from time import monotonic
 from typing import Any
 
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import FinishReason
 from edgespec.engine.events import Finished, Gap, Scored
+from edgespec.engine.prompts import Embedding
 from edgespec.engine.structured_output import Json, Structure
-from edgespec.errors import InvalidRequest
+from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.server.fields import NO_LIMIT
-from edgespec.server.openai import CompletionRequest
+from edgespec.server.http import HttpError, Policy
+from edgespec.server.metrics import ServerMetrics
+from edgespec.server.openai import ChatRequest, CompletionRequest
+from edgespec.server.record import request_context
+from edgespec.server.remote_client import (
+    CHECK_URL,
+    RemoteClient,
+    RemoteFailure,
+    RemoteModel,
+    RemoteRefusal,
+    Unreachable,
+)
+from edgespec.server.slots import Answer, Slot, Turn
 from edgespec.service.generation_spec import GenerationSpec, Thinking
-from edgespec.service.response import Done, Ending, Part, ReasoningDelta, Started, TextDelta, new_id
+from edgespec.service.response import Done, Ending, Part, ReasoningDelta, Started, TextDelta, merge_deltas, new_id
 from edgespec.text.chat_template import Message
 from edgespec.text.tool_formats import CallDelta, CallEnd, CallStart, ToolCall
+
+# What another server is asked for a request: OpenAI's chat or completions, whatever interface the request came by.
+#
+# A request by one of these two is passed on with the fields that it came with; others are written anew.
+
 
 CHAT, TEXT = "/chat/completions", "/completions"
 EDGESPEC, LLAMA_SERVER, VLLM, SGLANG = "edgespec", "llamacpp", "vllm", "sglang"
@@ -75,28 +94,30 @@ def pass_completions(request: CompletionRequest, raw: bytes, owner: str, *, reme
 
 def translate(spec: GenerationSpec, owner: str, *, remembers: bool) -> RemoteCall:
     """The call for a request by another interface."""
-    fields: dict[str, Any] = {name: value for name, value in asdict(spec.settings).items() if value is not None}
+    longest = spec.max_tokens if spec.max_tokens != NO_LIMIT else None
+    drafting = {"draft_max": spec.draft_length.longest, "draft_min": spec.draft_length.shortest or None}
+    fields: dict[str, Any] = {
+        **asdict(spec.settings),
+        "max_completion_tokens" if owner in _OPENAI else "max_tokens": longest,
+        "seed": spec.seed,
+        "stop": list(spec.stop) or None,
+        **(_format_structure(spec.structure) if spec.structure is not None else {}),
+        **({**drafting, "memory": remembers} if owner == EDGESPEC else {}),
+    }
+    fields = {name: value for name, value in fields.items() if value is not None}
     if owner == LLAMA_SERVER and "repetition_penalty" in fields:
         fields["repeat_penalty"] = fields.pop("repetition_penalty")
-    if spec.max_tokens is not None and spec.max_tokens < NO_LIMIT:
-        fields["max_completion_tokens" if owner in _OPENAI else "max_tokens"] = spec.max_tokens
-    fields |= {"seed": spec.seed} if spec.seed is not None else {}
-    fields |= {"stop": list(spec.stop)} if spec.stop else {}
-    fields |= _format_structure(spec.structure) if spec.structure is not None else {}
-    drafting = {"draft_max": spec.draft_length.longest, "draft_min": spec.draft_length.shortest or None}
-    fields |= {name: value for name, value in drafting.items() if value is not None} if owner == EDGESPEC else {}
-    fields |= {"memory": remembers} if owner == EDGESPEC else {}
     warnings = (*spec.warnings, *_warn_of_drafting(drafting, owner))
-    if isinstance(spec.prompt, tuple):
-        fields |= {"messages": list(_format_messages(spec.prompt))}
-        fields |= _format_tools(spec) | _format_thinking(spec.thinking, owner)
-        if spec.start is not None:
-            fields["messages"].append({"role": "assistant", "content": spec.start.text})
-            fields |= {"continue_final_message": True, "add_generation_prompt": False} if owner in _CONTINUE else {}
-        return RemoteCall(CHAT, fields, (*warnings, *_warn_of_thinking(spec.thinking, owner)))
     if isinstance(spec.prompt, Gap):
         return RemoteCall(TEXT, {**fields, "prompt": spec.prompt.before, "suffix": spec.prompt.after}, warnings)
-    return RemoteCall(TEXT, {**fields, "prompt": spec.prompt}, warnings)
+    if not isinstance(spec.prompt, tuple):
+        return RemoteCall(TEXT, {**fields, "prompt": spec.prompt}, warnings)
+    fields |= {"messages": list(_format_messages(spec.prompt))}
+    fields |= _format_tools(spec) | _format_thinking(spec.thinking, owner)
+    if spec.start is not None:
+        fields["messages"].append({"role": "assistant", "content": spec.start.text})
+        fields |= {"continue_final_message": True, "add_generation_prompt": False} if owner in _CONTINUE else {}
+    return RemoteCall(CHAT, fields, (*warnings, *_warn_of_thinking(spec.thinking, owner)))
 
 
 def _pass_fields(fields: dict[str, Any], owner: str, *, remembers: bool) -> dict[str, Any]:
@@ -210,7 +231,7 @@ class RemoteAnswer:
         self._arguments = ""
         self._call_key: object = None
         self._n_calls = 0
-        self._reason: str | None = None
+        self.reason: str | None = None  # why the answer ended, where that is known
         self._stop: str | None = None
         self._reported: dict[str, Any] = {}
 
@@ -218,11 +239,6 @@ class RemoteAnswer:
     def has_text(self) -> bool:
         """Whether anything of the answer has arrived."""
         return self._first_s is not None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the server has said why the answer ended."""
-        return self._reason is not None
 
     def parts(self, event: Mapping[str, Any]) -> Iterator[Part]:
         """The parts in an event of /v1/chat/completions or /v1/completions, or in a whole answer."""
@@ -239,13 +255,9 @@ class RemoteAnswer:
                 self._n_events += 1
                 yield from found
 
-    def cut(self) -> None:
-        """The time of the answer is over."""
-        self._reason = "length"
-
     def finish(self) -> Iterator[Part]:
         """The last parts."""
-        reason: Ending = _ENDINGS.get(self._reason or "", "stop")
+        reason: Ending = _ENDINGS.get(self.reason or "", "stop")
         if reason == "stop" and self._n_calls:
             reason = "tool_calls"  # which some servers call a stop
         yield from self._end_call(is_cut=reason == "length")
@@ -259,7 +271,7 @@ class RemoteAnswer:
 
     def summarize(self) -> Finished:
         """What is counted of the answer, also of one that was left or that failed."""
-        reason: FinishReason = "cancelled" if self._reason is None else "length" if self._reason == "length" else "stop"
+        reason: FinishReason = "cancelled" if self.reason is None else "length" if self.reason == "length" else "stop"
         return Finished(reason, (), 0, self._measure(), self._stop)
 
     def _read_choice(self, choice: Mapping[str, Any]) -> Iterator[Part]:
@@ -275,7 +287,7 @@ class RemoteAnswer:
         for number, call in enumerate(delta.get("tool_calls") or ()):
             yield from self._read_call(call.get("index", number), call.get("function") or {})
         if reason := choice.get("finish_reason"):
-            self._reason = str(reason)
+            self.reason = str(reason)
             stop = choice.get("stop_reason")  # vLLM's: the stop string
             self._stop = stop if isinstance(stop, str) else None
 
@@ -365,3 +377,202 @@ def _number(values: Any, name: str) -> float | None:
     """A time, a rate or tau; None where it is none that can be."""
     value = values.get(name) if isinstance(values, dict) else None
     return float(value) if isinstance(value, int | float) and 1 / _LARGE < value < _LARGE else None
+
+
+# RemoteSlot: a model of another server, its queue of requests, and whether that server can be reached.
+
+
+_LOOK_EVERY_S = 30.0
+_LOOK_S = 15.0
+_COUNT_S = 30.0
+_CONTEXTS = ("context_length", "max_model_len", "context_window", "max_context_length")
+_MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What values raise that are not of the form of OpenAI's interface."""
+_LOG = logging.getLogger("edgespec.server")
+
+
+class RemoteSlot(Slot):
+    """A model of another server and its queue of requests.
+
+    is_reachable  whether that server can be reached; None before the first attempt
+    failure       why it was of no use the last time; None where it was
+    owner         what it calls itself in `owned_by`
+    context_size  tokens; None where it does not say
+    """
+
+    state = "remote"
+
+    def __init__(self, name: str, model: RemoteModel, policy: Policy, server_metrics: ServerMetrics) -> None:
+        super().__init__(name, model.max_concurrency, policy, server_metrics)
+        self.is_reachable: bool | None = None
+        self.failure: str | None = None
+        self.owner = ""
+        self.context_size: int | None = None
+        self._model = model
+        self._client = RemoteClient(name, model)
+        self._has_looked = asyncio.Event()
+        self._has_answered = False
+
+    async def watch(self) -> None:
+        """Look from time to time whether the server is there, and what it says of the model. Never returns."""
+        while True:
+            try:
+                await self._look()
+            finally:
+                self._has_looked.set()
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def close(self) -> None:
+        await self._client.close()
+
+    async def answers(self, body: Any, raw: bytes, *, remembers: bool) -> list[Answer]:
+        """The answers to a request, one for each prompt. `body`: what `raw` was read as. `remembers`: whether another
+        edgespec may keep the texts. Raises InvalidRequest.
+        """
+        await self._has_looked.wait()  # which tells the owner
+        remembers = remembers and self._model.remembers
+        if isinstance(body, CompletionRequest):
+            calls = pass_completions(body, raw, self.owner, remembers=remembers)
+        else:
+            calls = [self._make_call(body, raw, remembers=remembers)]
+        return [partial(self._answer, call) for call in calls]
+
+    def _make_call(self, body: Any, raw: bytes, *, remembers: bool) -> RemoteCall:
+        if isinstance(body, ChatRequest):
+            return pass_chat(raw, self.owner, remembers=remembers)
+        return translate(body.generation_spec(), self.owner, remembers=remembers)
+
+    async def count(self, body: Any, raw: bytes) -> int:
+        """The tokens of a prompt, where the server counts them as llama-server and edgespec do. See `answers`."""
+        request_context().model = self.name
+        call = self._make_call(body, raw, remembers=False)
+        fields = {**call.body, "model": self._model.model}
+        try:
+            return int((await self._read(f"{call.path}/input_tokens", fields, _COUNT_S))["input_tokens"])
+        except _MALFORMED as error:
+            raise RemoteFailure(self.name, "does not count tokens", "Send the request itself.") from error
+        except HttpError as error:
+            if error.status not in (404, 405, 501):
+                raise
+            hint = "Send the request itself."
+            raise InvalidRequest(f"the server behind '{self.name}' does not count tokens.", hint=hint) from error
+
+    async def _answer(self, call: RemoteCall, turn: Turn, copy: int) -> AsyncGenerator[list[Part], None]:
+        """The parts of one answer, in batches as they arrive. The turn ends with it; closing it closes the request."""
+        record, began_s, answer = request_context(), monotonic(), RemoteAnswer(call.warnings)
+        record.begin()
+        try:
+            async with aclosing(self._client.chunks(call.path, call.make_body(self._model.model, copy))) as events:
+                while (batch := await self._next(events, turn, answer)) is not None:
+                    if parts := merge_deltas(self._convert(answer, batch)):
+                        yield parts
+            if answer.reason is None:
+                raise Unreachable(self.name, "ended the answer early", "Try again.")
+            yield merge_deltas(list(answer.finish()))
+            self._has_answered = True
+            self._note(None)
+        except EdgespecError as error:
+            self._note(error)
+            raise
+        finally:
+            self.leave()
+            if answer.has_text or answer.reason is not None:
+                finished = answer.summarize()
+                record.add(finished)
+                self._server_metrics.add(self.name, finished, monotonic() - began_s)
+            record.end()
+
+    async def _next(
+        self, events: AsyncGenerator[list[dict[str, Any]], None], turn: Turn, answer: RemoteAnswer
+    ) -> list[dict[str, Any]] | None:
+        """The next events; None at the end, and when the time of the call is over. Raises HttpError where nothing of
+        the answer has arrived then.
+        """
+        try:
+            async with asyncio.timeout(turn.ends_s - monotonic()):
+                return await anext(events, None)
+        except TimeoutError:
+            if not answer.has_text:
+                raise self._time_out() from None
+        answer.reason = "length"
+        return None
+
+    def _convert(self, answer: RemoteAnswer, batch: list[dict[str, Any]]) -> list[Part]:
+        """The parts in events. Raises Unreachable for what no such server sends."""
+        try:
+            return [part for event in batch for part in answer.parts(event)]
+        except _MALFORMED as error:
+            raise RemoteFailure(self.name, "answers in another form than OpenAI's", CHECK_URL) from error
+
+    async def embed(
+        self, texts: Sequence[str | list[int]], ends_s: float, dimensions: int | None = None
+    ) -> list[Embedding]:
+        """A vector for each text, within a turn; see ModelSlot.embed. The first has the tokens of all."""
+        body: dict[str, Any] = {"model": self._model.model, "input": list(texts), "encoding_format": "float"}
+        if dimensions is not None:
+            body["dimensions"] = dimensions
+        try:
+            found = await self._read("/embeddings", body, ends_s - monotonic())
+            tokens = int((found.get("usage") or {}).get("prompt_tokens") or 0)
+            ordered = sorted(found["data"], key=lambda each: int(each["index"]))
+            vectors = [tuple(float(number) for number in each["embedding"]) for each in ordered]
+            if len(vectors) != len(texts):
+                raise ValueError("there is no vector for each text")
+        except _MALFORMED as error:
+            raise RemoteFailure(self.name, "has no embeddings in OpenAI's form", CHECK_URL) from error
+        self._count_embeddings(len(vectors), tokens)
+        return [Embedding(vector, 0 if number else tokens) for number, vector in enumerate(vectors)]
+
+    async def _read(self, path: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """The JSON object that answers `body` within `seconds`. Raises HttpError."""
+        try:
+            async with asyncio.timeout(seconds):
+                found = await self._client.read("POST", path, body)
+        except TimeoutError as error:
+            raise self._time_out() from error
+        except EdgespecError as error:
+            self._note(error)
+            raise
+        self._note(None)
+        return found
+
+    def _time_out(self) -> HttpError:
+        message = f"the server behind '{self.name}' did not answer in time."
+        return HttpError(504, message, hint="Try again, or ask for less.")
+
+    async def _look(self) -> None:
+        """Read the list of models."""
+        try:
+            async with asyncio.timeout(_LOOK_S):
+                listed = (await self._client.read("GET", "/models")).get("data")
+        except TimeoutError:
+            self._note(Unreachable(self.name, "cannot be reached (no answer)", "Start it."))
+        except EdgespecError as error:
+            if isinstance(error, Unreachable) or not self._has_answered:  # it may have no list
+                self._note(error)
+        else:
+            self._note(None)
+            models = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
+            found = [each for each in models if each.get("id") == self._model.model]
+            if found or len(models) == 1:  # which answers to any name
+                self._describe((found or models)[0])
+
+    def _describe(self, listed: Mapping[str, Any]) -> None:
+        """Keep what the list says of the model."""
+        meta = listed.get("meta")  # llama-server's
+        sizes = [*(listed.get(name) for name in _CONTEXTS), meta.get("n_ctx") if isinstance(meta, dict) else None]
+        self.context_size = next((size for size in sizes if isinstance(size, int) and size > 0), None)
+        self.owner = str(listed.get("owned_by") or "")
+
+    def _note(self, error: EdgespecError | None) -> None:
+        """Keep what an attempt tells of the server. What it refuses of a request, or has no time for, tells nothing."""
+        failure = None
+        if isinstance(error, HttpError) and not isinstance(error, RemoteRefusal):
+            failure = error.log_message
+        is_reachable = not isinstance(error, Unreachable)
+        if failure is not None and failure != self.failure:
+            _LOG.warning("%s: %s", self.name, failure)
+        elif is_reachable and self.is_reachable is False:
+            _LOG.info("%s: the server behind it can be reached again", self.name)
+        self.is_reachable, self.failure = is_reachable, failure
+        self._server_metrics.note_remote(self.name, is_reachable=is_reachable)

@@ -1,15 +1,20 @@
-"""FairLimiter: order, limit, exclusive access, and cancellation at any moment."""
+"""The queue of a model: order, limit, exclusive access, cancellation at any moment, and turns."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from math import inf
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.backends.options import LoadOptions
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine.events import Finished, Request
 from edgespec.planner.plan import LoadConfig
-from edgespec.server.http import Busy, Policy
+from edgespec.server.http import HttpError, Policy
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.slots import FairLimiter, ModelSlot
 
@@ -17,7 +22,7 @@ from edgespec.server.slots import FairLimiter, ModelSlot
 @given(
     max_concurrency=st.integers(1, 4),
     callers=st.lists(
-        st.tuples(st.sampled_from(["caller", "alone", "visitor"]), st.integers(0, 3), st.integers(0, 5)),
+        st.tuples(st.sampled_from(["caller", "alone"]), st.integers(0, 3), st.integers(0, 5)),
         min_size=1,
         max_size=25,
     ),
@@ -26,18 +31,18 @@ from edgespec.server.slots import FairLimiter, ModelSlot
 def test_no_more_than_allowed_and_nobody_is_forgotten(
     max_concurrency: int, callers: list[tuple[str, int, int]]
 ) -> None:
-    """Each takes a turn, wants it alone or visits, stays for so many turns of the loop, and is cancelled after so many
+    """Each takes a turn or wants it alone, stays for so many turns of the loop, and is cancelled after so many
     (0: not at all); afterwards it is empty, and lets in as many as ever.
     """
 
     async def main() -> None:
         limiter = FairLimiter()
-        limiter.max_concurrency = max_concurrency
+        limiter.resize(max_concurrency)
         inside: list[str] = []
 
         async def caller(kind: str, stays: int) -> None:
-            if kind != "caller":
-                async with limiter.exclusive() if kind == "alone" else limiter.visit():
+            if kind == "alone":
+                async with limiter.exclusive():
                     await stay(kind, stays)
                 return
             await limiter.enter()
@@ -64,7 +69,7 @@ def test_no_more_than_allowed_and_nobody_is_forgotten(
                 tasks[-1].cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             assert result is None or isinstance(result, asyncio.CancelledError), result
-        assert (limiter.active, limiter.waiting, limiter.visitors, limiter.is_full) == (0, 0, 0, False)
+        assert (limiter.active, limiter.waiting, limiter.is_full) == (0, 0, False)
         for _ in range(max_concurrency):
             await asyncio.wait_for(limiter.enter(), 5)
         assert limiter.is_full
@@ -76,7 +81,7 @@ def test_no_more_than_allowed_and_nobody_is_forgotten(
 def test_first_come_first_served(max_concurrency: int) -> None:
     async def main() -> None:
         limiter = FairLimiter()
-        limiter.max_concurrency = max_concurrency
+        limiter.resize(max_concurrency)
         order: list[int] = []
 
         async def caller(who: int) -> None:
@@ -91,24 +96,6 @@ def test_first_come_first_served(max_concurrency: int) -> None:
     asyncio.run(main())
 
 
-def test_a_visitor_does_not_wait_for_those_who_do() -> None:
-    async def main() -> None:
-        limiter = FairLimiter()
-        await limiter.enter()
-        waiting = asyncio.create_task(limiter.enter())
-        alone = asyncio.create_task(limiter.exclusive().__aenter__())
-        await asyncio.sleep(0)
-        async with limiter.visit():
-            limiter.leave()
-            await waiting
-            limiter.leave()
-            await asyncio.sleep(0)
-            assert not alone.done() and limiter.visitors == 1
-        await asyncio.wait_for(alone, 5)
-
-    asyncio.run(main())
-
-
 def test_it_may_be_widened_while_others_wait() -> None:
     async def main() -> None:
         limiter = FairLimiter()
@@ -116,7 +103,7 @@ def test_it_may_be_widened_while_others_wait() -> None:
         waiting = [asyncio.create_task(limiter.enter()) for _ in range(3)]
         await asyncio.sleep(0)
         assert (limiter.active, limiter.waiting) == (1, 3)
-        limiter.max_concurrency = 3
+        limiter.resize(3)
         await asyncio.sleep(0)
         assert (limiter.active, limiter.waiting) == (3, 1)
         limiter.leave()
@@ -131,7 +118,7 @@ def test_the_next_answer_to_a_call_is_not_refused() -> None:
     async def main() -> None:
         slot = ModelSlot("m", LoadConfig(), Policy(max_queue=0), ServerMetrics())
         await slot.enter()
-        with pytest.raises(Busy):
+        with pytest.raises(HttpError):
             await slot.enter()
         again = asyncio.create_task(slot.enter(is_new=False))
         await asyncio.sleep(0)
@@ -139,5 +126,48 @@ def test_the_next_answer_to_a_call_is_not_refused() -> None:
         slot.leave()
         await again
         slot.leave()
+
+    asyncio.run(main())
+
+
+def test_a_visitor_waits_for_nobody_and_unloading_waits_for_it() -> None:
+    async def main() -> None:
+        slot = ModelSlot("m", LoadConfig(), Policy(), ServerMetrics())
+        await slot.enter()
+        async with slot.visit():
+            slot.leave()
+            unloading = asyncio.create_task(slot.unload())
+            await asyncio.sleep(0)
+            assert slot.limiter.is_exclusive and not unloading.done() and slot.is_busy
+        await asyncio.wait_for(unloading, 5)
+
+    asyncio.run(main())
+
+
+TOY = LoadConfig(model="tree", backend="toy", load=LoadOptions(context_size=4096))
+REQUEST = Request("hello", SamplingParams(temperature=0.0, logit_bias=((256, -1000.0),)), 40, seed=1)
+
+
+@pytest.fixture
+def slot() -> Iterator[ModelSlot]:
+    made = ModelSlot("toy", TOY, Policy(), ServerMetrics())
+    yield made
+    asyncio.run(made.close())
+
+
+async def until_free(slot: ModelSlot) -> None:
+    while slot.limiter.active:
+        await asyncio.sleep(0.01)
+
+
+def test_the_turn_ends_with_the_engine_and_not_with_the_reader(slot: ModelSlot) -> None:
+    async def main() -> None:
+        await slot.open()
+        await slot.enter()
+        async with slot.stream(REQUEST, inf) as batches:
+            await asyncio.wait_for(until_free(slot), 10)  # nothing has been read
+            events = [event async for batch in batches for event in batch]
+        assert isinstance(events[-1], Finished) and len(events[-1].tokens) == 40
+        assert slot.limiter.active == 0
 
     asyncio.run(main())

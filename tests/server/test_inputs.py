@@ -1,4 +1,4 @@
-"""Counts of tokens, tokens and prompts: those of llama.cpp's server, for which nobody waits."""
+"""Embeddings, counts of tokens, tokens of texts, prompts of conversations."""
 
 from __future__ import annotations
 
@@ -6,9 +6,60 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
+import openai
 import pytest
 
 from tests.server.serving import ENDLESS, TOY, Server, serving
+
+MODEL = "embedded"
+TEXTS = [
+    "def add(a, b):\n    return a + b\n",
+    "def plus(x, y):\n    return x + y\n",
+    "import socket\n\nserver = socket.socket()\nserver.bind(('', 80))\n",
+]
+
+
+def vectors(server: Server, texts: Any, **more: Any) -> list[Any]:
+    made = server.openai().embeddings.create(model=MODEL, input=texts, **more)
+    assert made.model == MODEL and [each.index for each in made.data] == list(range(len(made.data)))
+    return [np.array(each.embedding) for each in made.data]
+
+
+def test_texts_become_vectors_of_length_one_and_like_ones_are_close(pair: Server) -> None:
+    one, like, other = vectors(pair, TEXTS)
+    for vector in (one, like, other):
+        assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5) and len(vector) == len(one) > 50
+    assert one @ like > one @ other + 0.05
+    for text, vector in zip(TEXTS, (one, like, other), strict=True):
+        np.testing.assert_array_equal(vectors(pair, text)[0], vector)  # alone as among others
+    np.testing.assert_allclose(vectors(pair, TEXTS[0], encoding_format="float", dimensions=len(one))[0], one, atol=1e-7)
+
+
+def test_usage_counts_tokens_and_ids_are_taken_for_texts(pair: Server) -> None:
+    made = pair.openai().embeddings.create(model=MODEL, input=["a" * 40, "b"])
+    assert made.usage.prompt_tokens == made.usage.total_tokens > 2
+    one, two = vectors(pair, [[7, 8, 9], [9, 8, 7]])
+    assert np.abs(one - two).max() > 0.01
+    np.testing.assert_array_equal(vectors(pair, [7, 8, 9])[0], one)
+
+
+def test_ollamas_paths(pair: Server) -> None:
+    wanted = vectors(pair, TEXTS[:2])
+    many = pair.post("/api/embed", json={"model": f"{MODEL}:latest", "input": TEXTS[:2], "truncate": True}).json()
+    np.testing.assert_allclose(many["embeddings"], wanted, atol=1e-7)
+    assert many["prompt_eval_count"] > 20 and many["total_duration"] > 1000
+    one = pair.post("/api/embed", json={"model": MODEL, "input": TEXTS[0]}).json()
+    np.testing.assert_array_equal(one["embeddings"], many["embeddings"][:1])
+    assert pair.post("/api/embed", json={"model": MODEL, "input": []}).json()["embeddings"] == []
+    older = pair.post("/api/embeddings", json={"model": MODEL, "prompt": TEXTS[0]}).json()
+    assert older == {"embedding": one["embeddings"][0]}
+
+
+def test_a_runtime_that_makes_none_says_so(small: Server) -> None:
+    with pytest.raises(openai.BadRequestError, match="makes no embeddings"):
+        small.openai().embeddings.create(model="tree", input="x")
+
 
 USER: Any = [{"role": "system", "content": "import os"}, {"role": "user", "content": "def héllo():"}]
 

@@ -1,0 +1,158 @@
+"""Writers: the parts of the answers to one request as the events of an interface, and as its whole answer."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from edgespec.engine.events import Scored
+from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, new_id
+from edgespec.text.tool_formats import CallDelta, CallEnd, CallStart
+
+Event = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Block:
+    """A stretch of an answer: reasoning, text, or a call with its arguments as `text`. `number` counts the calls."""
+
+    kind: Literal["reasoning", "text", "call"]
+    name: str = ""
+    number: int = 0
+    text: str = ""
+    status: Literal["in_progress", "completed", "incomplete"] = "in_progress"
+    id: str = field(default_factory=lambda: new_id(""))
+
+
+Step = Started | tuple[Literal["begin", "grow", "close"], Block, str] | Done
+"""What happens to an answer: it begins, one of its blocks begins, grows by a text or is closed, or it has ended."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What has arrived of one answer. `scores`: the logprobs of its tokens; `end`: None until it has ended."""
+
+    blocks: list[Block] = field(default_factory=list)
+    scores: list[dict[str, Any]] = field(default_factory=list)
+    end: Done | None = None
+
+    def join(self, *kinds: str) -> str:
+        """The text of all blocks of these kinds."""
+        return "".join(block.text for block in self.blocks if block.kind in kinds)
+
+    @property
+    def calls(self) -> list[Block]:
+        return [block for block in self.blocks if block.kind == "call"]
+
+    def add(self, part: Part) -> Iterator[Step]:
+        """Take the next part; the steps that it makes."""
+        match part:
+            case Started():
+                yield part
+            case TextDelta(text):
+                yield from self._grow(Block("text"), text)
+            case ReasoningDelta(text):
+                yield from self._grow(Block("reasoning"), text)
+            case CallStart(number, name):
+                yield from self._begin(Block("call", name, number))
+            case CallDelta(arguments=text):
+                yield from self._grow(self.blocks[-1], text)
+            case CallEnd(call=call, is_cut=is_cut):
+                self.blocks[-1].text = call.arguments
+                yield from self._close(is_cut=is_cut)
+            case Scored():
+                self.scores.append(format_score(part))
+            case Done():
+                yield from self._close()
+                self.end = part
+                yield part
+
+    def _grow(self, block: Block, text: str) -> Iterator[Step]:
+        """Append text to the last block, or to the new `block` if that is of another kind."""
+        if not self.blocks or self.blocks[-1].kind != block.kind:
+            yield from self._begin(block)
+        self.blocks[-1].text += text
+        yield "grow", self.blocks[-1], text
+
+    def _begin(self, block: Block) -> Iterator[Step]:
+        yield from self._close()
+        self.blocks.append(block)
+        yield "begin", block, ""
+
+    def _close(self, *, is_cut: bool = False) -> Iterator[Step]:
+        """End the last block, unless it has ended. `is_cut`: it is not complete."""
+        if self.blocks and self.blocks[-1].status == "in_progress":
+            self.blocks[-1].status = "incomplete" if is_cut else "completed"
+            yield "close", self.blocks[-1], ""
+
+
+class Writer:
+    """Keeps the answers to one request by their numbers; a subclass is the table from their steps to the events of an
+    interface.
+    """
+
+    last = b""
+    """What ends a stream, after its events."""
+
+    def __init__(self) -> None:
+        self.answers: defaultdict[int, Answer] = defaultdict(Answer)
+
+    def events(self, index: int, part: Part) -> Iterator[Event]:
+        """The events of a part of the answer with this number; the parts of one come in order."""
+        for step in self.answers[index].add(part):
+            yield from self.write(index, step)
+
+    def write(self, index: int, step: Step) -> Iterator[Event]:
+        """The events of a step."""
+        raise NotImplementedError
+
+    def finish(self) -> Iterable[Event]:
+        """The events after all answers."""
+        return ()
+
+    def fail(self, error: Event) -> Iterable[Event]:
+        """The last events of a stream that fails; `error` is the body that a whole answer would have."""
+        return (error,)
+
+    def response_body(self) -> dict[str, Any]:
+        """The whole answer, after the events of all parts."""
+        raise NotImplementedError
+
+
+_MIN_LOGPROB = -9999.0  # OpenAI's value for -inf, which JSON cannot hold
+
+
+def format_score(score: Scored) -> dict[str, Any]:
+    """The logprobs of one token in the form of /v1/chat/completions."""
+    top = [_format_token(text, logprob) for text, logprob in score.top]
+    return {**_format_token(score.text, score.logprob), "top_logprobs": top}
+
+
+def _format_token(text: bytes, logprob: float) -> dict[str, Any]:
+    return {"token": text.decode("utf-8", "replace"), "logprob": max(logprob, _MIN_LOGPROB), "bytes": list(text)}
+
+
+_OBJECT = TypeAdapter(dict[str, Any])
+
+
+def read_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a call, for interfaces in which they are an object.
+
+    Arguments that were cut end with their last complete value, as Anthropic's client reads them. Those that are not
+    JSON are the value of INVALID_JSON, in which Anthropic's documentation wraps them.
+    """
+    if not text:
+        return {}
+    try:
+        return dict(json.loads(text, parse_constant=lambda _: None))  # NaN is not JSON
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return _OBJECT.validate_json(text, experimental_allow_partial=True)
+    except ValueError:
+        return {"INVALID_JSON": text}

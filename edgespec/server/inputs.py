@@ -1,0 +1,225 @@
+"""The routes that only read: embeddings, counts of tokens, tokens of a text, prompts of a conversation."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Annotated, Any, Literal, TypeVar
+
+import numpy as np
+from pydantic import Field, PrivateAttr
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from edgespec.engine.events import Request as EngineRequest
+from edgespec.engine.prompts import Embedding, RawText
+from edgespec.errors import InvalidRequest
+from edgespec.server.anthropic import CountRequest
+from edgespec.server.fields import AnyModelName, Body, ResidencyBody
+from edgespec.server.http import BodyRoute, JsonResponse, respond_unless_disconnected
+from edgespec.server.models import Models, require_local
+from edgespec.server.openai import ChatRequest
+from edgespec.server.remote import RemoteSlot
+from edgespec.server.responses import ResponsesRequest
+from edgespec.service.client import EngineClient, Stream
+
+Id = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_ITEMS = Field(max_length=2**20, fail_fast=True)
+Ids = Annotated[list[Id], _ITEMS]
+_MAX_INPUTS = 2048  # OpenAI's limit
+
+
+class EmbeddingBody(ResidencyBody):
+    """A body that asks for embeddings. `dimensions`: of each vector; None: the model's own."""
+
+    model: AnyModelName = ""
+    dimensions: int | None = None
+
+    def inputs(self) -> list[str | list[int]]:
+        """What is embedded. Raises InvalidRequest."""
+        raise NotImplementedError
+
+    def response_body(self, embeddings: list[Embedding]) -> dict[str, Any]:
+        """The body of the response, one entry for each input."""
+        raise NotImplementedError
+
+
+class EmbeddingRequest(EmbeddingBody):
+    """The body of /v1/embeddings."""
+
+    input: str | Annotated[list[str], _ITEMS] | Ids | Annotated[list[Ids], _ITEMS]
+    encoding_format: Literal["float", "base64"] | None = None
+
+    def inputs(self) -> list[str | list[int]]:
+        inputs: list[Any] = self.input if isinstance(self.input, list) else [self.input]
+        if not inputs:
+            raise InvalidRequest("input is empty.", hint="Send at least one text.")
+        return [inputs] if isinstance(inputs[0], int) else inputs
+
+    def response_body(self, embeddings: list[Embedding]) -> dict[str, Any]:
+        tokens = sum(each.tokens for each in embeddings)
+        return {
+            "object": "list",
+            "model": self.model,
+            "data": [
+                {"object": "embedding", "index": i, "embedding": self._encode(each.vector)}
+                for i, each in enumerate(embeddings)
+            ],
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+
+    def _encode(self, vector: tuple[float, ...]) -> list[float] | str:
+        if self.encoding_format == "base64":
+            return base64.b64encode(np.array(vector, "<f4").tobytes()).decode()
+        return list(vector)
+
+
+class OllamaEmbedRequest(EmbeddingBody):
+    """The body of /api/embed."""
+
+    input: str | Annotated[list[str], _ITEMS]
+    _start_ns: int = PrivateAttr(default_factory=perf_counter_ns)
+
+    def inputs(self) -> list[str | list[int]]:
+        return [self.input] if isinstance(self.input, str) else [*self.input]
+
+    def response_body(self, embeddings: list[Embedding]) -> dict[str, Any]:
+        """Times are in nanoseconds."""
+        return {
+            "model": self.model,
+            "embeddings": [each.vector for each in embeddings],
+            "total_duration": perf_counter_ns() - self._start_ns,
+            "load_duration": 0,
+            "prompt_eval_count": sum(each.tokens for each in embeddings),
+        }
+
+
+class OllamaEmbeddingsRequest(EmbeddingBody):
+    """The body of /api/embeddings, the older path for one text."""
+
+    prompt: str
+
+    def inputs(self) -> list[str | list[int]]:
+        return [self.prompt]
+
+    def response_body(self, embeddings: list[Embedding]) -> dict[str, Any]:
+        return {"embedding": embeddings[0].vector}
+
+
+def embedding_route(path: str, models: Models, kind: type[EmbeddingBody]) -> Route:
+    """The route that answers bodies of this kind."""
+
+    async def handle(request: Request, body: EmbeddingBody) -> Response:
+        inputs, slot = body.inputs(), models.choose(body.model)
+        if len(inputs) > _MAX_INPUTS:
+            raise InvalidRequest(f"there are more than {_MAX_INPUTS:,} inputs.", hint="Send several requests.")
+        slot.apply_keep_alive(body.keep_alive)
+
+        async def embed() -> dict[str, Any]:
+            async with models.turn(slot) as turn:
+                found: list[Embedding] = []
+                if inputs:
+                    found = await slot.embed(inputs, turn.ends_s, body.dimensions)
+                size = len(found[0].vector) if found else None
+                if size is not None and body.dimensions not in (None, size):
+                    raise InvalidRequest(f"embeddings have the model's own size, {size:,}.", hint="Remove dimensions.")
+                return body.response_body(found)
+
+        return await respond_unless_disconnected(request, embed())
+
+    return BodyRoute(path, kind, handle)
+
+
+# The routes that show how a model reads a text: counts of tokens, tokens, and prompts.
+#
+# They wait for the model to be loaded, and for nobody who generates. /tokenize, /detokenize and /apply-template are
+# those of llama.cpp's server.
+
+
+T = TypeVar("T")
+
+
+class TokenizeRequest(Body):
+    """The body of /tokenize. `add_special` puts the token first that begins every text, if the model has one."""
+
+    model: AnyModelName = ""
+    content: str
+    add_special: bool = False
+    parse_special: bool = True
+    with_pieces: bool = False
+
+
+class DetokenizeRequest(Body):
+    """The body of /detokenize."""
+
+    model: AnyModelName = ""
+    tokens: Annotated[list[Annotated[int, Field(strict=True)]], Field(max_length=2**20, fail_fast=True)]
+
+
+def token_routes(models: Models) -> list[Route]:
+    """Counts of tokens, tokens of a text and text of tokens, prompts of a conversation."""
+
+    async def read(name: str, ask: Callable[[EngineClient], Stream[T]]) -> T:
+        slot = require_local(models.choose(name))
+        async with models.visit(slot) as turn:
+            (found,) = await slot.read(ask, turn.ends_s)
+            return found
+
+    async def read_prompt(body: Any, ask: Callable[[EngineClient, EngineRequest], Stream[T]]) -> T:
+        """`ask` is called with what the body asks of the engine."""
+        slot, spec = require_local(models.choose(body.model)), body.generation_spec()
+        async with models.visit(slot) as turn:
+            model_info = turn.model_info
+            assert model_info is not None
+            asked = spec.build_request(model_info, token_limit=1)
+            (found,) = await slot.read(lambda client: ask(client, asked), turn.ends_s)
+            return found
+
+    async def count(request: Request, body: ChatRequest | ResponsesRequest | CountRequest) -> Response:
+        slot = models.choose(body.model)
+        if isinstance(slot, RemoteSlot):
+            tokens = await slot.count(body, await request.body())
+        else:
+            tokens = await read_prompt(body, _count)
+        head = {} if isinstance(body, CountRequest) else {"object": "response.input_tokens"}
+        return JsonResponse({**head, "input_tokens": tokens})
+
+    async def tokenize(_request: Request, body: TokenizeRequest) -> Response:
+        text = RawText(body.content, body.add_special, body.parse_special)
+        tokens = await read(body.model, lambda client: client.tokenize(text))
+        if not body.with_pieces:
+            return JsonResponse({"tokens": tokens})
+        pieces = await read(body.model, lambda client: client.token_bytes(tokens))
+        described = [{"id": id_, "piece": _format(piece)} for id_, piece in zip(tokens, pieces, strict=True)]
+        return JsonResponse({"tokens": described})
+
+    async def detokenize(_request: Request, body: DetokenizeRequest) -> Response:
+        pieces = await read(body.model, lambda client: client.token_bytes(body.tokens))
+        return JsonResponse({"content": b"".join(pieces).decode("utf-8", "replace")})
+
+    async def apply_template(request: Request, body: ChatRequest) -> Response:
+        prompt = await read_prompt(body, lambda client, each: client.render(each))
+        return JsonResponse({"prompt": prompt})
+
+    return [
+        BodyRoute("/v1/messages/count_tokens", CountRequest, count),
+        BodyRoute("/v1/chat/completions/input_tokens", ChatRequest, count),
+        BodyRoute("/v1/responses/input_tokens", ResponsesRequest, count),
+        BodyRoute("/tokenize", TokenizeRequest, tokenize),
+        BodyRoute("/detokenize", DetokenizeRequest, detokenize),
+        BodyRoute("/apply-template", ChatRequest, apply_template),
+    ]
+
+
+def _count(client: EngineClient, request: EngineRequest) -> Stream[int]:
+    return client.count(request.prompt, request.variables, request.start)
+
+
+def _format(piece: bytes) -> str | list[int]:
+    """Text, or bytes where a token ends inside a character."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)

@@ -1,0 +1,125 @@
+"""What every interface refuses, and the sentence that says why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.server.serving import PROMPT, Server
+
+USER: list[Any] = [{"role": "user", "content": PROMPT}]
+BEGUN = [*USER, {"role": "assistant", "content": "\n    with open(path) as"}]
+PREFIX = [*USER, {"role": "assistant", "content": "\n    with open(path) as", "prefix": True}]
+FUNCTION: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
+EMBEDDINGS, EMBED, GENERATE = "/v1/embeddings", "/api/embed", "/api/generate"
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": USER, "max_tokens": 8},
+    TEXT: {"prompt": PROMPT},
+    RESPONSES: {"input": PROMPT},
+    MESSAGES: {"messages": USER, "max_tokens": 8},
+    EMBEDDINGS: {"input": "x"},
+    EMBED: {"input": "x"},
+    GENERATE: {"prompt": PROMPT},
+}
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"messages": []}, "messages"),
+    (CHAT, {"messages": [{"role": "robot", "content": "x"}]}, "role"),
+    (CHAT, {"messages": [{"role": "user", "content": ""}]}, "prompt is empty"),
+    (CHAT, {"temperature": 3}, "temperature"),
+    (CHAT, {"max_tokens": -2}, "max_tokens"),
+    (CHAT, {"n": 1000}, "n: "),
+    (CHAT, {"top_logprobs": 2}, "needs logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    (CHAT, {"logit_bias": {"99999999": 1}}, "vocabulary"),
+    (CHAT, {"stop": ""}, "stop"),
+    (CHAT, {"stop": ["x"] * 17}, "stop"),
+    (CHAT, {"tool_choice": "required"}, "no tools"),
+    (CHAT, {"tools": [FUNCTION], "tool_choice": {"type": "function", "function": {"name": "no"}}}, "not among the"),
+    (CHAT, {"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools.0.type"),
+    (CHAT, {"functions": [{"name": "f"}], "tool_choice": "auto"}, "cannot be combined with tools"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, "no schema"),
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "wrong"}}}}, "structure"),
+    (CHAT, {"grammar": 'root ::= "a"', "guided_regex": "a"}, "grammar and guided_regex both constrain"),
+    (CHAT, {"grammar": "root ::= ["}, "grammar cannot be read"),
+    (CHAT, {"grammar": "start: ("}, "structure cannot be followed: Expected token ')', found"),
+    (CHAT, {"grammar": 'start: start "a"'}, "structure cannot be followed: it allows no text."),
+    (CHAT, {"guided_regex": "(?=a)b"}, "look-ahead and look-behind, is not supported. Simplify"),
+    (CHAT, {"guided_json": "{"}, "not valid JSON"),
+    (CHAT, {"modalities": ["text", "audio"]}, "text only"),
+    (CHAT, {"audio": {"voice": "x"}}, "audio is not supported"),
+    (CHAT, {"web_search_options": {"a": 1}}, "web_search_options is not supported"),
+    (CHAT, {"continue_final_message": True}, "only a last message of the assistant"),
+    (CHAT, {"messages": BEGUN, "continue_final_message": True, "add_generation_prompt": True}, "contradict"),
+    (CHAT, {"messages": PREFIX, "continue_final_message": False}, "contradict"),
+    (CHAT, {"messages": [*PREFIX, *USER]}, "prefix belongs to the last message"),
+    (CHAT, {"messages": PREFIX, "response_format": {"type": "json_object"}}, "beginning is given"),
+    (CHAT, {"messages": PREFIX, "tools": [FUNCTION], "tool_choice": "required"}, "beginning is given"),
+    (TEXT, {"suffix": "x"}, "no markers for a suffix"),
+    (TEXT, {"suffix": "x", "prompt": [1, 2]}, "suffix needs a prompt as text"),
+    (TEXT, {"best_of": 3}, "best_of is not supported"),
+    (TEXT, {"prompt": [1, 99_999_999]}, "prompt of token ids has ids below"),
+    (TEXT, {"prompt": [1, 2], "echo": True}, "echo of token ids needs logprobs"),
+    (TEXT, {"prompt": ["x"] * 100, "n": 2}, "more than 128 answers"),
+    (RESPONSES, {"background": True}, "background is not supported"),
+    (RESPONSES, {"conversation": "conv_1"}, "conversation is not supported"),
+    (RESPONSES, {"prompt": {"id": "pmpt_1"}}, "prompt is not supported"),
+    (RESPONSES, {"previous_response_id": "resp_1"}, "responses are not stored"),
+    (RESPONSES, {"tools": [{"type": "code_interpreter"}]}, "tools of type 'code_interpreter'"),
+    (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input items of type 'item_reference'"),
+    (MESSAGES, {"max_tokens": None}, "max_tokens"),
+    (MESSAGES, {"tool_choice": {"type": "any"}}, "no tools"),
+    (MESSAGES, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools of type 'bash_20250124'"),
+    (MESSAGES, {"mcp_servers": [{"type": "url", "url": "https://example.com"}]}, "mcp_servers is not supported"),
+    (MESSAGES, {"messages": [*USER, {"role": "assistant", "content": "x "}]}, "ends with white space"),
+    (MESSAGES, {"messages": BEGUN, "output_format": {"type": "json_schema", "schema": {}}}, "beginning is given"),
+    (EMBEDDINGS, {"input": ""}, "empty"),
+    (EMBEDDINGS, {"input": ["x", ""]}, "empty"),
+    (EMBEDDINGS, {"input": []}, "input"),
+    (EMBEDDINGS, {"input": [[]]}, "empty"),
+    (EMBEDDINGS, {"input": "x" * 10**7}, "maximum context length is 512"),
+    (EMBEDDINGS, {"input": [10**6]}, "token ids go from 0"),
+    (EMBEDDINGS, {"input": [-1]}, "input"),
+    (EMBEDDINGS, {"input": ["x"] * 3000}, "more than 2,048"),
+    (EMBEDDINGS, {"dimensions": 8}, "own size"),
+    (EMBEDDINGS, {"encoding_format": "hex"}, "float"),
+    (EMBED, {"input": "word " * 5000}, "maximum context length is 512"),
+    (EMBED, {"input": [1]}, "input"),
+    (GENERATE, {"context": [1, 2]}, "context is not supported."),
+    (GENERATE, {"options": {"top_p": 3}}, "options.top_p: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "change", "why"), REFUSED, ids=lambda value: next(iter(value))[:20])
+def test_what_is_refused(path: str, change: dict[str, Any], why: str, pair: Server) -> None:
+    response = pair.post(path, json={**BODIES[path], **change})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert why in (error if path.startswith("/api/") else error["message"]), error
+    assert path.startswith("/api/") or error["type"] == "invalid_request_error"
+    assert (response.json().get("type") == "error") == (path == MESSAGES)
+    if path in (CHAT, TEXT, RESPONSES, MESSAGES) and "grammar" not in change:  # whose check may take seconds
+        streamed = pair.post(path, json={**BODIES[path], **change, "stream": True})
+        assert streamed.status_code == 400 and streamed.json() == response.json()
+
+
+@pytest.mark.parametrize("name", ["météo", "x" * 257])
+def test_names_that_cannot_be_called(name: str, small: Server) -> None:
+    function = {"name": name, "parameters": {"type": "object"}}
+    for path, change in (
+        (CHAT, {"tools": [{"type": "function", "function": function}]}),
+        (CHAT, {"functions": [function]}),
+        (RESPONSES, {"tools": [{"type": "function", **function}]}),
+        (MESSAGES, {"tools": [{"name": name, "input_schema": function["parameters"]}]}),
+        ("/api/chat", {"messages": USER, "tools": [{"type": "function", "function": function}]}),
+    ):
+        response = small.post(path, json={**BODIES.get(path, {}), **change})
+        said = f"the tool name '{name[:100]}' cannot be called. Use 1 to 256 ASCII letters"
+        assert response.status_code == 400 and said in response.text, response.text
+
+
+def test_bodies_that_are_no_json(pair: Server) -> None:
+    assert pair.post(CHAT, content=b"{not json").status_code == 400
+    assert pair.post(CHAT, content=b"[" * 100_000).status_code == 400
+    assert pair.post(CHAT, data={"model": "embedded"}).status_code == 415
