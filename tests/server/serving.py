@@ -8,17 +8,19 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import IO, Any
 
 import anthropic
 import httpx
 import openai
 import psutil
+
+from tests.zygote import ForkedProcess, open_zygote
 
 COMMAND = [sys.executable, "-m", "edgespec"]
 EMBEDDED = ("--no-memory", "--draft-max", "3", "--draft", "model", "--threads", "1", "--ctx", "512")
@@ -34,7 +36,7 @@ class Server:
     """A running server. `log` grows with its output. `urls`: all that it has printed; `url`: the first, without /v1."""
 
     urls: list[str]
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedProcess
     log: list[str] = field(default_factory=list)
     _http: httpx.Client = field(
         default_factory=lambda: httpx.Client(timeout=60, limits=httpx.Limits(max_connections=None))
@@ -86,14 +88,10 @@ class Server:
 
 
 @contextmanager
-def serving(
-    folder: Path, *arguments: str, port: int | None = 0, descriptors: int | None = None, **variables: str
-) -> Iterator[Server]:
+def serving(folder: Path, *arguments: str, port: int | None = 0, **variables: str) -> Iterator[Server]:
     """`edgespec serve ARGUMENTS` at a free port. It must shut down cleanly and log no internal error.
 
-    `port`: None for none.
-    `descriptors`: its limit of open files; None: that of the tests.
-    `variables` are added to its environment.
+    `port`: None for none. `variables` are added to its environment.
     """
     others = ("HF_", "EDGESPEC_", "XDG_", "OLLAMA_", "LLAMA_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(others)}
@@ -101,16 +99,13 @@ def serving(
         environment[f"EDGESPEC_{name}_DIR"] = str(folder / name.lower())
     environment |= {"HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "1", "HOME": str(folder), "PYTHONUNBUFFERED": "1"}
     environment |= {"EDGESPEC_MODEL": "python-6m"} | variables
-    limit = [] if descriptors is None else ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh"]
     ports = [] if port is None else ["--port", str(port)]
-    child = subprocess.Popen([*limit, *COMMAND, "serve", *ports, *arguments], stdout=subprocess.PIPE, text=True,
-                             stderr=subprocess.STDOUT, env=environment, cwd=folder)  # fmt: skip
-    assert child.stdout is not None
-    first = child.stdout.readline()
+    child, output = start_command(("serve", *ports, *arguments), environment, folder)
+    first = output.readline()
     found = re.search(r" at (.+); press Ctrl-C to stop\.$", first)
-    assert found, first + child.stdout.read()
+    assert found, first + output.read()
     server = Server(found[1].split(", "), child)
-    reader = threading.Thread(target=lambda: server.log.extend(child.stdout or ()))
+    reader = threading.Thread(target=lambda: server.log.extend(output))
     reader.start()
     try:
         yield server
@@ -121,6 +116,21 @@ def serving(
         finally:
             child.kill()
             reader.join()
-            child.stdout.close()
+            output.close()
             server.close()
     assert not any("Traceback" in line or "nternal error" in line for line in server.log), "".join(server.log[-80:])
+
+
+def start_command(
+    arguments: Sequence[str], environment: dict[str, str], folder: Path
+) -> tuple[subprocess.Popen[str] | ForkedProcess, IO[str]]:
+    """`edgespec ARGUMENTS`, and what it writes. It is forked where libraries of the system expect forks."""
+    if sys.platform != "linux":
+        child = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                 env=environment, cwd=folder)  # fmt: skip
+        assert child.stdout is not None
+        return child, child.stdout
+    reader, writer = os.pipe()
+    forked = open_zygote().start(arguments, environment, folder, writer)
+    os.close(writer)
+    return forked, open(reader, encoding="utf-8")
