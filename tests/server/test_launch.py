@@ -41,11 +41,6 @@ def test_ps_and_stop(toy: Server) -> None:
     assert toy.ask("tree", max_tokens=3).status_code == 200
 
 
-def test_the_embedded_model_has_a_second_name(pair: Server) -> None:
-    answers = [pair.ask(name, max_tokens=6).json() for name in ("embedded", "python-6m")]
-    assert answers[0]["choices"] == answers[1]["choices"]
-
-
 def test_no_server() -> None:
     for command in (["ps"], ["stop", "x"], ["launch", "aider"]):
         done = run(*command, "--url", "http://127.0.0.1:9")
