@@ -107,7 +107,7 @@ CHOICES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(CHOICES, max_size=3))
 def test_any_event_is_read_or_refused(events: list[dict[str, Any]]) -> None:
     answer = RemoteAnswer(())
