@@ -154,7 +154,7 @@ class AcceptanceRecord:
 class AcceptanceModel:
     """The share of accepted tokens as a function of one feature.
 
-    The feature is the drafter's confidence; for a token that several drafters propose, the rate that all of them give.
+    The feature is the drafter's confidence.
     """
 
     def __init__(self, edges: Sequence[float], guesses: Sequence[float]) -> None:
@@ -187,9 +187,3 @@ def make_acceptance_model(confidence: Confidence) -> AcceptanceModel:
         return AcceptanceModel([2, 3, 4, 5, 7, 11, 17, 32], rates)
     edges = [0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97]
     return AcceptanceModel(edges, [0.01, 0.03, 0.07, 0.14, 0.27, 0.42, 0.57, 0.72, 0.85, 0.93, 0.98])
-
-
-def make_agreement_model() -> AcceptanceModel:
-    """For a token that several drafters propose, by the highest rate of them: they may have the same reason."""
-    edges = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95]
-    return AcceptanceModel(edges, [0.05, 0.15, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.93, 0.97])

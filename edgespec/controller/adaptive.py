@@ -28,7 +28,6 @@ from edgespec.controller.round import DrafterCall, DraftRound, DraftSize, Scored
 from edgespec.controller.stats import DecisionTime, DraftStats, TextStats
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, SOLO, BatchPeers, Budget, Decision, Draft, Round, Step
-from edgespec.core.tree import DraftTree
 
 _NO_DRAFT_REASON = "no draft is expected to pay"
 _LOOKUP_REASON = "a lookup is expected to pay"
@@ -318,14 +317,13 @@ class RoundRecorder:
         """Compare what the drafters of the round have proposed with the emitted tokens."""
         call = round_.call
         if call is None:
-            self._learn_agreements(round_.tree.tree, done.emitted)
-        elif call.drafter.is_drawn:
+            return
+        if call.drafter.is_drawn:
             self._learn_drawn(call, done)
         elif call.drafter.is_async:
             self._learn_chain(call.drafter, done)
         else:
             self._learn_path(call, done.emitted)
-            self._learn_agreements(call.tree.tree, done.emitted)
 
     def pass_round(self, step: Step) -> None:
         """A plain round went by, which is recorded together with a later one."""
@@ -419,16 +417,3 @@ class RoundRecorder:
             stats.observe_choice(drafted == emitted)
             if drafted != emitted:
                 return
-
-    def _learn_agreements(self, tree: DraftTree, emitted: Sequence[int]) -> None:
-        """Tokens that several drafters have proposed after an emitted one."""
-        shared = [node for node, votes in enumerate(tree.votes) if len(votes) > 1]
-        parent = -1
-        for token in emitted if shared else ():
-            for node in shared:
-                if tree.parents[node] == parent:
-                    self._stats.observe_agreement(tree.votes[node], tree.tokens[node] == token)
-            child = tree.find_child(parent, token)
-            if child is None:
-                return
-            parent = child

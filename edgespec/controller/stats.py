@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import asdict, replace
 from typing import Any
 
 from edgespec.controller.acceptance import (
-    AcceptanceModel,
     AcceptanceRecord,
     DecayedMean,
     make_acceptance_model,
-    make_agreement_model,
 )
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.core.drafter import Confidence, Drafter
@@ -132,7 +130,6 @@ class DraftStats:
     """Statistics of an engine; they outlive its generations.
 
     drafters    by '<drafter>; <way of sampling>, <phase>'
-    agreements  acceptance of a token that several drafters propose, by '<their names, joined by +>; ...'
     records     by drafter, whatever the way of sampling and the phase
     """
 
@@ -141,7 +138,6 @@ class DraftStats:
         self.exploration = ExplorationBudget()
         self.decision_time = DecisionTime()
         self.drafters: dict[str, DrafterStats] = {}
-        self.agreements: dict[str, AcceptanceModel] = {}
         self.records: dict[str, AcceptanceRecord] = {}
 
     def drafter(self, key: str, confidence: Confidence, *, is_trusted: bool = True) -> DrafterStats:
@@ -150,9 +146,6 @@ class DraftStats:
         if found is None or found.confidence != confidence:
             found = self.drafters[key] = DrafterStats(confidence, is_trusted=is_trusted)
         return found
-
-    def agreement(self, key: str) -> AcceptanceModel:
-        return self.agreements.setdefault(key, make_agreement_model())
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values for `from_dict`."""
@@ -168,7 +161,6 @@ class DraftStats:
                 }
                 for key, each in self.drafters.items()
             },
-            "agreements": {key: [rate.evidence for rate in each.rates] for key, each in self.agreements.items()},
             "records": {name: asdict(record) for name, record in self.records.items()},
             "deciding_s": self.decision_time.seconds,
         }
@@ -185,10 +177,6 @@ class DraftStats:
                 found = stats.drafter(key, each["confidence"], is_trusted=bool(each["is_trusted"]))
                 _restore(found.rates, each["rates"])
                 _check_shares([found.first_choice, *found.acceptance.rates])
-            for key, evidence in state["agreements"].items():
-                rates = stats.agreement(key).rates
-                _restore(rates, evidence)
-                _check_shares(rates)
             stats.records = {name: AcceptanceRecord(**each) for name, each in state.get("records", {}).items()}
             stats.decision_time = DecisionTime(state.get("deciding_s", 0.0))
         except (AttributeError, KeyError, TypeError) as error:
@@ -206,7 +194,6 @@ class TextStats:
         self._phase = "answer"
         self._drafters: dict[str, DrafterStats] = {}
         self._present: dict[str, DrafterStats] = {}  # of this phase, by the drafter's name
-        self._agreements: dict[str, AcceptanceModel] = {}
 
     @property
     def exploration(self) -> ExplorationBudget:
@@ -229,26 +216,13 @@ class TextStats:
             found = self._present[drafter.name] = self._drafters[key]
         return found
 
-    def agreement(self, names: Collection[str]) -> AcceptanceModel:
-        """Acceptance of a token that all of `names` propose, by the highest rate of them."""
-        key = self._key("+".join(sorted(names)))
-        if key not in self._agreements:
-            self._agreements[key] = self._shared.agreement(key).fork()
-        return self._agreements[key]
-
     def rate(self, votes: dict[str, float]) -> float:
-        """The probability that a token with these votes is accepted if the one before it is."""
-        if len(votes) == 1:
-            ((name, confidence),) = votes.items()
-            return self._present[name].acceptance.rate(confidence)
-        return self.agreement(votes).rate(
-            max(self._present[name].acceptance.rate(confidence) for name, confidence in votes.items())
-        )
+        """The probability that a token with these votes is accepted if the one before it is.
 
-    def observe_agreement(self, votes: dict[str, float], is_right: bool) -> None:
-        """A token that several drafters had proposed was compared."""
-        rates = [self._present[name].acceptance.rate(confidence) for name, confidence in votes.items()]
-        self.agreement(votes).observe(max(rates), is_right)
+        Drafters that propose the same token may have the same reason: the highest of their rates counts.
+        """
+        present = self._present
+        return max([present[name].acceptance.rate(confidence) for name, confidence in votes.items()])
 
     def merge(self) -> None:
         """The text is complete, or its generation has ended."""
@@ -262,8 +236,6 @@ class TextStats:
             if tested:
                 record = self._shared.records.get(name, AcceptanceRecord())
                 self._shared.records[name] = record.add(accepted, tested)
-        for key, agreement in self._agreements.items():
-            self._shared.agreement(key).merge(agreement)
 
     def _key(self, name: str) -> str:
         return f"{name}; {self._sampling}, {self._phase}"

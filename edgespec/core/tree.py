@@ -187,9 +187,6 @@ class DraftTree:
         """In the order in which they were added."""
         return self._children.get(parent, ())
 
-    def find_child(self, parent: int, token: int) -> int | None:
-        return self._child.get((parent, token))
-
     def proposals(self, parent: int, source: str) -> list[int]:
         """The children of `parent` that `source` has proposed, the most confident first."""
         found = [node for node in self.children(parent) if source in self.votes[node]]

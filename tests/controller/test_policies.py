@@ -226,20 +226,6 @@ def test_a_free_drafter_is_scored_on_every_token() -> None:
     assert sum(rate.evidence[1] for rate in acceptance.rates) > 5
 
 
-def test_what_drafters_agree_on_is_learned_in_its_rounds() -> None:
-    """The lookup is a free one that is right too, so that most tokens have two votes."""
-    free, model, draft_stats = Free("free"), Oracle("model"), steady("model")
-    _, origins = run(adaptive([free, model], draft_stats))
-    assert "free+model" in origins
-    evidence = [rate.evidence for rate in draft_stats.agreements["free+model; greedy, answer"].rates]
-    right, tested = (sum(each) for each in zip(*evidence, strict=True))
-    assert tested > 5 and right == pytest.approx(tested)
-
-
-class Free(Oracle):
-    is_free = True
-
-
 class Silent(Oracle):
     """Has nothing to propose: says so after a unit of work, or has no unit."""
 
@@ -252,26 +238,6 @@ class Silent(Oracle):
         self.asked += 1
         if self._works:
             yield
-
-
-def test_agreements_are_not_compared_with_forced_tokens() -> None:
-    controller = adaptive([Free("free"), Oracle("model")], steady("model"))
-    compared: list[bool] = []
-    controller._stats.observe_agreement = lambda votes, is_right: compared.append(is_right)  # type: ignore[method-assign]
-
-    class Watched(SteeredController):
-        n_forced = 0
-
-        def observe(self, done: Round) -> None:
-            before = len(compared)
-            super().observe(done)
-            if self.decision.source == "structure":
-                self.n_forced += 1
-                assert len(compared) == before
-
-    watched = forced_by(controller, kind=Watched)
-    run(watched)
-    assert watched.n_forced >= 2 and compared
 
 
 def test_the_next_drafter_is_asked_where_one_says_nothing() -> None:

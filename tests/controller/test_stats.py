@@ -37,7 +37,6 @@ def learned() -> DraftStats:
         stats.drafter(NGRAM).acceptance.observe(4, right)
         stats.drafter(MODEL).acceptance.observe(0.7, right)
         stats.drafter(MODEL).first_choice.observe(float(right))
-        stats.observe_agreement({"ngram": 4.0, "model": 0.7}, right)
         stats.drafter(MODEL).gain(0).observe(1.0)
         stats.drafter(MODEL).gain(5).observe(-1.0)
     draft_stats.decision_time.observe(3e-4)
@@ -53,7 +52,6 @@ def test_statistics_outlive_the_process() -> None:
     assert again.costs.profile == PROFILE
     assert again.decision_time.seconds == 3e-4
     assert draft_stats.drafters.keys() == {f"{name}; greedy, answer" for name in ("ngram", "model", "pard")}
-    assert draft_stats.agreements.keys() == {"model+ngram; greedy, answer"}
     ours, theirs = TextStats(again, "greedy"), TextStats(draft_stats, "greedy")
     untrained = TextStats(DraftStats(PROFILE), "greedy")
     for value in (
@@ -61,7 +59,6 @@ def test_statistics_outlive_the_process() -> None:
         lambda stats: stats.drafter(MODEL).first_choice.value,
         lambda stats: stats.drafter(MODEL).gain(0).value,
         lambda stats: stats.drafter(MODEL).gain(5).value,
-        lambda stats: stats.agreement({"ngram": 4.0, "model": 0.7}).rate(0.7),
     ):
         assert value(ours) == pytest.approx(value(theirs))  # type: ignore[no-untyped-call]
         assert value(ours) != pytest.approx(value(untrained), abs=0.01)  # type: ignore[no-untyped-call]

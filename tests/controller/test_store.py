@@ -60,7 +60,6 @@ def learned(plain_s: float = 0.02) -> DraftStats:
         lookup.acceptance.observe(7, right)
         model.acceptance.observe(0.4, right)
         model.gain(0).observe(-1.5 * right)
-        draft_stats.agreement("model+ngram; block at 0.8, answer").observe(0.85, right)
     return draft_stats
 
 
@@ -143,11 +142,6 @@ def drafter(rates: list[Any], confidence: str = "length") -> dict[str, Any]:
     return {LOOKUP: {"confidence": confidence, "is_trusted": False, "rates": rates}}
 
 
-def without(name: str) -> dict[str, Any]:
-    """The stored statistics but one part."""
-    return {key: value for key, value in learned().to_dict().items() if key != name}
-
-
 def of(*entries: object) -> str:
     return json.dumps({"entries": entries})
 
@@ -176,11 +170,9 @@ DAMAGED = {
     "an integer too long": of(entry(drafts=cost(7))).replace('"1": 7', '"1": ' + "7" * 5000),
     "evidence too short": of(entry(drafters=drafter([[1, 1]]))),
     "evidence of negative weight": of(entry(drafters=drafter([[1, -5.0]] * 15))),
+    "more right than seen": of(entry(drafters=drafter([[2, 1]] * 15))),
     "another kind of confidence": of(entry(drafters=drafter([[0, 0]] * 15, confidence="mood"))),
     "no trust": of(entry(drafters={LOOKUP: {"confidence": "length", "rates": [[0, 0]] * 15}})),
-    "an agreement that is too short": of(entry(agreements={"a+b; greedy, answer": [[0, 0]]})),
-    "more right than seen": of(entry(agreements={"a+b; greedy, answer": [[2, 1]] * 11})),
-    "a version without agreements": of({"setting": asdict(HERE), "experience": without("agreements")}),
 }
 
 

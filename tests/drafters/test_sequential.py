@@ -143,9 +143,7 @@ def test_unread_chains_are_those_of_expand(text: list[int], n: int, size: int) -
 def find(tree: DraftTree, path: list[int]) -> int:
     node = -1
     for token in path:
-        child = tree.find_child(node, token)
-        assert child is not None
-        node = child
+        (node,) = (child for child in tree.children(node) if tree.tokens[child] == token)
     return node
 
 
