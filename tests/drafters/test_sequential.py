@@ -11,7 +11,8 @@ from edgespec.backends.toy import ToySession
 from edgespec.core.protocols import Budget, Draft
 from edgespec.core.sampling import Probs, Sampler, SamplingParams, index_at
 from edgespec.core.tree import DraftTree
-from edgespec.drafters.sequential import ModelDraftSession, RequestDraw, SequentialDrafter
+from edgespec.drafters.sequential import ModelDraftSession, RequestDraw, SequentialDrafter, best_tokens
+from edgespec.errors import BackendError
 from tests.core.stats import assert_follows
 from tests.drafters.sessions import MODEL, CountingSession, V
 
@@ -171,3 +172,13 @@ def test_nothing_is_proposed_after_tokens_that_the_draft_lacks() -> None:
     assert not len(expand(begin(drafter, text), text, Budget(3, 3)))
     assert begin(lazy, text).draft_async(text, Budget(3, 3)) is None
     assert len(expand(drafter, [*text, 1], Budget(3, 3, 2))), "what lies before the window is not read"
+
+
+@pytest.mark.parametrize("score", [np.nan, np.inf, -np.inf])
+def test_scores_that_are_no_numbers_are_an_error(score: float) -> None:
+    logits = np.full(V, -np.inf, np.float32)
+    logits[3] = score
+    with pytest.raises(BackendError, match="NaN or infinite logits"):
+        best_tokens(logits)
+    with pytest.raises(BackendError, match="NaN or infinite logits"):
+        make_draw(0).draw(logits, [1])
