@@ -1,8 +1,6 @@
 """The client of `edgespec draft serve`: a drafter over a draft on another machine.
 
 messages  the protocol, which the server shares
-draft     the server at an address, and what it says of its draft
-link      one session of it, which is opened again when it is lost
-http      the responses that both read
-drafter   the Drafter over a link
+link      a session of the server, opened again when it is lost, and how its responses are read
+drafter   the server at an address, what it says of its draft, and the drafter over a link
 """
