@@ -167,7 +167,7 @@ def fill(session: LlamaSession, n: int) -> Iterator[list[int]]:
     read_prompt(session, filler[:COMPUTED])
     if extend_cache(session, n) < n:
         raise click.ClickException("llama.cpp cannot copy the cells of this model.")
-    spare = context.sequences.acquire_spare(1)
+    spare = context.acquire_spare(1)
     api.llama_memory_seq_cp(memory, session.sequence, spare[0], -1, -1)
     api.llama_memory_seq_rm(memory, session.sequence, -1, -1)
     session.hold(filler)
@@ -176,7 +176,7 @@ def fill(session: LlamaSession, n: int) -> Iterator[list[int]]:
     finally:
         session.rewind(0)
         api.llama_memory_seq_rm(memory, spare[0], -1, -1)
-        context.sequences.release_spare(spare)
+        context.release_spare(spare)
 
 
 def run(arm: Arm, session: Session, text: Sequence[int], tokens: int, temperature: float, *, seed: int) -> None:

@@ -24,7 +24,7 @@ from mlx_lm.models.llama import ModelArgs
 
 from benchmarks.harness import PLAIN, REPOSITORY, TARGET, generate, load_model, print_result
 from edgespec.backends.attached_draft import AttachedHead
-from edgespec.backends.mlx.draft_vocabulary import ShortVocabulary, choose_frequent
+from edgespec.backends.mlx.head_parts import ShortVocabulary, choose_frequent
 from edgespec.backends.mlx.heads import MlxHead, open_head
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.backends.options import LoadOptions

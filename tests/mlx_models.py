@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -121,15 +120,6 @@ def save(path: Path, model: Any, config: dict[str, Any]) -> None:
     (path / "config.json").write_text(json.dumps(config))
     for name, text in _tokenizer_files().items():
         (path / name).write_text(text)
-
-
-def quantized_copy(source: Path, path: Path, bits: int) -> Path:
-    """`source` converted by mlx-lm to `bits` a weight, computed in single precision."""
-    from mlx_lm import convert
-
-    shutil.rmtree(path, ignore_errors=True)
-    convert(str(source), str(path), quantize=True, q_group_size=32, q_bits=bits, dtype="float32")
-    return path
 
 
 def load_target() -> MlxModel:

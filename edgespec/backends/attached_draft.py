@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
 
 from edgespec.core.drafter import BlockSession, DraftSession
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import InvalidRequest
-from edgespec.formats.heads import HeadSpec
+from edgespec.formats.heads import HeadKind
 from edgespec.text.tokenizer import Tokenizer
 
 SINK, WINDOW = 4, 256  # default tokens of context that a sparse draft sees
@@ -95,10 +93,12 @@ class AttachedHead(ABC):
     shares_kv  whether it reads the target's cache, so that it drafts only after all that the target holds
     """
 
-    tokenizer: Tokenizer
-    name: str
-    extra_bytes: int  # of memory, in addition to the target's weights and cache
-    shares_kv: bool = False
+    def __init__(self, kind: HeadKind, tokenizer: Tokenizer, extra_bytes: int) -> None:
+        """`extra_bytes` of memory, in addition to the target's weights and cache."""
+        self.name = "mtp" if kind == "gemma4-assistant" else kind
+        self.shares_kv = kind == "gemma4-assistant"
+        self.tokenizer = tokenizer
+        self.extra_bytes = extra_bytes
 
     @abstractmethod
     def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
@@ -120,47 +120,7 @@ class AttachedHead(ABC):
         """Free its memory. Sessions are closed before, the target after."""
 
 
-_MAX_BLOCK = 64  # positions; targets score no more rows in one forward
 OTHER_HEAD = "Use a head that was trained for this model, or --draft auto."
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """The rows that a head runs after the root to draft several tokens at once.
-
-    n_rows      the root and masks
-    first_row   that predicts the token after the root: 0 or 1
-    mask_token  the id of a mask
-    """
-
-    n_rows: int
-    first_row: int
-    mask_token: int
-
-    @property
-    def n_drafts(self) -> int:
-        """The tokens that a block drafts."""
-        return self.n_rows - self.first_row
-
-    def fill(self, root: int) -> list[int]:
-        """[n_rows] the ids of the rows."""
-        return [root, *[self.mask_token] * (self.n_rows - 1)]
-
-
-def read_block(spec: HeadSpec, vocab_size: int) -> Block:
-    """The block of a head. Raises Unsupported where it has no mask, or too many positions."""
-    mask = spec.mask_token
-    if mask is None or mask >= vocab_size:
-        named = "none" if mask is None else f"{mask:,} of {vocab_size:,}"
-        raise Unsupported(
-            f"the head fills its blocks with a token of the model, and its file names {named}.", hint=OTHER_HEAD
-        )
-    if not 2 <= spec.block_size <= _MAX_BLOCK:
-        raise Unsupported(
-            f"the head has blocks of {spec.block_size:,} positions; those of 2 to {_MAX_BLOCK} are run.",
-            hint=OTHER_HEAD,
-        )
-    return Block(spec.block_size, 0 if spec.predicts_at_root else 1, mask)
 
 
 def parse(text: str) -> SelfDraftSpec | None:
@@ -205,59 +165,3 @@ def _parse_skip(part: str, numbers: tuple[int, ...]) -> Skip:
     if len(numbers) > 1 and sorted(set(numbers)) == list(numbers):
         return Skip(kept=numbers)
     raise InvalidRequest(f"'{part}' keeps no layers.", hint="Use a number of layers, or ascending layers: 0,1,5.")
-
-
-# Hidden states of a session's tokens, kept for a trained head until it has read them.
-
-
-_MOST_KEPT = 2048  # rows; of a long prompt a head that is not asked would keep hundreds of MB
-A = TypeVar("A")  # an array with rows: numpy's or MLX's
-
-
-class Features(Generic[A]):
-    """Rows [width] of the tokens in a session's cache, from position `start` on.
-
-    The session appends them as it commits tokens and drops them as it is rewound; the head takes and releases them.
-    Those more than 2,048 positions back are released too: a head that has not read them begins behind them.
-    """
-
-    def __init__(self, join: Callable[[Sequence[A]], A]) -> None:
-        """`join` concatenates arrays along their rows."""
-        self._join = join
-        self._chunks = deque[tuple[int, A]]()  # (position of the first row, [n, width])
-        self.start = self.end = 0
-
-    def append(self, rows: A, n: int) -> None:
-        """Keep `rows` [n, width] of the next `n` positions, which must stay valid."""
-        if n:
-            self._chunks.append((self.end, rows))
-            self.end += n
-            self.release(self.end - _MOST_KEPT)
-
-    def rewind(self, position: int) -> None:
-        """Drop the rows from `position` on."""
-        while self._chunks and self._chunks[-1][0] >= position:
-            self._chunks.pop()
-        if self._chunks and position < self.end:
-            first, rows = self._chunks[-1]
-            self._chunks[-1] = first, rows[: position - first]  # type: ignore[index]
-        self.end = min(self.end, position)
-        self.start = min(self.start, self.end)
-
-    def take(self, first: int, last: int) -> A:
-        """[last - first, width]. Raises ValueError for positions that are not kept."""
-        if not self.start <= first < last <= self.end:
-            raise ValueError(f"rows {first} to {last} are not among those kept, {self.start} to {self.end}")
-        found = []
-        for at, rows in self._chunks:
-            low, high = max(first - at, 0), last - at
-            if high > 0 and low < len(rows):  # type: ignore[arg-type]
-                found.append(rows[low:high])  # type: ignore[index]
-        return found[0] if len(found) == 1 else self._join(found)
-
-    def release(self, position: int) -> None:
-        """Free the rows before `position`."""
-        position = min(position, self.end)
-        while self._chunks and self._chunks[0][0] + len(self._chunks[0][1]) <= position:  # type: ignore[arg-type]
-            self._chunks.popleft()
-        self.start = max(self.start, position)

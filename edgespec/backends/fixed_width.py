@@ -73,7 +73,7 @@ class FixedWidthSession:
 
     @property
     def draft_limit(self) -> int:
-        """See Session. A drafted token reads as many cells as it would if it were the root of the next forward."""
+        """A drafted token reads as many cells as it would if it were the root of the next forward."""
         left = self.capabilities.context_size - self.position - 1
         end = (self.position + self._width) % _CELLS
         return max(0, min(self._width - 1, left, _CELLS - 1 - end if end else 0))

@@ -176,23 +176,14 @@ class RuntimeSettings:
     def from_dict(cls, stored: Any) -> RuntimeSettings:
         """Raises ValueError for what to_dict does not give."""
         try:
-            settings = cls(
-                stored["flash_attention"],
-                stored["threads"],
-                stored["batch_threads"],
-                *({int(n): float(x) for n, x in stored[name].items()} for name in _SPEEDS),
-            )
+            speeds = [{int(n): float(x) for n, x in stored[name].items()} for name in _SPEEDS]
+            flash, threads, batch = (stored[name] for name in ("flash_attention", "threads", "batch_threads"))
+            is_sound = flash in (None, True, False) and all(n is None or 1 <= int(n) <= 512 for n in (threads, batch))
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError("not runtime settings") from error
-        counts = [each for each in (settings.threads, settings.batch_threads) if each is not None]
-        speeds = [*settings.without_flash.values(), *settings.with_fewer_threads.values()]
-        if (
-            not isinstance(settings.flash_attention, bool | None)
-            or not all(type(each) is int and 1 <= each <= 512 for each in counts)
-            or not all(0 < each < math.inf for each in speeds)
-        ):
+        if not is_sound or not all(0 < each < math.inf for table in speeds for each in table.values()):
             raise ValueError("runtime settings out of range")
-        return settings
+        return cls(flash, threads, batch, *speeds)
 
 
 def measured_lengths(options: LoadOptions, context_size: int) -> tuple[int, ...]:

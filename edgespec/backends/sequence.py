@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from edgespec.core.protocols import Capabilities, Draft, Session
-from edgespec.core.tree import check_draft
-from edgespec.errors import ContextOverflow
+from edgespec.core.tree import check_draft, is_path
+from edgespec.errors import ContextOverflow, RollbackError
 
 
 def check_ids(tokens: Sequence[int], vocab_size: int) -> None:
@@ -29,6 +29,25 @@ def check_forward(session: Session, root: int, draft: Draft, *, is_on_device: bo
         raise ValueError("this session takes chains only")
     if not is_on_device:
         check_draft(draft, limits.vocab_size)
+
+
+def kept_tokens(pending: tuple[int, Draft] | None, path: Sequence[int]) -> list[int]:
+    """What a commit of `path` keeps of the root and the draft of the pending forward.
+
+    Raises RollbackError where there is none, ValueError for what is no path of the draft.
+    """
+    if pending is None:
+        raise RollbackError("nothing was forwarded to commit.", hint="Report this as a bug.")
+    root, draft = pending
+    if not is_path(draft, tuple(path)):
+        raise ValueError(f"{tuple(path)} is not a path of the draft")
+    return [root, *draft.tokens[list(path)].tolist()]
+
+
+def check_committed(pending: object, purpose: str = "the next") -> None:
+    """Raises RollbackError where a forward is pending."""
+    if pending is not None:
+        raise RollbackError(f"a forward was not committed before {purpose}.", hint="Report this as a bug.")
 
 
 def check_prompt(tokens: Sequence[int], capabilities: Capabilities) -> None:

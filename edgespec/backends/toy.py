@@ -6,13 +6,13 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import numpy as np
 
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec, Unsupported
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.sequence import check_forward, check_prompt, shared_prefix
+from edgespec.backends.sequence import check_committed, check_forward, check_prompt, kept_tokens, shared_prefix
 from edgespec.core.protocols import (
     SOLO,
     Capabilities,
@@ -24,9 +24,8 @@ from edgespec.core.protocols import (
 )
 from edgespec.core.sampling import Ints, Logits, SamplingParams
 from edgespec.core.scores import Scores
-from edgespec.core.tree import is_path
 from edgespec.core.verify import greedy_rollout
-from edgespec.errors import InvalidRequest, RollbackError, UnknownModel
+from edgespec.errors import InvalidRequest, UnknownModel
 from edgespec.formats.heads import HeadSpec
 
 # Toy sessions: logits are a seeded function of the last tokens, under the same contract as real sessions.
@@ -69,8 +68,14 @@ class ToyScores:
         return None
 
 
+Kind = Literal["linear", "tree", "recurrent"]
+
+
 class ToySession:
-    """A session whose cache can be trimmed anywhere; with `tree` it takes trees. Prefill reads in chunks."""
+    """A session whose cache can be trimmed anywhere, for chains or for trees, or that goes back to checkpoints alone.
+
+    Prefill reads in chunks.
+    """
 
     peers = SOLO
 
@@ -78,16 +83,18 @@ class ToySession:
         self,
         model: ToyModel,
         *,
+        kind: Kind = "tree",
         context_size: int = 256,
-        tree: bool = True,
         chunk: int = 8,
         check: CheckCancelled = lambda: None,
     ) -> None:
         self.model = model
-        self.capabilities = Capabilities(model.vocab_size, context_size, tree)
+        self.capabilities = Capabilities(model.vocab_size, context_size, kind == "tree")
+        self._is_recurrent = kind == "recurrent"
         self._chunk = chunk
         self._check = check
         self._cache: list[int] = []
+        self._checkpoint = 0
         self._pending: tuple[int, Draft] | None = None
 
     @property
@@ -104,21 +111,20 @@ class ToySession:
         while done < len(tokens):
             self._check()
             done = min(done + self._chunk, len(tokens))
-            self._advance(tokens[self.position : done])
+            self._cache += tokens[self.position : done]
             yield PrefillProgress(done, len(tokens), reused)
         return ToyScores(self.model, (tuple(self._cache),))
 
     def adopt(self, other: Session, n: int) -> bool:
-        if not isinstance(other, ToySession):
+        if not isinstance(other, ToySession) or self._is_recurrent:
             return False
-        self.rewind(0)
-        self._advance(other._cache[:n])
+        self._pending = None
+        self._cache = other._cache[:n]
         return True
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         self._check()
-        if self._pending is not None:
-            raise RollbackError("a forward was not committed before the next.", hint="Report this as a bug.")
+        check_committed(self._pending)
         check_forward(self, root, draft)
         base = (*self._cache, root)
         prefixes = [base]
@@ -128,87 +134,24 @@ class ToySession:
         return ToyScores(self.model, tuple(prefixes))
 
     def commit(self, path: Sequence[int]) -> None:
-        if self._pending is None or not is_path(self._pending[1], tuple(path)):
-            raise RollbackError("commit of a path that was not forwarded.", hint="Report this as a bug.")
-        root, draft = self._pending
-        self._drop_pending()
-        self._advance([root, *draft.tokens[list(path)].tolist()])
+        self._cache += kept_tokens(self._pending, path)
+        self._pending = None
 
     def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
         return greedy_rollout(self, tokens, n, vocab_size)
 
     def checkpoint(self) -> None:
-        """Nothing to do: this cache can be trimmed anywhere."""
+        self._checkpoint = self.position
 
     def rewind(self, position: int) -> int:
-        self._drop_pending()
+        self._pending = None
+        if self._is_recurrent and position < self.position:
+            self._checkpoint = position = self._checkpoint if self._checkpoint <= position else 0
         del self._cache[position:]
         return self.position
 
     def close(self) -> None:
         self._cache = []
-
-    def _drop_pending(self) -> None:
-        self._pending = None
-
-    def _advance(self, tokens: Sequence[int]) -> None:
-        self._cache.extend(tokens)
-
-
-class RecurrentToySession(ToySession):
-    """A session with a recurrent state: chains only; rollback restores a snapshot and replays accepted tokens.
-
-    The state is a digest of all tokens, updated token by token. `replayed` counts the tokens that ran again.
-    """
-
-    def __init__(self, model: ToyModel, *, context_size: int = 256, check: CheckCancelled = lambda: None) -> None:
-        super().__init__(model, context_size=context_size, tree=False, check=check)
-        self._state = 0
-        self._state_before = 0  # the state before the pending forward
-        self._snapshot = (0, 0)  # (position, state) of the checkpoint
-        self.replayed = 0
-
-    def adopt(self, other: Session, n: int) -> bool:
-        return False
-
-    def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
-        before = self._state
-        scores = super().forward(root, draft)
-        self._state_before, self._state = before, _digest(before, [root, *draft.tokens.tolist()])
-        return scores
-
-    def commit(self, path: Sequence[int]) -> None:
-        pending = self._pending
-        super().commit(path)
-        if pending is not None and len(path) < len(pending[1]):
-            self.replayed += 1 + len(path)
-
-    def checkpoint(self) -> None:
-        self._snapshot = (self.position, self._state)
-
-    def rewind(self, position: int) -> int:
-        self._drop_pending()
-        if position < self.position:
-            if position < self._snapshot[0]:
-                self._snapshot = (0, 0)
-            position, self._state = self._snapshot
-        return super().rewind(position)
-
-    def _drop_pending(self) -> None:
-        if self._pending is not None:
-            self._state = self._state_before
-        super()._drop_pending()
-
-    def _advance(self, tokens: Sequence[int]) -> None:
-        self._state = _digest(self._state, tokens)
-        super()._advance(tokens)
-        assert self._state == _digest(0, self._cache), "the recurrent state does not belong to the cached tokens"
-
-
-def _digest(state: int, tokens: Sequence[int]) -> int:
-    for token in tokens:
-        state = (state * 1_000_003 + int(token) + 1) & ((1 << 61) - 1)
-    return state
 
 
 # The toy runtime as a loadable model: byte tokens and random letters, in linear, tree and recurrent form.
@@ -264,25 +207,20 @@ class ToyRuntimeModel:
     """A toy model as a backends.Model."""
 
     is_row_invariant = True
+    layer_count = 1
+    chat_template: str | None = None
+    no_batching_reason: str | None = None
 
     def __init__(self, name: str, rule: ToyModel, options: LoadOptions) -> None:
         self.tokenizer = ByteTokenizer()
-        self.chat_template: str | None = None
         self.context_size = options.context_size or 4096
         self.description = f"toy ({name})"
-        self.no_batching_reason: str | None = None
-        self.no_tree_reason = None if name in ("tree", "draft") else "it is the linear or the recurrent toy model"
         self._rule = rule
-        self._name = name
+        self._kind: Kind = "linear" if name == "linear" else "recurrent" if name == "recurrent" else "tree"
+        self.no_tree_reason = None if self._kind == "tree" else "it is the linear or the recurrent toy model"
 
     def open_session(self, check: CheckCancelled, *, shared: bool = False) -> Session:
-        if self._name == "recurrent":
-            return RecurrentToySession(self._rule, context_size=self.context_size, check=check)
-        return ToySession(self._rule, context_size=self.context_size, tree=self._name != "linear", check=check)
-
-    @property
-    def layer_count(self) -> int:
-        return 1
+        return ToySession(self._rule, kind=self._kind, context_size=self.context_size, check=check)
 
     def make_self_draft(
         self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled

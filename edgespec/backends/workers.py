@@ -92,12 +92,8 @@ def check_addresses(addresses: Sequence[str], *, trusts_network: bool) -> None:
 
 def find_workers(addresses: Sequence[str]) -> tuple[Worker, ...]:
     """Ask each worker what it lends. Raises BackendError, InvalidRequest where two names mean one worker."""
-    named: dict[tuple[str, int], str] = {}
-    for address in addresses:
-        place = resolve(address)
-        if place in named:
-            raise InvalidRequest(f"{named[place]} and {address} are one worker.", hint="Name each worker once.")
-        named[place] = address
+    if len({resolve(address) for address in addresses}) < len(addresses):
+        raise InvalidRequest(f"two of {', '.join(addresses)} are one worker.", hint="Name each worker once.")
     workers = tuple(ask_worker(address) for address in addresses)
     if (count := sum(len(each.devices) for each in workers)) > MAX_DEVICES:
         raise InvalidRequest(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgespec.adapt.teacher import TOP, RowStore, Teacher, TeacherRows
-from edgespec.backends.toy import RecurrentToySession, ToyModel, ToySession
+from edgespec.backends.toy import Kind, ToyModel, ToySession
 from edgespec.core.protocols import NO_DRAFT, Session
 from edgespec.core.verify import read_prompt
 from edgespec.errors import Cancelled
@@ -62,10 +62,10 @@ def test_rows_are_those_of_plain_decoding(library: str, name: str, tmp_path: Pat
     model.close()
 
 
-@pytest.mark.parametrize("kind", [ToySession, RecurrentToySession])
-def test_rows_of_the_toy(kind: type[ToySession]) -> None:
-    rows = Teacher(kind(RULE, context_size=256, check=idle), idle).read(TEXT)
-    check_rows(rows, read_plainly(kind(RULE, context_size=256, check=idle), TEXT.tolist()), 1e-5)
+@pytest.mark.parametrize("kind", ["tree", "recurrent"])
+def test_rows_of_the_toy(kind: Kind) -> None:
+    rows = Teacher(ToySession(RULE, kind=kind, context_size=256, check=idle), idle).read(TEXT)
+    check_rows(rows, read_plainly(ToySession(RULE, kind=kind, context_size=256, check=idle), TEXT.tolist()), 1e-5)
 
 
 def test_a_text_longer_than_the_context() -> None:
@@ -90,7 +90,7 @@ def test_ids_that_the_draft_lacks_are_left_out() -> None:
 
 def test_cancelling() -> None:
     check = cancel_at(3)
-    teacher = Teacher(RecurrentToySession(RULE, context_size=256, check=idle), check)
+    teacher = Teacher(ToySession(RULE, kind="recurrent", context_size=256, check=idle), check)
     with pytest.raises(Cancelled):
         for _ in range(3):
             teacher.read(TEXT)

@@ -9,7 +9,7 @@ from tests.models import REPOSITORY
 
 PACKAGE = REPOSITORY / "edgespec"
 MAX_MODULE_LINES = 600
-LONGER = {"backends/llamacpp/context.py"}  # modules that have yet to be cut
+LONGER: set[str] = set()  # modules that have yet to be cut
 MAX_FUNCTION_LINES = 60
 MAX_CLASS_ATTRIBUTES = 12
 

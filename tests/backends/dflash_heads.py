@@ -10,7 +10,8 @@ import numpy as np
 
 from edgespec.backends.llamacpp.context import Floats
 from edgespec.formats.heads import HeadKind, HeadSpec
-from tests.backends.numpy_layers import attend, feed_forward, normed, read_tensors, rotated
+from tests.backends.mlx_dflash_heads import NumpyHead
+from tests.backends.numpy_layers import read_tensors
 from tests.models import TARGET, GgufBuilder
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_WIDTH, FFN = 256, (1, 3, 4, 5), 4, 2, 32, 192
@@ -122,14 +123,35 @@ def make_dflash(
     return path
 
 
-class NumpyDflash:
+_NAMES = {
+    "enc.output_norm": "hidden_norm",
+    "output_norm": "norm",
+    "output": "lm_head",
+    "markov_w1": "markov_head.markov_w1",
+    "markov_w2": "markov_head.markov_w2",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_output": "self_attn.o_proj",
+    **{f"attn_{name}": f"self_attn.{name}_proj" for name in "qkv"},
+    **{f"attn_{name}_norm": f"self_attn.{name}_norm" for name in "qk"},
+    **{f"ffn_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")},
+}
+
+
+class NumpyDflash(NumpyHead):
     """The forward pass over a block and all states of a text at once."""
 
     def __init__(self, path: Path, dialect: Dialect) -> None:
-        self._w, target = read_tensors(path), read_tensors(TARGET)
+        target = read_tensors(TARGET)
+        self.embeddings = target["token_embd.weight"].astype(np.float64)
+        self.w = {"lm_head.weight": target.get("output.weight", self.embeddings)}
+        for name, each in read_tensors(path).items():
+            stem, _, part = name.rpartition(".")
+            prefix, _, inner = stem.rpartition(".") if stem.startswith("blk.") else ("", "", stem)
+            self.w[f"{prefix.replace('blk', 'layers')}.{_NAMES.get(inner, inner)}.{part}".lstrip(".")] = each
+        self.shape, self.rows = (HEADS, KV_HEADS, HEAD_WIDTH), [MASK] * BLOCK
+        self.windows, self.is_causal = (dialect.window or None, None), dialect.is_causal
         self._dialect = dialect
-        self._embeddings = target["token_embd.weight"]
-        self._output = self._w.get("output.weight", target.get("output.weight", self._embeddings))
 
     def logits(self, features: Floats, root: int, best: Sequence[int] = ()) -> Floats:
         """[BLOCK - first, V] for the positions after `root`, whose position is n; `features` [n, layers * H].
@@ -137,39 +159,11 @@ class NumpyDflash:
         `best`: for DSpark, the tokens that the rows before are taken to have chosen. Logits of tokens without a row
         are -inf.
         """
-        w, n = self._w, len(features)
-        injected = normed(features.astype(np.float64) @ w["fc.weight"].T, w["enc.output_norm.weight"])
-        x = self._embeddings[[root, *[MASK] * (BLOCK - 1)]].astype(np.float64)
-        for i in range(DEPTH):
-            x = self._layer(i, x, injected, n)
-        z = normed(x, w["output_norm.weight"]) @ self._output.T
+        z = self.scores(self.output(features.astype(np.float64), root))[self._dialect.first :]
         if self._dialect.markov is not None:
-            before = [root, *best][: BLOCK - self._dialect.first]
-            z[self._dialect.first :] += w["markov_w1.weight"][before] @ w["markov_w2.weight"].T
-        z = z[self._dialect.first :].astype(np.float32)
-        if "d2t" not in w:
-            return z
-        scattered = np.full((len(z), len(self._embeddings)), -np.inf, np.float32)
-        scattered[:, w["d2t"]] = z
+            z = z + np.stack([self.bias(token) for token in [root, *best][: len(z)]])
+        if "d2t" not in self.w:
+            return np.asarray(z, np.float32)
+        scattered = np.full((len(z), len(self.embeddings)), -np.inf, np.float32)
+        scattered[:, self.w["d2t"]] = z
         return scattered
-
-    def _layer(self, i: int, x: Floats, injected: Floats, n: int) -> Floats:
-        """The block's rows [BLOCK, H] after layer `i`."""
-        w = {k.removeprefix(f"blk.{i}.").removesuffix(".weight"): v for k, v in self._w.items()}
-        y = normed(x, w["attn_norm"])
-        positions = np.arange(n + len(x))
-        seen = np.concatenate([injected, y])
-        keys = normed((seen @ w["attn_k"].T).reshape(-1, KV_HEADS, HEAD_WIDTH), w["attn_k_norm"])
-        keys = rotated(keys)
-        values = (seen @ w["attn_v"].T).reshape(-1, KV_HEADS, HEAD_WIDTH)
-        queries = normed((y @ w["attn_q"].T).reshape(-1, HEADS, HEAD_WIDTH), w["attn_q_norm"])
-        queries = rotated(queries, n)
-        ahead = positions[None] - positions[n:, None]
-        mask = np.ones(ahead.shape, bool)
-        if self._dialect.is_causal:
-            mask &= ahead <= 0
-        if self._dialect.window and i == 0:
-            mask &= ahead > -self._dialect.window
-        x = x + attend(queries, keys, values, mask).reshape(len(x), -1) @ w["attn_output"].T
-        y = normed(x, w["ffn_norm"])
-        return x + feed_forward(y, w["ffn_gate"], w["ffn_up"], w["ffn_down"])

@@ -15,6 +15,7 @@ from edgespec.errors import Cancelled
 from tests.contract.runtimes import prefill
 
 WHOLE = 2**20  # tokens of a window that holds every text
+TEXT: list[int] = np.random.default_rng(8).integers(4, 600, 300).tolist()
 
 
 class Target(Protocol):
@@ -22,19 +23,25 @@ class Target(Protocol):
 
 
 class Head(Protocol):
+    name: str
+
     def open_session(self, target: Any, check: CheckCancelled) -> Any: ...
 
 
 class Pair:
-    """A session of the target and the head's for it; `text` ends with the root, which the target does not hold.
+    """A session of the target and the head's for it; `text` ends with the root, which the target does not hold."""
 
-    tolerance  of logits that both runtimes' kernels may change between equal texts
-    """
-
-    tolerance = 5e-3
-
-    def __init__(self, target: Target, head: Head, text: Sequence[int], check: CheckCancelled = lambda: None) -> None:
-        self._target, self.head = target, head
+    def __init__(
+        self,
+        target: Target,
+        head: Head,
+        text: Sequence[int],
+        check: CheckCancelled = lambda: None,
+        *,
+        tolerance: float = 5e-3,
+    ) -> None:
+        """`tolerance` is of logits that the runtime's kernels may change between equal texts."""
+        self._target, self.head, self.tolerance = target, head, tolerance
         self.session = target.open_session()
         self.draft = head.open_session(self.session, check)
         self.restart(text)
@@ -105,7 +112,7 @@ class Pair:
 
     def fresh(self) -> Pair:
         """A new pair with the same text."""
-        return type(self)(self._target, self.head, self.text)
+        return Pair(self._target, self.head, self.text, tolerance=self.tolerance)
 
     def close(self) -> None:
         self.draft.close()
@@ -132,9 +139,15 @@ def is_close(a: Any, b: Any, tolerance: float) -> bool:
 
 
 def check_fresh(pair: Pair) -> None:
-    """The head says what it would beside a fresh session, after the text and after two drafted tokens."""
+    """The head says what it would beside a fresh session, after the text and after two drafted tokens.
+
+    A row of DSpark on llama.cpp depends on the best token of the row before, which rounding may change.
+    """
     other = pair.fresh()
-    found = pair.say()
+    found, expected = pair.say(), other.say()
     assert len(found) > 2
-    assert is_close(found, other.say(), pair.tolerance)
+    n = len(found)
+    if pair.head.name == "dspark" and (found.argmax(1) != expected.argmax(1)).any():
+        n = int((found.argmax(1) == expected.argmax(1)).argmin()) + 1
+    assert is_close(found[:n], expected[:n], pair.tolerance)
     other.close()

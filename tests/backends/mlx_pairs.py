@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,23 +13,32 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from edgespec.backends.mlx.head_session import HeadSession
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.controller.fixed import FixedLength
-from edgespec.core.drafter import BlockSession, Drafter
+from edgespec.core.drafter import Drafter
 from edgespec.core.loop import speculate
-from edgespec.core.protocols import Budget, CheckCancelled, Draft, Step
+from edgespec.core.protocols import Budget, Step
 from edgespec.core.sampling import CounterRng, Logits, Sampler, SamplingParams
 from edgespec.core.verify import SampleMatching
 from edgespec.drafters import SlotResources, drafter_specs
-from edgespec.errors import Cancelled, EdgespecError
+from edgespec.errors import EdgespecError
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
 from tests.backends import head_sessions
-from tests.backends.head_sessions import WHOLE, Cancellation, Pair, check_fresh
+from tests.backends.assistant_heads import (
+    SIZE,
+    TARGET_WINDOWS,
+    WIDTH,
+    WINDOWS,
+    describe_layers,
+    make_target,
+    name_tensors,
+)
+from tests.backends.head_sessions import Pair
 from tests.contract.runtimes import prefill
+from tests.mlx_models import make_folder
 
 CHAIN = Budget(3, 3)
 PROMPTS = (
@@ -45,65 +55,7 @@ def make_tokens(n: int, seed: int = 0) -> list[int]:
 
 
 def is_close(a: Any, b: Any) -> bool:
-    return head_sessions.is_close(a, b, Pair.tolerance)
-
-
-def count_pending(pair: Pair, missing: int) -> int:
-    """Tokens that the head has to read where `missing` rows of the text are not held."""
-    network = pair.head.network  # type: ignore[attr-defined]
-    if not network.depth:  # which reads the last state alone
-        return 1
-    return max(1, missing) if network.reads_pairs else missing + 1
-
-
-def check_rollout(pair: Pair, n: int, length: int) -> Draft:
-    """A rollout of `n` tokens is the chain of best tokens, `length` tokens long. Returns it."""
-    rows = pair.follow(length)
-    chain, scores = pair.rollout(n)
-    assert chain.tokens.tolist() == rows.argmax(axis=1).tolist()
-    assert is_close([scores.logits(i) for i in range(length)], rows)
-    return chain
-
-
-def follow_another_text(target: MlxModel, head: MlxHead, shared: int) -> Pair:
-    """A pair that has drafted, and whose new text begins with the first `shared` tokens of the last one."""
-    text = make_tokens(30)
-    pair = Pair(target, head, text)
-    pair.say()
-    pair.restart([*text[:shared], *make_tokens(25, seed=shared + 1)])
-    return pair
-
-
-def check_window(target: MlxModel, head: MlxHead) -> None:
-    """A window reads the end of the text alone."""
-    text = make_tokens(60)
-    pair, short = Pair(target, head, text), Pair(target, head, text)
-
-    def first(each: Pair, window: int = WHOLE) -> np.ndarray:
-        """[1, V] of a head that steps, all rows of a block."""
-        return each.block(window) if isinstance(each.draft, BlockSession) else each.read(window)[None]
-
-    whole = first(pair)
-    assert not is_close(first(short, 10), whole)
-    assert short.draft.pending_tokens(text) == 1
-    assert is_close(first(short), first(Pair(target, head, text), 10))
-    short.restart([*text[:20], *make_tokens(9, seed=5)])  # behind what was read: only what the target ran anew is read
-    found = first(short)
-    np.testing.assert_array_equal(np.isneginf(found[0]), np.isneginf(whole[0]))
-    assert not np.isnan(found).any()
-    pair.verify_chain([4], 1, 9)
-    check_fresh(pair)
-
-
-def cancel_a_read(target: MlxModel, head: MlxHead) -> Pair:
-    """A pair whose read was cancelled after some of its chunks."""
-    check = Cancellation()
-    pair = Pair(target, head, make_tokens(40), check)
-    check.left = 3
-    with pytest.raises(Cancelled):
-        pair.say()
-    assert 1 < pair.draft.pending_tokens(pair.text) < 39
-    return pair
+    return head_sessions.is_close(a, b, 5e-3)
 
 
 def tapped_features(target: MlxModel, spec: HeadSpec, text: list[int]) -> Any:
@@ -221,24 +173,6 @@ def answer(
     return found
 
 
-def measure(
-    target: MlxModel, head: MlxHead, plain: Answers, budget: Budget = CHAIN, n_prompts: int = len(PROMPTS)
-) -> float:
-    """The share of compared tokens that was accepted. Answers must be those of plain decoding."""
-    found = answer(target, head, budget=budget, prompts=PROMPTS[:n_prompts])
-    assert found.texts == plain.texts[:n_prompts]
-    return found.rate
-
-
-def check_trees(target: MlxModel, head: MlxHead, plain: Answers) -> None:
-    """Trees accept more than chains. Answers are those of plain decoding, drawn ones too."""
-    tree, chain = (answer(target, head, budget=budget, prompts=PROMPTS[:2]) for budget in (Budget(3, 8), CHAIN))
-    assert tree.texts == chain.texts == plain.texts[:2]
-    assert tree.tokens_per_round > chain.tokens_per_round
-    drawn = [answer(target, each, temperature=0.8, prompts=PROMPTS[:1]) for each in (head, None)]
-    assert drawn[0].texts == drawn[1].texts
-
-
 def open_drafter(head: MlxHead, session: MlxSession) -> Drafter:
     """The registry's drafter for a head's kind."""
     opened = head.open_session(session, lambda: None)
@@ -263,7 +197,19 @@ class LateFeatures:
         """Keep all."""
 
 
-def open_late(network: Any, target: MlxSession, features: Any, check: CheckCancelled) -> HeadSession:
-    """A session whose features are shifted by one position."""
-    late: Any = LateFeatures(features)
-    return HeadSession(network, target, late, check)
+def write_assistant(path: Path, tensors: dict[str, np.ndarray], **config: Any) -> Path:
+    """A Gemma 4 assistant of these weights in a folder."""
+    path.mkdir()
+    mx.save_safetensors(str(path / "model.safetensors"), {name: mx.array(each) for name, each in tensors.items()})
+    layers = {**describe_layers(WINDOWS, SIZE), **config}
+    whole = {"model_type": "gemma4_assistant", "backbone_hidden_size": WIDTH, "text_config": layers}
+    (path / "config.json").write_text(json.dumps(whole))
+    return path
+
+
+def make_assistant_target(folder: Path) -> None:
+    """A Gemma 4 model in folder `target`, and a GGUF file of the same weights."""
+    make_folder(folder / "target", describe_layers(TARGET_WINDOWS, WIDTH))
+    tensors = name_tensors(make_target(folder / "target.gguf"))
+    weights = {name: mx.array(each) for name, each in tensors.items()}
+    mx.save_safetensors(str(folder / "target" / "model.safetensors"), weights)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgespec.backends import Model, open_model
-from edgespec.backends.fixed_width import FixedWidthModel, FixedWidthSession, check_width, rank_widths
+from edgespec.backends.fixed_width import FixedWidthSession, check_width, rank_widths
 from edgespec.backends.llamacpp.shape import quantize
 from edgespec.backends.options import EXACT_WIDTHS, LoadOptions
 from edgespec.backends.toy import ToyModel, ToySession
@@ -214,13 +214,3 @@ def test_the_cheapest_width_is_chosen() -> None:
     assert rank_widths(linear)[0] == 1
     assert rank_widths({1: 1.0, 2: 1.3, 4: 1.6, 8: 2.9})[0] == 4
     assert rank_widths({1: 1.0, 2: 1.2}) == [2, 1]
-
-
-def test_a_model_of_fixed_width_says_what_it_does_not_take(tmp_path: Path) -> None:
-    fixed = FixedWidthModel(make("llama", tmp_path), 4)
-    assert fixed.context_size == 300 - 3
-    assert fixed.no_tree_reason and fixed.no_batching_reason
-    session = fixed.open_session(lambda: None, shared=True)
-    assert session.capabilities.context_size == 297 and not session.adopt(session, 1)
-    session.close()
-    fixed.close()

@@ -9,9 +9,8 @@ import pytest
 
 from edgespec.backends.llamacpp.library import library
 from edgespec.backends.llamacpp.model import LlamaModel, load
-from edgespec.backends.llamacpp.session import SnapshotCache, SnapshotRing, TrimmableCache
 from edgespec.backends.llamacpp.shape import quantize
-from edgespec.backends.options import LoadOptions, idle_cores, physical_cores
+from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.core.verify import read_prompt
 from edgespec.errors import (
@@ -23,6 +22,7 @@ from edgespec.errors import (
     InvalidRequest,
 )
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
+from tests.contract.runtimes import llama_model, prefill
 from tests.models import DRAFT, MAKERS, TARGET, find_trained
 
 OPTIONS = LoadOptions(threads=1, context_size=256)
@@ -178,7 +178,7 @@ def test_a_prompt_that_is_asked_again_has_the_same_scores(target: LlamaModel) ->
     session.close()
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
 def test_cache_types_agree_within_their_precision(target: LlamaModel, kv_type: str) -> None:
     other = load(TARGET, LoadOptions(threads=1, context_size=256, kv_type=kv_type))  # type: ignore[arg-type]
     prompt = target.tokenizer.encode("import os\nimport sys\n", parse_special=False)
@@ -211,7 +211,7 @@ def test_the_vocabulary_round_trips_and_matches_its_draft(target: LlamaModel) ->
     draft.close()
 
 
-@pytest.mark.parametrize("ftype", ["Q4_0", "Q8_0"])
+@pytest.mark.parametrize("ftype", ["Q4_0"])
 def test_quantizing_makes_a_model_that_works(tmp_path: Path, ftype: str) -> None:
     made = tmp_path / "made.gguf"
     quantize(find_trained("target"), made, ftype)
@@ -236,25 +236,6 @@ def test_quantizing_leaves_nothing_half_done(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["broken.gguf"]
 
 
-@pytest.mark.parametrize(
-    ("name", "rollback", "tree"),
-    [
-        ("llama", TrimmableCache, True),
-        ("sliding-window", TrimmableCache, True),
-        ("mamba", SnapshotCache, False),
-        ("hybrid", SnapshotRing, False),
-    ],
-)
-def test_each_architecture_gets_its_rollback(tmp_path: Path, name: str, rollback: type, tree: bool) -> None:
-    MAKERS[name](tmp_path / "m.gguf")
-    model = load(tmp_path / "m.gguf", OPTIONS)
-    session = model.open_session()
-    assert type(session._rollback) is rollback
-    assert session.capabilities.tree is tree
-    session.close()
-    model.close()
-
-
 def test_the_log_is_kept_and_quiet(capfd: pytest.CaptureFixture[str]) -> None:
     load(TARGET, OPTIONS).close()
     assert capfd.readouterr().err == ""
@@ -266,6 +247,59 @@ def test_the_log_is_kept_and_quiet(capfd: pytest.CaptureFixture[str]) -> None:
     assert "llama" in capfd.readouterr().err
 
 
-def test_devices_and_cores() -> None:
-    assert any(device.kind == "cpu" and device.total > 0 for device in library().devices())
-    assert 1 <= idle_cores() <= physical_cores()
+# Contexts filled by copies of their own cells.
+
+
+TOKEN = 65
+LENGTH = 700  # more than one copy of 512 cells
+
+
+@pytest.mark.parametrize("flash_attention", [True, False])
+@pytest.mark.parametrize("held", [1, 3, 600])
+def test_copies_lie_one_behind_the_other(flash_attention: bool, held: int) -> None:
+    model = load(TARGET, LoadOptions(threads=1, context_size=1024, flash_attention=flash_attention))
+    session = model.open_session()
+    prefill(session, [TOKEN] * held)
+    assert session.extend(LENGTH) == session.position == LENGTH
+    memory = session.context.native.memory
+    assert session.api.llama_memory_seq_pos_max(memory, session.sequence) == LENGTH - 1
+    for _ in range(2):  # llama.cpp refuses rows whose positions do not follow
+        scores = session.forward(TOKEN, Draft.chain([66, 67, 68]))
+        assert all(np.isfinite(scores.logits(row)).all() for row in range(4))
+        session.commit((0,))
+    assert session.extend(1024) == 1024  # every cell is free or held
+    model.close()
+
+
+def test_no_answer_reuses_the_copies() -> None:
+    model = load(TARGET, LoadOptions(threads=1, context_size=256, caches=2))
+    session, other = model.open_session(shared=True), model.open_session(shared=True)
+    expected = prefill(other, [TOKEN, 70, 71])
+    prefill(session, [TOKEN])
+    session.extend(100)
+    assert np.abs(prefill(session, [TOKEN, 70, 71]) - expected).max() < 1e-3
+    assert session.position == 3
+    spare = session.context.acquire_spare(100)
+    assert len(spare) == 62  # none is missing
+    model.close()
+
+
+def test_the_context_limits_the_copies() -> None:
+    model = load(TARGET, LoadOptions(threads=1, context_size=300))
+    session = model.open_session()
+    assert session.extend(100) == 0  # there is nothing to copy
+    prefill(session, [TOKEN])
+    assert session.extend(1) == 1
+    assert session.extend(5000) == 300
+    assert session.rewind(299) == 299
+    assert np.isfinite(session.forward(TOKEN, NO_DRAFT).logits(0)).all()
+    model.close()
+
+
+@pytest.mark.parametrize("kind", ["mamba", "hybrid"])
+def test_recurrent_states_and_windows_are_left_as_they_are(kind: str, tmp_path: Path) -> None:
+    model: LlamaModel = llama_model(kind, tmp_path)
+    session = model.open_session()
+    prefill(session, [1, 2, 3])
+    assert session.extend(30) == 3
+    model.close()

@@ -14,11 +14,10 @@ import pytest
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Skip, Unsupported, parse
 from edgespec.backends.devices import Memory
 from edgespec.backends.llamacpp.library import library
-from edgespec.backends.llamacpp.model import LlamaModel, load
+from edgespec.backends.llamacpp.model import MAX_UNIFIED, LlamaModel, load
 from edgespec.backends.llamacpp.selfdraft import SLACK, copies, evict, low_bit_copy
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.shape import prune
-from edgespec.backends.llamacpp.weights import MAX_UNIFIED
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import NO_DRAFT, Draft, Session
 from edgespec.core.sampling import Logits

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 
-from edgespec.backends.attached_draft import Features, Unsupported
+from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.head_session import Features
+from edgespec.backends.llamacpp import library
 from edgespec.backends.llamacpp.context import Floats
-from edgespec.backends.llamacpp.model import LlamaModel, load
+from edgespec.backends.llamacpp.library import find_function
+from edgespec.backends.llamacpp.model import MAX_UNIFIED, LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
-from edgespec.backends.llamacpp.weights import MAX_UNIFIED
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.core.tree import path_to
 from edgespec.errors import Cancelled
 from tests.contract.runtimes import prefill
 from tests.contract.test_session import random_draft
-from tests.models import TARGET
+from tests.models import MAKERS, TARGET
 
 SLOTS = 3
 LAYERS = (3, 1, 5)
@@ -80,31 +83,6 @@ def test_the_input_of_the_first_layer_is_the_embedding(target: LlamaModel) -> No
     assert width == embeddings.shape[1] == 256
     np.testing.assert_allclose(rows[:, :width], embeddings[TEXT[:20]], atol=1e-6)
     assert np.abs(rows[:, width:] - embeddings[TEXT[:20]]).mean() > 0.1
-    session.close()
-
-
-def test_layers_are_concatenated_in_the_order_given(target: LlamaModel) -> None:
-    together = states_of(target, TEXT[:9]).reshape(9, len(LAYERS), -1)
-    assert together.std() > 0.5
-    for i, layer in enumerate(LAYERS):
-        session = target.open_session()
-        features = session.tap((layer,))
-        prefill(session, TEXT[:9])
-        np.testing.assert_array_equal(together[:, i], features.take(0, 9))
-        session.close()
-
-
-def test_a_long_prompt_is_read_in_chunks(target: LlamaModel) -> None:
-    session, features = tapped(target)
-    prefill(session, TEXT)  # in decodes of 512 and 188 tokens
-    whole = features.take(0, len(TEXT)).copy()
-    session.rewind(0)
-    assert features.end == 0
-    for end in (1, 8, 130, 131, len(TEXT)):
-        prefill(session, TEXT[:end])
-        assert features.end == end
-    assert is_close(features.take(0, len(TEXT)), whole)
-    assert not is_close(features.take(1, len(TEXT)), whole[:-1])
     session.close()
 
 
@@ -241,19 +219,6 @@ def test_sessions_of_one_batch_have_their_own_states(kind: str, request: pytest.
         session.close()
 
 
-def test_copies_of_cells_for_measurements_have_states_of_zero(target: LlamaModel) -> None:
-    session, features = tapped(target)
-    prefill(session, TEXT[:20])
-    assert session.extend(300) == features.end == 300
-    session.forward(5, NO_DRAFT)
-    session.commit(())
-    assert features.take(0, 20).all() and not features.take(20, 300).any()
-    assert features.take(300, 301).all()
-    prefill(session, TEXT[:30])
-    assert is_in_step(target, session, features, TEXT[:30])
-    session.close()
-
-
 @pytest.mark.parametrize("layers", [(2, 6), (-1,), ()])
 def test_layers_that_llama_cpp_would_abort_on_are_refused(target: LlamaModel, layers: tuple[int, ...]) -> None:
     session = target.open_session()
@@ -263,3 +228,61 @@ def test_layers_that_llama_cpp_would_abort_on_are_refused(target: LlamaModel, la
     with pytest.raises(ValueError, match="before it holds tokens"):
         session.tap((1,))
     session.close()
+
+
+@pytest.mark.parametrize("snapshots", [8, 0])
+def test_recurrent_models_replay_their_states(snapshots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether llama.cpp keeps a ring of recurrent states, or the session saves them and runs accepted tokens again."""
+    monkeypatch.setattr("edgespec.backends.llamacpp.model._STATE_SNAPSHOTS", snapshots)
+    MAKERS["hybrid"](tmp_path / "model.gguf")
+    model = load(tmp_path / "model.gguf", LoadOptions(context_size=256, threads=1))
+    session, fresh = model.open_session(), model.open_session()
+    features, expected = session.tap((1, 3)), fresh.tap((1, 3))
+    text = TEXT[:40]
+    prefill(session, text)
+    session.checkpoint()
+    for path in ((), (0,), (0, 1, 2)):
+        session.forward(9, Draft.chain([1, 2, 3]))
+        session.commit(path)
+        text = [*text, 9, *range(1, 1 + len(path))]
+    prefill(fresh, text)
+    assert (features.start, features.end) == (0, len(text))
+    assert is_close(features.take(0, len(text)), expected.take(0, len(text)))
+    left = session.rewind(len(text) - 7)
+    assert features.end == left == session.position
+    text = [*text[:left], 5, 6]
+    for root in (5, 6):
+        session.forward(root, NO_DRAFT)
+        session.commit(())
+    prefill(fresh, text)
+    assert is_close(features.take(0, len(text)), expected.take(0, len(text)))
+    prefill(session, TEXT[:40])
+    session.checkpoint()
+    session.forward(9, NO_DRAFT)
+    session.commit(())
+    features.release(41)
+    text = [*TEXT[:40], *TEXT[60:70]]
+    assert next(session.prefill(text)).reused == 40  # with the hidden state before, which was released
+    prefill(fresh, text)
+    assert (features.start, features.end) == (39, 50)
+    assert is_close(features.take(39, 50), expected.take(39, 50))
+    session.close()
+    fresh.close()
+    model.close()
+
+
+@pytest.mark.parametrize("kind", ["mamba", "sliding-window"])
+def test_architectures_without_named_layers_are_refused(kind: str, tmp_path: Path) -> None:
+    MAKERS[kind](tmp_path / "model.gguf")
+    model = load(tmp_path / "model.gguf", LoadOptions(context_size=256, threads=1))
+    session = model.open_session()
+    with pytest.raises(Unsupported, match="does not give the hidden states of"):
+        session.tap((0, 1))
+    session.close()
+    model.close()
+
+
+def test_a_library_without_a_function_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(library._FUNCTIONS, "llama_of_tomorrow", ([], None, "_Z17llama_of_tomorrowv", "?x"))
+    with pytest.raises(Unsupported, match="has no llama_of_tomorrow"):
+        find_function("llama_of_tomorrow")

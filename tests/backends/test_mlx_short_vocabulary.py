@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgespec.backends.mlx import heads
-from edgespec.backends.mlx.draft_vocabulary import ShortVocabulary, choose_frequent, take_rows
+from edgespec.backends.mlx.head_parts import ShortVocabulary, choose_frequent, take_rows
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
@@ -78,12 +78,6 @@ def test_the_shorter_round_is_measured(target: MlxModel, monkeypatch: pytest.Mon
         if short is not None:  # whether a round is shorter here depends on the machine
             assert short.is_kept.sum() == COUNT and 0 < short.saved < 1
         assert (head.extra_bytes > before) == (short is not None)
-
-
-def test_small_vocabularies_are_scored_whole(target: MlxModel) -> None:
-    head = attach(target, HEADS / "mtp-python-6m")
-    head.adjust(target.open_session, lambda: None)
-    assert head.network.short is None
 
 
 def test_frequent_tokens(target: MlxModel) -> None:

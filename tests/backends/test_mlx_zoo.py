@@ -1,4 +1,4 @@
-"""Every class of mlx-lm in a tiny configuration: the tree layout it takes, and that its caches roll back."""
+"""Every class of mlx-lm in a tiny configuration: whether it takes trees, and that its caches roll back."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.mlx.cached_tokens import ModelRunner
-from edgespec.backends.mlx.hooks import LayerHooks
-from edgespec.backends.mlx.probe import ProbeResult, probe
+from edgespec.backends.mlx.runner import LayerHooks, ModelRunner, probe
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.core.protocols import Capabilities, Draft
 from edgespec.errors import BackendError
@@ -19,14 +17,13 @@ from tests.backends.zoo import VOCABULARY, class_names, tiny
 from tests.contract.runtimes import prefill
 from tests.models import REPOSITORY
 
-# What a class takes, where it is not a tree in one batch row.
-BRANCHES = {
+# What takes chains only.
+CHAINS = {
     *("baichuan_m1", "bailing_hybrid", "bailing_moe_linear", "bailing_moe_v3", "falcon_h1", "gpt_bigcode"),
     *("granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2-vl", "lfm2_moe", "longcat_flash_ngram", "mamba"),
     *("mamba2", "nemotron_h", "olmo_hybrid", "plamo2", "qwen3_5", "qwen3_next", "recurrent_gemma", "rwkv7"),
+    *("gpt2", "llama4"),
 }
-NODES = {"gpt2"}
-CHAINS = {"llama4"}
 REFUSED = {"bitnet": "No Metal back-end", "deepseek_v41": "LayerCache cannot be rolled back"}
 # No tiny configuration, or (phi3small) token ids fixed in the code.
 UNMADE = {"phi3small", "kimi_k3", "minimax_m3_vl", "muse_spark", "prism_hadamard_qwen35", "qwen3_5_moe", "spark2_5"}
@@ -36,12 +33,12 @@ NAMES = class_names()
 
 
 def test_the_lists_name_classes_that_exist() -> None:
-    assert {*BRANCHES, *NODES, *CHAINS, *REFUSED, *UNMADE} <= set(NAMES)
+    assert {*CHAINS, *REFUSED, *UNMADE} <= set(NAMES)
 
 
 def test_the_document_names_them_all() -> None:
     text = (REPOSITORY / "docs" / "models.md").read_text(encoding="utf-8")
-    assert {*BRANCHES, *NODES, *CHAINS, *REFUSED, *UNMADE} <= set(re.findall(r"[\w-]+", text))
+    assert {*CHAINS, *REFUSED, *UNMADE} <= set(re.findall(r"[\w-]+", text))
     assert f"the {len(NAMES)} classes" in text.replace("\n", " ")
 
 
@@ -57,12 +54,11 @@ def test_class(name: str) -> None:
             probe(open_runner, VOCABULARY)
         return
     found = probe(open_runner, VOCABULARY)
-    layout = "branches" if name in BRANCHES else "nodes" if name in NODES else None if name in CHAINS else "row"
-    assert found.tree_layout == layout, found.no_tree_reason
+    assert (found is not None) == (name in CHAINS), found
     early, late = ([first, *range(20, 24)] for first in (3, 4))
     a, b = (np.array(open_runner().run_chain(tokens)[-1]) for tokens in (early, late))
     assert np.abs(a - b).max() > 1e-4 * a.std() > 0, "a model that looks at the last token alone proves nothing"
-    check_rollback(open_runner, found)
+    check_rollback(open_runner, takes_trees=found is None)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in UNMADE | set(REFUSED)])
@@ -72,9 +68,7 @@ def test_hidden_states(name: str) -> None:
     hooks = LayerHooks(model)
     for layers in ((), (1, 2, len(hooks.layers))):
         sessions = [
-            MlxSession(
-                lambda: ModelRunner(model), lambda: hooks, None, Capabilities(VOCABULARY, 256, False), lambda: None
-            )
+            MlxSession(lambda: ModelRunner(model), lambda: hooks, Capabilities(VOCABULARY, 256, False), lambda: None)
             for _ in range(2)
         ]
         if name in (NO_STATES if layers else NO_FINAL_STATE):
@@ -90,14 +84,12 @@ def test_hidden_states(name: str) -> None:
         assert np.abs(a - b).max() < 2e-3 * b.std()
 
 
-def check_rollback(open_runner: Callable[[], ModelRunner], found: ProbeResult) -> None:
+def check_rollback(open_runner: Callable[[], ModelRunner], *, takes_trees: bool) -> None:
     """Drafts accepted in part, as chains and trees, each followed by the scores of a fresh session."""
-    capabilities = Capabilities(VOCABULARY, 256, found.tree_layout is not None)
+    capabilities = Capabilities(VOCABULARY, 256, takes_trees)
 
     def fresh() -> MlxSession:
-        return MlxSession(
-            open_runner, lambda: LayerHooks(open_runner().model), found.tree_layout, capabilities, lambda: None
-        )
+        return MlxSession(open_runner, lambda: LayerHooks(open_runner().model), capabilities, lambda: None)
 
     session = fresh()
     tokens = (np.arange(30) * 37 % VOCABULARY).tolist()  # more than the window of 24 that some have
@@ -105,7 +97,7 @@ def check_rollback(open_runner: Callable[[], ModelRunner], found: ProbeResult) -
     tree = Draft(np.array([5, 9, 7, 3, 4], np.int32), np.array([-1, -1, 0, 1, 3], np.int32))
     rounds = [(Draft.chain([1, 2, 3]), (0,)), (Draft.chain([4, 5]), (0, 1)), (tree, (1, 3)), (tree, (0,))]
     for draft, path in rounds:
-        if not draft.is_chain and found.tree_layout is None:
+        if not draft.is_chain and not takes_trees:
             continue
         session.forward(6, draft)
         session.commit(path)

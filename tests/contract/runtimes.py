@@ -15,7 +15,7 @@ from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy import RecurrentToySession, ToyModel, ToySession
+from edgespec.backends.toy import ToyModel, ToySession
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.core.sampling import Logits
 from edgespec.core.verify import read_prompt
@@ -65,9 +65,9 @@ def prefill(session: Session, tokens: list[int]) -> Logits:
 def toys() -> list[Runtime]:
     rule = ToyModel(seed=3, vocab_size=64)
     return [
-        Runtime("toy-linear", lambda c: ToySession(rule, context_size=CONTEXT, tree=False, check=c), 0.0),
+        Runtime("toy-linear", lambda c: ToySession(rule, kind="linear", context_size=CONTEXT, check=c), 0.0),
         Runtime("toy-tree", lambda c: ToySession(rule, context_size=CONTEXT, check=c), 0.0),
-        Runtime("toy-recurrent", lambda c: RecurrentToySession(rule, context_size=CONTEXT, check=c), 0.0),
+        Runtime("toy-recurrent", lambda c: ToySession(rule, kind="recurrent", context_size=CONTEXT, check=c), 0.0),
         Runtime("fixed-toy", lambda c: FixedWidthSession(ToySession(rule, context_size=FIXED, check=c), WIDTH), 0.0),
     ]
 

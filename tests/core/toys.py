@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from edgespec.backends.toy import RecurrentToySession, ToyModel, ToySession
+from edgespec.backends.toy import Kind, ToyModel, ToySession
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Decision, Draft, Round, Step
 from edgespec.core.sampling import Distribution, Logits, Probs, Rng, Sampler, SamplingParams, index_at, uniform
@@ -32,11 +32,9 @@ def _logits(model: ToyModel, context: tuple[int, ...]) -> Logits:
 
 
 def open_session(
-    kind: str, model: ToyModel, context_size: int = 256, check: CheckCancelled = lambda: None
+    kind: Kind, model: ToyModel, context_size: int = 256, check: CheckCancelled = lambda: None
 ) -> ToySession:
-    if kind == "recurrent":
-        return RecurrentToySession(model, context_size=context_size, check=check)
-    return ToySession(model, context_size=context_size, tree=kind == "tree", chunk=3, check=check)
+    return ToySession(model, kind=kind, context_size=context_size, chunk=3, check=check)
 
 
 def decode(

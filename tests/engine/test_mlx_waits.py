@@ -89,6 +89,6 @@ def test_a_drafted_round_waits_once(
 
 def test_arrays_come_to_the_host_at_one_place() -> None:
     """Where rounds run, `library.read` alone converts arrays of the device, so the test above counts all waits."""
-    for name in ("session", "shared_kv", "cached_tokens", "scores", "caches"):
+    for name in ("session", "selfdraft", "runner", "scores", "caches"):
         code = (PACKAGE / f"{name}.py").read_text(encoding="utf-8")
         assert "np.array(" not in code and ".item()" not in code

@@ -206,7 +206,7 @@ def test_whoever_leaves_amid_a_tree_leaves_nothing_behind(shared: Engine) -> Non
 
     def spare() -> set[int]:
         contexts = {cache.target.context for cache in shared._slots._kept}  # type: ignore[attr-defined]
-        return {len(context.sequences._spare) for context in contexts}
+        return {len(context._spare) for context in contexts}
 
     together(shared, [Request(CODE[0], GREEDY, 9)])
     before = spare()

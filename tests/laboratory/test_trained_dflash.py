@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from edgespec.backends.llamacpp import heads
 from edgespec.backends.llamacpp.context import Floats
-from edgespec.backends.llamacpp.head_session import BlockContext
+from edgespec.backends.llamacpp.head_contexts import BlockContext
 from edgespec.backends.llamacpp.heads import LlamaHead, open_head
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Step, Verifier
-from edgespec.core.sampling import CounterRng, Logits, Sampler, SamplingParams
+from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
 from edgespec.core.verify import BlockVerification, SampleMatching, TokenRejection
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.sequential import RequestDraw
@@ -170,19 +171,33 @@ def test_a_head_that_is_read_wrongly_drafts_worse(
     head.close()
 
 
+class Changed:
+    """Features of which the last row of each read is zero."""
+
+    def __init__(self, take: Callable[[int, int], Floats]) -> None:
+        self._take = take
+
+    def take(self, first: int, last: int) -> Floats:
+        rows = self._take(first, last).copy()
+        rows[-1] = 0
+        return rows
+
+
 class Later(BlockContext):
     """A block one position further than its text."""
 
-    def draft(self, tokens: Sequence[int], position: int) -> Logits:
-        self.inject(np.zeros((1, self._features.shape[1]), np.float32), position)
-        return super().draft(tokens, position + 1)
+    def start(self, text: Sequence[int]) -> None:
+        later: Any = Changed(lambda first, last: np.zeros((last - first, self._features.shape[1]), np.float32))
+        super().read([*text, text[-1]], len(text) - 1, later)
+        super().start([*text, text[-1]])
 
 
 class Forgetful(BlockContext):
     """The last state of the text is another one."""
 
-    def inject(self, features: Floats, position: int) -> None:
-        super().inject(np.concatenate([features[:-1], features[:1] * 0]), position)
+    def read(self, text: Sequence[int], first: int, features: Any) -> int:
+        changed: Any = Changed(features.take)
+        return super().read(text, first, changed)
 
 
 @pytest.mark.parametrize("context", [Later, Forgetful])

@@ -128,11 +128,8 @@ def test_llamacpp_reads_a_tampered_head_right(llama: Model, files: Callable[[str
 class Copy(AttachedHead):
     """The target's own weights, which agree with it everywhere."""
 
-    name = "eagle3"
-    extra_bytes = 0
-
     def __init__(self, target: Model, *, is_block: bool) -> None:
-        self.tokenizer = target.tokenizer
+        super().__init__("eagle3", target.tokenizer, 0)
         self._target = target
         self._is_block = is_block
 

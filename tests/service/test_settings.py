@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.backends.llamacpp import model as tuning
+from edgespec.backends.llamacpp import settings as tuning
 from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.options import LoadOptions, RuntimeSettings
 from edgespec.controller.store import SettingsStore

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.backends.attached_draft import Features, Unsupported
+from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.devices import NewMemory
+from edgespec.backends.head_session import Features
 from edgespec.backends.llamacpp.library import Library, find_function
 from edgespec.core.protocols import SOLO, BatchPeers, CheckCancelled
 from edgespec.core.sampling import Ints, Logits, SamplingParams, non_finite_error
@@ -85,33 +86,6 @@ _ABORTED, _NO_KV_SLOT = 2, 1  # what llama_decode returns
 _MAX_UNPOLLED_S = 0.1  # a decode that is expected to take no longer cannot be cancelled while it runs
 
 
-class AbortCallback:
-    """Installs ggml's abort callback for long decodes only.
-
-    ggml calls it for each node of its graph, which costs a sixth of the decode time of a model of 6M parameters.
-    """
-
-    def __init__(self, api: Any, is_cancelled: Callable[[], bool]) -> None:
-        self._api = api
-        self._is_cancelled = is_cancelled
-        self._callback = api.ggml_abort_callback(lambda _data: is_cancelled())  # llama.cpp keeps only a pointer
-        self._no_callback = api.ggml_abort_callback()
-        self._is_installed = False
-        self._row_s = math.inf  # seconds a row, of the last decode that succeeded
-
-    def prepare(self, handle: Any, n_tokens: int) -> bool:
-        """Install or remove the callback for a decode of `n_tokens`; returns whether to start that decode."""
-        is_long = n_tokens * self._row_s > _MAX_UNPOLLED_S
-        if is_long != self._is_installed:
-            self._is_installed = is_long
-            self._api.llama_set_abort_callback(handle, self._callback if is_long else self._no_callback, None)
-        return is_long or not self._is_cancelled()
-
-    def record(self, n_tokens: int, seconds: float) -> None:
-        """A decode of `n_tokens` succeeded in `seconds`."""
-        self._row_s = seconds / n_tokens
-
-
 class NativeContext:
     """One llama_context. `is_broken`: a decode has failed for a reason that no retry mends."""
 
@@ -149,7 +123,11 @@ class NativeContext:
         self.batch = NativeBatch(lib.api, max_tokens, sequences)
         self.is_broken = False
         self._lib = lib
-        self._abort = AbortCallback(lib.api, is_cancelled)
+        self._is_cancelled = is_cancelled
+        self._callback = lib.api.ggml_abort_callback(lambda _data: is_cancelled())  # llama.cpp keeps only a pointer
+        self._no_callback = lib.api.ggml_abort_callback()
+        self._is_installed = False
+        self._row_s = math.inf  # seconds a row, of the last decode that succeeded
         self._shape = (max_outputs, vocab_size)
         self._outputs: Logits = np.empty((0, vocab_size), np.float32)
         self._address = 0  # of the buffer that it views
@@ -168,26 +146,36 @@ class NativeContext:
         batch = batch or self.batch
         n_tokens: int = batch.native.n_tokens
         started = perf_counter()
-        self._run(self._lib.api.llama_decode, batch)
+        self.run(self._lib.api.llama_decode, batch)
         outputs = self._find_outputs()
-        self._abort.record(n_tokens, perf_counter() - started)
+        self._row_s = (perf_counter() - started) / n_tokens
         return outputs
 
-    def encode(self, batch: NativeBatch) -> None:
-        """Run the encoder on `batch`, and clear it. Raises as `decode`."""
-        self._run(self._lib.api.llama_encode, batch)
+    def run(self, function: Callable[[Any, Any], int], batch: NativeBatch | None = None) -> None:
+        """Have llama_decode or llama_encode run `batch`, or its own, and clear it. Raises as `decode`."""
+        batch = batch or self.batch
+        self._lib.log.clear_errors()
+        is_wanted = self._prepare_abort(batch.native.n_tokens)
+        code = function(self.handle, batch.native) if is_wanted else _ABORTED
+        batch.clear()
+        if code:
+            raise self._error(code)
 
     def free(self) -> None:
         self._lib.api.llama_free(self.handle)
         self.handle = None
 
-    def _run(self, function: Callable[[Any, Any], int], batch: NativeBatch) -> None:
-        self._lib.log.clear_errors()
-        is_wanted = self._abort.prepare(self.handle, batch.native.n_tokens)
-        code = function(self.handle, batch.native) if is_wanted else _ABORTED
-        batch.clear()
-        if code:
-            raise self._error(code)
+    def _prepare_abort(self, n_tokens: int) -> bool:
+        """Install ggml's abort callback for a long decode of `n_tokens` alone; returns whether to start that decode.
+
+        ggml calls it for each node of its graph, which costs a sixth of the decode time of a model of 6M parameters.
+        """
+        is_long = n_tokens * self._row_s > _MAX_UNPOLLED_S
+        if is_long != self._is_installed:
+            self._is_installed = is_long
+            callback = self._callback if is_long else self._no_callback
+            self._lib.api.llama_set_abort_callback(self.handle, callback, None)
+        return is_long or not self._is_cancelled()
 
     def _error(self, code: int) -> Exception:
         if code == _ABORTED:
@@ -252,8 +240,6 @@ class HiddenStates:
         self.features: Features[Floats] = Features(np.concatenate)
         self._context = context
         self._size: int = api.llama_model_n_embd(model)
-        self._checkpoint: Floats | None = None  # the row before it
-        self._checkpoint_at = 0
         self._readers = [_enable(context, layer, is_last=layer == count) for layer in self._layers]
         self._buffers: dict[int, Floats] = {}  # llama.cpp's, by address
 
@@ -261,21 +247,6 @@ class HiddenStates:
     def width(self) -> int:
         """Numbers a token."""
         return len(self._layers) * self._size
-
-    def checkpoint(self) -> None:
-        """`rewind` may go back to where the features end now, and then has the row before it, released or not."""
-        self._checkpoint_at = self.features.end
-        is_kept = self.features.start < self.features.end
-        self._checkpoint = self.features.take(self.features.end - 1, self.features.end).copy() if is_kept else None
-
-    def rewind(self, position: int) -> None:
-        """Drop the rows from `position` on."""
-        self.features.rewind(position)
-        if position < self._checkpoint_at:
-            self._checkpoint = None
-        if self.features.start == position == self._checkpoint_at and self._checkpoint is not None:
-            self.features.rewind(position - 1)
-            self.features.append(self._checkpoint, 1)
 
     def read(self, first: int, n: int) -> Floats:
         """[n, width] a copy of rows `first` to `first + n - 1` of the batch that was decoded last, without an error."""
@@ -475,34 +446,54 @@ class LlamaScores:
             self._rows = self.read().copy()
 
 
-# Sequence ids of a llama_context: one for each session, and spare ones for the branches of draft trees.
-
-
 MAX_ROWS = 64  # of one session's forward: a root and 63 draft nodes
 _ROWS_PER_SLOT = 8  # output rows of a shared context, where that is more
 _MAX_SEQUENCES = 256  # of any llama.cpp context
+_PREFILL_CHUNK_WITH_PEERS = 64  # tokens, while other sessions decode and wait for the same forward
 
 
-class SequenceAllocator:
-    """Who uses which of `count` ids: the first `slots` are for sessions, the rest are spare.
+class Context:
+    """A native context with room for `slots` sessions, each of which is a sequence.
 
-    `max_outputs` are the rows with scores that one decode of the context may have.
+    Either all sequences are over the same cells, and a row's attention passes over those of the others too. Or there
+    are streams: each sequence has cells of its own, and drafts are chains. llama.cpp then splits a batch into forwards
+    of equally many rows of sequences with consecutive ids. The first `slots` sequences are those of sessions, the rest
+    are spare, for the branches of draft trees.
+
+    max_outputs  rows with scores that one decode may have
     """
 
-    def __init__(self, slots: int, *, has_trees: bool) -> None:
+    def __init__(
+        self, lib: Library, model: Any, params: Any, vocab_size: int, slots: int, *, has_trees: bool, has_streams: bool
+    ) -> None:
+        """`params` have the sizes and types of the cache, for all slots together.
+
+        `has_trees`: drafts may be trees, unless there are streams. Raises BackendError.
+        """
         self.max_outputs = max(MAX_ROWS, _ROWS_PER_SLOT * slots)
-        self.count = (
-            min(self.max_outputs, _MAX_SEQUENCES) if has_trees else slots
-        )  # llama.cpp takes no more ids than rows
-        self.has_trees = has_trees
-        self._free = set(range(slots))
-        self._spare = list(range(slots, self.count))
-        self._n_slots = slots
+        self.has_trees = has_trees and not has_streams
+        count = min(self.max_outputs, _MAX_SEQUENCES) if self.has_trees else slots  # llama.cpp takes no more than rows
+        self._slots = frozenset(range(slots))
+        self._free = set(self._slots)
+        self._spare = list(range(slots, count))
+        self._staged, self._last = PendingBatch(self.decode), PendingBatch(self.decode)
+        self.native = NativeContext(
+            lib,
+            model,
+            params,
+            vocab_size,
+            max_outputs=self.max_outputs,
+            sequences=count,
+            is_cancelled=self._is_cancelled,
+            has_streams=has_streams,
+        )
+        self.is_shared = slots > 1
+        self.has_streams = has_streams
 
     @property
-    def is_unused(self) -> bool:
-        """Whether no session has a slot."""
-        return len(self._free) == self._n_slots
+    def is_usable(self) -> bool:
+        """Whether it can take another session."""
+        return bool(self.native.handle) and not self.native.is_broken
 
     @property
     def max_nodes(self) -> int:
@@ -518,63 +509,20 @@ class SequenceAllocator:
         return SequenceSlot(sequence, check)
 
     def release(self, slot: SequenceSlot) -> None:
-        """Its sequence is empty."""
+        """Its sequence is empty. The native context is freed with the last session."""
         self._free.add(slot.sequence)
+        self._last.scores.pop(slot.sequence, None)
+        if self._free == self._slots:
+            self.native.free()
 
     def acquire_spare(self, n: int) -> list[int]:
-        """[n] spare ids, all of whose cells are free."""
+        """[n] spare ids, all of whose cells are free; fewer where there are no more."""
         taken, self._spare = self._spare[:n], self._spare[n:]
         return taken
 
     def release_spare(self, ids: Sequence[int]) -> None:
         """Their cells are free again."""
         self._spare += ids
-
-
-_PREFILL_CHUNK_WITH_PEERS = 64  # tokens, while other sessions decode and wait for the same forward
-
-
-class Context:
-    """A native context with room for `slots` sessions, each of which is a sequence.
-
-    Either all sequences are over the same cells, and a row's attention passes over those of the others too. Or there
-    are streams: each sequence has cells of its own, and drafts are chains. llama.cpp then splits a batch into forwards
-    of equally many rows of sequences with consecutive ids.
-    """
-
-    def __init__(
-        self, lib: Library, model: Any, params: Any, vocab_size: int, slots: int, *, has_trees: bool, has_streams: bool
-    ) -> None:
-        """`params` have the sizes and types of the cache, for all slots together.
-
-        `has_trees`: drafts may be trees, unless there are streams. Raises BackendError.
-        """
-        self.sequences = SequenceAllocator(slots, has_trees=has_trees and not has_streams)
-        self._staged, self._last = PendingBatch(self.decode), PendingBatch(self.decode)
-        self.native = NativeContext(
-            lib,
-            model,
-            params,
-            vocab_size,
-            max_outputs=self.sequences.max_outputs,
-            sequences=self.sequences.count,
-            is_cancelled=self._is_cancelled,
-            has_streams=has_streams,
-        )
-        self.is_shared = slots > 1
-        self.has_streams = has_streams
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether it can take another session."""
-        return bool(self.native.handle) and not self.native.is_broken
-
-    def release(self, slot: SequenceSlot) -> None:
-        """Its sequence is empty. The native context is freed with the last session."""
-        self.sequences.release(slot)
-        self._last.scores.pop(slot.sequence, None)
-        if self.sequences.is_unused:
-            self.native.free()
 
     def peers(self, slot: SequenceSlot) -> BatchPeers:
         """The other sessions with rows in the staged batch, or else in the last one."""
@@ -631,8 +579,8 @@ class Context:
         self._staged = PendingBatch(self.decode)
 
     def _stage(self, slot: SequenceSlot, n: int, outputs: int, *, is_prefill: bool) -> LlamaScores:
-        batch, limit = self._staged, self.sequences.max_outputs
-        is_full = batch.n_tokens + n > MAX_TOKENS or batch.n_outputs + outputs > limit
+        batch = self._staged
+        is_full = batch.n_tokens + n > MAX_TOKENS or batch.n_outputs + outputs > self.max_outputs
         if is_full:
             self.decode()
         return LlamaScores(slot, self._staged, n, outputs, is_prefill=is_prefill, is_after_flush=is_full)

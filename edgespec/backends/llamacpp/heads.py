@@ -10,30 +10,26 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.backends.attached_draft import OTHER_HEAD, AttachedHead, Features, Unsupported, read_block
-from edgespec.backends.llamacpp.context import Floats
-from edgespec.backends.llamacpp.head_session import (
+from edgespec.backends.attached_draft import OTHER_HEAD, AttachedHead, Unsupported
+from edgespec.backends.head_session import BlockHeadSession, HeadSession, read_block
+from edgespec.backends.llamacpp.head_contexts import (
     AssistantContext,
     BlockContext,
-    BlockHeadSession,
     ChainContext,
     DraftContext,
     Eagle3Context,
     HeadContext,
-    PairSession,
 )
 from edgespec.backends.llamacpp.library import Library
+from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.shape import count_blocks
-from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
 from edgespec.core.drafter import BlockSession, DraftSession
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import InvalidModelFile
 from edgespec.formats.gguf import Header, TensorInfo, join_parts
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadKind, HeadSpec, usual_layers
-
-SessionOpener = Callable[[Any, LlamaSession, Features[Floats]], DraftSession | BlockSession]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +39,21 @@ class Opening:
     context       makes its llama_context, given the library, the weights and the parameters
     layers        of the target, whose hidden states it reads; as in formats.heads.HeadSpec
     is_mtp        whether it is a graph of its own beside the model's: an MTP layer or an assistant
-    shares_kv     whether it reads the target's cache
     more_cells    of its cache than the target's has
-    open_session  over such a context
     """
 
     context: Callable[..., DraftContext]
     layers: Sequence[int] = ()
     is_mtp: bool = False
-    shares_kv: bool = False
     more_cells: int = 0
-    open_session: SessionOpener = PairSession
 
 
 class LlamaHead(AttachedHead):
     """A head beside its target."""
 
-    def __init__(self, name: str, target: LlamaWeights, weights: LlamaWeights, opening: Opening) -> None:
+    def __init__(self, kind: HeadKind, target: LlamaModel, weights: LlamaModel, opening: Opening) -> None:
         """`close` frees `weights`, unless they are the target's."""
-        self.tokenizer = target.tokenizer
-        self.name = name
-        self.shares_kv = opening.shares_kv
-        self.extra_bytes = 0 if weights is target else weights.path.stat().st_size
+        super().__init__(kind, target.tokenizer, 0 if weights is target else weights.path.stat().st_size)
         self._weights = weights
         self._is_in_target = weights is target
         self._opening = opening
@@ -77,7 +66,7 @@ class LlamaHead(AttachedHead):
             if opening.is_mtp:
                 params.ctx_type = lib.api.LLAMA_CONTEXT_TYPE_MTP
             params.n_ctx += opening.more_cells
-            sequence = {"sequence": target.sequence} if opening.shares_kv else {}
+            sequence = {"sequence": target.sequence} if self.shares_kv else {}
             vocab_size = self._weights.tokenizer.vocab_size
             return opening.context(lib, model, params, vocab_size=vocab_size, check=check, **sequence)
 
@@ -87,23 +76,30 @@ class LlamaHead(AttachedHead):
         except BaseException:
             target.untap()
             raise
-        return opening.open_session(context, target, features)
+        kind = HeadSession if context.reads_pairs else BlockHeadSession
+        return kind(context, target, features)
 
     def close(self) -> None:
         if not self._is_in_target:
             self._weights.close()
 
 
+def _require(header: Header, is_met: bool, problem: str) -> None:
+    """Raises InvalidModelFile for a file on which llama.cpp would abort, perhaps after it has loaded it."""
+    if not is_met:
+        raise header.invalid(problem)
+
+
 def _check_ids(header: Header, path: Path, d2t: TensorInfo, rows: int, vocab_size: int) -> None:
     """Raises InvalidModelFile unless `d2t` names a token of the target for each of the output matrix' `rows`."""
-    if d2t.type.name != "I64" or d2t.shape != (rows,):
-        raise header.invalid(f"d2t does not name a token for each of the {rows} rows of its output matrix")
+    is_whole = d2t.type.name == "I64" and d2t.shape == (rows,)
+    _require(header, is_whole, f"d2t does not name a token for each of the {rows} rows of its output matrix")
     try:
         ids = np.fromfile(path, "<i8", rows, offset=header.data_offset + d2t.offset)
     except OSError as error:
         raise InvalidModelFile(f"{path.name} cannot be read: {error}.", hint="Pull it again.") from error
-    if len(ids) < rows or ids.min() < 0 or ids.max() >= vocab_size:
-        raise header.invalid("d2t names tokens that the model does not have")
+    is_known = len(ids) == rows and ids.min() >= 0 and ids.max() < vocab_size
+    _require(header, bool(is_known), "d2t names tokens that the model does not have")
 
 
 # EAGLE-3 (Li et al. 2025): one layer that drafts from hidden states of the target.
@@ -112,7 +108,7 @@ def _check_ids(header: Header, path: Path, d2t: TensorInfo, rows: int, vocab_siz
 _N_LAYERS = 3  # whose inputs llama.cpp's encoder takes
 
 
-def _prepare_eagle3(target: LlamaWeights, path: Path, spec: HeadSpec) -> Opening:
+def _prepare_eagle3(target: LlamaModel, path: Path, spec: HeadSpec) -> Opening:
     layers = usual_layers(target.layer_count) if spec.layers is None else spec.layers
     if spec.feeds_normed or spec.norm_before_fc == "each" or len(layers) != _N_LAYERS:
         raise Unsupported(
@@ -125,21 +121,25 @@ def _prepare_eagle3(target: LlamaWeights, path: Path, spec: HeadSpec) -> Opening
 
 def _check_eagle3_file(header: Header, path: Path, spec: HeadSpec, vocab_size: int) -> None:
     """Raises InvalidModelFile where llama.cpp would load the file and abort later."""
-    tensors = {tensor.name: tensor for tensor in header.tensors}
-    if header.own("block_count") != 1:
-        raise header.invalid("an EAGLE-3 head has one layer")
-    if header.own("attention.key_length") != header.own("attention.value_length"):
-        raise header.invalid("its keys and values differ in size")
-    embedding, output = tensors.get("token_embd.weight"), tensors.get("output.weight")
-    if (embedding is None or output is None) and spec.size != spec.hidden_size:
-        raise header.invalid("it needs embeddings and an output matrix of its own size")
-    if embedding is not None and embedding.shape[-1] != vocab_size:
-        raise header.invalid(f"its embeddings have {embedding.shape[-1]} rows, and the model {vocab_size} tokens")
-    rows = vocab_size if output is None else output.shape[-1]
-    if (d2t := tensors.get("d2t")) is not None:
+    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+    _require(header, header.own("block_count") == 1, "an EAGLE-3 head has one layer")
+    _check_key_sizes(header)
+    embedding, output = shapes.get("token_embd.weight"), shapes.get("output.weight")
+    is_own = embedding is not None and output is not None
+    is_fitting = is_own or spec.size == spec.hidden_size
+    _require(header, is_fitting, "it needs embeddings and an output matrix of its own size")
+    embedded, rows = ((shape or (vocab_size,))[-1] for shape in (embedding, output))
+    of = f"and the model {vocab_size} tokens"
+    _require(header, embedded == vocab_size, f"its embeddings have {embedded} rows, {of}")
+    if (d2t := next((tensor for tensor in header.tensors if tensor.name == "d2t"), None)) is not None:
         _check_ids(header, path, d2t, rows, vocab_size)
-    elif rows != vocab_size:
-        raise header.invalid(f"its output matrix has {rows} rows, and the model {vocab_size} tokens")
+    else:
+        _require(header, rows == vocab_size, f"its output matrix has {rows} rows, {of}")
+
+
+def _check_key_sizes(header: Header) -> None:
+    is_same = header.own("attention.key_length") == header.own("attention.value_length")
+    _require(header, is_same, "its keys and values differ in size")
 
 
 # MTP layers on llama.cpp (GGUF `nextn`): they draft from the target's last hidden state, after its norm.
@@ -174,7 +174,7 @@ _SAME_SHAPE = (
 )
 
 
-def _prepare_mtp(target: LlamaWeights, path: Path, spec: HeadSpec) -> Opening:
+def _prepare_mtp(target: LlamaModel, path: Path, spec: HeadSpec) -> Opening:
     header = _read_model(path)
     count = _check_layers(header, path)
     if not spec.in_target:
@@ -204,13 +204,11 @@ def _check_layers(header: Header, path: Path) -> int:
         raise Unsupported(
             f"{path.name} has {count} MTP layers; llama.cpp runs one for '{architecture}'.", hint="Use --draft auto."
         )
-    if not 0 < count < blocks:
-        raise header.invalid(f"{count} of its {blocks} layers are MTP layers")
+    _require(header, 0 < count < blocks, f"{count} of its {blocks} layers are MTP layers")
     held = {tensor.name for tensor in header.tensors}
     for block in range(blocks - count, blocks):
         for name in (*_ALWAYS, *_TENSORS[architecture]):
-            if f"blk.{block}.{name}.weight" not in held:
-                raise header.invalid(f"its MTP layer lacks {name}")
+            _require(header, f"blk.{block}.{name}.weight" in held, f"its MTP layer lacks {name}")
     if header.metadata.get(f"{architecture}.attention.temperature_scale"):
         raise Unsupported("llama.cpp runs no MTP layers with a temperature of attention.", hint="Use --draft auto.")
     return count
@@ -236,19 +234,14 @@ _SAME = ("key_length", "value_length", "key_length_swa", "value_length_swa", "sl
 _WINDOWS = "attention.sliding_window_pattern"
 
 
-def _prepare_assistant(target: LlamaWeights, path: Path, spec: HeadSpec) -> Opening:
+def _prepare_assistant(target: LlamaModel, path: Path, spec: HeadSpec) -> Opening:
     header = read_file(path)
-    _check_assistant_file(header)
+    is_whole = header.own("nextn_predict_layers") == header.own("block_count")
+    _require(header, is_whole, "not all of its layers are the assistant's")
+    has_size = header.own("embedding_length_out") != header.own("embedding_length")
+    _require(header, has_size, "its embedding_length_out is not the target's hidden size")
     _check_same_assistant(header, read_file(target.path), path)
-    return Opening(AssistantContext, is_mtp=True, shares_kv=True)
-
-
-def _check_assistant_file(header: Header) -> None:
-    """Raises InvalidModelFile where llama.cpp would load the file and abort later."""
-    if header.own("nextn_predict_layers") != header.own("block_count"):
-        raise header.invalid("not all of its layers are the assistant's")
-    if header.own("embedding_length_out") == header.own("embedding_length"):
-        raise header.invalid("its embedding_length_out is not the target's hidden size")
+    return Opening(AssistantContext, is_mtp=True)
 
 
 def _check_same_assistant(header: Header, target: Header, path: Path) -> None:
@@ -289,13 +282,13 @@ def _kv_heads(header: Header) -> tuple[int, ...]:
 # graph takes the most probable one of the row before (SpecForge's Markov head).
 
 
-def _prepare_dflash(target: LlamaWeights, path: Path, spec: HeadSpec) -> Opening:
+def _prepare_dflash(target: LlamaModel, path: Path, spec: HeadSpec) -> Opening:
     header = read_file(path)
     _check_dflash_file(header, path, target.tokenizer.vocab_size)
     block = read_block(spec, target.tokenizer.vocab_size)
     layers, is_causal = spec.layers or (), header.metadata.get("dflash.attention.causal") is True
-    context = partial(BlockContext, width=len(layers) * spec.hidden_size, is_causal=is_causal)
-    return Opening(context, layers, more_cells=block.n_rows, open_session=partial(BlockHeadSession, block=block))
+    context = partial(BlockContext, width=len(layers) * spec.hidden_size, block=block, is_causal=is_causal)
+    return Opening(context, layers, more_cells=block.n_rows)
 
 
 def _check_dflash_file(header: Header, path: Path, vocab_size: int) -> None:
@@ -310,34 +303,32 @@ def _check_dflash_file(header: Header, path: Path, vocab_size: int) -> None:
     _check_attention(header)
     _check_rope(header)
     if (d2t := next((tensor for tensor in header.tensors if tensor.name == "d2t"), None)) is not None:
-        if "output.weight" not in shapes:
-            raise header.invalid("it has a reduced vocabulary and no output matrix")
+        _require(header, "output.weight" in shapes, "it has a reduced vocabulary and no output matrix")
         _check_ids(header, path, d2t, shapes["output.weight"][-1], vocab_size)
 
 
 def _check_attention(header: Header) -> None:
-    if header.own("attention.key_length") != header.own("attention.value_length"):
-        raise header.invalid("its keys and values differ in size")
+    _check_key_sizes(header)
     heads, kv_heads = header.per_block("attention.head_count"), header.per_block("attention.head_count_kv")
     n, n_kv = set(heads or (0,)), set(kv_heads or heads or (0,))
-    if len(n) > 1 or len(n_kv) > 1 or min(*n, *n_kv) < 1 or max(n) % max(n_kv):
-        raise header.invalid("its layers differ in their heads, or heads do not share keys evenly")
+    is_even = len(n) == len(n_kv) == 1 and min(*n, *n_kv) > 0 and max(n) % max(n_kv) == 0
+    _require(header, is_even, "its layers differ in their heads, or heads do not share keys evenly")
 
 
 def _check_rope(header: Header) -> None:
     heads = header.per_block("attention.head_count") or (1,)
     width = header.own("attention.key_length") or (header.own("embedding_length") or 0) // heads[0]
     rotated = header.own("rope.dimension_count")
-    if not 0 <= (rotated := width if rotated is None else rotated) <= width or rotated % 2:
-        raise header.invalid(f"it rotates {rotated} of {width} numbers of a key")
+    rotated = width if rotated is None else rotated
+    _require(header, 0 <= rotated <= width and rotated % 2 == 0, f"it rotates {rotated} of {width} numbers of a key")
     sections = header.metadata.get("dflash.rope.dimension_sections")
     if isinstance(sections, int | np.ndarray):  # one number stands for all of them
         numbers = [sections] * 4 if isinstance(sections, int) else [int(number) for number in sections]
-        if any(numbers) and (numbers[0] <= 0 or min(numbers) < 0 or sum(numbers) > width):
-            raise header.invalid(f"its rotary embedding has the sections {numbers} of {width} numbers")
+        is_sound = not any(numbers) or (numbers[0] > 0 and min(numbers) >= 0 and sum(numbers) <= width)
+        _require(header, is_sound, f"its rotary embedding has the sections {numbers} of {width} numbers")
 
 
-_KINDS: dict[HeadKind, Callable[[LlamaWeights, Path, HeadSpec], Opening]] = {
+_KINDS: dict[HeadKind, Callable[[LlamaModel, Path, HeadSpec], Opening]] = {
     "eagle3": _prepare_eagle3,
     "mtp": _prepare_mtp,
     "gemma4-assistant": _prepare_assistant,
@@ -348,7 +339,7 @@ _KINDS: dict[HeadKind, Callable[[LlamaWeights, Path, HeadSpec], Opening]] = {
 
 
 def open_head(
-    target: LlamaWeights,
+    target: LlamaModel,
     path: Path,
     spec: HeadSpec,
     progress: Callable[[float], None] = lambda fraction: None,
@@ -368,8 +359,8 @@ def open_head(
     opening, weights = _KINDS[spec.kind](target, path, spec), target
     if not spec.in_target:
         options = replace(target.options.alone, mtp=opening.is_mtp)
-        weights = load_weights(LlamaWeights, path, options, progress=progress, check=check)
+        weights = load(path, options, progress=progress, check=check)
         if weights.tokenizer.vocab_size != target.tokenizer.vocab_size:
             weights.close()
             raise Unsupported(f"{path.name} has another vocabulary than the model.", hint=OTHER_HEAD)
-    return LlamaHead("mtp" if spec.kind == "gemma4-assistant" else spec.kind, target, weights, opening)
+    return LlamaHead(spec.kind, target, weights, opening)

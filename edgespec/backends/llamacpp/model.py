@@ -1,166 +1,338 @@
-"""A model on llama.cpp: its weights, its sessions, and drafts made of itself."""
+"""A model on llama.cpp: its vocabulary, its weights, and sessions on them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+import ctypes
+import os
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from statistics import median
-from time import perf_counter
+from typing import Any, TypeVar
+
+import numpy as np
 
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec
-from edgespec.backends.llamacpp.heads import open_head
-from edgespec.backends.llamacpp.selfdraft import open_self_draft
-from edgespec.backends.llamacpp.session import LlamaSession
-from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
-from edgespec.backends.options import ROOM, LoadOptions, RuntimeSettings, idle_cores, measured_lengths
-from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Draft
-from edgespec.core.verify import read_prompt
-from edgespec.errors import BackendError
+from edgespec.backends.devices import NewMemory
+from edgespec.backends.llamacpp.context import Context, NativeContext
+from edgespec.backends.llamacpp.library import Library, library
+from edgespec.backends.llamacpp.rpc import RemoteDevices, connect
+from edgespec.backends.llamacpp.session import (
+    LlamaSession,
+    OrderedTrimmableCache,
+    Rollback,
+    SnapshotCache,
+    SnapshotRing,
+    TrimmableCache,
+)
+from edgespec.backends.llamacpp.shape import block_of, count_blocks
+from edgespec.backends.options import LoadOptions, RuntimeSettings, idle_cores
+from edgespec.backends.sequence import IdRange, check_ids
+from edgespec.core.protocols import YIELD, CheckCancelled, Yield
+from edgespec.core.sampling import Logits
+from edgespec.errors import BackendError, DoesNotFit, EdgespecError, InvalidModelFile
+from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadSpec
 
-# Measures the settings that llama.cpp leaves open: flash attention, and fewer threads than idle cores.
+# A GGUF model's vocabulary as the text layer's Tokenizer.
 
 
-_SHORT = 128  # cells for threads alone
-_ROWS = (1, 4)  # of a forward whose threads are chosen: without a draft, and with a usual one
-_MAX_ROUNDS = 25
-_MIN_ROUNDS = 3  # to choose anything
-_MIN_GAIN = 1.05  # of speed, for another number of threads
-_MIN_FLASH_GAIN = 1.1  # for another kind of attention, which changes the rounding: a close measurement decides nothing
-_MAX_GAIN = 1.6  # fewer threads that gain more have shown that the cores were not idle
-_MAX_STEP_S = 0.25  # of a forward of one row, in the shortest measurement; longer ones allow longer steps
+class LlamaTokenizer(IdRange):
+    """Tokenizer over a llama.cpp vocabulary handle; valid as long as its model."""
+
+    def __init__(self, api: Any, vocab: Any) -> None:
+        super().__init__(api.llama_vocab_n_tokens(vocab))
+        self._api = api
+        self._vocab = vocab
+        self.bos: int | None = self.id_or_none(api.llama_vocab_bos(vocab))
+        self.eos: int | None = self.id_or_none(api.llama_vocab_eos(vocab))
+        self.add_bos: bool = bool(api.llama_vocab_get_add_bos(vocab)) and self.bos is not None
+
+    @cached_property
+    def end_of_generation(self) -> frozenset[int]:
+        is_eog = self._api.llama_vocab_is_eog
+        return frozenset(t for t in range(self.vocab_size) if is_eog(self._vocab, t))
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        raw = text.encode("utf-8", "replace")
+        if not raw:
+            return []
+        size = len(raw) + 8
+        buffer = (ctypes.c_int32 * size)()
+        n = self._api.llama_tokenize(self._vocab, raw, len(raw), buffer, size, False, parse_special)
+        if n < 0:  # the vocabulary needs more tokens than bytes: -n of them
+            size = -n
+            buffer = (ctypes.c_int32 * size)()
+            n = self._api.llama_tokenize(self._vocab, raw, len(raw), buffer, size, False, parse_special)
+        if n < 0:
+            raise BackendError("the text could not be tokenized.", hint="Shorten the text.")
+        return buffer[:n]
+
+    def special_text(self, token: int) -> str:
+        self.check(token)
+        text: bytes = self._api.llama_vocab_get_text(self._vocab, token)
+        return text.decode("utf-8", "replace")
+
+    def render(self, token: int) -> bytes:
+        size = 64
+        buffer = ctypes.create_string_buffer(size)
+        n = self._api.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+        if n < 0:
+            size = -n
+            buffer = ctypes.create_string_buffer(size)
+            n = self._api.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+        return buffer.raw[:n]
 
 
-class SettingsMeasurement:
-    """One measurement of a model's settings, for about `seconds` in all."""
+# A text as one vector: the mean of the last layer's output over its tokens.
 
-    def __init__(self, model: LlamaWeights, seconds: float, check: CheckCancelled) -> None:
-        self._model = model
-        self._given = model.options
-        self._seconds = seconds
+
+_ROWS = 64  # tokens a decode: llama.cpp reserves logits of the whole vocabulary for each
+_NO_POOLING = 0
+
+
+class LlamaEmbedder:
+    """Computes embeddings in a context of its own."""
+
+    def __init__(self, lib: Library, model: Any, params: Any, vocab_size: int, check: CheckCancelled) -> None:
+        """`params` have the sizes and types of the cache. Raises BackendError."""
+        params.embeddings = True
+        params.pooling_type = _NO_POOLING
+        self._native = NativeContext(
+            lib,
+            model,
+            params,
+            vocab_size,
+            max_outputs=_ROWS,
+            sequences=1,
+            is_cancelled=lambda: False,
+            max_tokens=_ROWS,
+        )
+        self._api = lib.api
         self._check = check
-        vocab = model.tokenizer.vocab_size
-        self._tokens = [(i * 7919 + 11) % vocab for i in range(max(_ROWS))]
+        self._vocab_size = vocab_size
+        self._width: int = lib.api.llama_model_n_embd_out(model)
 
-    def run(self) -> RuntimeSettings | None:
-        """Measures the settings that are open, and leaves the model with those that it had."""
-        options = self._given
-        has_choice = options.flash_attention is None and options.kv_type == "f16" and not options.exact
-        lengths = measured_lengths(options, self._model.context_size) if has_choice else ()
-        most = idle_cores()
-        fewer = [] if options.threads or options.batch_threads else sorted({n for n in (most - 1, most // 2) if n > 0})
-        if self._model.is_recurrent or not (lengths or fewer):
-            return None
-        with ExitStack() as closing:
-            closing.callback(self._model.use, RuntimeSettings())
-            try:
-                return self._measure(lengths, fewer, closing)
-            except BackendError:  # no memory for the contexts
-                return RuntimeSettings()
-
-    def _measure(self, lengths: Sequence[int], fewer: Sequence[int], closing: ExitStack) -> RuntimeSettings | None:
-        settings, started = RuntimeSettings(), perf_counter()
-        cells = lengths[0] + ROOM if lengths else _SHORT
-        session = self._open(settings, cells, closing)
-        if self._time_step(session) > max(_MAX_STEP_S, self._seconds / 4):
-            return settings
-        if lengths and session.extend(lengths[0]) < lengths[0]:
-            lengths = ()  # llama.cpp cannot copy cells of this model
-        if not (lengths or fewer):
-            return None
-        parts = len(lengths) + (len(_ROWS) if fewer else 0)
-        until = [started + self._seconds * (i + 1) / parts for i in range(parts)]
-        if lengths:
-            other = self._open(RuntimeSettings(flash_attention=False), cells, closing)
-            read_prompt(other, self._tokens[:1])
-            speeds = {n: self._compare_at(n, session, other, until.pop(0)) for n in lengths}
-            is_faster = math.prod(speeds.values()) ** (1 / len(speeds)) >= _MIN_FLASH_GAIN
-            settings = replace(settings, flash_attention=False if is_faster else None, without_flash=speeds)
-            session = other if is_faster else session
-        if fewer:
-            chosen = {rows: self._compare_threads(session, rows, fewer, until.pop(0)) for rows in _ROWS}
-            (one, _), (many, _) = chosen.values()
-            gains = {rows: gain for rows, (_, gain) in chosen.items() if gain}
-            settings = replace(settings, threads=one, batch_threads=many, with_fewer_threads=gains)
-        return settings
-
-    def _open(self, settings: RuntimeSettings, cells: int, closing: ExitStack) -> LlamaSession:
-        self._model.use(settings)
-        session = self._model.open_as(LlamaSession, self._check, cells)
-        closing.callback(session.close)
-        return session
-
-    def _time_step(self, session: LlamaSession) -> float:
-        """Seconds of a forward of one row; the session then holds a token."""
-        read_prompt(session, self._tokens[:1])
-        return self._time(session, 1, 1)
-
-    def _compare_at(self, length: int, default: LlamaSession, other: LlamaSession, until: float) -> float:
-        """The speed of `other` over that of `default` in forwards of one row after `length` tokens."""
-        for session in (default, other):
-            session.rewind(length)
-            if session.position < length:
-                session.extend(length)
-                self._time(session, length, 1)  # this forward rotates the keys of the copies
-        arms = (default, other)
-        gains: list[float] = []
-        while len(gains) < _MIN_ROUNDS or (len(gains) < _MAX_ROUNDS and perf_counter() < until):
+    def embed(self, tokens: Sequence[int]) -> Generator[Yield, None, Logits]:
+        check_ids(tokens, self._vocab_size)
+        self._api.llama_memory_clear(self._native.memory, True)
+        total = np.zeros(self._width)
+        for start in range(0, len(tokens), _ROWS):
             self._check()
-            order = (0, 1) if len(gains) % 2 else (1, 0)
-            taken = {arm: self._time(arms[arm], length, 1) for arm in order}
-            gains.append(taken[0] / taken[1])
-        return median(gains)
+            chunk = tokens[start : start + _ROWS]
+            self._native.batch.chain(chunk, start, 0, outputs=len(chunk))
+            self._native.run(self._api.llama_decode)
+            pointer = self._api.llama_get_embeddings(self._native.handle)
+            if not pointer:
+                raise BackendError("the model has no embeddings.", hint="Use another model for embeddings.")
+            floats = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
+            rows = np.ctypeslib.as_array(floats, (len(chunk), self._width))
+            total += rows.sum(axis=0)
+            yield YIELD
+        length = float(np.linalg.norm(total))
+        if not np.isfinite(length) or not length:
+            raise BackendError("the embedding of this text is not finite.", hint="Use another model for embeddings.")
+        return (total / length).astype(np.float32)
 
-    def _compare_threads(
-        self, session: LlamaSession, rows: int, fewer: Sequence[int], until: float
-    ) -> tuple[int | None, float]:
-        """(the faster number of threads or None, its speed over that with all idle cores; 0 if unknown)."""
-        counts = (idle_cores(), *fewer)
-        at = session.position
-        times: dict[int, list[float]] = {n: [] for n in counts}
-        while len(times[counts[0]]) < _MAX_ROUNDS and perf_counter() < until:
-            for n in counts:
-                self._check()
-                session.api.llama_set_n_threads(session.context.native.handle, n, n)
-                times[n].append(self._time(session, at, rows))
-        if len(times[counts[0]]) < _MIN_ROUNDS:
-            return None, 0.0
-        speeds = {n: median(a / b for a, b in zip(times[counts[0]], times[n], strict=True)) for n in fewer}
-        best = max(fewer, key=lambda n: speeds[n])
-        if speeds[best] > _MAX_GAIN:
-            return None, 0.0
-        return best if speeds[best] >= _MIN_GAIN else None, speeds[best]
-
-    def _time(self, session: LlamaSession, at: int, rows: int) -> float:
-        """Seconds of a forward of `rows` rows after `at` tokens."""
-        session.rewind(at)
-        draft = Draft.chain(self._tokens[1:rows]) if rows > 1 else NO_DRAFT
-        started = perf_counter()
-        session.forward(self._tokens[0], draft)
-        seconds = perf_counter() - started
-        session.commit(())
-        return seconds
+    def close(self) -> None:
+        if self._native.handle:
+            self._native.free()
 
 
-class LlamaModel(LlamaWeights):
-    """A backends.Model."""
+S = TypeVar("S", bound=LlamaSession)
+C = TypeVar("C")
+
+_STATE_SNAPSHOTS = 8  # recurrent states that llama.cpp keeps, where the architecture can; bounds the draft length
+MAX_UNIFIED = 8  # slots that are over the same cells with any model
+_BYTES_PER_MASK_ENTRY = 32  # of weights: they take 2 to 4 ns in a forward of one row, and an entry 1.3 ns (AMD EPYC)
+_KV_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}  # ggml_type
+_FLOATS = ("F32", "F16", "BF16")
+
+
+class LlamaModel:
+    """A backends.Model: a loaded GGUF file. One thread uses it and its sessions; close() frees it after them."""
+
+    def __init__(self, lib: Library, handle: Any, path: Path, options: LoadOptions) -> None:
+        api = lib.api
+        self._lib = lib
+        self._handle = handle
+        self.options = self._given = options
+        self.path = path
+        self.remote: RemoteDevices | None = None
+        self.tokenizer = LlamaTokenizer(api, api.llama_model_get_vocab(handle))
+        self.context_size: int = options.context_for(api.llama_model_n_ctx_train(handle))
+        self._shared_context: Context | None = None
+        self.lends_cells = False  # self-drafts copy the cells of its sessions
+        self.is_recurrent = bool(api.llama_model_is_recurrent(handle) or api.llama_model_is_hybrid(handle))
+        self.is_row_invariant = _is_row_invariant(lib, path, options)
+
+    @property
+    def no_tree_reason(self) -> str | None:
+        if self.has_streams:
+            return f"its {self.options.caches} parallel answers have caches of their own"
+        return "its state is recurrent" if self.is_recurrent else None
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether each session of the shared context has cells of its own, see Context.
+
+        Without streams a row's attention looks at the masks of all cells, those of other texts and of kept ones too.
+        With streams drafts have no branches, and llama.cpp splits forwards and reads the weights more often. They are
+        taken where the masks of full caches take at least about half as long as a forward of one row. Measured on CPUs
+        only.
+        """
+        slots = self.options.caches
+        if slots <= MAX_UNIFIED or self.lends_cells or self.no_batching_reason is not None:
+            return False
+        api = self._lib.api
+        entries = slots * self.context_size * self.layer_count * api.llama_model_n_head(self._handle)
+        is_on_cpu = self.remote is None and all(each.kind == "cpu" for each in self._lib.devices())
+        return is_on_cpu and api.llama_model_size(self._handle) <= _BYTES_PER_MASK_ENTRY * entries
+
+    @property
+    def no_batching_reason(self) -> str | None:
+        if self.options.caches == 1:
+            return "the model has one cache"
+        if self.is_recurrent:
+            return "its state is recurrent"
+        if self._lib.api.llama_model_n_swa(self._handle):  # llama.cpp reuses such cells for other texts silently
+            return "cells behind its attention window are not kept"
+        original = self._number("rope.scaling.original_context_length")
+        if not original and self._metadata("rope.scaling.type") == b"longrope":
+            original = self._lib.api.llama_model_n_ctx_train(self._handle)
+        if self.context_size <= original < self.context_size * self.options.caches:
+            return "its rotary positions depend on the size of the cache"
+        return "the forwards of --exact have the rows of one text" if self.options.exact else None
+
+    @property
+    def chat_template(self) -> str | None:
+        """The jinja source in the file's metadata."""
+        raw: bytes | None = self._lib.api.llama_model_chat_template(self._handle, None)
+        return raw.decode("utf-8", "replace") if raw else None
+
+    @property
+    def description(self) -> str:
+        """Architecture, size and quantization in llama.cpp's words, such as 'llama 8B Q4_K - Medium'."""
+        buffer = ctypes.create_string_buffer(128)
+        self._lib.api.llama_model_desc(self._handle, buffer, 128)
+        return buffer.value.decode("utf-8", "replace")
+
+    @property
+    def layer_count(self) -> int:
+        count: int = self._lib.api.llama_model_n_layer(self._handle)
+        return count
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of a token's hidden state between layers."""
+        size: int = self._lib.api.llama_model_n_embd(self._handle)
+        return size
 
     def make_self_draft(
         self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
     ) -> AttachedDraft:
+        from edgespec.backends.llamacpp.selfdraft import open_self_draft
+
         return open_self_draft(self, spec, folder, progress, check)
 
     def load_head(
         self, spec: HeadSpec, path: Path, *, progress: Callable[[float], None], check: CheckCancelled
     ) -> AttachedHead:
+        from edgespec.backends.llamacpp.heads import open_head
+
         return open_head(self, path, spec, progress, check)
 
     def measure_settings(self, seconds: float, check: CheckCancelled) -> RuntimeSettings | None:
         """Measures settings as backends.options.Adjustable says. No other session may be open."""
+        from edgespec.backends.llamacpp.settings import SettingsMeasurement
+
         return SettingsMeasurement(self, seconds, check).run()
+
+    def use(self, settings: RuntimeSettings) -> None:
+        """Open later sessions with `settings`, but for what the user has set."""
+        self.options = settings.apply(self._given)
+
+    def open_session(self, check: CheckCancelled = lambda: None, *, shared: bool = False) -> LlamaSession:
+        """A session with a KV cache of its own, or in the shared context; `check` is polled during long forwards.
+
+        Raises BackendError.
+        """
+        if not shared or self.no_batching_reason is not None:
+            return self.open_as(LlamaSession, check)
+        if self._shared_context is None or not self._shared_context.is_usable:
+            slots = self.options.caches
+            cells = self.context_size * slots
+            self._shared_context = self._open_context(cells, slots, has_streams=self.has_streams)
+        return self._open_session(LlamaSession, self._shared_context, check, self.context_size)
+
+    def open_as(self, kind: Callable[..., S], check: CheckCancelled, cells: int | None = None) -> S:
+        """A session of class `kind` with a cache of its own, of at most `cells` tokens. Raises BackendError."""
+        context = self._open_context(min(self.context_size, cells or self.context_size), 1)
+        # llama.cpp rounds up to a multiple of 256 tokens; the surplus is not used.
+        size = self.context_size if cells else min(self.context_size, self._lib.api.llama_n_ctx(context.native.handle))
+        return self._open_session(kind, context, check, size)
+
+    def close(self) -> None:
+        if self._handle:
+            self._lib.api.llama_model_free(self._handle)
+            self._handle = None
+        if self.remote is not None:
+            self.remote.close()
+            self.remote = None
+
+    def open_embedder(self, cells: int, check: CheckCancelled) -> LlamaEmbedder:
+        params = self._params(cells)
+        return LlamaEmbedder(self._lib, self._handle, params, self.tokenizer.vocab_size, check)
+
+    def open_beside(self, target: LlamaSession, make: Callable[[Library, Any, Any], C]) -> C:
+        """What `make` makes of the library, these weights, and the parameters of a context as large as `target`."""
+        params = self._params(target.capabilities.context_size)
+        params.n_rs_seq = 0
+        params.ctx_other = target.context.native.handle
+        return make(self._lib, self._handle, params)
+
+    def _open_context(self, cells: int, slots: int, *, has_streams: bool = False) -> Context:
+        params, vocab_size, has_trees = self._params(cells), self.tokenizer.vocab_size, not self.is_recurrent
+        return Context(self._lib, self._handle, params, vocab_size, slots, has_trees=has_trees, has_streams=has_streams)
+
+    def _params(self, cells: int) -> Any:
+        api, options = self._lib.api, self.options
+        params = api.llama_context_default_params()
+        params.n_ctx = cells
+        params.n_rs_seq = _STATE_SNAPSHOTS
+        params.n_threads = options.threads or idle_cores()
+        params.n_threads_batch = options.batch_threads or options.threads or idle_cores()
+        params.type_k = params.type_v = _KV_TYPES["q8_0" if self.is_row_invariant else options.kv_type]
+        needs_flash = self.is_row_invariant or options.kv_type != "f16"
+        params.flash_attn_type = 1 if needs_flash else {None: -1, False: 0, True: 1}[options.flash_attention]
+        return params
+
+    def _number(self, key: str) -> int:
+        """An integer of the architecture's metadata; 0 where there is none."""
+        value = self._metadata(key)
+        return int(value) if value.isdigit() else 0
+
+    def _metadata(self, key: str) -> bytes:
+        """A value of the architecture's metadata as text; empty where there is none."""
+        buffer = ctypes.create_string_buffer(128)
+        read = self._lib.api.llama_model_meta_val_str
+        if read(self._handle, b"general.architecture", buffer, 128) < 0:
+            return b""
+        length = read(self._handle, buffer.value + b"." + key.encode(), buffer, 128)
+        return buffer.value if length >= 0 else b""
+
+    def _open_session(self, kind: Callable[..., S], context: Context, check: CheckCancelled, size: int) -> S:
+        slot = context.acquire(check)
+        rollback = self._make_rollback(context, slot.sequence)
+        return kind(self._lib, context, slot, rollback, self.tokenizer.vocab_size, size)
+
+    def _make_rollback(self, context: Context, sequence: int) -> Rollback:
+        api = self._lib.api
+        if snapshots := api.llama_n_rs_seq(context.native.handle):
+            return SnapshotRing(api, context, sequence, snapshots)
+        if self.is_recurrent:
+            return SnapshotCache(api, context, sequence)
+        return (OrderedTrimmableCache if self.is_row_invariant else TrimmableCache)(api, context, sequence)
 
 
 def load(
@@ -171,5 +343,78 @@ def load(
     check: CheckCancelled = lambda: None,
     vocabulary_only: bool = False,
 ) -> LlamaModel:
-    """Load a GGUF file that formats.gguf_validate has checked. See weights.load_weights for the errors."""
-    return load_weights(LlamaModel, path, options, progress=progress, check=check, vocabulary_only=vocabulary_only)
+    """Load a GGUF file whose header formats.gguf_validate has checked. `progress` gets 0.0 to 1.0.
+
+    With `vocabulary_only` it has a tokenizer and a chat template, but opens no sessions. Raises InvalidModelFile,
+    BackendUnavailable, Cancelled; BackendError and InvalidRequest for workers.
+    """
+    lib = library()
+    api = lib.api
+    params = api.llama_model_default_params()
+    params.vocab_only = vocabulary_only
+    params.load_mtp = options.mtp
+    params.n_gpu_layers = -1 if options.gpu_layers is None else options.gpu_layers
+    params.load_mode = api.LLAMA_LOAD_MODE_MMAP if options.mmap else api.LLAMA_LOAD_MODE_NONE
+    if _is_row_invariant(lib, path, options):
+        params.use_extra_bufts = False
+        os.environ["GGML_CPU_TILED_MM"] = "0"  # ggml reads it at the first forward of the process
+    errors: list[BaseException] = []
+    new_memory = NewMemory()
+
+    def report(fraction: float, _data: object) -> bool:
+        try:
+            if fraction == 0.0:  # the buffers are allocated and empty
+                new_memory.advise()
+            check()
+            progress(fraction)
+        except BaseException as error:  # noqa: BLE001 - it cannot cross the native frames; raised again below
+            errors.append(error)
+            return False
+        return True
+
+    callback = api.llama_progress_callback(report)
+    params.progress_callback = callback
+    lib.log.clear_errors()
+    with ExitStack() as undo:
+        remote = None if vocabulary_only else connect(params, path, options)
+        if remote is not None:
+            undo.callback(remote.close)
+        handle = api.llama_model_load_from_file(os.fsencode(path), params)
+        if errors:
+            raise errors[0]
+        if not handle:
+            raise _load_error(path, lib.log.reason())
+        model = LlamaModel(lib, handle, path, options)
+        model.remote = remote
+        undo.pop_all()
+    return model
+
+
+def _load_error(path: Path, reason: str) -> EdgespecError:
+    if "RPC" in reason:
+        return DoesNotFit(
+            f"a worker has no memory for its part of {path.name}: {reason}.",
+            hint="Add a worker, use a smaller --ctx, or give the workers fewer layers (--gpu-layers N).",
+        )
+    return InvalidModelFile(
+        f"llama.cpp cannot load {path.name}: {reason}.",
+        hint="Pull it again, or upgrade llama-cpp-python if the model is newer than it.",
+    )
+
+
+def _is_row_invariant(lib: Library, path: Path, options: LoadOptions) -> bool:
+    """Whether `--exact` takes kernels whose results do not depend on the number of rows.
+
+    There are some on a CPU, for quantized weights: flash attention over a q8_0 cache, no repacked weights, no tiled f16
+    kernels. Matrices of floats, such as a mixture's routers, are multiplied by other kernels for several rows. MTP
+    layers only draft.
+    """
+    if not options.exact or options.exact_width is not None or options.workers:
+        return False
+    if any(each.kind != "cpu" for each in lib.devices()):
+        return False
+    header = read_file(path)
+    tensors = {each.name: each for each in header.tensors if block_of(each) < count_blocks(header)}
+    if "output.weight" in tensors:
+        tensors.pop("token_embd.weight", None)  # whose rows are only read
+    return not any(len(each.shape) > 1 and each.type.name in _FLOATS for each in tensors.values())

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import shutil
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Unsupported
 from edgespec.backends.isolated import ChildDied, run_in_child
 from edgespec.backends.llamacpp.context import MAX_ROWS
+from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.shape import prune, quantize
-from edgespec.backends.llamacpp.weights import LlamaWeights, load_weights
 from edgespec.backends.sequence import check_prompt, shared_prefix
 from edgespec.core.protocols import CheckCancelled, Draft, PrefillProgress, Session, Yield
 from edgespec.core.scores import HostScores, Scores
@@ -109,9 +110,9 @@ def evict(root: Path, limit: int) -> None:
 
 def remove_partials(folder: Path) -> None:
     """Remove incomplete copies of interrupted builds."""
-    for partial in folder.glob(".*.gguf.*"):
+    for file in folder.glob(".*.gguf.*"):
         with suppress(OSError):
-            partial.unlink()
+            file.unlink()
 
 
 # Draft sessions that copy cells of the target's cache instead of computing them.
@@ -126,8 +127,9 @@ class SharedKVSession(LlamaSession):
     Its position is never below the target's.
     """
 
-    def bind(self, target: LlamaSession) -> None:
-        """Draft for `target`. Called once, before any other method."""
+    def __init__(self, target: LlamaSession, *parts: Any) -> None:
+        """Drafts for `target`. `parts` are the arguments of LlamaSession."""
+        super().__init__(*parts)
         self._target = target
         self.capabilities = replace(self.capabilities, shares_kv=True)
         self._target_revision = -1  # the last one whose text is held
@@ -190,27 +192,23 @@ class SharedKVSession(LlamaSession):
         api, context, target = self._lib.api, self.context, self._target.context
         if target.has_streams:  # a part of a sequence cannot be copied out of its stream
             return False
-        (source,), (copy,) = target.sequences.acquire_spare(1), context.sequences.acquire_spare(1)
-        for span in positions:
-            api.llama_memory_seq_cp(target.native.memory, self._target.sequence, source, span.start, span.stop)
-        size = api.llama_state_seq_get_size(target.native.handle, source)
-        buffer = (ctypes.c_uint8 * size)()
-        n_read = api.llama_state_seq_get_data(target.native.handle, buffer, size, source)
-        api.llama_memory_seq_rm(target.native.memory, source, -1, -1)
-        is_copied = bool(n_read == size and api.llama_state_seq_set_data(context.native.handle, buffer, size, copy))
+        (source,), (copy,) = target.acquire_spare(1), context.acquire_spare(1)
+        saved = self._target.save_cells(source, positions)
+        is_copied = bool(saved and api.llama_state_seq_set_data(context.native.handle, saved, len(saved), copy))
         if is_copied:
             api.llama_memory_seq_cp(context.native.memory, copy, self.sequence, -1, -1)
         api.llama_memory_seq_rm(context.native.memory, copy, -1, -1)
-        target.sequences.release_spare([source])
-        context.sequences.release_spare([copy])
+        target.release_spare([source])
+        context.release_spare([copy])
         return is_copied
 
 
 class SparseSession(SharedKVSession):
     """Sees only the first `sink` and about the last `window` tokens, in a cache of sink + window + SLACK cells."""
 
-    def set_window(self, sink: int, window: int) -> None:
-        """Called once, before any other method."""
+    def __init__(self, sink: int, window: int, *parts: Any) -> None:
+        """`parts` are the arguments of SharedKVSession."""
+        super().__init__(*parts)
         self._sink, self._window = sink, window
         self._window_start = sink  # position of the first cell behind the sink
 
@@ -261,7 +259,7 @@ class SparseSession(SharedKVSession):
 class LlamaSelfDraft(AttachedDraft):
     """The target's weights or a model of its own, and the kind of session over them."""
 
-    def __init__(self, target: LlamaWeights, model: LlamaWeights, method: SelfDraftSpec, extra_bytes: int) -> None:
+    def __init__(self, target: LlamaModel, model: LlamaModel, method: SelfDraftSpec, extra_bytes: int) -> None:
         """`model` runs the drafts; `close` frees it unless it is `target`."""
         self.tokenizer = target.tokenizer
         self.name = str(method)
@@ -276,14 +274,8 @@ class LlamaSelfDraft(AttachedDraft):
             return model.open_session(check)
         assert isinstance(target, LlamaSession)
         if method.sparse is None:
-            session = model.open_as(SharedKVSession, check)
-            session.bind(target)
-            return session
-        sink, window = method.sparse
-        sparse = model.open_as(SparseSession, check, sink + window + SLACK)
-        sparse.bind(target)
-        sparse.set_window(sink, window)
-        return sparse
+            return model.open_as(partial(SharedKVSession, target), check)
+        return model.open_as(partial(SparseSession, *method.sparse, target), check, sum(method.sparse) + SLACK)
 
     def close(self) -> None:
         if self._own is not None:
@@ -291,7 +283,7 @@ class LlamaSelfDraft(AttachedDraft):
 
 
 def open_self_draft(
-    target: LlamaWeights,
+    target: LlamaModel,
     method: SelfDraftSpec,
     folder: Path,
     progress: Callable[[float], None],
@@ -312,12 +304,10 @@ def open_self_draft(
         with prune(path, method.skip.layers(target.layer_count), check) as (part, size):
             return LlamaSelfDraft(
                 target,
-                load_weights(LlamaWeights, part, target.options.alone, progress=progress, check=check),
+                load(part, target.options.alone, progress=progress, check=check),
                 method,
                 size,
             )
     if method.bits is None:
         return LlamaSelfDraft(target, target, method, 0)
-    return LlamaSelfDraft(
-        target, load_weights(LlamaWeights, path, target.options.alone, check=check), method, path.stat().st_size
-    )
+    return LlamaSelfDraft(target, load(path, target.options.alone, check=check), method, path.stat().st_size)

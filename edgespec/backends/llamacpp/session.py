@@ -3,95 +3,90 @@
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from edgespec.backends.attached_draft import Features
+from edgespec.backends.head_session import Features
 from edgespec.backends.llamacpp.context import MAX_TOKENS, Context, Floats, HiddenStates, LlamaScores, SequenceSlot
 from edgespec.backends.llamacpp.library import Library
-from edgespec.backends.sequence import check_forward, check_prompt, shared_prefix
+from edgespec.backends.sequence import check_committed, check_forward, check_prompt, kept_tokens, shared_prefix
 from edgespec.core.protocols import YIELD, BatchPeers, Capabilities, Draft, PrefillProgress, Session, Yield
 from edgespec.core.scores import HostScores, Scores
-from edgespec.core.tree import branches, depths, is_path, leaves
+from edgespec.core.tree import branches, depths, leaves
 from edgespec.core.verify import greedy_rollout
 from edgespec.errors import BackendError, Cancelled, RollbackError
 
 # How a llama.cpp cache drops rejected tokens: trimming, a ring of recurrent states, or snapshot and replay.
 
 
-class Rollback(Protocol):
-    """Strategy for one session. Positions count tokens of its sequence.
+_STATE_HINT = "Use --draft none for this model."
+
+
+class Rollback(ABC):
+    """How one session's cells are dropped. Positions count tokens of its sequence.
 
     tree       whether drafts may be trees
     max_draft  tokens of a draft that can be rolled back
     """
 
-    tree: bool
-    max_draft: int
+    tree = False
+    max_draft = 2**31
 
-    def prepare(self, position: int, n_draft: int) -> None:
+    def __init__(self, api: Any, context: Context, sequence: int) -> None:
+        self._api = api
+        self._context = context
+        self._sequence = sequence
+        self._handle = context.native.handle
+        self._memory = context.native.memory
+
+    def prepare(self, position: int, n_draft: int) -> None:  # noqa: B027 - attention caches need nothing
         """A forward of 1 + n_draft rows is about to start at `position`."""
 
+    @abstractmethod
     def commit(self, position: int, end: int) -> int:
         """Trim to `position` after a forward that reached `end`; returns how many tokens are left, perhaps fewer.
 
         Raises RollbackError.
         """
 
-    def checkpoint(self, position: int) -> None:
+    def checkpoint(self, position: int) -> None:  # noqa: B027 - likewise: every position can be reached
         """Make `position`, the current one, reachable by `rewind`."""
 
+    @abstractmethod
     def rewind(self, position: int) -> int:
         """Trim to at most `position` tokens; returns how many are left. Raises RollbackError."""
 
+    @abstractmethod
     def reset(self) -> None:
         """Empty the cache, in whatever state it is."""
 
-
-class _SequenceMemory:
-    """The cells of one sequence."""
-
-    def __init__(self, api: Any, context: Context, sequence: int) -> None:
-        self._api = api
-        self._sequences = context.sequences
-        self._sequence = sequence
-        self._handle = context.native.handle
-        self._memory = context.native.memory
-
-    def _trim_to(self, position: int) -> bool:
-        """Whether llama.cpp could drop the cells from `position` on."""
-        return bool(self._api.llama_memory_seq_rm(self._memory, self._sequence, position, -1))
-
-
-class TrimmableCache(_SequenceMemory):
-    """Attention caches: any tail can be trimmed, and branches of a tree are sequences that share cells."""
-
-    max_draft = 2**31
-
-    def __init__(self, api: Any, context: Context, sequence: int) -> None:
-        super().__init__(api, context, sequence)
-        self.tree = context.sequences.has_trees
-        self._branches: list[int] = []  # ids of all branches but the first, which is the session's own
-
-    def prepare(self, position: int, n_draft: int) -> None:
-        """Nothing to prepare."""
-
-    def commit(self, position: int, end: int) -> int:
-        if position < end and not self._trim_to(position):
+    def _trim(self, position: int) -> int:
+        """Drop the cells from `position` on. Raises RollbackError."""
+        if not self._api.llama_memory_seq_rm(self._memory, self._sequence, position, -1):
             raise RollbackError(f"llama.cpp could not trim its cache to {position} tokens.", hint="Start a new chat.")
         return position
 
-    def checkpoint(self, position: int) -> None:
-        """Every position can be reached."""
+
+class TrimmableCache(Rollback):
+    """Attention caches: any tail can be trimmed, and branches of a tree are sequences that share cells."""
+
+    def __init__(self, api: Any, context: Context, sequence: int) -> None:
+        super().__init__(api, context, sequence)
+        self.tree = context.has_trees
+        self._branches: list[int] = []  # ids of all branches but the first, which is the session's own
+
+    def commit(self, position: int, end: int) -> int:
+        return self._trim(position) if position < end else position
 
     def rewind(self, position: int) -> int:
-        return self.commit(position, position + 1)
+        return self._trim(position)
 
     def open_branches(self, n: int) -> list[int]:
         """[n] sequence ids that share the session's cells; the first is its own."""
-        self._branches = self._sequences.acquire_spare(n - 1)
+        self._branches = self._context.acquire_spare(n - 1)
         for branch in self._branches:
             self._api.llama_memory_seq_cp(self._memory, self._sequence, branch, -1, -1)
         return [self._sequence, *self._branches]
@@ -103,20 +98,19 @@ class TrimmableCache(_SequenceMemory):
         rest has to run again. Raises RollbackError.
         """
         if winner:
-            if not self._trim_to(start):
-                raise RollbackError("llama.cpp could not drop a rejected branch.", hint="Start a new chat.")
+            self._trim(start)
             self._api.llama_memory_seq_cp(self._memory, self._branches[winner - 1], self._sequence, start, end)
         self._drop_branches()
-        return self.commit(end, end + 1)
+        return self._trim(end)
 
     def reset(self) -> None:
         self._drop_branches()
-        self._trim_to(-1)
+        self._trim(-1)
 
     def _drop_branches(self) -> None:
         for branch in self._branches:
             self._api.llama_memory_seq_rm(self._memory, branch, -1, -1)
-        self._sequences.release_spare(self._branches)
+        self._context.release_spare(self._branches)
         self._branches = []
 
 
@@ -133,24 +127,17 @@ class OrderedTrimmableCache(TrimmableCache):
         return super().commit_branch(0, start, start, in_order=True)
 
 
-class SnapshotCache(_SequenceMemory):
+class SnapshotCache(Rollback):
     """Recurrent and hybrid models without a ring: save before a draft, restore and replay after a rejection."""
 
-    tree = False
-    max_draft = 2**31
-
-    def __init__(self, api: Any, context: Context, sequence: int) -> None:
-        super().__init__(api, context, sequence)
-        self._pending: tuple[int, Any] | None = None
-        self._checkpoint: tuple[int, Any] | None = None
+    _pending: tuple[int, Any] | None = None
+    _checkpoint: tuple[int, Any] | None = None
 
     def prepare(self, position: int, n_draft: int) -> None:
         self._pending = (position, self._save()) if n_draft else None
 
     def commit(self, position: int, end: int) -> int:
-        if position == end:
-            return end
-        return self._restore(self._pending)
+        return self._restore(self._pending) if position < end else position
 
     def checkpoint(self, position: int) -> None:
         self._checkpoint = (position, self._save())
@@ -169,9 +156,7 @@ class SnapshotCache(_SequenceMemory):
         size = self._api.llama_state_seq_get_size_ext(self._handle, self._sequence, flags)
         buffer = (ctypes.c_uint8 * size)()
         if self._api.llama_state_seq_get_data_ext(self._handle, buffer, size, self._sequence, flags) != size:
-            raise RollbackError(
-                "llama.cpp could not save its recurrent state.", hint="Use --draft none for this model."
-            )
+            raise RollbackError("llama.cpp could not save its recurrent state.", hint=_STATE_HINT)
         return buffer
 
     def _restore(self, saved: tuple[int, Any] | None) -> int:
@@ -181,12 +166,8 @@ class SnapshotCache(_SequenceMemory):
         position, state = saved
         flags = self._api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         if self._api.llama_state_seq_set_data_ext(self._handle, state, len(state), self._sequence, flags) == 0:
-            raise RollbackError(
-                "llama.cpp could not restore its recurrent state.", hint="Use --draft none for this model."
-            )
-        if not self._trim_to(position):  # restoring leaves the tail of the attention layers
-            raise RollbackError(f"llama.cpp could not trim its cache to {position} tokens.", hint="Start a new chat.")
-        return position
+            raise RollbackError("llama.cpp could not restore its recurrent state.", hint=_STATE_HINT)
+        return self._trim(position)  # restoring leaves the tail of the attention layers
 
 
 class SnapshotRing(SnapshotCache):
@@ -200,11 +181,7 @@ class SnapshotRing(SnapshotCache):
         """The ring is filled by the decode itself."""
 
     def commit(self, position: int, end: int) -> int:
-        if position < end and not self._trim_to(position):
-            raise RollbackError(
-                f"llama.cpp could not roll back {end - position} tokens.", hint="Use a smaller --draft-max."
-            )
-        return position
+        return self._trim(position) if position < end else position
 
 
 _NO_TOKEN = -1  # stands for copied cells; equals no token of a prompt, so that no answer reuses them
@@ -264,7 +241,7 @@ class LlamaSession:
     @property
     def draft_limit(self) -> int:
         left = self.capabilities.context_size - len(self.tokens) - 1
-        return max(0, min(left, self.context.sequences.max_nodes, self._rollback.max_draft))
+        return max(0, min(left, self.context.max_nodes, self._rollback.max_draft))
 
     def tap(self, layers: Sequence[int]) -> Features[Floats]:
         """The inputs of these layers, concatenated, of every token that the cache will hold. Replaces an earlier tap.
@@ -326,7 +303,7 @@ class LlamaSession:
     def hold(self, tokens: Sequence[int]) -> None:
         """The cells of its sequence have been set from outside, to those of `tokens`. New hidden states are zeros."""
         if (tap := self._slot.tap) is not None:
-            tap.rewind(shared_prefix(self.tokens, tokens, len(tokens)))
+            tap.features.rewind(shared_prefix(self.tokens, tokens, len(tokens)))
             n = len(tokens) - tap.features.end
             tap.features.append(np.broadcast_to(np.float32(0), (n, tap.width)), n)
         self.tokens, self._prompt = list(tokens), None
@@ -334,8 +311,7 @@ class LlamaSession:
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         context = self.context
-        if self._pending is not None:
-            raise RollbackError("a forward was not committed before the next.", hint="Report this as a bug.")
+        check_committed(self._pending)
         check_forward(self, root, draft)
         scores = self._stage(context, root, draft)
         self._pending = (root, draft)
@@ -345,16 +321,10 @@ class LlamaSession:
         return scores
 
     def commit(self, path: Sequence[int]) -> None:
-        if self._pending is None:
-            raise RollbackError("nothing was forwarded to commit.", hint="Report this as a bug.")
-        root, draft = self._pending
-        if not is_path(draft, tuple(path)):
-            raise ValueError(f"{tuple(path)} is not a path of the draft")
-        scores = self._slot.scores
-        assert scores is not None
+        kept, scores = kept_tokens(self._pending, path), self._slot.scores
+        assert self._pending is not None and scores is not None
         self._wait(scores)
-        start = len(self.tokens)
-        kept = [root, *draft.tokens[list(path)].tolist()]
+        draft, start = self._pending[1], len(self.tokens)
         end = start + len(kept)
         if draft.is_chain:
             reached = self._rollback.commit(end, start + 1 + len(draft))
@@ -377,7 +347,7 @@ class LlamaSession:
         self._require_open()
         self._rollback.checkpoint(len(self.tokens))
         if self._slot.tap is not None:
-            self._slot.tap.checkpoint()
+            self._slot.tap.features.checkpoint()
 
     def rewind(self, position: int) -> int:
         self._require_open()
@@ -393,23 +363,24 @@ class LlamaSession:
         return len(self.tokens)
 
     def extend(self, n: int) -> int:
-        """See backends.fixed_width.extend_cache: cells are copied.
+        """Makes the cache hold `n` tokens by copies of its cells, as backends.fixed_width.extend_cache says.
 
         Keys are rotated for other positions. llama.cpp cannot move cells of recurrent states, of several positions a
         token, and of sliding windows, where it aborts if all layers have one. No other session of the context may hold
         a text in a quantized cache: llama.cpp rounds all keys once more.
         """
-        api, native, sequences = self.api, self.context.native, self.context.sequences
+        api, context = self.api, self.context
+        native = context.native
         held, n = self.position, min(n, self.capabilities.context_size)
         if not 0 < held < n or api.llama_model_n_swa(api.llama_get_model(native.handle)):
             return held
-        spare = sequences.acquire_spare(1)
+        spare = context.acquire_spare(1)
         if spare and self.capabilities.tree and api.llama_memory_can_shift(native.memory):
             (copy,), saved, size = spare, None, 0
             while held < n:
                 if (next_size := min(MAX_TOKENS, held, n - held)) != size:
                     size = next_size
-                    saved = self._save_cells(copy, size)
+                    saved = self.save_cells(copy, [range(size)])
                 if saved is None or not api.llama_state_seq_set_data(native.handle, saved, len(saved), copy):
                     break
                 api.llama_memory_seq_add(native.memory, copy, -1, -1, held)
@@ -417,7 +388,7 @@ class LlamaSession:
                 api.llama_memory_seq_rm(native.memory, copy, -1, -1)
                 held += size
             self.hold([*self.tokens, *[_NO_TOKEN] * (held - self.position)])
-        sequences.release_spare(spare)
+        context.release_spare(spare)
         return held
 
     def close(self) -> None:
@@ -428,10 +399,11 @@ class LlamaSession:
             context.release(self._slot)
             self._pending = None
 
-    def _save_cells(self, spare: int, n: int) -> ctypes.Array[ctypes.c_uint8] | None:
-        """The first `n` cells of the text, in llama.cpp's format; None where it cannot read them."""
+    def save_cells(self, spare: int, positions: Sequence[range]) -> ctypes.Array[ctypes.c_uint8] | None:
+        """Cells of the text in llama.cpp's format, read through a spare sequence; None where it cannot read them."""
         api, native = self.api, self.context.native
-        api.llama_memory_seq_cp(native.memory, self.sequence, spare, 0, n)
+        for span in positions:
+            api.llama_memory_seq_cp(native.memory, self.sequence, spare, span.start, span.stop)
         size = api.llama_state_seq_get_size(native.handle, spare)
         saved = (ctypes.c_uint8 * size)()
         n_read = api.llama_state_seq_get_data(native.handle, saved, size, spare)
@@ -495,7 +467,7 @@ class LlamaSession:
         if self._prompt is not None and position < self._prompt[0]:
             self._prompt = None
         if self._slot.tap is not None:
-            self._slot.tap.rewind(position)
+            self._slot.tap.features.rewind(position)
 
     def _require_open(self) -> None:
         """Raises BackendError."""

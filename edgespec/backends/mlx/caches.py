@@ -18,7 +18,7 @@ from edgespec.core.protocols import Draft
 from edgespec.core.tree import depths, path_to
 from edgespec.errors import BackendError
 
-# The forward that is being built: a chain, a tree in one batch row, or a tree with a batch row for each node.
+# The forward that is being built: a chain, or a tree whose rows follow each other in one batch row.
 
 
 POLL_ROWS = 32  # forwards of at least so many rows run layer by layer and can be cancelled in between
@@ -28,25 +28,23 @@ POLL_ROWS = 32  # forwards of at least so many rows run layer by layer and can b
 class TreeRows:
     """A root at `position` and its n draft nodes.
 
-    depth       [n + 1] below the root
-    mask        [n + 1, n + 1] which rows each row attends to
-    is_batched  each row is a batch row of its own
+    depth  [n + 1] below the root
+    mask   [n + 1, n + 1] which rows each row attends to
     """
 
     position: int
     depth: Any
     mask: Any
-    is_batched: bool
 
     @staticmethod
-    def from_draft(draft: Draft, position: int, *, is_batched: bool) -> TreeRows:
+    def from_draft(draft: Draft, position: int) -> TreeRows:
         n = len(draft) + 1
         mask = np.zeros((n, n), bool)
         mask[:, 0] = True
         for node in range(len(draft)):
             mask[node + 1, [0, *(each + 1 for each in path_to(draft, node))]] = True
         depth = mx.array(np.concatenate([[0], depths(draft)]).astype(np.int32))
-        return TreeRows(position, depth, mx.array(mask), is_batched)
+        return TreeRows(position, depth, mx.array(mask))
 
 
 class ForwardContext:
@@ -57,9 +55,9 @@ class ForwardContext:
         self.poll: Callable[[], None] | None = None
 
     @contextlib.contextmanager
-    def build_tree(self, draft: Draft, position: int, *, is_batched: bool) -> Iterator[TreeRows]:
+    def build_tree(self, draft: Draft, position: int) -> Iterator[TreeRows]:
         """While the forward of a tree is built."""
-        self.tree = TreeRows.from_draft(draft, position, is_batched=is_batched)
+        self.tree = TreeRows.from_draft(draft, position)
         try:
             yield self.tree
         finally:
@@ -83,7 +81,7 @@ class ForwardContext:
     def mask(self, cached: int, window: int | None) -> Any:
         """[n, cached + n] what the n tree rows attend to of the last `cached` tokens and of each other.
 
-        Only the last `window` positions, where there is one. [n, 1, 1, cached + n] where each row is a batch row.
+        Only the last `window` positions, where there is one.
         """
         tree = self.tree
         assert tree is not None
@@ -92,7 +90,7 @@ class ForwardContext:
             queries = tree.position + tree.depth
             keys = mx.concatenate([mx.arange(tree.position - cached, tree.position), queries])
             mask = mask & (queries[:, None] - keys[None] < window)
-        return mask[:, None, None] if tree.is_batched else mask
+        return mask
 
 
 _rope = mx.fast.rope
@@ -164,9 +162,8 @@ class KeyValues:
 
     @property
     def offset(self) -> Any:
-        """Position of the next row; [n] positions in a forward with a batch row for each draft node."""
-        tree = self._context.tree
-        return tree.position + tree.depth if tree is not None and tree.is_batched else self.length
+        """Position of the next row."""
+        return self.length
 
     @property
     def has_window(self) -> bool:
@@ -174,9 +171,6 @@ class KeyValues:
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         self._context.update(keys, values)
-        tree = self._context.tree
-        if tree is not None and tree.is_batched:
-            keys, values = keys.transpose(2, 1, 0, 3), values.transpose(2, 1, 0, 3)
         self._drop_front()
         at = self.length - self._start
         self.keys = write_rows(self.keys, at, self._quantize(keys))
@@ -189,11 +183,7 @@ class KeyValues:
     def keys_and_values(self) -> tuple[Any, Any]:
         """The result of the last update, again for layers that share the cache of another."""
         end = self.length - self._start
-        fetched = tree_map(lambda x: x[..., end - self._fetched : end, :], (self.keys, self.values))
-        tree = self._context.tree
-        if tree is not None and tree.is_batched:
-            fetched = tree_map(lambda x: mx.broadcast_to(x, (tree.depth.size, *x.shape[1:])), fetched)
-        keys, values = fetched
+        keys, values = tree_map(lambda x: x[..., end - self._fetched : end, :], (self.keys, self.values))
         return keys, values
 
     def before(self, position: int, n: int | None) -> tuple[Any, Any]:
@@ -233,16 +223,6 @@ class KeyValues:
         """Whether it holds every row that a token at `position` attends to."""
         return position <= self.length and self._start <= max(0, position - (self._window or 0) + 1)
 
-    def branch(self, n: int) -> KeyValues:
-        """A copy with `n` batch rows; this one does not change."""
-        other = copy.copy(self)
-        used = self.length - self._start
-        other.keys, other.values = tree_map(
-            lambda x: None if x is None else mx.broadcast_to(x[..., :used, :], (n, *x.shape[1:-2], used, x.shape[-1])),
-            (self.keys, self.values),
-        )
-        return other
-
     def extract(self, sink: int, window: int) -> KeyValues:
         """A copy with only the first `sink` rows and the last `window`, at the same position.
 
@@ -264,6 +244,16 @@ class KeyValues:
     def rewind(self, position: int) -> None:
         self.length = position
 
+    def keep(self, position: int, rows: Sequence[int]) -> None:
+        """Hold the tokens before `position`, then these `rows` of the forward that started there."""
+        if list(rows) != list(range(len(rows))):
+            at = position - self._start
+            index = mx.array([at + row for row in rows])
+            self.keys, self.values = tree_map(
+                lambda x: write_rows(x, at, mx.take(x, index, axis=-2)), (self.keys, self.values)
+            )
+        self.length = position + len(rows)
+
     def extend(self, n: int) -> None:
         """Hold copies of the present rows up to position `n`."""
         if self.keys is None:  # never written
@@ -273,14 +263,6 @@ class KeyValues:
         index = mx.arange(rows) % used
         self.keys, self.values = tree_map(lambda x: mx.take(x, index, axis=-2), (self.keys, self.values))
         self.length, self._start = n, n - rows
-
-    def gather(self, position: int, rows: Sequence[int]) -> None:
-        """Keep these `rows` of the last forward, counted from its start at `position`; drop the others."""
-        at = position - self._start
-        index = mx.array([at + row for row in rows])
-        self.keys = tree_map(lambda x: write_rows(x, at, mx.take(x, index, axis=-2)), self.keys)
-        self.values = tree_map(lambda x: write_rows(x, at, mx.take(x, index, axis=-2)), self.values)
-        self.rewind(position + len(rows))
 
     def take_snapshot(self, *, deep: bool) -> Any:
         """The present state, for `restore`; a deep one outlives any number of further tokens, but copies a window."""
@@ -343,12 +325,6 @@ class RecurrentCache:
     def can_restore(self, snapshot: Any) -> bool:
         return True
 
-    def branch(self, n: int) -> ArraysCache:
-        """A copy with `n` batch rows; this one does not change."""
-        other = ArraysCache(len(self.cache.cache))
-        other.cache = [x if x is None else mx.broadcast_to(x, (n, *x.shape[1:])) for x in self.cache.cache]
-        return other
-
     def restore(self, snapshot: Any) -> None:
         self.cache.cache = list(snapshot)
 
@@ -367,8 +343,8 @@ class ChunkedCache:
         start, end = self.cache.start_position, self.cache.offset
         return bool(position <= end and start <= max(0, position - self.cache.chunk_size))
 
-    def rewind(self, position: int) -> None:
-        self.cache.offset = position
+    def keep(self, position: int, rows: Sequence[int]) -> None:
+        self.cache.offset = position + len(rows)
 
     def take_snapshot(self, *, deep: bool) -> Any:
         return self.cache.offset
@@ -381,11 +357,6 @@ class ChunkedCache:
 
 
 Leaf = KeyValues | RecurrentCache | ChunkedCache
-
-
-def _entry(leaf: Leaf) -> Any:
-    """The object that the model takes for this leaf."""
-    return leaf if isinstance(leaf, KeyValues) else leaf.cache
 
 
 class Caches:
@@ -407,13 +378,8 @@ class Caches:
 
     @property
     def can_gather(self) -> bool:
-        """Whether rows of a forward can be moved, which a tree in one batch row needs."""
+        """Whether rows of a forward can be moved, which a tree needs."""
         return all(isinstance(leaf, KeyValues) for leaf in self._leaves)
-
-    @property
-    def can_branch(self) -> bool:
-        """Whether a forward can have a batch row for each branch of a tree."""
-        return not any(isinstance(leaf, ChunkedCache) for leaf in self._leaves)
 
     @property
     def state(self) -> list[Any]:
@@ -430,10 +396,11 @@ class Caches:
             leaf.can_rewind(position) for leaf in self._leaves if not isinstance(leaf, RecurrentCache)
         )
 
-    def rewind(self, position: int) -> None:
+    def keep(self, position: int, rows: Sequence[int] = ()) -> None:
+        """Hold the tokens before `position`, then these `rows` of the forward that started there."""
         for leaf in self._leaves:
             assert not isinstance(leaf, RecurrentCache)
-            leaf.rewind(position)
+            leaf.keep(position, rows)
 
     def extend(self, n: int) -> bool:
         """Hold copies of the present rows up to position `n`; False, and nothing changed, where a cache cannot.
@@ -447,12 +414,6 @@ class Caches:
                 leaf.extend(n)
         return True
 
-    def gather(self, position: int, rows: list[int]) -> None:
-        """Keep these rows of the last forward, counted from its start at `position`."""
-        for leaf in self._leaves:
-            assert isinstance(leaf, KeyValues)
-            leaf.gather(position, rows)
-
     def take_snapshot(self, *, deep: bool = False) -> list[Any]:
         """The present state, for `restore`; a deep one outlives any number of further tokens."""
         return [leaf.take_snapshot(deep=deep) for leaf in self._leaves]
@@ -464,17 +425,6 @@ class Caches:
     def restore(self, snapshot: list[Any]) -> None:
         for leaf, saved in zip(self._leaves, snapshot, strict=True):
             leaf.restore(saved)
-
-    def branch(self, n: int) -> list[Any]:
-        """Entries with `n` batch rows for one forward; these caches do not change."""
-        copies = {id(_entry(leaf)): leaf.branch(n) for leaf in self._leaves if not isinstance(leaf, ChunkedCache)}
-
-        def replace(entry: Any) -> Any:
-            if isinstance(entry, CacheList):
-                return CacheList(*(replace(each) for each in entry.caches))
-            return copies[id(entry)]
-
-        return [replace(entry) for entry in self.entries]
 
     def _adapt(self, cache: Any) -> Any:
         """The cache that stands in for mlx-lm's `cache`."""

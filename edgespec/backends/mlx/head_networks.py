@@ -1,26 +1,32 @@
-"""Networks of trained heads on MLX that are transformers: EAGLE, MTP, DFlash and DSpark."""
+"""Networks of trained heads on MLX: EAGLE, MTP, DFlash, DSpark, Gemma 4 assistants, Medusa and Hydra."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.gemma4_text import DecoderLayer, Gemma4TextModel, ModelArgs
 
-from edgespec.backends.attached_draft import OTHER_HEAD, Unsupported, read_block
+from edgespec.backends.attached_draft import OTHER_HEAD, Unsupported
+from edgespec.backends.head_session import read_block
 from edgespec.backends.mlx.caches import ForwardContext, KeyValues
 from edgespec.backends.mlx.head_parts import (
+    DraftVocabulary,
     HeadLayer,
     HeadWeights,
     LayerShape,
     TargetParts,
     read_layer_shape,
 )
-from edgespec.backends.mlx.head_session import HeadNetwork
+from edgespec.backends.mlx.head_runner import HeadNetwork
+from edgespec.backends.mlx.library import device, map_errors
 from edgespec.backends.mlx.session import MlxSession
-from edgespec.errors import InvalidModelFile
+from edgespec.errors import InvalidModelFile, reason_of
 from edgespec.formats.heads import HEAD_HINT, HEAD_NAMES, HeadSpec
 from edgespec.formats.mlx_folder import read_json
 
@@ -252,7 +258,7 @@ class BlockNetwork(HeadNetwork):
         return rows if self._markov is None else (self._outputs[0](rows).astype(mx.float32), mx.array([root]))
 
     def follow(self, token: Any, output: Any, caches: Any) -> Any:
-        """See HeadNetwork; of DSpark."""
+        """The scores of the next row of DSpark, and the token before it."""
         return output[0][1:], token
 
     def score(self, output: Any, n: int = 1) -> Any:
@@ -287,3 +293,278 @@ def _read_attention(folder: Path, count: int) -> tuple[list[int | None], bool]:
     if not isinstance(kinds, list) or len(kinds) != count:
         raise InvalidModelFile("The head's config.json has a window and not a type for each layer.", hint=HEAD_HINT)
     return [window if kind == "sliding_attention" else None for kind in kinds], causal
+
+
+# Gemma 4 assistants: a few layers of mlx-lm's gemma4 that draft with the target's own keys and values.
+#
+# Their layers have queries alone. Those with a window attend to what the target's last layer with a window holds, the
+# others to the last full one. A row is a token and the hidden state before it; every drafted token has the position of
+# the root, since the cache ends there.
+
+
+_LEFT_OUT = "masked_embedding."  # a shorter way to score a large vocabulary
+
+
+class Assistant(nn.Module):  # type: ignore[misc]
+    """The weights of an assistant, by the names of its files. H is the target's hidden size, h its own."""
+
+    def __init__(self, args: ModelArgs, hidden_size: int) -> None:
+        super().__init__()
+        self.model = Gemma4TextModel(replace(args, num_kv_shared_layers=0))
+        queries = replace(args, num_kv_shared_layers=args.num_hidden_layers)  # without keys and values
+        self.model.layers = [DecoderLayer(queries, layer) for layer in range(args.num_hidden_layers)]
+        self.pre_projection = nn.Linear(2 * hidden_size, args.hidden_size, bias=False)
+        self.post_projection = nn.Linear(args.hidden_size, hidden_size, bias=False)
+
+
+class AssistantNetwork(HeadNetwork):
+    """An assistant beside its target, whose embeddings it reads; it has no keys and values of its own."""
+
+    def __init__(self, module: Assistant, trunk: Any, vocab_size: int, nbytes: int) -> None:
+        """`trunk` is mlx-lm's model around the target's layers."""
+        self.nbytes = nbytes
+        self.vocabulary = DraftVocabulary(None, vocab_size)
+        self._module = module
+        self._trunk = trunk
+        self._outputs = [module.model.embed_tokens.as_linear]
+        kinds = [layer.layer_type for layer in trunk.layers]
+        self._sources = {kind: trunk.previous_kvs[len(kinds) - 1 - kinds[::-1].index(kind)] for kind in set(kinds)}
+
+    def open_caches(self, target: MlxSession, position: int) -> Any:
+        """The position, and by the type of a layer the keys and values of the target that a row there attends to."""
+        windows = {"sliding_attention": self._module.model.window_size - 1}
+        entries = target.entries
+        return position, {kind: entries[at].before(position, windows.get(kind)) for kind, at in self._sources.items()}
+
+    def fuse(self, features: Any) -> Any:
+        return features
+
+    def run(self, tokens: Any, states: Any, caches: Any) -> Any:
+        """Output [1, h], normed, of a token [1] and a state [1, H]."""
+        position, held = caches
+        embedded = self._trunk.embed_tokens(tokens) * self._trunk.embed_scale
+        joined = mx.concatenate([embedded, states.astype(embedded.dtype)], axis=-1)
+        h = self._module.pre_projection(joined)[None]
+        for layer in self._module.model.layers:
+            h, _, _ = layer(h, shared_kv=held[layer.layer_type], offset=position)
+        return self._module.model.norm(h)[0]
+
+    def feed_back(self, output: Any) -> Any:
+        return self._module.post_projection(output)
+
+    def score(self, output: Any, n: int = 1) -> Any:
+        return self.vocabulary.spread(self._outputs[0](output).astype(mx.float32))
+
+
+def read_assistant(folder: Path, spec: HeadSpec, arrays: Mapping[str, Any], target: TargetParts) -> AssistantNetwork:
+    """The assistant in a folder."""
+    config = read_json(folder / "config.json")
+    arrays = {name: each for name, each in arrays.items() if not name.startswith(_LEFT_OUT)}
+    try:
+        args = ModelArgs.from_dict({**(config.get("text_config") or config), "hidden_size_per_layer_input": 0})
+        module = Assistant(args, spec.hidden_size)
+        if isinstance(quantization := config.get("quantization"), dict):
+            group, bits = quantization["group_size"], quantization["bits"]
+            nn.quantize(module, group, bits, class_predicate=lambda path, _: f"{path}.scales" in arrays)
+        module.load_weights(list(arrays.items()))
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+        raise InvalidModelFile(f"{folder.name} is no assistant: {reason_of(error)}.", hint=HEAD_HINT) from error
+    if args.vocab_size != target.vocab_size:
+        raise Unsupported(
+            f"the head is for a vocabulary of {args.vocab_size:,} tokens; the model has {target.vocab_size:,}.",
+            hint=OTHER_HEAD,
+        )
+    if not device().on_gpu:
+        module.set_dtype(mx.float32)
+    with map_errors():
+        mx.eval(module.parameters())
+    nbytes = sum(each.nbytes for each in arrays.values())
+    return AssistantNetwork(module, _find_trunk(target.model, module), target.vocab_size, nbytes)
+
+
+def _find_trunk(target: Any, module: Assistant) -> Any:
+    """The module around the target's layers. Raises Unsupported where the assistant's do not fit them."""
+    for trunk in target.modules():
+        if hasattr(trunk, "previous_kvs"):
+            kinds = {(layer.layer_type, _width(layer)) for layer in trunk.layers}
+            if {(layer.layer_type, _width(layer)) for layer in module.model.layers} <= kinds:
+                return trunk
+    raise Unsupported("the assistant is that of another model.", hint=OTHER_HEAD)
+
+
+def _width(layer: Any) -> int:
+    """Numbers of a head."""
+    width: int = layer.self_attn.head_dim
+    return width
+
+
+# Medusa and Hydra heads: several small networks over one hidden state, each for a later token.
+
+
+# HEAD.LAYER.linear.weight of a residual block, HEAD.LAYER.weight of an output matrix behind the blocks
+_MEDUSA_NAME = re.compile(r"(?:medusa_heads?\.)?(\d+\.\d+\.(?:linear\.)?weight)")
+
+
+class MedusaNetwork(HeadNetwork):
+    """Independent heads (Cai et al. 2024, arXiv:2401.10774): each guesses a later token from the target's state."""
+
+    reads_pairs = False
+
+    def __init__(self, weights: HeadWeights, n_blocks: Sequence[int], target: TargetParts) -> None:
+        """`n_blocks` are the residual blocks of each head. A head without an output matrix uses the target's.
+
+        Raises InvalidModelFile for tensors of other shapes, Unsupported for heads of another vocabulary.
+        """
+        size = target.hidden_size
+        self._blocks = [
+            [weights.linear(f"{head}.{block}.linear.weight", size, size) for block in range(count)]
+            for head, count in enumerate(n_blocks)
+        ]
+        self._outputs = [
+            target.find_output(weights, size, f"{head}.{count}.weight") for head, count in enumerate(n_blocks)
+        ]
+        self.n_drafts = len(n_blocks)
+        self._finish(weights, DraftVocabulary(None, target.vocab_size))
+
+    def run(self, tokens: Any, states: Any, caches: Any) -> Any:
+        return states
+
+    def score(self, output: Any, n: int = 1) -> Any:
+        """Logits [n, V] float32 of the first `n` heads for a state [1, H]."""
+        rows = []
+        for blocks in self._blocks[:n]:
+            rows.append(output)
+            for linear in blocks:
+                rows[-1] = rows[-1] + nn.silu(linear(rows[-1]))
+        outputs = self._outputs[: len(rows)]
+        if all(each is outputs[0] for each in outputs):
+            scores = outputs[0](mx.concatenate(rows))
+        else:
+            scores = mx.concatenate([score(row) for score, row in zip(outputs, rows, strict=True)])
+        return self.vocabulary.spread(scores.astype(mx.float32))
+
+
+def read_medusa(folder: Path, spec: HeadSpec, arrays: Mapping[str, Any], target: TargetParts) -> MedusaNetwork:
+    """The Medusa heads in a folder."""
+    names = {found[1]: name for name in arrays if (found := _MEDUSA_NAME.fullmatch(name))}
+    blocks = [name.split(".")[:2] for name in names if name.endswith("linear.weight")]
+    return MedusaNetwork(
+        HeadWeights(arrays, names), _count_blocks(blocks, "residual blocks of its Medusa heads"), target
+    )
+
+
+def _count_blocks(found: Sequence[Sequence[str]], what: str) -> list[int]:
+    """The number of blocks of each head, of (head, block). Raises InvalidModelFile where one is missing."""
+    blocks = {(int(head), int(block)) for head, block in found}
+    heads = range(len({head for head, _ in blocks}))
+    counts = [sum(each == head for each, _ in blocks) for head in heads]
+    if not blocks or blocks != {(head, block) for head in heads for block in range(counts[head])}:
+        raise InvalidModelFile(f"The file lacks {what}.", hint=HEAD_HINT)
+    return counts
+
+
+_HYDRA_PREFIX = "prefix_embeding_layer."
+_HYDRA_LAYER = {
+    **{name: f"layers.0.self_attn.{name}_proj.weight" for name in "qkvo"},
+    **{name: f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up", "down")},
+    "attention_norm": "layers.0.input_layernorm.weight",
+    "ffn_norm": "layers.0.post_attention_layernorm.weight",
+    "prefix_norm": "norm.weight",
+}
+_HYDRA_MATRIX = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.weight")
+_HYDRA_OUTPUT = re.compile(r"hydra_lm_head\.(\d+)\.(?:1\.)?weight")
+# What the prefix layer has of its target where config.json does not say
+_HYDRA_SETTINGS = ("num_attention_heads", "rms_norm_eps", "rope_theta", "rope_scaling", "max_position_embeddings")
+
+
+class HydraNetwork(HeadNetwork):
+    """Heads that read the tokens drafted before them (Ankner et al. 2024, arXiv:2402.05109).
+
+    The state of a pair is the target's last hidden state, of Hydra++ after a layer over all of them. An output [1, k H]
+    is a state, the embedding of its pair's token and those of the k - 2 tokens that were drafted after it: the input of
+    head k - 2, counted from 0.
+    """
+
+    def __init__(
+        self, n_blocks: Sequence[int], weights: HeadWeights, target: TargetParts, shape: LayerShape | None
+    ) -> None:
+        """`n_blocks` are the residual blocks of each head; `shape` is that of the layer of Hydra++.
+
+        Raises InvalidModelFile for tensors of other shapes, Unsupported for heads of another vocabulary.
+        """
+        size = self._size = target.hidden_size
+        self._embed = target.embed
+        self._prefix: HeadLayer | None = None
+        if shape is not None:
+            self.depth, self._prefix = 1, HeadLayer(weights, shape, size)
+            self._prefix_norm = weights.vector("prefix_norm", size), shape.eps
+        self._heads, self._outputs = [], []
+        for head, count in enumerate(n_blocks):
+            width = (2 + head) * size
+            residual, first = (weights.linear(f"{head}.{name}", size, width) for name in ("residual", "0"))
+            more = [weights.linear(f"{head}.{block}", size, size) for block in range(1, count)]
+            self._heads.append((residual, first, more))
+            self._outputs.append(target.find_output(weights, size, f"{head}.output"))
+        self.n_drafts = len(n_blocks)
+        self._finish(weights, DraftVocabulary(None, target.vocab_size))
+
+    def run(self, tokens: Any, states: Any, caches: Any) -> Any:
+        """Output [n, width + H] of tokens [n] and states [n, width]: the target's, or an earlier output."""
+        embedded = self._embed(tokens).astype(states.dtype)
+        if self._prefix is not None and states.shape[-1] == self._size:
+            states = mx.fast.rms_norm(self._prefix.run(states, caches[0], states), *self._prefix_norm)
+        return mx.concatenate([states, embedded], axis=-1)
+
+    def score(self, output: Any, n: int = 1) -> Any:
+        """Logits [1, V] float32 of the head that reads so many embeddings."""
+        head = output.shape[-1] // self._size - 2
+        residual, first, more = self._heads[head]
+        x = residual(output) + nn.silu(first(output))
+        for linear in more:
+            x = x + nn.silu(linear(x))
+        return self.vocabulary.spread(self._outputs[head](x).astype(mx.float32))
+
+
+def read_hydra(folder: Path, spec: HeadSpec, arrays: Mapping[str, Any], target: TargetParts) -> HydraNetwork:
+    """The Hydra heads in a folder."""
+    names = dict(_find_names(arrays))
+    parts = [name.split(".") for name in names]
+    lacking = "blocks of Hydra heads that read the tokens before"
+    n_blocks = _count_blocks([part for part in parts if part[1].isdigit()], lacking)
+    if {head for head, _ in parts} != {head for head, part in parts if part == "residual"}:
+        raise InvalidModelFile(f"The file lacks {lacking}.", hint=HEAD_HINT)
+    shape = None
+    if any(name.startswith(_HYDRA_PREFIX) for name in arrays):
+        names |= {neutral: _HYDRA_PREFIX + name for neutral, name in _HYDRA_LAYER.items()}
+        if missing := [name for name in names.values() if name not in arrays]:
+            raise InvalidModelFile(f"The Hydra++ head lacks the tensor {missing[0]}.", hint=HEAD_HINT)
+        shape = read_layer_shape(folder, _find_settings(target.model, arrays, target.hidden_size))
+    return HydraNetwork(n_blocks, HeadWeights(arrays, names), target, shape)
+
+
+def _find_names(arrays: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(neutral name, the file's own) of matrices: HEAD.BLOCK, HEAD.residual of the first block, HEAD.output.
+
+    Layers without weights lie between the blocks of Hydra++, so that its blocks are not numbered in steps of one.
+    """
+    found = [(match, name) for name in arrays if (match := _HYDRA_MATRIX.fullmatch(name))]
+    blocks = sorted((int(match[1]), int(match[2]), name) for match, name in found if match[3] == "linear")
+    for head, block, name in blocks:
+        yield f"{head}.{sum(each[0] == head and each[1] < block for each in blocks)}", name
+    for match, name in found:
+        if match[3] == "res_connection":
+            yield f"{match[1]}.residual", name
+    for name in arrays:
+        if output := _HYDRA_OUTPUT.fullmatch(name):
+            yield f"{output[1]}.output", name
+
+
+def _find_settings(model: Any, arrays: Mapping[str, Any], size: int) -> dict[str, Any]:
+    """What the prefix layer has where config.json does not say: the target's attention, and sizes of its tensors."""
+    settings = {key: getattr(getattr(model, "args", None), key, None) for key in _HYDRA_SETTINGS}
+    settings |= {"hidden_size": size, "intermediate_size": arrays[_HYDRA_PREFIX + _HYDRA_LAYER["gate"]].shape[0]}
+    queries, keys = (arrays[_HYDRA_PREFIX + _HYDRA_LAYER[name]].shape[0] for name in "qk")
+    if heads := settings["num_attention_heads"]:
+        width = max(queries // heads, 1)
+        settings |= {"head_dim": width, "num_key_value_heads": max(keys // width, 1)}
+    return {key: value for key, value in settings.items() if value is not None}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,19 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+import numpy.typing as npt
 from mlx_lm.models.rope_utils import initialize_rope
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchGLU, SwitchLinear
 
 from edgespec.backends.attached_draft import OTHER_HEAD, Unsupported
 from edgespec.backends.mlx.caches import KeyValues
-from edgespec.backends.mlx.draft_vocabulary import DraftVocabulary
 from edgespec.backends.mlx.library import device, map_errors
 from edgespec.errors import InvalidModelFile, reason_of
 from edgespec.formats.head_file import find_weights
 from edgespec.formats.heads import HEAD_HINT, HeadSpec, read_draft_ids
 from edgespec.formats.mlx_folder import read_json
 from edgespec.formats.torch_pickle import read_pickled_tensors
+from edgespec.text.tokenizer import Tokenizer
 
 
 class HeadWeights:
@@ -71,26 +73,23 @@ class HeadWeights:
         Raises InvalidModelFile.
         """
         bias = f"{self._stem(name)}.bias"
-        layer: Any = nn.Linear(columns, rows, bias=bias in self._arrays)
         if bias in self._arrays:
             self._check(f"{name}.bias", (rows,), tuple(self._arrays[bias].shape))
-        if (settings := self._read_quantization(name, (rows, columns))) is not None:
-            layer = nn.QuantizedLinear(columns, rows, bias in self._arrays, *settings)
-        return self._fill(layer, name)
+        settings = self._read_quantization(name, (rows, columns))
+        kind: Any = nn.Linear if settings is None else nn.QuantizedLinear
+        return self._fill(kind(columns, rows, bias in self._arrays, *settings or ()), name)
 
     def experts(self, name: str, shape: tuple[int, int, int]) -> Any:
         """mlx-lm's layer that multiplies by some of the matrices [count, rows, columns]. Raises InvalidModelFile."""
-        layer: Any = SwitchLinear(*shape[::-1], bias=False)
-        if (settings := self._read_quantization(name, shape)) is not None:
-            layer = QuantizedSwitchLinear(*shape[::-1], False, *settings)
-        return self._fill(layer, name)
+        settings = self._read_quantization(name, shape)
+        kind: Any = SwitchLinear if settings is None else QuantizedSwitchLinear
+        return self._fill(kind(*shape[::-1], False, *settings or ()), name)
 
     def embedding(self, name: str, rows: int, columns: int) -> Any:
         """A layer that looks up rows [columns] by token. Raises InvalidModelFile."""
-        layer: Any = nn.Embedding(rows, columns)
-        if (settings := self._read_quantization(name, (rows, columns))) is not None:
-            layer = nn.QuantizedEmbedding(rows, columns, *settings)
-        return self._fill(layer, name)
+        settings = self._read_quantization(name, (rows, columns))
+        kind: Any = nn.Embedding if settings is None else nn.QuantizedEmbedding
+        return self._fill(kind(rows, columns, *settings or ()), name)
 
     def mean(self, name: str) -> float:
         """The mean of an array's elements. Raises BackendError."""
@@ -351,6 +350,87 @@ class HeadLayer:
 
     def _rotate(self, x: Any, position: Any) -> Any:
         return self._shape.rope(x.transpose(0, 2, 1, 3), offset=position)
+
+
+# The tokens that a head scores: all of the target's, those of its own file, or the frequent ones alone.
+#
+# A head with the target's whole vocabulary spends most of its time on the output matrix. Frequency-ranked drafting
+# (FR-Spec, Zhao et al. 2025, arXiv:2502.14856) multiplies the rows of frequent tokens alone. The target still scores
+# all tokens, so the text stays the same; a token that is left out is never drafted.
+
+
+_RECENT = 256  # tokens of a text that tell which vocabulary it needs
+
+
+@dataclass(frozen=True, slots=True)
+class DraftVocabulary:
+    """The tokens that a head scores. `ids` [W] are the target's; None where the head has all V."""
+
+    ids: Any
+    vocab_size: int
+
+    @property
+    def size(self) -> int:
+        """W"""
+        return self.vocab_size if self.ids is None else int(self.ids.size)
+
+    def spread(self, scores: Any) -> Any:
+        """Logits [n, V] of `scores` [n, W]; -inf for tokens that the head does not know."""
+        if self.ids is None:
+            return scores
+        whole = mx.full((scores.shape[0], self.vocab_size), -mx.inf)
+        whole[:, self.ids] = scores
+        return whole
+
+
+@dataclass(frozen=True, slots=True)
+class ShortVocabulary:
+    """A head that scores frequent tokens alone.
+
+    network  the head
+    is_kept  [V] which tokens it scores
+    saved    share of a round's time that it saves
+    """
+
+    network: Any
+    is_kept: npt.NDArray[np.bool_]
+    saved: float
+
+    def suits(self, text: Sequence[int]) -> bool:
+        """Whether less of the last tokens of `text` is left out than time is saved.
+
+        An answer goes on in the language of its text. A token that is left out ends a draft, so that a share of such
+        tokens costs about the same share of the tokens that a round emits.
+        """
+        recent = self.is_kept[np.array(text[-_RECENT:], np.intp)]
+        return int(np.count_nonzero(~recent)) < self.saved * len(recent)
+
+
+def choose_frequent(tokenizer: Tokenizer, count: int) -> npt.NDArray[np.int32]:
+    """The ids [count] of frequent tokens, ascending: what spells single ASCII characters, then the lowest ids.
+
+    Vocabularies of byte-pair encodings list their merges by frequency. SentencePiece puts single characters last.
+    """
+    characters = [*map(chr, range(32, 127)), "\n", "\t"]
+    spelled = {token for each in characters for token in tokenizer.encode(f"x{each} {each}", parse_special=False)}
+    rest = (token for token in range(tokenizer.vocab_size) if token not in spelled)
+    kept = [*spelled, *(token for token, _ in zip(rest, range(count - len(spelled)), strict=False))]
+    return np.sort(np.array(kept, np.int32))
+
+
+def take_rows(multiply: Callable[[Any], Any], ids: Any) -> Callable[[Any], Any]:
+    """What multiplies by the rows `ids` [W] of an output matrix, which are copied.
+
+    `multiply` is a linear layer, or `as_linear` of embeddings; either may be quantized. Raises ValueError for others.
+    """
+    module = getattr(multiply, "__self__", multiply)
+    if not isinstance(module, nn.Linear | nn.QuantizedLinear | nn.Embedding | nn.QuantizedEmbedding):
+        raise ValueError(f"{type(module).__name__} has no rows to take")
+    rows = copy.copy(module)
+    for name in rows.parameters():
+        rows[name] = module[name][ids]
+    mx.eval(rows.parameters())
+    return rows.as_linear if isinstance(rows, nn.Embedding | nn.QuantizedEmbedding) else rows  # type: ignore[no-any-return]
 
 
 # What heads share with their target on MLX: its embeddings and its output matrix.

@@ -12,13 +12,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from edgespec.backends.attached_draft import AttachedHead, Features, Unsupported
-from edgespec.backends.mlx.assistant import read_assistant
-from edgespec.backends.mlx.draft_vocabulary import ShortVocabulary, choose_frequent
-from edgespec.backends.mlx.head_networks import BlockNetwork, read_pairs
-from edgespec.backends.mlx.head_parts import TargetParts, read_arrays, read_target
-from edgespec.backends.mlx.head_session import BlockHeadSession, HeadNetwork, HeadSession
-from edgespec.backends.mlx.medusa import read_hydra, read_medusa
+from edgespec.backends.attached_draft import AttachedHead, Unsupported
+from edgespec.backends.head_session import BlockHeadSession, HeadSession
+from edgespec.backends.mlx.head_networks import BlockNetwork, read_assistant, read_hydra, read_medusa, read_pairs
+from edgespec.backends.mlx.head_parts import ShortVocabulary, TargetParts, choose_frequent, read_arrays, read_target
+from edgespec.backends.mlx.head_runner import HeadNetwork, NetworkRunner
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.core.drafter import BlockSession, DraftSession
 from edgespec.core.protocols import CheckCancelled, Draft, Session
@@ -30,8 +28,7 @@ SHARE = 4  # one in so many tokens is kept
 _LEAST = 65_536  # tokens; a quarter of smaller vocabularies lacks one in seven tokens of an English text
 _TEXT, _DRAFT, _REPEATS = 8, 3, 3  # tokens of the text and of a draft; rounds, of which the shortest counts
 
-Opener = Callable[[Any, MlxSession, Features[Any], CheckCancelled], DraftSession | BlockSession]
-"""Opens a session of a network for a target's session and its features, whose tap ends with the new session."""
+Opener = type[HeadSession] | type[BlockHeadSession]
 
 Reader = Callable[[Path, HeadSpec, Mapping[str, Any], TargetParts], HeadNetwork]
 """Makes a network of a folder's config.json and arrays.
@@ -55,15 +52,12 @@ class MlxHead(AttachedHead):
     """A head beside its target."""
 
     def __init__(self, kind: HeadKind, network: HeadNetwork, opener: Opener, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.name = "mtp" if kind == "gemma4-assistant" else kind
-        self.shares_kv = kind == "gemma4-assistant"
-        self.extra_bytes = network.nbytes
+        super().__init__(kind, tokenizer, network.nbytes)
         self.network = network
         self.opener = opener
 
     def adjust(self, open_target: Callable[[CheckCancelled], Session], check: CheckCancelled) -> None:
-        """See AttachedHead: give the network a short vocabulary, if it scores many tokens and a round is shorter so."""
+        """Gives the network a short vocabulary, if it scores many tokens and a round is shorter so."""
         network, vocabulary = self.network, self.network.vocabulary
         if vocabulary.ids is not None or vocabulary.vocab_size < _LEAST:
             return
@@ -87,7 +81,7 @@ class MlxHead(AttachedHead):
             session = open_target(check)
             closing.callback(session.close)
             assert isinstance(session, MlxSession)
-            draft = self.opener(network, session, session.tap(network.layers), check)
+            draft = self._open(network, session, check)
             closing.callback(draft.close)
             read_prompt(session, text[:-1])
             draft.begin(text)
@@ -104,9 +98,12 @@ class MlxHead(AttachedHead):
         return min(first), min(second)
 
     def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
-        """See AttachedHead. Raises ValueError where `target` holds tokens."""
+        """Opens a session. Raises ValueError where `target` holds tokens."""
         assert isinstance(target, MlxSession)
-        return self.opener(self.network, target, target.tap(self.network.layers), check)
+        return self._open(self.network, target, check)
+
+    def _open(self, network: HeadNetwork, target: MlxSession, check: CheckCancelled) -> HeadSession | BlockHeadSession:
+        return self.opener(NetworkRunner(network, target, check), target, target.tap(network.layers))
 
     def close(self) -> None:
         del self.network

@@ -19,12 +19,10 @@ from mlx_lm.utils import compute_bits_per_weight, get_total_parameters, load_mod
 from mlx_lm.utils import load_tokenizer as load_hf_tokenizer
 
 from edgespec.backends.attached_draft import SelfDraftSpec
-from edgespec.backends.mlx.cached_tokens import ModelRunner
 from edgespec.backends.mlx.caches import KVQuantization
 from edgespec.backends.mlx.heads import MlxHead, open_head
-from edgespec.backends.mlx.hooks import LayerHooks, get_layers
 from edgespec.backends.mlx.library import device, map_errors
-from edgespec.backends.mlx.probe import probe
+from edgespec.backends.mlx.runner import LayerHooks, ModelRunner, get_layers, probe
 from edgespec.backends.mlx.selfdraft import MlxSelfDraft, check_layers
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.options import LoadOptions
@@ -193,12 +191,11 @@ class MlxModel:
         self.description = describe(model)
         self.layer_count = len(get_layers(model))
         try:
-            result = probe(self._open_runner, tokenizer.vocab_size, share)
+            self.no_tree_reason = probe(self._open_runner, tokenizer.vocab_size, share)
         except BackendError as error:
             if quantization is None:
                 raise
             raise BackendError(error.message, hint="Drop --kv-type: not every cache can be quantized.") from error
-        self.no_tree_reason, self._tree_layout = result.no_tree_reason, result.tree_layout
 
     @property
     def network(self) -> Any:
@@ -219,7 +216,7 @@ class MlxModel:
         progress: Callable[[float], None] = lambda fraction: None,
         check: CheckCancelled = lambda: None,
     ) -> MlxSelfDraft:
-        """See backends.Model; `folder` is not used.
+        """Makes a draft of the model itself; `folder` is not used.
 
         A low-bit draft changes the model's own layers, so it has to be closed before the next is loaded.
         """
@@ -253,11 +250,9 @@ class MlxModel:
 
     def _session_parts(self, check: CheckCancelled) -> tuple[Any, ...]:
         """The arguments of a session."""
-        tree_layout = self._tree_layout
-        capabilities = Capabilities(
-            self.tokenizer.vocab_size, self.context_size, tree_layout is not None, is_async=True
-        )
-        return self._open_runner, self._open_hooks, tree_layout, capabilities, check
+        has_trees = self.no_tree_reason is None
+        capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, has_trees, is_async=True)
+        return self._open_runner, self._open_hooks, capabilities, check
 
     def _open_runner(self) -> ModelRunner:
         return ModelRunner(self.network, self._quantization)

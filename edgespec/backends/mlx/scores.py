@@ -142,7 +142,7 @@ class MlxScores:
         """`on_token` is called once, by the first read that decides on the token of a single row. A `draft` that is on
         the device comes to the host with the first read.
         """
-        self._logits = logits
+        self.array = logits
         self._on_token = on_token
         self._draft = draft if isinstance(draft, DeviceDraft) else None
         self._rows: Logits | None = None
@@ -151,8 +151,8 @@ class MlxScores:
         self.announced_token: int | None = None  # the token of the call of `on_token`, once the host has read it
 
     def argmax(self) -> Ints:
-        best = mx.argmax(self._logits, axis=-1).astype(mx.int32)
-        top = self._logits.max(axis=-1).astype(mx.float32)
+        best = mx.argmax(self.array, axis=-1).astype(mx.int32)
+        top = self.array.max(axis=-1).astype(mx.float32)
         is_announced = self._announce(best, top)
         tokens, highest = self._read(best, top)
         if not np.isfinite(highest).all():
@@ -163,7 +163,7 @@ class MlxScores:
         if not can_draw(params):
             return None
         levels = mx.array(np.asarray(uniforms, np.float32))
-        drawn, is_certain = draw(self._logits.astype(mx.float32), params, levels)
+        drawn, is_certain = draw(self.array.astype(mx.float32), params, levels)
         drawn = mx.where(is_certain, drawn, -1)
         is_announced = self._announce(drawn)
         (tokens,) = self._read(drawn)
@@ -171,7 +171,7 @@ class MlxScores:
 
     def logits(self, row: int) -> Logits:
         if self._rows is None:
-            (self._rows,) = self._read(self._logits.astype(mx.float32))
+            (self._rows,) = self._read(self.array.astype(mx.float32))
         z: Logits = self._rows[row]
         return z
 
@@ -204,3 +204,23 @@ class MlxScores:
             draft.receive(tokens)
         self.waited_s += perf_counter() - started
         return values
+
+
+def find_best(logits: Any) -> Any:
+    """The best token [1] of logits [1, V], on the device."""
+    return mx.argmax(logits, axis=-1)
+
+
+def greedy_chain(
+    first: Any, run: Callable[[Any], Any], n: int, vocab_size: int, choose: Callable[[Any], Any] = find_best
+) -> tuple[DeviceDraft, MlxScores]:
+    """A chain of `n` best ids below `vocab_size`, and the scores that they were chosen from; nothing waits for them.
+
+    `first` [1, V] are those of the first token; `run` gives those [1, V] after a token [1].
+    """
+    rows, best = [first], [choose(first[:, :vocab_size])]
+    while len(best) < n:
+        rows.append(run(best[-1]))
+        best.append(choose(rows[-1][:, :vocab_size]))
+    chain = DeviceDraft(mx.concatenate(best))
+    return chain, MlxScores(mx.concatenate(rows), draft=chain)

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 from mlx.nn.layers.distributed import AllToShardedLinear, QuantizedAllToShardedLinear
 
-from edgespec.backends.attached_draft import Features, SelfDraftSpec, Unsupported
+from edgespec.backends.attached_draft import SelfDraftSpec, Unsupported
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.library import map_errors
 from edgespec.backends.mlx.model import MlxModel, ModelParts, describe, open_parts, read_weights
@@ -168,7 +168,7 @@ def _suggest(heads: int, size: int) -> str:
 # A model of which each rank has a part. Rank 0 decides; the others run the same operations on their own sessions.
 
 
-_REPEATED = ("tap", "untap", "commit", "rollout", "checkpoint", "rewind", "extend", "close")
+_REPEATED = ("tap", "untap", "commit", "rollout", "checkpoint", "rewind", "extend")
 _OTHER_DRAFT = "Use --draft ngram, or a draft model."
 
 
@@ -199,7 +199,7 @@ class TeamModel(MlxModel):
         progress: Callable[[float], None] = lambda fraction: None,
         check: CheckCancelled = lambda: None,
     ) -> MlxHead:
-        """See MlxModel. Rank 0 alone has the head; it reads hidden states, which all ranks have."""
+        """Loads a head on rank 0 alone. It reads hidden states, which all ranks have."""
         if spec.kind == "gemma4-assistant":
             raise Unsupported("this head reads the target's cache, which several ranks share.", hint=_OTHER_DRAFT)
         if find_split_output(self.network):
@@ -215,6 +215,18 @@ class TeamModel(MlxModel):
         super().close()
 
 
+def _repeated(name: str) -> Any:
+    """The method of MlxSession of this name, on all ranks."""
+    plain = getattr(MlxSession, name)
+
+    def call(session: TeamSession, *arguments: Any) -> Any:
+        sent = [int(each) if isinstance(each, int | np.integer) else list(map(int, each)) for each in arguments]
+        with session.mirror(name, arguments=sent):
+            return plain(session, *arguments)
+
+    return call
+
+
 class TeamSession(MlxSession):
     """A session of which each rank has its part of the cache. Drafts come to the host before a forward."""
 
@@ -223,17 +235,11 @@ class TeamSession(MlxSession):
         *own, self._team, self.number = parts
         super().__init__(*own)
 
-    def tap(self, layers: tuple[int, ...]) -> Features[Any]:
-        with self._mirror("tap", layers=layers):
-            return super().tap(layers)
-
-    def untap(self) -> None:
-        with self._mirror("untap"):
-            super().untap()
+    tap, untap, commit, rollout, checkpoint, rewind, extend = map(_repeated, _REPEATED)
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         check_prompt(tokens, self.capabilities)
-        with self._mirror("prefill", tokens=list(map(int, tokens))):
+        with self.mirror("prefill", tokens=list(map(int, tokens))):
             try:
                 return (yield from super().prefill(tokens))
             except GeneratorExit:  # the other ranks wait for the next check
@@ -243,28 +249,8 @@ class TeamSession(MlxSession):
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         check_forward(self, root, draft)
         draft = Draft(draft.tokens, draft.parents)
-        with self._mirror("forward", root=int(root), tokens=draft.tokens.tolist(), parents=draft.parents.tolist()):
+        with self.mirror("forward", root=int(root), tokens=draft.tokens.tolist(), parents=draft.parents.tolist()):
             return super().forward(root, draft)
-
-    def commit(self, path: Sequence[int]) -> None:
-        with self._mirror("commit", path=list(map(int, path))):
-            super().commit(path)
-
-    def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
-        with self._mirror("rollout", tokens=list(map(int, tokens)), n=n, vocab_size=vocab_size):
-            return super().rollout(tokens, n, vocab_size)
-
-    def checkpoint(self) -> None:
-        with self._mirror("checkpoint"):
-            super().checkpoint()
-
-    def rewind(self, position: int) -> int:
-        with self._mirror("rewind", position=position):
-            return super().rewind(position)
-
-    def extend(self, n: int) -> int:
-        with self._mirror("extend", n=n):
-            return super().extend(n)
 
     def close(self) -> None:
         if not self._is_closed:
@@ -279,19 +265,22 @@ class TeamSession(MlxSession):
         elif do == "forward":
             tokens, parents = (np.asarray(arguments[name], np.int32) for name in ("tokens", "parents"))
             self.forward(arguments["root"], Draft(tokens, parents))
+        elif do == "close":
+            self.close()
         elif do in _REPEATED:
-            getattr(self, do)(**arguments)
+            getattr(self, do)(*arguments["arguments"])
         else:
             raise BackendError(f"rank 0 asks for an unknown operation {do!a}.", hint="Report this as a bug.")
+
+    def mirror(self, do: str, **arguments: Any) -> Any:
+        """Inside, all ranks run the operation `do` on their sessions of this number."""
+        self._sync()
+        return mirrored(self._team, do, session=self.number, **arguments)
 
     def _choose_best(self, logits: Any) -> Any:
         token = self._team.share(super()._choose_best(logits))
         mx.async_eval(token)  # on all ranks, of which only this one may read it
         return token
-
-    def _mirror(self, do: str, **arguments: Any) -> Any:
-        self._sync()
-        return mirrored(self._team, do, session=self.number, **arguments)
 
 
 def load_part(

@@ -1,0 +1,301 @@
+"""Sessions of trained heads on any runtime: they read the target's hidden states, and draft tokens or blocks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from edgespec.backends.attached_draft import OTHER_HEAD, Unsupported
+from edgespec.backends.sequence import shared_prefix
+from edgespec.core.protocols import Draft, Session
+from edgespec.core.sampling import Logits
+from edgespec.core.scores import HostScores, Scores
+from edgespec.errors import BackendError
+from edgespec.formats.heads import HeadSpec
+
+# Hidden states of a session's tokens, kept for a trained head until it has read them.
+
+
+_MOST_KEPT = 2048  # rows; of a long prompt a head that is not asked would keep hundreds of MB
+_KEPT_BEHIND = 64  # rows that a head has read, for rounds that go back: as many as a target scores in one forward
+A = TypeVar("A")  # an array with rows: numpy's or MLX's
+
+
+class Features(Generic[A]):
+    """Rows [width] of the tokens in a session's cache, from position `start` on.
+
+    The session appends them as it commits tokens and drops them as it is rewound; the head takes and releases them.
+    Those more than 2,048 positions back are released too: a head that has not read them begins behind them.
+    """
+
+    def __init__(self, join: Callable[[Sequence[A]], A]) -> None:
+        """`join` concatenates arrays along their rows."""
+        self._join = join
+        self._chunks = deque[tuple[int, A]]()  # (position of the first row, [n, width])
+        self._checkpoint: tuple[int, A] | None = None  # a position, and the row before it
+        self.start = self.end = 0
+
+    def append(self, rows: A, n: int) -> None:
+        """Keep `rows` [n, width] of the next `n` positions, which must stay valid."""
+        if n:
+            self._chunks.append((self.end, rows))
+            self.end += n
+            self.release(self.end - _MOST_KEPT)
+
+    def checkpoint(self) -> None:
+        """`rewind` may go back to the present end, and then has the row before it, released or not."""
+        if self.start < self.end:
+            self._checkpoint = self.end, self._join([self.take(self.end - 1, self.end)])
+
+    def rewind(self, position: int) -> None:
+        """Drop the rows from `position` on."""
+        while self._chunks and self._chunks[-1][0] >= position:
+            self._chunks.pop()
+        if self._chunks and position < self.end:
+            first, rows = self._chunks[-1]
+            self._chunks[-1] = first, rows[: position - first]  # type: ignore[index]
+        self.end = min(self.end, position)
+        self.start = min(self.start, self.end)
+        if self._checkpoint is not None and position < self._checkpoint[0]:
+            self._checkpoint = None
+        if self._checkpoint is not None and self.start == position == self._checkpoint[0]:
+            self._chunks.append((position - 1, self._checkpoint[1]))
+            self.start = position - 1
+
+    def take(self, first: int, last: int) -> A:
+        """[last - first, width]. Raises ValueError for positions that are not kept."""
+        if not self.start <= first < last <= self.end:
+            raise ValueError(f"rows {first} to {last} are not among those kept, {self.start} to {self.end}")
+        found = []
+        for at, rows in self._chunks:
+            low, high = max(first - at, 0), last - at
+            if high > 0 and low < len(rows):  # type: ignore[arg-type]
+                found.append(rows[low:high])  # type: ignore[index]
+        return found[0] if len(found) == 1 else self._join(found)
+
+    def release(self, position: int) -> None:
+        """Free the rows before `position`."""
+        position = min(position, self.end)
+        while self._chunks and self._chunks[0][0] + len(self._chunks[0][1]) <= position:  # type: ignore[arg-type]
+            self._chunks.popleft()
+        self.start = max(self.start, position)
+
+
+class TappedSession(Session, Protocol):
+    """A session whose hidden states a head reads."""
+
+    def tap(self, layers: Sequence[int]) -> Features[Any]: ...
+
+    def untap(self) -> None: ...
+
+
+class HeadRunner(ABC):
+    """What a runtime computes of one head. Row p has the target's state of token p; a pair has token p + 1 too.
+
+    reads_pairs  whether rows are pairs
+    has_cache    whether it has keys and values of its own; without them a draft reads the last row alone
+    is_async     whether `rollout` returns before the device has computed the chain
+    max_drafts   the most tokens that it drafts after a text; None for no limit
+    """
+
+    reads_pairs = True
+    has_cache = True
+    is_async = False
+    max_drafts: int | None = None
+
+    @abstractmethod
+    def restart(self, first: int, last: int) -> None:
+        """Hold no rows. The next row is that of position `first`, and the draft that follows begins at `last`."""
+
+    @abstractmethod
+    def trim(self, position: int) -> None:
+        """Drop the rows from `position` on, which is not before the first row, and all that was drafted."""
+
+    @abstractmethod
+    def read(self, text: Sequence[int], first: int, features: Features[Any]) -> int:
+        """Add some rows of `text` from position `first` on; returns the position after them.
+
+        Raises Cancelled, BackendError.
+        """
+
+    def start(self, text: Sequence[int]) -> None:  # noqa: B027 - most heads have nothing to start
+        """Start a draft after `text`, all of whose rows but the root's are held. Raises Cancelled, BackendError."""
+
+    def score(self) -> Logits:
+        """[V] after the text, or after the last drafted token."""
+        raise NotImplementedError
+
+    def step(self, token: int) -> Logits:
+        """[V] after one more drafted token. Raises Cancelled, BackendError."""
+        raise NotImplementedError
+
+    def rollout(self, n: int) -> tuple[Draft, Scores]:
+        """A chain of `n` best tokens after the text, and the scores that they were chosen from."""
+        rows = [self.score()]
+        while len(rows) < n:
+            rows.append(self.step(int(rows[-1].argmax())))
+        return Draft.chain([int(row.argmax()) for row in rows]), HostScores(rows)
+
+    def block(self, n: int) -> list[Logits]:
+        """Up to `n` rows [V] of a head that drafts several tokens at once."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what it holds."""
+
+
+class _HeadReader:
+    """Adds a row for each token of a text to a head's cache. Drafted tokens are read again once they are accepted."""
+
+    def __init__(self, runner: HeadRunner, target: TappedSession, features: Features[Any]) -> None:
+        """`features` are those of `target`, whose tap ends with this session."""
+        self._runner = runner
+        self._target = target
+        self._features = features
+        self._context_size = target.capabilities.context_size
+        self.text: list[int] = []  # the `_base` tokens that were read, then the drafted ones
+        self._base = self._first = self._held = 0  # rows from `_first` to `_held` are those of the text
+
+    def begin(self, text: Sequence[int]) -> None:
+        """Keeps the rows of the prefix that `text` shares with the last one."""
+        self._base = shared_prefix(self.text[: self._base], text, len(text))
+        self._held = min(self._held, self._base - self._runner.reads_pairs)
+
+    def pending_tokens(self, text: Sequence[int]) -> int:
+        """Rows of `text` that a draft computes: those that are not held, and always the last pair or a block's root."""
+        unread = len(text) - self._runner.reads_pairs - self._settle(text)
+        return unread if self._runner.has_cache else min(1, unread)
+
+    def close(self) -> None:
+        self._target.untap()
+        self._runner.close()
+
+    def _settle(self, text: Sequence[int]) -> int:
+        """Forget drafted tokens; returns the position after the last row that need not, or cannot, be read again."""
+        self._base = min(self._base, len(text))
+        del self.text[self._base :]
+        self._held = min(self._held, len(text) - 1 - self._runner.reads_pairs)
+        if self._held <= self._first or not self._runner.has_cache:
+            self._first = self._held = 0
+        return max(self._held, self._features.start)
+
+    def _start(self, text: Sequence[int], window: int) -> bool:
+        """Read the rows of `text`, of a long unread part those of the last `window` tokens, and start a draft.
+
+        False where there are none, or no room. Raises BackendError, Cancelled.
+        """
+        runner, first, last = self._runner, self._settle(text), len(text) - 1
+        if not 0 < last < self._context_size:
+            return False
+        if self._features.end < last:
+            raise BackendError("the head has no hidden states of the text.", hint="Report this as a bug.")
+        most = max(1, window - (not runner.reads_pairs)) if runner.has_cache else 1
+        if not self._held or first > self._held or last - first > most:
+            first = max(self._features.start, last - most)
+            self._first = self._held = first
+            runner.restart(first, last)
+        else:
+            runner.trim(first)
+        while first < last:
+            first = self._held = runner.read(text, first, self._features)
+            self._base = first + runner.reads_pairs
+            self.text = list(text[: self._base])
+        self._features.release(last - _KEPT_BEHIND)
+        self.text, self._base = list(text), len(text)
+        if self._first == last:
+            return False
+        runner.start(text)
+        return True
+
+
+class HeadSession(_HeadReader):
+    """A DraftSession of a head that drafts token by token. The rows of drafted tokens have the head's own states."""
+
+    @property
+    def is_async(self) -> bool:
+        return self._runner.is_async
+
+    def read(self, text: Sequence[int], window: int) -> Logits | None:
+        """[V] after `text`. None for a text of one token, and at the end of the context."""
+        return self._runner.score() if self._start(text, window) else None
+
+    def step(self, token: int) -> Logits | None:
+        """[V] after one more token; None behind the last one that the head drafts, and at the end of the context."""
+        if len(self.text) - self._base + 1 >= self._most_drafts:
+            return None
+        logits = self._runner.step(token)
+        self.text.append(token)
+        return logits
+
+    def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:
+        """A chain of best tokens and their scores."""
+        return self._runner.rollout(min(n, self._most_drafts)) if self._start(text, window) else None
+
+    @property
+    def _most_drafts(self) -> int:
+        """Tokens that can be drafted after the text that was read."""
+        room = self._context_size - self._base + 1
+        return room if self._runner.max_drafts is None else min(room, self._runner.max_drafts)
+
+
+class BlockHeadSession(_HeadReader):
+    """A BlockSession of a head that drafts several tokens at once.
+
+    A block always has the rows that the head was trained with, even if fewer are asked for: they see each other, so
+    the logits of the first ones depend on how many follow.
+    """
+
+    @property
+    def block_size(self) -> int:
+        assert self._runner.max_drafts is not None
+        return self._runner.max_drafts
+
+    def block(self, text: Sequence[int], window: int, n: int) -> list[Logits] | None:
+        """Up to `n` rows [V], each a distribution of its own; None as `HeadSession.read`."""
+        return self._runner.block(n) if self._start(text, window) else None
+
+
+_MAX_BLOCK = 64  # positions; targets score no more rows in one forward
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The rows that a head runs after the root to draft several tokens at once.
+
+    n_rows      the root and masks
+    first_row   that predicts the token after the root: 0 or 1
+    mask_token  the id of a mask
+    """
+
+    n_rows: int
+    first_row: int
+    mask_token: int
+
+    @property
+    def n_drafts(self) -> int:
+        """The tokens that a block drafts."""
+        return self.n_rows - self.first_row
+
+    def fill(self, root: int) -> list[int]:
+        """[n_rows] the ids of the rows."""
+        return [root, *[self.mask_token] * (self.n_rows - 1)]
+
+
+def read_block(spec: HeadSpec, vocab_size: int) -> Block:
+    """The block of a head. Raises Unsupported where it has no mask, or too many positions."""
+    mask = spec.mask_token
+    if mask is None or mask >= vocab_size:
+        named = "none" if mask is None else f"{mask:,} of {vocab_size:,}"
+        raise Unsupported(
+            f"the head fills its blocks with a token of the model, and its file names {named}.", hint=OTHER_HEAD
+        )
+    if not 2 <= spec.block_size <= _MAX_BLOCK:
+        raise Unsupported(
+            f"the head has blocks of {spec.block_size:,} positions; those of 2 to {_MAX_BLOCK} are run.",
+            hint=OTHER_HEAD,
+        )
+    return Block(spec.block_size, 0 if spec.predicts_at_root else 1, mask)

@@ -1,0 +1,257 @@
+"""Trained heads in llama.cpp contexts of their own."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from edgespec.backends.head_session import Block, Features, HeadRunner
+from edgespec.backends.llamacpp.context import Floats, NativeBatch, NativeContext, SequenceSlot, float_rows
+from edgespec.backends.llamacpp.library import Library, find_function
+from edgespec.core.protocols import CheckCancelled
+from edgespec.core.sampling import Logits, non_finite_error
+from edgespec.errors import RollbackError
+
+MAX_ROWS = 64  # of one call; llama.cpp reserves logits for all of them
+_SCORED = 8  # pairs that are read in one call although all are scored
+_ROPE_SECTIONS = 4  # positions of a row of states where the rotary embedding has sections
+
+
+class DraftContext(HeadRunner):
+    """What the heads' contexts share: calls of at most MAX_ROWS rows, which are cancelled as `check` says."""
+
+    def __init__(
+        self, lib: Library, model: Any, params: Any, *, vocab_size: int, check: CheckCancelled, sequence: int = 0
+    ) -> None:
+        """`params` have the sizes and types of the cache. Raises BackendError."""
+        slot = SequenceSlot(sequence, check)
+        self._api = lib.api
+        self._sequence = sequence
+        self._native = NativeContext(
+            lib,
+            model,
+            params,
+            vocab_size,
+            max_outputs=MAX_ROWS,
+            sequences=sequence + 1,
+            is_cancelled=lambda: slot.is_cancelled,
+            max_tokens=MAX_ROWS,
+        )
+
+    def restart(self, first: int, last: int) -> None:
+        self.trim(0)
+
+    def trim(self, position: int) -> None:
+        """Raises RollbackError where llama.cpp cannot drop the rows."""
+        if not self._api.llama_memory_seq_rm(self._native.memory, self._sequence, position, -1):
+            raise RollbackError("llama.cpp could not trim the head's cache.", hint="Start a new chat.")
+
+    def close(self) -> None:
+        self._native.free()
+
+    def _open_features(self, width: int) -> NativeBatch:
+        """A batch whose rows are those of `_features` [MAX_ROWS, width] in place of tokens."""
+        self._features = np.zeros((MAX_ROWS, width), np.float32)
+        batch = NativeBatch(self._api, MAX_ROWS, 1)
+        batch.native.token = None
+        batch.native.embd = _float_pointer(self._features)
+        return batch
+
+
+class HeadContext(DraftContext):
+    """Its cache keeps pairs by position; a pair's own state stands for the target's where there is none yet."""
+
+    def __init__(
+        self, lib: Library, model: Any, params: Any, *, vocab_size: int, check: CheckCancelled, sequence: int = 0
+    ) -> None:
+        """`params` have the sizes and types of the cache. Raises BackendError, Unsupported."""
+        enable, self._states = find_function("llama_set_embeddings_nextn"), find_function("llama_get_embeddings_nextn")
+        super().__init__(lib, model, params, vocab_size=vocab_size, check=check, sequence=sequence)
+        self.size: int = lib.api.llama_model_n_embd_out(model)
+        enable(self._native.handle, True, True)  # the states of rows with scores
+        self._inputs = np.zeros((MAX_ROWS, self.size), np.float32)
+        self._native.batch.native.embd = _float_pointer(self._inputs)
+        self._next = 0  # position of the next drafted pair
+        self._logits: Logits = np.empty(0, np.float32)  # after the last pair
+        self._state: Floats = np.empty(0, np.float32)  # [1, size] of that pair
+
+    def read(self, text: Sequence[int], first: int, features: Features[Floats]) -> int:
+        last = len(text) - 1
+        end = min(first + MAX_ROWS, last if last - first <= _SCORED else last - 1)
+        states, tokens = self.encode(features.take(first, end), first), text[first + 1 : end + 1]
+        if end < last:
+            self.add(tokens, states, first)
+        else:
+            self._logits, self._state = self.decode(tokens, states, first)
+            self._next = last
+        return end
+
+    def score(self) -> Logits:
+        return self._logits
+
+    def step(self, token: int) -> Logits:
+        self._logits, self._state = self.decode([token], self._state, self._next)
+        self._next += 1
+        return self._logits
+
+    def encode(self, features: Floats, position: int) -> Floats:
+        """[n, size] what pairs are made of, of the target's rows [n, width] of consecutive positions: the same.
+
+        Raises Cancelled, BackendError.
+        """
+        return features
+
+    def add(self, tokens: Sequence[int], states: Floats, position: int) -> None:
+        """Add the pairs of encoded `states` [n, size] and `tokens`, without scores. Raises Cancelled, BackendError."""
+        self._stage(tokens, states, position, outputs=0)
+        self._native.decode()
+
+    def decode(self, tokens: Sequence[int], states: Floats, position: int) -> tuple[Logits, Floats]:
+        """Add the pairs of `states` [n, size] and `tokens`; (logits [V] after the last, its state [1, size] to go on).
+
+        `states` are encoded rows, or the state of the pair before. llama.cpp scores all pairs. Raises Cancelled,
+        BackendError.
+        """
+        n = len(tokens)
+        self._stage(tokens, states, position, outputs=n)
+        logits = self._native.decode()[n - 1].copy()
+        if np.isnan(logits.max()):
+            raise non_finite_error()
+        return logits, self._read_states(n)[n - 1 :]
+
+    def _stage(self, tokens: Sequence[int], states: Floats, position: int, *, outputs: int) -> None:
+        self._inputs[: len(tokens)] = states
+        self._native.batch.chain(tokens, position, self._sequence, outputs=outputs)
+
+    def _read_states(self, n: int) -> Floats:
+        return float_rows(self._states(self._native.handle), n, self.size).copy()
+
+
+def _float_pointer(array: Floats) -> Any:
+    """A pointer for a llama_batch's embeddings; `array` must stay alive."""
+    return array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+
+
+class Eagle3Context(HeadContext):
+    """Follows src/models/eagle3.cpp of llama.cpp, whose encoder fuses the inputs of the target's layers.
+
+    It takes the embeddings and the output matrix of the target's context where the head has none.
+    """
+
+    def __init__(self, lib: Library, model: Any, params: Any, *, width: int, **settings: Any) -> None:
+        """`width`: numbers of a target's row. Raises BackendError, Unsupported."""
+        super().__init__(lib, model, params, **settings)
+        self._encoded = self._open_features(width)
+
+    def encode(self, features: Floats, position: int) -> Floats:
+        n = len(features)
+        self._features[:n] = features
+        self._encoded.chain([0] * n, position, 0, outputs=n)
+        self._native.run(self._api.llama_encode, self._encoded)
+        return self._read_states(n)
+
+
+class ChainContext(HeadContext):
+    """Several MTP layers, of which each drafts one token. A layer has keys and values of its own.
+
+    Follows common/speculative.cpp of llama.cpp: every layer reads all pairs of the text with the target's states, and
+    the drafted ones with the state of the layer that drafted them.
+    """
+
+    def __init__(self, lib: Library, model: Any, params: Any, *, count: int, **settings: Any) -> None:
+        super().__init__(lib, model, params, **settings)
+        self._select = find_function("llama_set_nextn_layer_offset")
+        self.max_drafts = count
+        self._base = 0  # position of the first drafted pair
+        self._drafted: list[tuple[int, Floats]] = []
+
+    def add(self, tokens: Sequence[int], states: Floats, position: int, first_layer: int = 0) -> None:
+        for layer in range(first_layer, self.max_drafts or 0):
+            self._begin(layer, position)
+            super().add(tokens, states, position)
+
+    def decode(self, tokens: Sequence[int], states: Floats, position: int) -> tuple[Logits, Floats]:
+        """The scores are those of the first layer."""
+        self.add(tokens, states, position, first_layer=1)
+        self._begin(0, position)
+        self._base, self._drafted = position + len(tokens), []
+        return super().decode(tokens, states, position)
+
+    def step(self, token: int) -> Logits:
+        self._drafted.append((token, self._state))
+        self._begin(len(self._drafted), self._base)
+        tokens, states = [each for each, _ in self._drafted], np.concatenate([each for _, each in self._drafted])
+        self._logits, self._state = super().decode(tokens, states, self._base)
+        return self._logits
+
+    def _begin(self, layer: int, position: int) -> None:
+        """The next rows are those of `layer`, in the cells that the pairs from `position` on have in all layers."""
+        self.trim(position)
+        self._select(self._native.handle, layer)
+
+
+class AssistantContext(HeadContext):
+    """Its cache is the target's, so that all rows have the position of the root, and none are dropped."""
+
+    has_cache = False
+    _root = 0
+
+    def restart(self, first: int, last: int) -> None:
+        self._root = last
+
+    def trim(self, position: int) -> None:
+        """The target trims its cache."""
+
+    def decode(self, tokens: Sequence[int], states: Floats, position: int) -> tuple[Logits, Floats]:
+        return super().decode(tokens, states, self._root)
+
+
+class BlockContext(DraftContext):
+    """Its cache has the keys and values of the target's states by position, and while it drafts those of a block.
+
+    Follows src/models/dflash.cpp of llama.cpp, which takes the embeddings and the output matrix of `ctx_other` where
+    the head has none.
+    """
+
+    reads_pairs = False
+
+    def __init__(
+        self, lib: Library, model: Any, params: Any, *, width: int, block: Block, is_causal: bool, **settings: Any
+    ) -> None:
+        """`width`: numbers of a target's row. `is_causal`: whether a block's rows see only those before.
+
+        Raises BackendError.
+        """
+        super().__init__(lib, model, params, **settings)
+        lib.api.llama_set_causal_attn(self._native.handle, is_causal)
+        self.max_drafts = block.n_drafts
+        self._block = block
+        self._rows: list[Logits] = []
+        self._positions = np.zeros(_ROPE_SECTIONS * MAX_ROWS, np.int32)
+        self._states = self._open_features(width)
+        self._states.native.pos = self._positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+
+    def read(self, text: Sequence[int], first: int, features: Features[Floats]) -> int:
+        """Adds states. Of a rotary embedding with sections, the last has no position and the others that of text."""
+        end = min(first + MAX_ROWS, len(text) - 1)
+        n = end - first
+        self._features[:n] = features.take(first, end)
+        self._states.chain([0] * n, first, 0, outputs=0)
+        sections = self._positions[: _ROPE_SECTIONS * n].reshape(_ROPE_SECTIONS, n)
+        sections[:-1] = np.arange(first, end)
+        sections[-1] = 0
+        self._native.decode(self._states)
+        return end
+
+    def start(self, text: Sequence[int]) -> None:
+        """The rows of the block stay in the cache until `trim`."""
+        tokens = self._block.fill(text[-1])
+        self._native.batch.chain(tokens, len(text) - 1, 0, outputs=len(tokens))
+        rows = self._native.decode()[self._block.first_row : len(tokens)]
+        self._rows = list(rows.copy())
+
+    def block(self, n: int) -> list[Logits]:
+        return self._rows[:n]

@@ -1,0 +1,162 @@
+"""Networks of trained heads on MLX, and how they are run beside their target."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import mlx.core as mx
+
+from edgespec.backends.head_session import Features, HeadRunner
+from edgespec.backends.mlx.caches import ForwardContext, KeyValues
+from edgespec.backends.mlx.head_parts import DraftVocabulary, HeadWeights, ShortVocabulary, take_rows
+from edgespec.backends.mlx.library import map_errors, read
+from edgespec.backends.mlx.scores import greedy_chain
+from edgespec.backends.mlx.session import MlxSession
+from edgespec.core.protocols import CheckCancelled, Draft
+from edgespec.core.sampling import Logits
+from edgespec.core.scores import Scores
+
+_CHUNK = 512  # rows that are read in one forward
+
+
+class HeadNetwork(ABC):
+    """The weights of a head and what they compute. H is the target's hidden size, V its vocabulary size.
+
+    layers       of the target, whose hidden states it reads; as in formats.heads.HeadSpec
+    depth        layers with keys and values of their own; without any a draft reads the last state alone
+    reads_pairs  whether a row is a state and the token after it; else it is a state alone
+    n_drafts     the most tokens that it drafts after a text; None for no limit
+    nbytes       bytes of its own weights
+    dtype        of these weights
+    vocabulary   the tokens that it scores
+    short        the same head with frequent tokens alone; None where there is none
+    """
+
+    layers: tuple[int, ...] = ()
+    depth = 0
+    reads_pairs = True
+    n_drafts: int | None = None
+    nbytes: int
+    dtype: Any
+    vocabulary: DraftVocabulary
+    short: ShortVocabulary | None = None
+    _outputs: list[Callable[[Any], Any]]  # matrices with a row for each token that is scored
+
+    def open_caches(self, target: MlxSession, position: int) -> Any:
+        """Empty keys and values of each layer, or what else a draft after `position` tokens of `target` reads."""
+        return [KeyValues(ForwardContext()) for _ in range(self.depth)]
+
+    def fuse(self, features: Any) -> Any:
+        """States [n, h] that stand for the target's features [n, width]."""
+        return features.astype(self.dtype)
+
+    @abstractmethod
+    def run(self, tokens: Any, states: Any, caches: Any) -> Any:
+        """Output [n, h] of rows with these states [n, h] and the tokens [n] after them, which follow those in `caches`.
+
+        A head that does not read pairs returns the arrays that the device should compute.
+        """
+
+    def start_draft(self, root: int, output: Any, caches: Any) -> Any:
+        """What the draft after `root` begins with; `output` is that of the last `run`."""
+        return output[-1:]
+
+    def follow(self, token: Any, output: Any, caches: Any) -> Any:
+        """The output after a drafted `token` [1], given the output before it."""
+        return self.run(token, self.feed_back(output), caches)
+
+    def feed_back(self, output: Any) -> Any:
+        """The states [n, h] that stand for features where the target has none yet."""
+        return output
+
+    @abstractmethod
+    def score(self, output: Any, n: int = 1) -> Any:
+        """Logits [1, V] float32 of the next token, or [n, V] of a block; -inf for tokens outside of `vocabulary`."""
+
+    def _finish(self, weights: HeadWeights, vocabulary: DraftVocabulary) -> None:
+        """Read the weights that were taken from the files. Raises BackendError."""
+        weights.load()
+        self.nbytes, self.dtype, self.vocabulary = weights.nbytes, weights.dtype, vocabulary
+
+    def shorten(self, ids: Any) -> Self:
+        """The same head with the rows `ids` [W] int32 of its output matrices. Raises ValueError as `take_rows`."""
+        taken = {id(each): take_rows(each, ids) for each in self._outputs}  # some heads share one matrix
+        short = copy.copy(self)
+        short._outputs = [taken[id(each)] for each in self._outputs]
+        short.vocabulary = DraftVocabulary(ids, self.vocabulary.vocab_size)
+        return short
+
+
+class NetworkRunner(HeadRunner):
+    """Runs a network beside a session of its target."""
+
+    is_async = True
+
+    def __init__(self, network: HeadNetwork, target: MlxSession, check: CheckCancelled) -> None:
+        self.reads_pairs, self.has_cache, self.max_drafts = network.reads_pairs, network.depth > 0, network.n_drafts
+        self._network = self._scorer = network
+        self._target = target
+        self._check = check
+        self._first = 0  # position of the first row
+        self._caches: Any = None
+        self._output: Any = None  # of the last token
+
+    def restart(self, first: int, last: int) -> None:
+        self._first = first
+        self._caches = self._network.open_caches(self._target, last)
+
+    def trim(self, position: int) -> None:
+        for cache in self._caches:
+            cache.rewind(position - self._first)
+
+    def read(self, text: Sequence[int], first: int, features: Features[Any]) -> int:
+        self._check()
+        end = min(first + _CHUNK, len(text) - 1)
+        with map_errors():
+            states = self._network.fuse(features.take(first, end))
+            self._output = self._network.run(mx.array(list(text[first + 1 : end + 1])), states, self._caches)
+            mx.async_eval(self._output)
+        return end
+
+    def start(self, text: Sequence[int]) -> None:
+        short = self._network.short
+        self._scorer = short.network if short is not None and short.suits(text) else self._network
+        with map_errors():
+            self._output = self._scorer.start_draft(text[-1], self._output, self._caches)
+
+    def score(self) -> Logits:
+        return self.block(1)[0]
+
+    def step(self, token: int) -> Logits:
+        with map_errors():
+            self._follow(mx.array([token]))
+        return self.score()
+
+    def rollout(self, n: int) -> tuple[Draft, Scores]:
+        """Nothing waits for the device."""
+
+        def run(token: Any) -> Any:
+            self._follow(token)
+            return self._scorer.score(self._output)
+
+        with map_errors():
+            first = self._scorer.score(self._output)
+            chain, scores = greedy_chain(first, run, n, first.shape[-1])
+            mx.async_eval(chain.array, scores.array)
+        return chain, scores
+
+    def block(self, n: int) -> list[Logits]:
+        with map_errors():
+            return list(read(self._scorer.score(self._output, n))[0])
+
+    def close(self) -> None:
+        self._caches = self._output = None
+        mx.clear_cache()
+
+    def _follow(self, token: Any) -> None:
+        """Run a drafted `token` [1]."""
+        self._output = self._scorer.follow(token, self._output, self._caches)
+        mx.async_eval(self._output)
