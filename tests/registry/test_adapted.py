@@ -210,7 +210,10 @@ for _ in range(5):
 
 def test_processes_that_add_at_the_same_time(pair: AdaptedPair) -> None:
     command = [sys.executable, "-c", ADDING, str(pair.folder)]
-    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    added = [int(line) for child in children for line in child.communicate()[0].split()]
-    assert sorted(added) == list(range(1, 11))
-    assert all(card is not None for card in pair.versions().values()) and pair.active_number() == 10
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        added = [pair.add(CARD, writing(b"draft")).version for _ in range(5)]
+        while child.poll() is None:
+            added.append(pair.add(CARD, writing(b"draft")).version)
+        added += map(int, child.communicate()[0].split())
+    assert sorted(added) == list(range(1, len(added) + 1))
+    assert all(card is not None for card in pair.versions().values()) and pair.active_number() == len(added)
