@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,8 @@ from edgespec.server.auth import KeyFile, add_key, read_keys, remove_key
 from edgespec.server.record import find_caller
 from tests.memory.texts import find_bytes
 from tests.server.interfaces import PATHS, make_body
-from tests.server.serving import COMMAND, ENDLESS, KEY, TOY, Server, serving
+from tests.server.serving import ENDLESS, KEY, TOY, Server, serving
+from tests.zygote import run_command
 
 
 def test_a_file_of_keys(tmp_path: Path) -> None:
@@ -179,7 +179,9 @@ def run_key(tmp_path: Path, command: str, *arguments: str) -> str:
     """What `edgespec key` prints."""
     environment = {**os.environ, "EDGESPEC_DATA_DIR": str(tmp_path / "data")}
     arguments = ("key", command, *arguments, "--file", str(tmp_path / "keys.toml"))
-    return subprocess.run([*COMMAND, *arguments], env=environment, capture_output=True, text=True, check=True).stdout
+    done = run_command(arguments, environment, tmp_path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_keys_have_texts_of_their_own(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.server.serving import COMMAND, KEY, SMALL, TOY, Server, serving
+from tests.server.serving import KEY, SMALL, TOY, Server, serving
 from tests.zygote import run_command
 
 
@@ -119,8 +119,7 @@ def test_the_context_is_known_before_the_first_call(server: Server) -> None:
 
 def test_claude_runs_from_its_settings(server: Server, programs: Path) -> None:
     install(programs, "claude", CLAUDE.format(python=sys.executable))
-    launch = [*COMMAND, "launch", "claude", "--url", server.url, "--api-key", KEY]
-    done = subprocess.run(launch, capture_output=True, text=True, timeout=60, check=True)
+    done = run("launch", "claude", "--url", server.url, "--api-key", KEY)
     assert "claude 2.1.303 is installed" in done.stderr
     assert "CLAUDE_CODE_ATTRIBUTION_HEADER=0" in done.stdout, "conversations share the cache of the system text"
     assert "about 27,000 tokens, but the context of tree holds 256: restart the server with --ctx 65536" in done.stderr
@@ -133,8 +132,7 @@ def test_aider_knows_the_context(server: Server, programs: Path) -> None:
     import litellm
 
     install(programs, "aider", '#!/bin/sh\necho "$@" "$OPENAI_API_BASE" "$OPENAI_API_KEY"\n')
-    done = subprocess.run([*COMMAND, "launch", "aider", "--url", server.url, "--api-key", KEY],
-                          capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
+    done = run("launch", "aider", "--url", server.url, "--api-key", KEY)
     ran = subprocess.run(["bash", "-euc", done.stdout], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout.split() == [
         *(["--model", "openai/tree", "--model-metadata-file", "edgespec.model.metadata.json"]),
