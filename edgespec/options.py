@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 TEMPERATURE = 0.7
-"""Of a generation for which neither the user nor the model's authors name one."""
+"""The temperature where neither the user nor the model's authors name one."""
 LARGEST = 2**31 - 1
 
 
@@ -141,7 +141,7 @@ WORKERS = (
 )  # fmt: skip
 
 LOAD = (DRAFT, *SPECULATION, *LOADING, *WORKERS, BACKEND)
-"""What a LoadConfig is made from, beside the model, MEMORY, LEARN and PARALLEL."""
+"""The options that a LoadConfig is made from, beside the model, MEMORY, LEARN and PARALLEL."""
 
 OPTIONS = {each.name: each for each in (*GENERATION, *LOAD, MEMORY, LEARN, PARALLEL)}
-"""By their names."""
+"""All options by their names."""

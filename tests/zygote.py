@@ -25,7 +25,7 @@ from tempfile import TemporaryFile
 from typing import BinaryIO
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-_COMMANDS = "draft engine export key launch main memory models ps run serve"  # modules of edgespec.cli
+_COMMANDS = "draft engine export main memory models run serve server"  # modules of edgespec.cli
 _SERVER = ("app", "connections")  # modules of edgespec.server
 MAX_S = 300  # for one command; trainings have a low priority
 _MAX_BYTES = 2**18  # of a request

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ CATEGORIES = (
 )
 OWN = "own"  # category of lines without one
 MAX_BYTES = 64 << 20
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 _FORM = 'Write one object a line: {"prompt": "..."} or {"question_id": 1, "category": "chat", "turns": ["..."]}.'
 
@@ -113,32 +116,22 @@ def _parse_line(line: str, number: int) -> BenchPrompt:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:  # RecursionError: a line of ten thousand brackets
         raise _BadLine("is not JSON") from error
-    if not isinstance(record, dict):
-        raise _BadLine("is not a JSON object")
-    if "prompt" not in record and "turns" not in record:
-        raise _BadLine('has neither "prompt" nor "turns"')
-    if "prompt" in record and "turns" in record:
-        raise _BadLine('has both "prompt" and "turns"')
-    identity = record.get("question_id", record.get("id", number))
+    match record:
+        case {"prompt": _, "turns": _}:
+            raise _BadLine('has both "prompt" and "turns"')
+        case {"prompt": str(text)}:
+            turns = [text]
+        case {"turns": [str(), *_] as turns} if all(isinstance(each, str) for each in turns):
+            pass
+        case _:
+            raise _BadLine('has neither a text as "prompt" nor a list of texts as "turns"')
+    if not all(each.strip() for each in turns):
+        raise _BadLine("has an empty text")
+    if any(_SURROGATE.search(each) for each in turns):
+        raise _BadLine("has half a surrogate pair")
+    identity, category = record.get("question_id", record.get("id", number)), record.get("category", OWN)
     if not isinstance(identity, str | int) or isinstance(identity, bool):
         raise _BadLine("has an id that is neither text nor a whole number")
-    category = record.get("category", OWN)
     if not isinstance(category, str):
         raise _BadLine("has a category that is not text")
-    turns = [record["prompt"]] if "prompt" in record else record["turns"]
-    return BenchPrompt(str(identity), category, _check_turns(turns, "prompt" if "prompt" in record else "turns"))
-
-
-def _check_turns(turns: object, key: str) -> tuple[str, ...]:
-    if not isinstance(turns, list):
-        raise _BadLine('has "turns" that are not a list')
-    if not turns:
-        raise _BadLine('has no turns in "turns"')
-    for turn in turns:
-        if not isinstance(turn, str):
-            raise _BadLine(f'has a value in "{key}" that is not text')
-        if not turn.strip():
-            raise _BadLine(f'has an empty text in "{key}"')
-        if not turn.isascii() and any("\ud800" <= character <= "\udfff" for character in turn):
-            raise _BadLine(f'has half a surrogate pair in "{key}"')
-    return tuple(turns)
+    return BenchPrompt(str(identity), category, tuple(turns))

@@ -8,13 +8,15 @@ from dataclasses import asdict, dataclass, field
 from itertools import groupby, pairwise
 from typing import Any
 
-from edgespec.bench.divergence import Divergence, first_divergence
+import numpy as np
+
 from edgespec.bench.prompt_sets import BenchPrompt
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.metrics import Metrics
-from edgespec.core.protocols import CheckCancelled, Session, Step
-from edgespec.core.sampling import SamplingParams
+from edgespec.core.protocols import NO_DRAFT, Capabilities, CheckCancelled, Draft, Session, Step
+from edgespec.core.sampling import Logits, SamplingParams
+from edgespec.core.verify import read_prompt
 from edgespec.drafters.ngram import MAX_NGRAM, SuffixLookup
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
@@ -22,6 +24,80 @@ from edgespec.engine.events import Finished, Request
 from edgespec.errors import ContextOverflow
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
+
+# Find where two greedy outputs diverge, and whether that is a near-tie of the target or an error.
+
+
+_BURSTS = (1, 4)  # tokens of a step: the root, and as many accepted ones as follow
+_DECODED = 24  # tokens before the position that are decoded in steps; those before them are read as a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The first position (of the outputs, from 0) where they differ.
+
+    gap    difference of the two tokens' logits in a forward of one row
+    noise  largest change of a logit at this position by how the tokens before it are decoded: one by one, in bursts,
+           or as a prompt
+    """
+
+    position: int
+    gap: float
+    noise: float
+
+    @property
+    def is_near_tie(self) -> bool:
+        """Whether rounding explains the difference: each of the two logits may change by `noise`."""
+        return self.gap <= 2 * self.noise
+
+
+def first_divergence(
+    session: Session, prompt: Sequence[int], plain: Sequence[int], other: Sequence[int]
+) -> Divergence | None:
+    """Compare two greedy outputs for `prompt`; None if one is a prefix of the other."""
+    for i, (a, b) in enumerate(zip(plain, other, strict=False)):
+        if a != b:
+            history = [*prompt, *plain[:i]]
+            alone = _score_alone(session, history)
+            ways = np.stack([alone, *(_score_in_bursts(session, history, n) for n in _BURSTS)])
+            return Divergence(i, abs(float(alone[a] - alone[b])), float((ways.max(axis=0) - ways.min(axis=0)).max()))
+    return None
+
+
+def _score_alone(session: Session, history: Sequence[int]) -> Logits:
+    """[V] logits after `history`, by a forward of one row."""
+    session.rewind(0)
+    read_prompt(session, history[:-1])
+    scores = session.forward(history[-1], NO_DRAFT)
+    z = scores.logits(0).copy()
+    session.commit(())
+    return z
+
+
+def _score_in_bursts(session: Session, history: Sequence[int], burst: int) -> Logits:
+    """[V] logits after `history`, whose last tokens are accepted in bursts, in a tree after a rejected branch."""
+    n_bursts = min(_DECODED, len(history) - 1) // burst
+    start = len(history) - 1 - n_bursts * burst
+    session.rewind(0)
+    read_prompt(session, history[: max(start, 1)])
+    for i in range(session.position, len(history) - burst, burst):
+        root, *rest = history[i : i + burst]
+        has_branch = session.capabilities.tree and bool(rest)
+        session.forward(root, _with_rejected_branch(rest, session.capabilities) if has_branch else Draft.chain(rest))
+        session.commit(range(2, 2 + len(rest)) if has_branch else range(len(rest)))
+    missing = history[session.position :]
+    scores = session.forward(missing[0], Draft.chain(missing[1:]))
+    z = scores.logits(len(missing) - 1).copy()
+    session.commit(range(len(missing) - 1))
+    return z
+
+
+def _with_rejected_branch(tokens: Sequence[int], capabilities: Capabilities) -> Draft:
+    """`tokens` as a chain, after another branch of two nodes."""
+    other = (tokens[0] + 1) % capabilities.vocab_size
+    parents = [-1, 0, -1, *range(2, 1 + len(tokens))]
+    return Draft(np.array([other, other, *tokens], np.int32), np.array(parents, np.int32))
+
 
 PLAIN, AUTOPILOT = "plain", "autopilot"  # arms that every summary refers to
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.adapt.options import LOSS_NAMES, WEIGHTS, TrainOptions
-from edgespec.cli.completers import complete_model
+from edgespec.cli.completion import complete_model
 from edgespec.cli.options import force_option, json_option, load_config, load_options, offer, rare_option
 from edgespec.cli.terminal import TerminalReporter
 from edgespec.options import DRAFT
@@ -233,7 +233,6 @@ def clear_command() -> None:
 
     This is `edgespec memory clear` for the user's own texts, with documents. Adapted drafts stay.
     """
-    from contextlib import closing
 
     from edgespec.adapt.texts import clear_runs
     from edgespec.conversations.database import memory_folder
@@ -329,7 +328,7 @@ def train_command(
     from edgespec.adapt.options import Throttle, lower_priority
     from edgespec.adapt.run import AdaptConfig, Adapter
     from edgespec.adapt.texts import ALL_TEXTS, NEWEST_TEXTS
-    from edgespec.cli.engine import run_training
+    from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import print_result
     from edgespec.conversations.database import memory_folder
     from edgespec.hub.hub import Hub
@@ -350,7 +349,7 @@ def train_command(
         check = _with_leave(check, parent, drafts)
         yield Adapter(load_registry(), Hub.from_environment(), memory_folder(), drafts, reporter, check).run(config)
 
-    (done,) = run_training(work)
+    (done,) = run_work(work, is_training=True)
     print_result(_describe_result(done), [_format_result(done)], as_json=as_json)
     if not as_json and done.stopped is not None:
         reason = "the time was up" if done.stopped == "time" else "the machine runs on battery"
@@ -409,12 +408,12 @@ class _Reporter(TerminalReporter):
         self._tokens: float | None = None
 
     def reading(self, done: int, total: int) -> None:
-        self._draw("the target reads the texts", done, total)
+        self.draw("the target reads the texts", done, total)
 
     def training(self, step: int, n_steps: int, loss: float, tokens: float | None) -> None:
         self._tokens = tokens or self._tokens
         held_out = "" if self._tokens is None else f", {self._tokens:.2f} tokens a round"
-        self._draw("training", step, n_steps, f"loss {loss:.3f}{held_out}")
+        self.draw("training", step, n_steps, f"loss {loss:.3f}{held_out}")
 
 
 def _describe_result(done: Adaptation) -> dict[str, Any]:

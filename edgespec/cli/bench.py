@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.completers import complete_category
+from edgespec.cli.completion import complete_category
 from edgespec.cli.options import load_config, load_options, model_argument, offer, rare_option, worker_options
 from edgespec.options import DRAFT, OPTIONS
 
@@ -96,16 +97,15 @@ def bench_command(
         SamplingParams(temperature=temperature)  # raises before anything is loaded
     if options["draft"] == "none":
         raise InvalidRequest("there is nothing to compare without a draft.", hint="Use --draft auto or ngram.")
-    local = open_engine(load_config(model, options), verbose=options["verbose"])
-    loaded = local.require_loaded()
-    engine = loaded.engine
-    arms = list_arms(engine.speculation.drafters, sorted(set(draft_lengths)) or range(1, 9))
-    bench = Bench(engine, arms, selected, temperatures or (0.0,), options["repeats"], options["max_tokens"])
-    out.mkdir(parents=True, exist_ok=True)
-    raw = out / f"{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
     records: list[Record] = []
-    interrupted = _record(local, bench, _header(loaded, bench, label), raw, records)
-    local.close()
+    with closing(open_engine(load_config(model, options), verbose=options["verbose"])) as local:
+        loaded = local.require_loaded()
+        engine = loaded.engine
+        arms = list_arms(engine.speculation.drafters, sorted(set(draft_lengths)) or range(1, 9))
+        bench = Bench(engine, arms, selected, temperatures or (0.0,), options["repeats"], options["max_tokens"])
+        out.mkdir(parents=True, exist_ok=True)
+        raw = out / f"{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+        interrupted = _record(local, bench, _header(loaded, bench, label), raw, records)
     summary = summarize(records)
     write_report(summary, raw.with_suffix(".html"))
     _print(summary, {"bench": loaded.info.name, "interrupted": interrupted, "raw": str(raw)}, raw)
@@ -113,7 +113,7 @@ def bench_command(
 
 
 def _select_prompts(file: Path | None, categories: tuple[str, ...], per_category: int) -> list[BenchPrompt]:
-    """The prompts to run, `per_category` of each. Raises InvalidRequest."""
+    """The prompts to run, `per_category` of each."""
     from edgespec.bench.prompt_sets import read_prompts, read_shipped_prompts, take_per_category
     from edgespec.errors import InvalidRequest
 
@@ -151,18 +151,17 @@ def _record(local: LocalEngine, bench: Bench, header: Header, raw: Path, records
     Returns whether Ctrl-C ended it early.
     """
     from edgespec.bench.runner import Cost, Run, Skipped, describe_record
-    from edgespec.cli.terminal import Progress, interruptible
+    from edgespec.cli.terminal import TerminalReporter, interruptible
     from edgespec.errors import Cancelled
 
-    progress = Progress("benchmark")
+    reporter = TerminalReporter()
 
     def work(check: CheckCancelled) -> Iterator[Cost | Run | Skipped]:
         profile = bench.engine.measure(_PROFILE_S, check)
         yield Cost(32, profile.rows, profile.drafts)
-        progress.expect(bench.runs)
         yield from bench.run(profile, check)
 
-    with raw.open("w", encoding="utf-8") as file, progress:
+    with raw.open("w", encoding="utf-8") as file:
 
         def keep(record: Record) -> None:
             records.append(record)
@@ -170,17 +169,21 @@ def _record(local: LocalEngine, bench: Bench, header: Header, raw: Path, records
             file.flush()
 
         keep(header)
+        n_runs = 0
         try:
             found: Stream[Cost | Run | Skipped] = local.submit(work)
             for each in interruptible(found):
                 if isinstance(each, Skipped):
-                    progress.note(f"{each.prompt} is left out: {each.reason}")
+                    reporter.notice(f"{each.prompt} is left out: {each.reason}")
                     continue
                 keep(each)
                 if isinstance(each, Run):
-                    progress.step(each.prompt)
+                    n_runs += 1
+                    reporter.draw("benchmark", n_runs, bench.runs, each.prompt)
         except Cancelled:
             return True
+        finally:
+            reporter.end_bar()
     return False
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
-from edgespec.cli.completers import complete_conversation, complete_model
+from edgespec.cli.completion import complete_conversation, complete_model
 from edgespec.cli.engine import Answer, open_engine
 from edgespec.cli.options import generation_options, load_config, offer, rare_option, sampling_params
 from edgespec.cli.terminal import TerminalReporter, format_summary, interruptible, report_bug
@@ -69,9 +69,7 @@ def chat_command(
     that was opened last, else smollm2-135m if its package is installed; else a list of small models is shown first. F1
     (or /help) lists keys and commands. Full-screen chats are saved in the data folder that `edgespec doctor` shows.
     """
-    from edgespec.conversations.chat import Chat
     from edgespec.core.sampling import SamplingParams
-    from edgespec.errors import InvalidRequest
     from edgespec.registry.schema import SamplingDefaults
 
     if incognito and (continue_last or resume):
@@ -104,8 +102,7 @@ def chat_command(
     with closing(open_engine(request, verbose=options["verbose"])) as engine:
         chat.sampling = sampling_params(options, engine.require_loaded().info.sampling)
         is_interactive = sys.stdin is not None and sys.stdin.isatty()
-        with closing(Repl(engine, request, chat, interactive=is_interactive, is_incognito=incognito)) as repl:
-            return repl.loop()
+        return Repl(engine, request, chat, interactive=is_interactive, is_incognito=incognito).loop()
 
 
 def _choose_model(store: Store, id: int | None, request: LoadConfig) -> LoadConfig:
@@ -168,9 +165,6 @@ class Repl:
         if is_incognito:
             self._recorder.start_incognito(is_on=True)
 
-    def close(self) -> None:
-        self._recorder.close()
-
     def loop(self) -> int:
         """Run until /exit or the end of input; returns the exit code."""
         if self._interactive:
@@ -179,20 +173,20 @@ class Repl:
             info = require_model(self._engine)
             click.echo(f"{info.name} on {info.backend}, draft {info.draft}. /help for help, Ctrl-D to quit.")
         was_interrupted = False  # Ctrl-C at the previous prompt
-        while True:
-            try:
-                line = self._read()
+        with closing(self._recorder), suppress(EOFError, RuntimeError):  # RuntimeError: there is no stdin
+            while True:
+                try:
+                    line = self._read()
+                except KeyboardInterrupt:
+                    if was_interrupted:
+                        break
+                    was_interrupted = True
+                    click.echo("\nPress Ctrl-C once more to quit.")
+                    continue
                 was_interrupted = False
-            except (EOFError, RuntimeError):  # RuntimeError: there is no stdin
-                return 0
-            except KeyboardInterrupt:
-                if was_interrupted:
-                    return 0
-                was_interrupted = True
-                click.echo("\nPress Ctrl-C once more to quit.")
-                continue
-            if not self._handle(line):
-                return 0
+                if not self._handle(line):
+                    break
+        return 0
 
     def _handle(self, line: str) -> bool:
         """Run a command or answer a message, and print errors; False for /exit."""
@@ -273,10 +267,11 @@ class Repl:
         if self._metrics is None:
             raise InvalidRequest("there is no answer yet.", hint="Ask something first.")
         for name, value in self._metrics.to_dict().items():
-            shown = "-" if value is None else significant(value, 4) if isinstance(value, float) else value
-            if isinstance(value, tuple):
-                shown = " ".join(f"{each:.2f}" for each in value) or "-"
-            click.echo(f"{name:18} {shown}")
+            values = value if isinstance(value, tuple) else (value,)
+            shown = [
+                significant(each, 4) if isinstance(each, float) else str(each) for each in values if each is not None
+            ]
+            click.echo(f"{name:18} {' '.join(shown) or '-'}")
 
     def _spec(self, argument: str) -> None:
         info = self._engine.speculate(argument).result() if argument else require_model(self._engine)

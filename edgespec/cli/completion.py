@@ -1,8 +1,107 @@
-"""`edgespec completion`: shell completion scripts."""
+"""What the shell offers for an argument, and `edgespec completion`, which prints its scripts."""
 
 from __future__ import annotations
 
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING
+
 import click
+
+from edgespec.errors import EdgespecError
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+
+_MAX_CONVERSATIONS = 20
+
+
+def complete_model(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Aliases and downloaded repositories that begin with `incomplete`; without one, files."""
+    from click.shell_completion import CompletionItem
+
+    return _offer(_list_models(), incomplete) or [CompletionItem(incomplete, type="file")]
+
+
+def complete_download(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Downloaded models, by their repositories."""
+    from edgespec.hub.hub import Hub
+
+    return _offer(dict.fromkeys((each.reference.repo for each in Hub.from_environment().list_models()), ""), incomplete)
+
+
+def complete_served(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer what complete_model does, also after `NAME=`."""
+    from click.shell_completion import CompletionItem
+
+    name, equals, start = incomplete.rpartition("=")
+    found = _offer(_list_models(), start)
+    return [CompletionItem(f"{name}{equals}{each.value}", help=each.help) for each in found] or [
+        CompletionItem(start, type="file")
+    ]
+
+
+def complete_conversation(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The ids of the last conversations, with their titles."""
+    from edgespec.conversations import Store
+
+    with suppress(EdgespecError), closing(Store.open(wait_s=0.1)) as store:
+        return _offer({str(each.id): each.title for each in store.recent(_MAX_CONVERSATIONS)}, incomplete)
+    return []
+
+
+def complete_source(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the ids of conversations; where none matches, files."""
+    from click.shell_completion import CompletionItem
+
+    return complete_conversation(ctx, param, incomplete) or [CompletionItem(incomplete, type="file")]
+
+
+def complete_memory_key(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The names of the keys whose texts are kept."""
+    from edgespec.conversations.database import memory_folder
+    from edgespec.memory.store import TextStore
+    from edgespec.server.record import read_namespace
+
+    with suppress(EdgespecError):
+        if (folder := memory_folder()).is_dir():
+            with closing(TextStore.open(folder, wait_s=0.1)) as store:
+                names = [read_namespace(each.namespace) for each in store.status()]
+            return _offer(dict.fromkeys(filter(None, names), ""), incomplete)
+    return []
+
+
+def complete_category(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The categories of the shipped prompts."""
+    from edgespec.bench.prompt_sets import CATEGORIES
+
+    return _offer(dict.fromkeys(CATEGORIES, ""), incomplete)
+
+
+def complete_self_drafts(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The models that have cached self-drafts."""
+    from edgespec.planner.selfdraft_search import list_cached_drafts
+
+    return _offer(dict.fromkeys([*(each.model for each in list_cached_drafts()), "all"], ""), incomplete)
+
+
+def _list_models() -> dict[str, str]:
+    """Aliases with their descriptions, and the repositories of downloaded models."""
+    from edgespec.hub.hub import Hub
+    from edgespec.registry.schema import load_registry
+
+    found: dict[str, str] = {}
+    with suppress(EdgespecError):
+        found |= {name: entry.description for name, entry in load_registry().entries.items()}
+        found |= {each.reference.repo: "downloaded" for each in Hub.from_environment().list_models()}
+    return found
+
+
+def _offer(names: dict[str, str], incomplete: str) -> list[CompletionItem]:
+    """The names that begin with `incomplete`, with what is told of them."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(name, help=told or None) for name, told in names.items() if name.startswith(incomplete)]
 
 
 @click.command("completion")

@@ -5,13 +5,13 @@ Runtimes are probed in child processes, so that a crash of one does no harm. No 
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from itertools import product
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,70 +22,45 @@ from edgespec.options import DRAFT
 if TYPE_CHECKING:
     from edgespec.controller.cost_model import Profile
     from edgespec.core.protocols import CheckCancelled
-
-
-# What `edgespec doctor` says about huge pages.
+    from edgespec.service.local import LocalEngine
 
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
+_PROBE_S = 60
+_REINSTALL = "pip install --force-reinstall --no-cache-dir llama-cpp-python"
 
 
-def describe_huge_pages(folder: Path) -> dict[str, Any] | None:
-    """How the kernel gives huge pages, by the files of `folder`; None where it has none."""
-    from edgespec.backends.devices import are_granted, is_set_by_user, read_mode, read_page_bytes
+def _probe_llamacpp() -> dict[str, Any]:
+    from dataclasses import asdict
 
-    mode = read_mode(folder)
-    if mode is None:
-        return None
+    from edgespec.backends.llamacpp.library import library
+
+    lib = library()
+    found, workers = lib.devices(), bool(lib.api.llama_supports_rpc())
+    has_gpu = any(each.kind in ("gpu", "igpu") for each in found)  # llama.cpp counts RPC as one
     return {
-        "mode": mode,
-        "page_bytes": read_page_bytes(folder),
-        "granted": mode != "never" and are_granted(),
-        "set_by_user": is_set_by_user(),
+        "devices": [asdict(each) for each in found],
+        "gpu_offload": has_gpu if workers else bool(lib.api.llama_supports_gpu_offload()),
+        "workers": workers,
+        "features": lib.api.llama_print_system_info().decode(),
     }
 
 
-def find_huge_page_problems(huge_pages: dict[str, Any] | None) -> list[dict[str, str]]:
-    """What keeps weights out of huge pages, unless the user has decided about them."""
-    if huge_pages is None or huge_pages["granted"] or huge_pages["set_by_user"]:
-        return []
-    if huge_pages["mode"] == "never":
-        problem = "huge pages are off, so models whose weights are repacked or read, not mapped, decode more slowly"
-        return [{"problem": problem, "fix": f"echo madvise | sudo tee {HUGE_PAGES / 'enabled'}"}]
-    problem = "the kernel gives this process no huge pages: its memory is fragmented, or they are off for the process"
-    return [{"problem": problem, "fix": "echo 1 | sudo tee /proc/sys/vm/compact_memory"}]
+def _probe_mlx() -> dict[str, Any]:
+    from edgespec.backends.mlx.library import device, load_mlx
+
+    found, distributed = device(), load_mlx().distributed
+    kind, size = "gpu" if found.on_gpu else "cpu", found.working_set
+    return {
+        "distributed": [name for name in ("ring", "jaccl") if distributed.is_available(name)],
+        "devices": [{"kind": kind, "name": "MLX", "description": found.name, "free": size, "total": size}],
+    }
 
 
-_PROBE_S = 60
-_REINSTALL = "pip install --force-reinstall --no-cache-dir llama-cpp-python"
-_LLAMACPP_PROBE = """
-import json
-from dataclasses import asdict
-from edgespec.backends.llamacpp.library import library
-lib = library()
-found, workers = lib.devices(), bool(lib.api.llama_supports_rpc())
-has_gpu = any(d.kind in ("gpu", "igpu") for d in found)  # llama.cpp counts RPC as one
-print(json.dumps({"devices": [asdict(d) for d in found],
-                  "gpu_offload": has_gpu if workers else bool(lib.api.llama_supports_gpu_offload()),
-                  "workers": workers,
-                  "features": lib.api.llama_print_system_info().decode()}))
-"""
-
-_MLX_PROBE = """
-import json
-from edgespec.backends.mlx.library import device, load_mlx
-found = device()
-distributed = load_mlx().distributed
-print(json.dumps({"distributed": [name for name in ("ring", "jaccl") if distributed.is_available(name)],
-                  "devices": [{"kind": "gpu" if found.on_gpu else "cpu", "name": "MLX", "description": found.name,
-                               "free": found.working_set, "total": found.working_set}]}))
-"""
-
-
-# By runtime: its title, its package, the program that examines it in a process of its own, and how to install it again.
+# By runtime: its title, its package, what examines it in a process of its own, and how to install it again.
 _RUNTIMES = {
-    "llamacpp": ("llama.cpp", "llama-cpp-python", _LLAMACPP_PROBE, _REINSTALL),
-    "mlx": ("MLX", "mlx-lm", _MLX_PROBE, "pip install --upgrade mlx-lm"),
+    "llamacpp": ("llama.cpp", "llama-cpp-python", _probe_llamacpp, _REINSTALL),
+    "mlx": ("MLX", "mlx-lm", _probe_mlx, "pip install --upgrade mlx-lm"),
 }
 
 
@@ -118,24 +93,21 @@ def _examine(report: dict[str, Any]) -> Iterator[str]:
     yield f"machine    {machine['system']}, Python {machine['python']}"
     yield f"cores      {machine['cores']} physical, {os.cpu_count()} logical, load {machine['busy_cores']}"
     yield f"memory     {gib(machine['ram_available_bytes'])} of {gib(machine['ram_bytes'])} available"
-    with ThreadPoolExecutor() as pool:  # after the load was measured; they take the longest, and come last
-        probes = {name: pool.submit(_check_runtime, name) for name in _RUNTIMES}
-        pages = report["huge_pages"] = describe_huge_pages(HUGE_PAGES)
-        if pages:
-            use = f"{gib(pages['page_bytes'])} each" if pages["granted"] else "not used"
-            yield f"huge pages {pages['mode']}, {'left to GLIBC_TUNABLES' if pages['set_by_user'] else use}"
-        report_activity("loading drafters …")
-        report["drafters"] = _describe_drafters()
-        yield from _format_drafters(report["drafters"])
-        report |= {"cache": _describe_cache(), "settings": list_settings()}
-        yield from _format_folders(report["cache"])
-        for name, lines in report["settings"].items():
-            yield f"settings   {name}: {'; '.join(lines)}"
-        report["runtimes"] = {}
-        for name, probe in probes.items():
-            report_activity(f"loading {_RUNTIMES[name][0]} in a process of its own …")
-            report["runtimes"][name] = probe.result()
-            yield from _format_runtime(name, probe.result())
+    pages = report["huge_pages"] = describe_huge_pages(HUGE_PAGES)
+    if pages:
+        use = f"{gib(pages['page_bytes'])} each" if pages["granted"] else "not used"
+        yield f"huge pages {pages['mode']}, {'left to GLIBC_TUNABLES' if pages['set_by_user'] else use}"
+    report_activity("loading drafters …")
+    report["drafters"] = _describe_drafters()
+    yield from _format_drafters(report["drafters"])
+    report |= {"cache": _describe_cache(), "settings": list_settings(), "runtimes": {}}
+    yield from _format_folders(report["cache"])
+    for name, lines in report["settings"].items():
+        yield f"settings   {name}: {'; '.join(lines)}"
+    for name, (title, *_) in _RUNTIMES.items():  # they take the longest, so they come last
+        report_activity(f"loading {title} in a process of its own …")
+        runtime = report["runtimes"][name] = _check_runtime(name)
+        yield from _format_runtime(name, runtime)
 
 
 def _describe_machine() -> dict[str, Any]:
@@ -160,33 +132,50 @@ def _check_runtime(name: str) -> dict[str, Any]:
     import importlib.metadata
     import platform
 
-    _, package, program, fix = _RUNTIMES[name]
+    from edgespec.backends.isolated import ChildDied, run_in_child
+    from edgespec.errors import Cancelled, reason_of
+
+    def check() -> None:
+        if monotonic() > until_s:
+            raise Cancelled
+
+    _, package, probe, fix = _RUNTIMES[name]
+    until_s = monotonic() + _PROBE_S
     try:
-        return {"version": importlib.metadata.version(package), **_probe(program, fix)}
+        return {"version": importlib.metadata.version(package), "state": "works", **run_in_child(probe, check=check)}
     except importlib.metadata.PackageNotFoundError:
         if name == "mlx" and (platform.system(), platform.machine()) != ("Darwin", "arm64"):
             return {"state": "unsupported", "reason": "MLX is for Apple Silicon"}
         return {"state": "missing", "fix": f"pip install {package}"}
+    except ChildDied:
+        reason = "its process ended"
+    except Cancelled:
+        reason = f"no answer in {_PROBE_S} s"
+    except Exception as error:  # noqa: BLE001 - whatever a damaged installation raises
+        reason = reason_of(error)
+    return {"state": "broken", "reason": reason, "fix": fix}
 
 
-def _probe(program: str, fix: str) -> dict[str, Any]:
-    """Run `program` in a child process and return its JSON output, or the reason why the runtime is broken."""
-    import subprocess
+def describe_huge_pages(folder: Path) -> dict[str, Any] | None:
+    """How the kernel gives huge pages, by the files of `folder`; None where it has none."""
+    from edgespec.backends.devices import are_granted, is_set_by_user, read_mode, read_page_bytes
 
-    try:
-        child = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=_PROBE_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {"state": "broken", "reason": f"no answer in {_PROBE_S} s", "fix": fix}
-    if child.returncode != 0:
-        lines = child.stderr.strip().splitlines()
-        return {
-            "state": "broken",
-            "reason": lines[-1] if lines else f"it exited with code {child.returncode}",
-            "fix": fix,
-        }
-    return {"state": "works", **json.loads(child.stdout.splitlines()[-1])}
+    mode = read_mode(folder)
+    if mode is None:
+        return None
+    granted = mode != "never" and are_granted()
+    return {"mode": mode, "page_bytes": read_page_bytes(folder), "granted": granted, "set_by_user": is_set_by_user()}
+
+
+def find_huge_page_problems(huge_pages: dict[str, Any] | None) -> list[dict[str, str]]:
+    """What keeps weights out of huge pages, unless the user has decided about them."""
+    if huge_pages is None or huge_pages["granted"] or huge_pages["set_by_user"]:
+        return []
+    if huge_pages["mode"] == "never":
+        problem = "huge pages are off, so models whose weights are repacked or read, not mapped, decode more slowly"
+        return [{"problem": problem, "fix": f"echo madvise | sudo tee {HUGE_PAGES / 'enabled'}"}]
+    problem = "the kernel gives this process no huge pages: its memory is fragmented, or they are off for the process"
+    return [{"problem": problem, "fix": "echo 1 | sudo tee /proc/sys/vm/compact_memory"}]
 
 
 def _describe_cache() -> dict[str, Any]:
@@ -217,16 +206,16 @@ def _describe_drafters() -> list[dict[str, Any]]:
     from edgespec.drafters import GROUP, drafter_specs, refused_plugins
     from edgespec.planner.draft_finder import format_word, list_words
 
-    specs, refused = drafter_specs(), refused_plugins()
+    refused = refused_plugins()
     packages: dict[str, str] = {}
-    found: list[dict[str, Any]] = []
+    lost: list[dict[str, Any]] = []
     for entry in entry_points(group=GROUP):
         package = entry.dist.name if entry.dist is not None else entry.value
         if entry.name in refused:
-            found.append({"name": entry.name, "package": package, "refused": refused[entry.name]})
-            continue
-        value = entry.load()
-        packages |= {spec.name: package for spec in (value if isinstance(value, list | tuple) else (value,))}
+            lost.append({"name": entry.name, "package": package, "refused": refused[entry.name]})
+        else:
+            value = entry.load()
+            packages |= {spec.name: package for spec in (value if isinstance(value, list | tuple) else (value,))}
     registered = [
         {
             "name": spec.name,
@@ -234,9 +223,9 @@ def _describe_drafters() -> list[dict[str, Any]]:
             "summary": spec.summary,
             "package": packages.get(spec.name, "edgespec"),
         }
-        for spec in specs.values()
+        for spec in drafter_specs().values()
     ]
-    return registered + found
+    return registered + lost
 
 
 def _find_problems(report: dict[str, Any]) -> Iterator[dict[str, str]]:
@@ -331,51 +320,55 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
 
     Every run does this as it goes; tune does it in advance. Ctrl-C keeps the results so far.
     """
-    from edgespec.bench.prompt_sets import CATEGORIES, read_shipped_prompts
     from edgespec.cli.engine import open_engine
-    from edgespec.cli.terminal import INTERRUPTED, Progress, interruptible, print_result
+    from edgespec.cli.terminal import INTERRUPTED, interruptible, print_result
     from edgespec.controller.profiler import CONTEXTS
     from edgespec.controller.stats import DraftStats
-    from edgespec.core.sampling import SamplingParams
-    from edgespec.engine.events import Finished, Request
-    from edgespec.errors import ContextOverflow, InvalidRequest
+    from edgespec.errors import InvalidRequest
     from edgespec.planner.report import format_costs
-    from edgespec.text.chat_template import Message
 
     if options["draft"] == "none":
         raise InvalidRequest("there is nothing to tune without a draft.", hint="Use --draft auto or ngram.")
     share = seconds / 3  # of the time, for the runtime's settings
-    local = open_engine(load_config(model, options), verbose=options["verbose"], settings_s=share)
-    loaded, progress = local.require_loaded(), Progress("tuning")
-    engine = loaded.engine
+    with closing(open_engine(load_config(model, options), verbose=options["verbose"], settings_s=share)) as local:
+        loaded = local.require_loaded()
+        engine = loaded.engine
 
-    def measure(check: CheckCancelled) -> Iterator[Profile]:
-        yield engine.measure(seconds - share, check, CONTEXTS)
+        def measure(check: CheckCancelled) -> Iterator[Profile]:
+            yield engine.measure(seconds - share, check, CONTEXTS)
 
-    (profile,) = interruptible(local.submit(measure))
-    engine.draft_stats = DraftStats(profile)
-    interrupted = False
-    temperatures = (0.0, 0.7)
-    progress.expect(len(CATEGORIES) * len(temperatures))
-    with progress:
-        for category in CATEGORIES:
-            message = Message("user", read_shipped_prompts([category])[0].turns[0])
-            for temperature in temperatures if not interrupted else ():
-                request = Request((message,), SamplingParams(temperature=temperature), max_tokens)
-                try:
-                    for event in interruptible(local.stream(request)):
-                        interrupted |= isinstance(event, Finished) and event.reason == "cancelled"
-                except ContextOverflow:
-                    pass  # the prompt is longer than the context
-                progress.step(category)
-    state, settings = engine.draft_stats.to_dict(), loaded.settings
-    local.close()  # saves the statistics
+        (profile,) = interruptible(local.submit(measure))
+        engine.draft_stats = DraftStats(profile)
+        interrupted = _practise(local, max_tokens)
+        state, settings = engine.draft_stats.to_dict(), loaded.settings
     chosen = settings.to_dict() if settings is not None else None
     facts = {"model": loaded.info.name, "interrupted": interrupted, "settings": chosen, **state}
     lines = [*(settings.describe() if settings is not None else ()), *_format_steps(profile), *format_costs(profile)]
     speed = f"{loaded.info.name}: {1 / profile.rows[1]:.1f} tokens/s plain"
     print_result(facts, (speed, *(f"  {line}" for line in lines)), as_json=as_json)
     return INTERRUPTED if interrupted else 0
+
+
+def _practise(local: LocalEngine, max_tokens: int) -> bool:
+    """Answer a prompt of each category, greedily and not; returns whether Ctrl-C ended that early."""
+    from edgespec.bench.prompt_sets import CATEGORIES, read_shipped_prompts
+    from edgespec.cli.terminal import TerminalReporter, interruptible
+    from edgespec.core.sampling import SamplingParams
+    from edgespec.engine.events import Finished, Request
+    from edgespec.errors import ContextOverflow
+    from edgespec.text.chat_template import Message
+
+    reporter, answers = TerminalReporter(), [*product(CATEGORIES, (0.0, 0.7))]
+    for i, (category, temperature) in enumerate(answers):
+        reporter.draw("tuning", i + 1, len(answers), category)
+        message = Message("user", read_shipped_prompts([category])[0].turns[0])
+        request = Request((message,), SamplingParams(temperature=temperature), max_tokens)
+        with suppress(ContextOverflow):  # the prompt is longer than the context
+            for event in interruptible(local.stream(request)):
+                if isinstance(event, Finished) and event.reason == "cancelled":
+                    reporter.end_bar()
+                    return True
+    return False
 
 
 def _format_steps(profile: Profile) -> Iterator[str]:

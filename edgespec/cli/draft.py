@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.completers import complete_model, complete_self_drafts
+from edgespec.cli.completion import complete_model, complete_self_drafts
 from edgespec.cli.options import json_option, load_config, load_options, model_argument, offer
 from edgespec.cli.serve import access_rules, draft_listening_options, listen
 from edgespec.cli.terminal import print_result
@@ -120,7 +120,6 @@ def compare_command(target: str, drafts: tuple[str, ...], max_tokens: int, as_js
     """
     from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import TerminalReporter, report_activity
-    from edgespec.errors import DraftRefused
     from edgespec.service.compare import Compared, Comparison
 
     config = load_config(target, {**options, "draft": "none"})
@@ -216,7 +215,6 @@ def build_command(model: str | None, methods: tuple[str, ...], seconds: float, a
     from edgespec.backends.attached_draft import parse
     from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import TerminalReporter
-    from edgespec.errors import InvalidRequest
     from edgespec.planner.selfdraft_search import SelfDraftSearch
     from edgespec.service.compare import Compared, search_self_draft
     from edgespec.service.load import Loader

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from edgespec.cli.terminal import TerminalReporter, echo_native_log, interruptible
+from edgespec.cli.terminal import TerminalReporter, interruptible
 from edgespec.core.protocols import CheckCancelled, Step
 from edgespec.engine.events import Event, Finished, Notice
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.client import Stream
-from edgespec.service.local import LocalEngine, Work
+from edgespec.service.local import LocalEngine, Work, Worker
 from edgespec.text.stream import Piece
 
 T = TypeVar("T")
@@ -23,14 +24,9 @@ def open_engine(config: LoadConfig, *, verbose: bool, settings_s: float | None =
     Raises any EdgespecError, and Cancelled when Ctrl-C stops the download or the load.
     """
     engine = LocalEngine()
-
-    def echo(_check: CheckCancelled) -> Iterator[None]:  # on the thread that loads the runtime
-        echo_native_log()
-        yield None
-
     try:
         if verbose:
-            engine.submit(echo).result()
+            engine.submit(_echo_native_log).result()  # on the thread that loads the runtime
         list(interruptible(engine.open(config, TerminalReporter(), settings_s=settings_s)))
     except BaseException:
         engine.close()
@@ -38,24 +34,21 @@ def open_engine(config: LoadConfig, *, verbose: bool, settings_s: float | None =
     return engine
 
 
-def run_work(work: Work[T]) -> Iterator[T]:
-    """Events of `work` on a thread that may use models; Ctrl-C cancels it. Trainings wait for it to end."""
-    engine = LocalEngine()
-    try:
-        yield from interruptible(engine.submit(work))
-    finally:
-        engine.close()
+def _echo_native_log(_check: CheckCancelled) -> Iterator[None]:
+    """Print the runtime's own log to stderr from now on."""
+    from edgespec.backends.llamacpp.library import library
+
+    library().log.echo = True
+    yield None
 
 
-def run_training(work: Work[T]) -> Iterator[T]:
-    """Do what `run_work` does, for work that itself waits for engines."""
-    from edgespec.service.local import Worker
+def run_work(work: Work[T], *, is_training: bool = False) -> Iterator[T]:
+    """Events of `work` on a thread that may use models; Ctrl-C cancels it.
 
-    worker = Worker()
-    try:
+    Trainings wait for it to end, unless it `is_training` itself.
+    """
+    with closing(Worker() if is_training else LocalEngine()) as worker:
         yield from interruptible(worker.submit(work))
-    finally:
-        worker.close()
 
 
 @dataclass

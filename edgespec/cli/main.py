@@ -7,12 +7,12 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 import click
 
 from edgespec import __version__
-from edgespec.cli.terminal import INTERRUPTED
+from edgespec.cli.terminal import INTERRUPTED, report_bug
 from edgespec.errors import Cancelled, EdgespecError
 
 OUTPUT_LOST = 74  # EX_IOERR of sysexits.h
@@ -22,7 +22,7 @@ _GROUPS = {
     "Everyday": {
         "chat": ("Chat with a model, full-screen", "chat"),
         "run": ("Answer one prompt on standard output", "run"),
-        "history": ("List or search saved conversations", "history"),
+        "history": ("List or search saved conversations", "memory"),
         "memory": ("Add or remove texts that answers are drafted from", "memory"),
         "doctor": ("Check this machine and its runtimes", "doctor"),
     },
@@ -36,11 +36,11 @@ _GROUPS = {
     },
     "Serving": {
         "serve": ("Serve models over HTTP, like OpenAI and Anthropic", "serve"),
-        "key": ("Make, list and remove API keys of the server", "key"),
-        "service": ("Print a unit of systemd or launchd for the server", "service"),
-        "ps": ("List the models of a running server", "ps"),
-        "stop": ("Unload a model of a running server", "ps"),
-        "launch": ("Print another program's settings for the server", "launch"),
+        "key": ("Make, list and remove API keys of the server", "server"),
+        "service": ("Print a unit of systemd or launchd for the server", "server"),
+        "ps": ("List the models of a running server", "server"),
+        "stop": ("Unload a model of a running server", "server"),
+        "launch": ("Print another program's settings for the server", "server"),
         "export": ("Print the command that serves a model on another engine", "export"),
         "worker": ("Lend this machine to a model on another one", "worker"),
     },
@@ -74,8 +74,8 @@ class _Commands(click.Group):
         module = _COMMANDS.get(cmd_name)
         if module is None:
             return None
-        from edgespec.cli.examples import format_examples
         from edgespec.cli.options import add_help_all
+        from edgespec.cli.reference import format_examples
 
         command: click.Command = getattr(importlib.import_module(f"edgespec.cli.{module}"), f"{cmd_name}_command")
         parts = command.commands if isinstance(command, click.Group) else {}
@@ -137,25 +137,17 @@ def run(argv: Sequence[str] | None = None) -> int:
 
 def _run_ranked(argv: Sequence[str] | None) -> int:
     """Run the command. Under mlx.launch rank 0 runs it, and the other ranks follow."""
-    if "MLX_RANK" not in os.environ:
-        return _run_command(argv)
-    from edgespec.backends.ranks import dismiss, listen_for_ranks, take_ranks
+    with ExitStack() as stack:
+        if "MLX_RANK" in os.environ:
+            from edgespec.backends.ranks import dismiss, listen_for_ranks, take_ranks
+            from edgespec.service.ranks import mlx_worker
 
-    if (ranks := take_ranks()) is None:
-        return _run_command(argv)
-    if ranks.rank:
-        from edgespec.service.ranks import mlx_worker
-
-        return mlx_worker(ranks)
-    address = listen_for_ranks(ranks)
-    try:
-        return _run_command(argv)
-    finally:
-        dismiss(address)
-
-
-def _run_command(argv: Sequence[str] | None) -> int:
-    result = cli.main(args=argv, prog_name="edgespec", standalone_mode=False)
+            ranks = take_ranks()
+            if ranks is not None and ranks.rank:
+                return mlx_worker(ranks)
+            if ranks is not None:
+                stack.callback(dismiss, listen_for_ranks(ranks))
+        result = cli.main(args=argv, prog_name="edgespec", standalone_mode=False)
     return result if isinstance(result, int) else 0
 
 
@@ -166,8 +158,7 @@ def _run(argv: Sequence[str] | None) -> int:
         _show_usage_error(error)
         return error.exit_code
     except EdgespecError as error:
-        click.echo(f"error: {_to_sentence(error.message)}", err=True)
-        click.echo(f"hint: {_to_sentence(error.hint)}", err=True)
+        click.echo(f"error: {_to_sentence(error.message)}\nhint: {_to_sentence(error.hint)}", err=True)
         return error.exit_code
     except (Cancelled, KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
@@ -177,8 +168,6 @@ def _run(argv: Sequence[str] | None) -> int:
         click.echo("hint: Check free disk space and the permissions of the files.", err=True)
         return OUTPUT_LOST
     except Exception as error:  # noqa: BLE001 - an internal error: the traceback goes to a file
-        from edgespec.cli.terminal import report_bug
-
         report_bug(error)
         return 70
 

@@ -1,4 +1,4 @@
-"""`edgespec memory`: the texts that later ones are drafted from."""
+"""`edgespec memory`: the texts that later ones are drafted from; `edgespec history`: saved conversations."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgespec.cli.completers import complete_memory_key, complete_model, complete_source
+from edgespec.cli.completion import complete_memory_key, complete_model, complete_source
 from edgespec.cli.options import force_option, json_option, yes_option
 from edgespec.units import count, gib
 
 if TYPE_CHECKING:
+    from edgespec.conversations import SearchHit
     from edgespec.memory.store import Corpus, Record, SpaceStatus, TextStore
-    from edgespec.memory.texts import Document, SpaceKey
+    from edgespec.memory.texts import Document
     from edgespec.text.tokenizer import Tokenizer
 
 
@@ -45,11 +46,8 @@ def add_command(paths: tuple[Path, ...], model: str | None, dry_run: bool) -> No
     from edgespec.memory.texts import find_documents
 
     skipped: Counter[str] = Counter()
-    documents = []
-    for document in find_documents(paths, skipped):
-        documents.append(document)
-        if len(documents) % 100 == 0:
-            report_activity(f"{len(documents):,} files")
+    report_activity("looking for files …")
+    documents = [*find_documents(paths, skipped)]
     report_activity("")
     if not documents:
         raise InvalidRequest(
@@ -79,7 +77,6 @@ def open_store() -> Iterator[TextStore]:
 def _add(paths: tuple[Path, ...], documents: list[Document], model: str | None, skipped: Counter[str]) -> None:
     """Store the documents that `paths` name, and index them."""
     from edgespec.hub.hub import Hub
-    from edgespec.memory.texts import SpaceKey
     from edgespec.planner.plan import LoadConfig, open_vocabulary
     from edgespec.registry.schema import load_registry
     from edgespec.registry.tokenizer_compat import identify_tokenizer
@@ -99,56 +96,51 @@ def _add(paths: tuple[Path, ...], documents: list[Document], model: str | None, 
             finally:  # also of those that were stored before Ctrl-C
                 store.name_tokenizer(identity, model)
                 corpus.finish()
-    build_indexes([SpaceKey(identity, "")])
+    build_indexes([(identity, "")])
 
 
 def _store(documents: list[Document], tokenizer: Tokenizer, corpus: Corpus, skipped: Counter[str]) -> None:
     """Store documents one by one, and tell how many."""
-    from edgespec.cli.terminal import Progress
+    from edgespec.cli.terminal import TerminalReporter
     from edgespec.memory.store import DEFAULT_LIMIT_BYTES, SHARE, NoRoom
     from edgespec.memory.texts import read_document
 
-    n_files, n_tokens = 0, 0
+    n_files, n_tokens, reporter = 0, 0, TerminalReporter()
     try:
-        with Progress("reading") as progress:
-            progress.expect(len(documents))
-            for i, document in enumerate(documents):
-                progress.step(f"{n_tokens:,} tokens")
-                try:
-                    tokens = tokenizer.encode(read_document(document.path), parse_special=False)
-                    n_new = corpus.add(document.path, tokens)
-                except OSError:
-                    skipped["unreadable"] += 1
-                    continue
-                except NoRoom:
-                    left, share = count(len(documents) - i, "file"), gib(int(SHARE * DEFAULT_LIMIT_BYTES))
-                    progress.note(
-                        f"{left} left out: documents have {share} at most. `edgespec memory forget PATH` frees room."
-                    )
-                    break
-                n_tokens += n_new
-                n_files += n_new > 0
-                if not n_new:
-                    skipped["known already"] += 1
+        for i, document in enumerate(documents):
+            reporter.draw("reading", i + 1, len(documents), f"{n_tokens:,} tokens")
+            try:
+                tokens = tokenizer.encode(read_document(document.path), parse_special=False)
+                n_new = corpus.add(document.path, tokens)
+            except OSError:
+                skipped["unreadable"] += 1
+                continue
+            except NoRoom:
+                left, share = count(len(documents) - i, "file"), gib(int(SHARE * DEFAULT_LIMIT_BYTES))
+                reporter.notice(
+                    f"{left} left out: documents have {share} at most. `edgespec memory forget PATH` frees room."
+                )
+                break
+            n_tokens += n_new
+            n_files += n_new > 0
+            if not n_new:
+                skipped["known already"] += 1
     finally:
+        reporter.end_bar()
         click.echo(f"added {count(n_files, 'file')}, {count(n_tokens, 'token')}{_format_skipped(skipped)}")
 
 
-def build_indexes(keys: Iterable[SpaceKey]) -> None:
-    """Build the indexes that an engine would build when it is idle."""
+def build_indexes(spaces: Iterable[tuple[str, str]]) -> None:
+    """Build the indexes that an engine would build when it is idle, of spaces as (tokenizer, namespace)."""
     from edgespec.cli.terminal import report_activity
     from edgespec.conversations.database import memory_folder
     from edgespec.memory.memory import Memory
     from edgespec.memory.store import DEFAULT_LIMIT_BYTES
 
-    namespaces: dict[str, list[str]] = {}
-    for key in keys:
-        namespaces.setdefault(key.tokenizer, []).append(key.namespace)
     report_activity("building the index; Ctrl-C leaves it to the next chat")
-    for tokenizer, names in namespaces.items():
+    for tokenizer, namespace in spaces:
         with closing(Memory(memory_folder(), tokenizer, DEFAULT_LIMIT_BYTES)) as memory:
-            for name in names:
-                memory.space(name)
+            memory.space(namespace)
             memory.set_idle(True)
             memory.flush()
         if notice := memory.take_notice():
@@ -308,14 +300,14 @@ def forget_command(source: str) -> None:
             what, n = str(path), store.forget_path(path)
             if not n:  # a name that a program has given
                 what, n = source, store.forget(source)
-        kept = store.status()
+        kept = [(each.tokenizer, each.namespace) for each in store.status()]
     if not n:
         raise InvalidRequest(
             f"the memory has no texts of {what}.",
             hint="Conversations have ids, see `edgespec history`; a path is that of an added document or above it.",
         )
     click.echo(f"removed {count(n, 'token')} of {what}")
-    _index_again(kept)
+    build_indexes(kept)
 
 
 @memory_command.command("clear")
@@ -341,12 +333,49 @@ def clear_command(only_documents: bool, key: str | None, yes: bool) -> None:
             what = "documents" if only_documents else "answers, prompts and documents"
             click.confirm(f"Remove {count(n, 'token')} of {what}{of}?", abort=True, err=True)
         click.echo(f"removed {count(store.clear(namespace, only_documents=only_documents), 'token')}{of}")
-        kept = store.status()
-    _index_again(kept)
+        kept = [(each.tokenizer, each.namespace) for each in store.status()]
+    build_indexes(kept)
 
 
-def _index_again(spaces: list[SpaceStatus]) -> None:
-    """Build the indexes that had removed texts beside others."""
-    from edgespec.memory.texts import SpaceKey
+# `edgespec history`: saved conversations, with the ids that `edgespec chat --resume` takes.
 
-    build_indexes(SpaceKey(each.tokenizer, each.namespace) for each in spaces)
+
+@click.command("history")
+@click.argument("words", nargs=-1, metavar="[TEXT]...")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="List at most N.")
+@json_option
+def history_command(words: tuple[str, ...], limit: int, as_json: bool) -> None:
+    """List saved conversations, the last one first; with TEXT, those in which all of its words occur.
+
+    Words match inside of words too, and case does not matter. `edgespec chat --resume ID` continues a conversation.
+    """
+    from edgespec.cli.terminal import print_result
+    from edgespec.conversations import SearchHit, Store
+
+    text = " ".join(words).strip()
+    with closing(Store.open()) as store:
+        if store.notice is not None:
+            click.echo(f"note: {store.notice}", err=True)
+        hits = store.search(text, limit) if text else [SearchHit(each, None, "") for each in store.recent(limit)]
+    facts = [
+        {"id": c.id, "title": c.title, "model": c.model, "changed": c.changed, "snippet": hit.snippet}
+        for hit in hits
+        for c in [hit.conversation]
+    ]
+    print_result(facts, _format(hits, text), as_json=as_json)
+
+
+def _format(hits: list[SearchHit], text: str) -> Iterator[str]:
+    from edgespec.cli.terminal import format_table, format_time, shorten
+
+    if not hits:
+        nothing = "No conversation is saved yet. `edgespec chat` saves what you write there."
+        yield f"No conversation has all words of '{text}'." if text else nothing
+        return
+    table = [("ID", "CHANGED", "MODEL", "CONVERSATION")]
+    for hit in hits:
+        c = hit.conversation
+        shown = c.title if hit.snippet in ("", c.title) else f"{c.title}: {hit.snippet}"
+        table.append((str(c.id), format_time(c.changed), shorten(c.model, 20), shown))
+    yield from format_table(table)
+    click.echo("\n`edgespec chat --resume ID` continues one.", err=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.completers import complete_download, complete_model
+from edgespec.cli.completion import complete_download, complete_model
 from edgespec.cli.options import (
     json_option,
     load_config,
@@ -22,7 +22,7 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.terminal import format_groups, print_result, shorten
 from edgespec.options import BACKEND, DRAFT, OPTIONS
-from edgespec.units import gib
+from edgespec.units import GIB, gib
 
 if TYPE_CHECKING:
     from edgespec.backends import FileBackend
@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from edgespec.hub.cache import CachedModel
     from edgespec.planner.catalogue import CatalogueEntry, Recommendation, Recommendations
     from edgespec.registry.schema import Registry
-    from edgespec.service.local import Work
 
 
-T = TypeVar("T")
 _backend_option = offer(BACKEND, help="Runtime whose model an alias stands for.")
 
 
@@ -316,20 +314,7 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
     print_result(facts, format_plan(facts), as_json=as_json)
 
 
-def _run_once(work: Work[T]) -> T:
-    """The one event of `work`, whose activity is shown meanwhile."""
-    from edgespec.cli.engine import run_work
-    from edgespec.cli.terminal import report_activity
-
-    (result,) = run_work(work)
-    report_activity("")
-    return result
-
-
 # `edgespec recommend`: the models that suit this machine.
-
-
-_GIB = 2**30
 
 
 @click.command("recommend")
@@ -366,6 +351,7 @@ def recommend_command(
     1 billion), fair (3), good (7), strong (20), best (60).
     """
     from edgespec.backends import prefers_mlx
+    from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import report_activity
     from edgespec.hub.hub import Hub
     from edgespec.planner.catalogue import DRAFTERS, TASKS, Query, Recommender
@@ -375,14 +361,15 @@ def recommend_command(
     chosen = parse_backend(backend) or ("mlx" if prefers_mlx() else "llamacpp")
     assert chosen != "toy"
     task = TASKS[use] if use else None  # type: ignore[index]
-    query = Query(" ".join(words), task, None if max_size is None else int(max_size * _GIB))
+    query = Query(" ".join(words), task, None if max_size is None else int(max_size * GIB))
     registry, hub = load_registry(), Hub.from_environment()
 
     def work(check: CheckCancelled) -> Iterator[Recommendations]:
         recommender = Recommender(registry, hub, chosen, read_memory(chosen), report_activity, check, again)
         yield recommender.recommend(query, measure=not no_speed)
 
-    found = _run_once(work)
+    (found,) = run_work(work)
+    report_activity("")
     costs = found.speed.compare_types()
     facts = {
         "models": [each.to_dict() for each in found.models],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from edgespec import options
-from edgespec.cli.completers import complete_model
+from edgespec.cli.completion import complete_model
 from edgespec.options import Option
 
 if TYPE_CHECKING:
@@ -98,15 +98,11 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]
 DURATION = _Duration()
 
 
-class _BackendChoice(click.Choice):  # type: ignore[type-arg]
-    """The runtimes, and names that are accepted but shown in no help text or message."""
-
-    def __init__(self, hidden: tuple[str, ...]) -> None:
-        super().__init__(["auto", "llamacpp", "mlx"])
-        self._hidden = hidden
+class _RuntimeChoice(click.Choice):  # type: ignore[type-arg]
+    """The runtimes, and the toy, which is accepted but shown in no help text or message."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if value in self._hidden else super().convert(value, param, ctx)
+        return value if value == "toy" else super().convert(value, param, ctx)
 
 
 def parse_backend(name: str) -> BackendName | None:
@@ -168,8 +164,8 @@ def offer(option: Option, *names: str, **changes: Any) -> Callable[[F], F]:
 
 
 def _select_type(option: Option) -> Any:
-    if option.name in _TYPES:
-        return _TYPES[option.name]
+    if option.name == "logit_bias":
+        return _Bias()
     if isinstance(option.kind, tuple):
         return click.Choice(option.kind)
     ranged: Any = {int: click.IntRange, float: click.FloatRange}.get(option.kind)
@@ -178,48 +174,48 @@ def _select_type(option: Option) -> Any:
     return ranged(option.low, None if option.high == options.LARGEST else option.high)
 
 
-_TYPES = {"backend": _BackendChoice(()), "logit_bias": _Bias()}
 _VERBOSE = rare_option("--verbose", is_flag=True, help="Show the runtime's own log.")
-_RUNTIME = offer(options.BACKEND, type=_BackendChoice(("toy",)))
+_RUNTIME = offer(options.BACKEND, type=_RuntimeChoice(cast("tuple[str, ...]", options.BACKEND.kind)))
 
 
 def generation_options(command: F) -> F:
     """Add the options of a generation to a command, which receives them as keyword arguments."""
     tables = (options.DRAFT, *options.GENERATION, *options.SPECULATION, options.MEMORY, *options.LOADING)
-    return _add(command, (*map(offer, tables), _VERBOSE, *map(offer, options.WORKERS), _RUNTIME))
+    return add_options(command, (*map(offer, tables), _VERBOSE, *map(offer, options.WORKERS), _RUNTIME))
 
 
 def serving_options(command: F) -> F:
     """Add the options of drafting and loading; each request brings its own sampling parameters."""
     tables = (options.DRAFT, *options.SPECULATION, options.MEMORY, options.LEARN, *options.LOADING)
-    return _add(command, (*map(offer, tables), _VERBOSE, *map(offer, options.WORKERS), _RUNTIME))
+    return add_options(command, (*map(offer, tables), _VERBOSE, *map(offer, options.WORKERS), _RUNTIME))
 
 
 def load_options(command: F) -> F:
     """Add only the options of loading a model."""
-    return _add(command, (*map(offer, options.LOADING), _VERBOSE, offer(options.BACKEND)))
+    return add_options(command, (*map(offer, options.LOADING), _VERBOSE, offer(options.BACKEND)))
 
 
 def worker_options(command: F) -> F:
     """Add the options that name workers."""
-    return _add(command, map(offer, options.WORKERS))
+    return add_options(command, map(offer, options.WORKERS))
 
 
-def _add(command: F, decorators: Iterable[Callable[[F], F]]) -> F:
+def add_options(command: F, decorators: Iterable[Callable[[F], F]]) -> F:
+    """Apply click's decorators, so that help lists them in this order."""
     for option in reversed([*decorators]):
         command = option(command)
     return command
 
 
 def load_config(model: str | None, values: dict[str, Any]) -> LoadConfig:
-    """What to load, from the parsed options. Commands without --memory keep no texts. Raises InvalidRequest."""
+    """What to load, from the parsed options. Commands without --memory keep no texts."""
     from edgespec.api.options import build_load_config
 
     return build_load_config(model, values)
 
 
 def sampling_params(values: dict[str, Any], recommended: SamplingDefaults) -> SamplingParams:
-    """The user's options, else the values the model's authors recommend, else the defaults. Raises InvalidRequest."""
+    """The user's options, else the values the model's authors recommend, else the defaults."""
     from edgespec.api.options import resolve_sampling
 
     return resolve_sampling(values, recommended)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.completers import complete_model
+from edgespec.cli.completion import complete_model
 from edgespec.cli.options import generation_options, load_config, rare_option, sampling_params
 
 if TYPE_CHECKING:
@@ -51,17 +51,15 @@ def run_command(
 
     text = _read_prompt(prompt, file)
     sampling_params(options, SamplingDefaults())  # raises before anything is loaded
-    engine = open_engine(load_config(model, options), verbose=options["verbose"])
-    info = require_model(engine)
-    request = _build_request(text, raw, options, info)
+    answer = Answer({"answer": "", "reasoning": ""})
 
     def show(piece: Piece) -> None:
         if not as_json:
             click.echo(piece.text, nl=False, err=piece.channel == "reasoning")
 
-    answer = Answer({"answer": "", "reasoning": ""})
-    finished = answer.read(engine.stream(request), show)
-    engine.close()
+    with closing(open_engine(load_config(model, options), verbose=options["verbose"])) as engine:
+        info = require_model(engine)
+        finished = answer.read(engine.stream(_build_request(text, raw, options, info)), show)
     notices = answer.notices + ([] if raw or as_json else _advise(info, text))
     rounds = explain_rounds(answer.steps) if explain else []
     if as_json:
@@ -119,7 +117,7 @@ def _format_result(info: ModelInfo, finished: Finished, texts: dict[str, str]) -
 
 
 def _read_prompt(argument: str | None, file: Path | None) -> str:
-    """The text of `file` or of standard input, then the prompt, as far as they are given. Raises InvalidRequest."""
+    """The text of `file` or of standard input, then the prompt, as far as they are given."""
     if file is not None and str(file) != "-":
         return _join(_read_file(file), argument)
     if file is not None or argument == "-":

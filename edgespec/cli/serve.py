@@ -7,14 +7,22 @@ import sys
 import tomllib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import click
 
-from edgespec.cli.completers import complete_served
-from edgespec.cli.options import DURATION, OptionWithSynonym, load_config, offer, rare_option, serving_options
+from edgespec.cli.completion import complete_served
+from edgespec.cli.options import (
+    DURATION,
+    OptionWithSynonym,
+    add_options,
+    load_config,
+    offer,
+    rare_option,
+    serving_options,
+)
 from edgespec.errors import InvalidRequest, reason_of
 from edgespec.options import PARALLEL
 
@@ -78,17 +86,13 @@ _DRAFT_PORT = click.option(
 
 def listening_options(command: F) -> F:
     """Add the options, in this order."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+    return add_options(command, _OPTIONS)
 
 
 def draft_listening_options(command: F) -> F:
     """Add those of a draft server, which no browser calls, and another default port."""
     host, _, _, *rest, _ = _OPTIONS
-    for option in reversed((host, _DRAFT_PORT, *rest)):
-        command = option(command)
-    return command
+    return add_options(command, (host, _DRAFT_PORT, *rest))
 
 
 class Listening(NamedTuple):
@@ -101,8 +105,7 @@ class Listening(NamedTuple):
 
 @contextmanager
 def listen(options: dict[str, Any]) -> Iterator[Listening]:
-    """Listen as the options say. Raises InvalidRequest."""
-    from edgespec.errors import InvalidRequest
+    """Listen as the options say."""
     from edgespec.server.connections import listen_tcp, listen_unix, load_certificate
 
     certificate, key, unix = options["tls_cert"], options["tls_key"], options["unix"]
@@ -131,8 +134,7 @@ def _get_hosts(options: dict[str, Any]) -> tuple[str, ...]:
 
 
 def access_rules(options: dict[str, Any]) -> Rules:
-    """The hosts, origins and keys that the server accepts. Raises InvalidRequest."""
-    from edgespec.errors import InvalidRequest
+    """The hosts, origins and keys that the server accepts."""
     from edgespec.server.auth import LOOPBACK, Rules
 
     keys = _read_keys(options)
@@ -168,8 +170,6 @@ def _read_keys(options: dict[str, Any]) -> Callable[[], Sequence[Key]] | None:
 def _parse_origin(text: str) -> str:
     """An origin as browsers write it, or "*". Raises InvalidRequest."""
     from urllib.parse import urlsplit
-
-    from edgespec.errors import InvalidRequest
 
     if text == "*":
         return text
@@ -312,15 +312,10 @@ def run_app(app: Callable[..., Any], listening: Listening, log_level: str) -> in
 def _read_configs(
     models: tuple[str, ...], options: dict[str, Any]
 ) -> tuple[dict[str, LoadConfig], dict[str, float], dict[str, RemoteModel]]:
-    """What to load, by the names that clients use, how long some of them stay loaded, and the models of other servers.
-
-    Raises InvalidRequest.
-    """
-    from edgespec.errors import InvalidRequest
+    """What to load, by the names that clients use, how long some of them stay loaded, and the other servers' models."""
     from edgespec.registry.schema import load_registry
 
-    config: Path | None = options["config"]
-    found = read_config(config) if config is not None else {}
+    found = read_config(options["config"]) if options["config"] is not None else {}
     tables = {name: table for name, table in found.items() if isinstance(table, ModelTable)}
     remotes = {name: table for name, table in found.items() if not isinstance(table, ModelTable)}
     configs = {name: table.config for name, table in tables.items()}
@@ -340,9 +335,7 @@ def _read_configs(
 
 
 def _check_preload(names: tuple[str, ...], configs: Collection[str], policy: Policy) -> tuple[str, ...]:
-    """The names of `--preload`. Raises InvalidRequest."""
-    from edgespec.errors import InvalidRequest
-
+    """The names of `--preload`."""
     for name in names:
         if name not in configs:
             known = ", ".join(configs) or "none; models of other servers are not loaded here"
@@ -370,21 +363,29 @@ def public_name(reference: str) -> str:
 
 _EXAMPLE = 'Write a table for each model, such as [coder] with model = "./coder.gguf", draft = "ngram", ctx = 8192.'
 _REMOTE = "openai"
-_REMOTE_KEYS = {"backend": str, "url": str, "model": str, "key_env": str, "parallel": int}
-_MAX_PARALLEL = 4096
 _REMOTE_EXAMPLE = 'A model of another server has backend = "openai", url, model, key_env and parallel.'
 
 
 @serving_options
 @offer(PARALLEL)
 @click.option("--keep-alive", type=DURATION)
+@click.option("--model")
 @click.command("model")
-def _table(**_options: Any) -> None:
-    """The keys of a table, which click checks like command-line options."""
+def _local(**_options: Any) -> None:
+    """The keys of a model that is loaded here, whose values click checks like those of command-line options."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelTable:
+@click.option("--parallel", type=click.IntRange(1, 4096))
+@click.option("--key-env")
+@click.option("--model")
+@click.option("--url", required=True)
+@click.option("--backend")
+@click.command("model")
+def _remote(**_options: Any) -> None:
+    """The keys of a model of another server."""
+
+
+class ModelTable(NamedTuple):
     """A model of the file that is loaded here; `keep_alive_s` is None where the command line's counts."""
 
     config: LoadConfig
@@ -408,60 +409,42 @@ def _parse_table(name: str, table: Any) -> ModelTable | RemoteModel:
     if not isinstance(table, dict):
         raise InvalidRequest(f"'{name}' is not a table.", hint=_EXAMPLE)
     if table.get("backend") == _REMOTE:
-        return _parse_remote(name, {key.replace("-", "_"): value for key, value in table.items()})
+        return _parse_remote(name, table)
     if "url" in table:
         raise InvalidRequest(f'[{name}]: url needs backend = "{_REMOTE}".', hint=_REMOTE_EXAMPLE)
-    arguments = [
-        argument for key, value in table.items() if key != "model" for argument in _to_arguments(name, key, value)
-    ]
-    try:
-        options = _table.make_context(name, arguments).params
-    except click.UsageError as error:
-        hint = _REMOTE_EXAMPLE if "--backend" in error.format_message() else _EXAMPLE
-        raise InvalidRequest(f"[{name}]: {error.format_message().rstrip('.')}.", hint=hint) from error
-    reference = table.get("model")
-    if reference is not None and not isinstance(reference, str):
-        raise InvalidRequest(f"[{name}]: model must be a string.", hint=_EXAMPLE)
-    return ModelTable(load_config(reference, options), options["keep_alive"])
+    options = _read_keys_of(_local, name, table, _REMOTE_EXAMPLE if "backend" in table else _EXAMPLE)
+    return ModelTable(load_config(options["model"], options), options["keep_alive"])
 
 
 def _parse_remote(name: str, table: dict[str, Any]) -> RemoteModel:
     """A model of another server, which is asked for as its table's name unless it says otherwise."""
     from edgespec.server.remote_client import MAX_CONCURRENCY, RemoteModel
 
-    if any(word in table for word in ("key", "api_key")):
-        message = "a key does not belong into this file."
-        raise InvalidRequest(f"[{name}]: {message}", hint="Put it into a variable and name that in key_env.")
-    for key, value in table.items():
-        if (kind := _REMOTE_KEYS.get(key)) is None:
-            message = f"[{name}]: {key} has no meaning for a model of another server."
-            raise InvalidRequest(message, hint=f"Remove it. {_REMOTE_EXAMPLE}")
-        if not isinstance(value, kind) or isinstance(value, bool):
-            what = "a string" if kind is str else "a number"
-            raise InvalidRequest(f"[{name}]: {key} must be {what}.", hint=_REMOTE_EXAMPLE)
-    if "url" not in table:
-        raise InvalidRequest(f"[{name}]: there is no url.", hint=_REMOTE_EXAMPLE)
-    if not 1 <= (parallel := table.get("parallel", MAX_CONCURRENCY)) <= _MAX_PARALLEL:
-        raise InvalidRequest(f"[{name}]: parallel is not between 1 and {_MAX_PARALLEL}.", hint=_REMOTE_EXAMPLE)
+    if not {"key", "api_key", "api-key"}.isdisjoint(table):
+        message = f"[{name}]: a key does not belong into this file."
+        raise InvalidRequest(message, hint="Put it into a variable and name that in key_env.")
+    options = _read_keys_of(_remote, name, table, _REMOTE_EXAMPLE)
+    model = name if options["model"] is None else options["model"]
     try:
-        return RemoteModel(table["url"], table.get("model", name), table.get("key_env"), parallel)
+        return RemoteModel(options["url"], model, options["key_env"], options["parallel"] or MAX_CONCURRENCY)
     except InvalidRequest as error:
         raise InvalidRequest(f"[{name}]: {error.message}", hint=error.hint) from error
 
 
-def _to_arguments(name: str, key: str, value: Any) -> list[str]:
-    """A key and its value as command-line arguments."""
-    options = {option.name: option for option in _table.params if isinstance(option, click.Option)}
-    renamed = [option for option in options.values() if isinstance(option, OptionWithSynonym)]
-    by_key = {option.synonym.removeprefix("--"): option for option in renamed} | options
-    option = by_key.get(key.replace("-", "_"))
-    if option is None:
-        known = ", ".join(sorted(str(each) for each in options))
-        raise InvalidRequest(f"[{name}]: there is no key '{key}'.", hint=f"Keys are model, {known}.")
-    if not isinstance(value, str | int | float):
-        raise InvalidRequest(f"[{name}]: {key} must be a string, a number, true or false.", hint=_EXAMPLE)
-    if not option.is_flag:
-        return [option.opts[0], str(value)]
-    if not isinstance(value, bool):
-        raise InvalidRequest(f"[{name}]: {key} must be true or false.", hint=_EXAMPLE)
-    return [option.opts[0]] if value else option.secondary_opts[:1]
+def _read_keys_of(command: click.Command, name: str, table: dict[str, Any], hint: str) -> dict[str, Any]:
+    """The values of a table, which has the options of `command` as keys."""
+    renamed = {each.synonym[2:]: each.name for each in command.params if isinstance(each, OptionWithSynonym)}
+    known = {str(each.name) for each in command.params}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        option = key.replace("-", "_")
+        option = renamed.get(option, option)
+        if option not in known:
+            raise InvalidRequest(f"[{name}]: there is no key '{key}'.", hint=f"Keys are {', '.join(sorted(known))}.")
+        if not isinstance(value, str | int | float):
+            raise InvalidRequest(f"[{name}]: {key} must be a string, a number, true or false.", hint=hint)
+        values[option] = value
+    try:
+        return command.make_context(name, [], default_map=values).params
+    except click.UsageError as error:
+        raise InvalidRequest(f"[{name}]: {error.format_message().rstrip('.')}.", hint=hint) from error

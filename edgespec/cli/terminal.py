@@ -27,9 +27,7 @@ _BAR, _TIMES, _DETAIL = 36, 20, 36  # columns of a bar, of what follows it, and 
 
 def _fit_bar(n_text: int) -> int:
     """The columns of a bar beside `n_text` columns of text, so that the line is not wrapped."""
-    from shutil import get_terminal_size
-
-    return max(1, min(_BAR, get_terminal_size().columns - _TIMES - n_text))
+    return max(1, min(_BAR, shutil.get_terminal_size().columns - _TIMES - n_text))
 
 
 class TerminalReporter:
@@ -40,20 +38,21 @@ class TerminalReporter:
         self._bar_name = ""
 
     def notice(self, text: str) -> None:
-        self._end_bar()
+        self.end_bar()
         click.echo(f"note: {text}", err=True)
 
     def download(self, name: str, done: int, total: int) -> None:
-        self._draw(name, done, total)
+        self.draw(name, done, total)
 
     def loading(self, name: str, fraction: float) -> None:
-        self._draw(f"loading {name}", round(fraction * 1000), 1000)
+        self.draw(f"loading {name}", round(fraction * 1000), 1000)
 
-    def _draw(self, name: str, done: int, total: int, detail: str | None = None) -> None:
+    def draw(self, name: str, done: int, total: int, detail: str | None = None) -> None:
+        """Show the bar of this name in place of another one, with `detail` after it; it ends with `total`."""
         if sys.stderr is None or not sys.stderr.isatty():
             return
         if name != self._bar_name:
-            self._end_bar()
+            self.end_bar()
             self._bar_name = name
             self._bar = click.progressbar(
                 length=max(total, 1), label=name, file=sys.stderr, show_pos=False, item_show_func=lambda text: text,
@@ -63,9 +62,10 @@ class TerminalReporter:
             return
         self._bar.update(done - self._bar.pos, detail)
         if done >= total:
-            self._end_bar()
+            self.end_bar()
 
-    def _end_bar(self) -> None:
+    def end_bar(self) -> None:
+        """Leave the bar as it is, for what is written next."""
         if self._bar is not None:
             self._bar.render_finish()
             self._bar = None
@@ -75,41 +75,6 @@ def report_activity(text: str) -> None:
     """Show on stderr what is being done, in place of the text before; an empty text removes it. For terminals only."""
     if sys.stderr is not None and sys.stderr.isatty():
         click.echo(f"\r\x1b[K{text}", nl=False, err=True)
-
-
-class Progress:
-    """A progress bar on stderr with the remaining time; silent unless stderr is a terminal."""
-
-    def __init__(self, label: str) -> None:
-        self._label = label
-        self._bar: Any = None
-
-    def expect(self, steps: int) -> None:
-        if sys.stderr is not None and sys.stderr.isatty():
-            self._bar = click.progressbar(
-                length=steps, label=self._label, file=sys.stderr, show_pos=True, item_show_func=lambda name: name
-            )
-
-    def step(self, name: str) -> None:
-        if self._bar is not None:
-            self._bar.update(1, name)
-
-    def note(self, text: str) -> None:
-        click.echo(f"\nnote: {text}" if self._bar is not None else f"note: {text}", err=True)
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.render_finish()
-
-
-def echo_native_log() -> None:
-    """Print the runtime's own log to stderr."""
-    from edgespec.backends.llamacpp.library import library
-
-    library().log.echo = True
 
 
 def format_summary(metrics: Metrics, steps: Iterable[Step], drafters: Mapping[str, str], reason: str) -> str:

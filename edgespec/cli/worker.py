@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from edgespec.backends.llamacpp.rpc import WeightsCache
 
 HOST, PORT = "127.0.0.1", 50052
-_PORTS_TO_TRY = 20
 _CAME, _WENT = "Accepted client connection", "Client connection closed"
 
 
@@ -74,7 +73,7 @@ def worker_command(
 
 
 def _check_host(host: str, trust_network: bool) -> str:
-    """The IPv4 address of `host`. Raises InvalidRequest."""
+    """The IPv4 address of `host`."""
     from edgespec.backends.workers import INSECURE
     from edgespec.errors import InvalidRequest
     from edgespec.sockets import is_loopback
@@ -94,7 +93,7 @@ def _check_host(host: str, trust_network: bool) -> str:
 
 
 def _choose_devices(names: tuple[str, ...]) -> list[Device]:
-    """The devices of these names; without names the accelerators, else the processor. Raises InvalidRequest."""
+    """The devices of these names; without names the accelerators, else the processor."""
     from edgespec.backends.llamacpp.library import library
     from edgespec.errors import InvalidRequest
 
@@ -109,7 +108,7 @@ def _choose_devices(names: tuple[str, ...]) -> list[Device]:
 
 
 def _open_cache() -> WeightsCache:
-    """Open the folder in which weights are kept. Raises CacheError."""
+    """Open the folder in which weights are kept."""
     from edgespec.backends.llamacpp.rpc import WeightsCache
     from edgespec.controller.store import calibration_folder
     from edgespec.errors import CacheError, reason_of
@@ -122,26 +121,18 @@ def _open_cache() -> WeightsCache:
 
 
 def _check_port(address: str, port: int) -> None:
-    """Check that ggml can listen there; else raise InvalidRequest, which names a free port."""
+    """Raises InvalidRequest where ggml cannot listen."""
     from edgespec.errors import InvalidRequest, reason_of
 
-    reason = _try_port(address, port)
-    if reason is None:
-        return
-    free = (each for each in range(port + 1, min(port + _PORTS_TO_TRY, 65536)) if _try_port(address, each) is None)
-    hint = f"Use --port {found}." if (found := next(free, None)) else "Use another --host or --port."
-    raise InvalidRequest(f"a worker cannot listen at {address}:{port}: {reason_of(reason)}.", hint=hint)
-
-
-def _try_port(address: str, port: int) -> OSError | None:
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((address, port))
             probe.listen(1)
     except OSError as error:
-        return error
-    return None
+        raise InvalidRequest(
+            f"a worker cannot listen at {address}:{port}: {reason_of(error)}.", hint="Use another --port or --host."
+        ) from error
 
 
 def _describe(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from edgespec.backends import FileBackend
 from edgespec.errors import InvalidRequest
-from edgespec.export.plan import Container, Draft, Exported, ExportPlan, Weights
+from edgespec.export.gather import Container, Draft, Exported, ExportPlan, Weights
 from edgespec.hub.cache import HubFile, HubQuant, HubRepo, LocalPath, is_gguf_name, parse_quant
 
 LOOKUPS = ("ngram", "suffix")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from edgespec import __version__
 from edgespec.export.engines import Choice, Engine, compare_vocabularies
-from edgespec.export.plan import Container, Draft, Exported, ExportPlan
+from edgespec.export.gather import Container, Draft, Exported, ExportPlan
 
 _WIDTH = 98
 _END = "EDGESPEC_END"

@@ -55,17 +55,6 @@ def one(id_: str, *turns: str) -> BenchPrompt:
     return BenchPrompt(id_, "chat", turns or ("a tale",))
 
 
-def test_arms() -> None:
-    assert [arm.name for arm in list_arms(["ngram", "model"], [2])] == NAMES
-    assert [arm.name for arm in list_arms(["ngram"], [1, 3])] == [
-        "plain",
-        "autopilot",
-        "ngram 1",
-        "ngram 3",
-        "autopilot cold",
-    ]
-
-
 def test_each_drafter_is_an_arm_alone_and_the_autopilot_has_them_all() -> None:
     drafters = ("own-head", "ngram", "self")
     arms = list_arms(drafters, [2, 4])

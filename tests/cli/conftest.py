@@ -1,4 +1,4 @@
-"""The real command, as a child process: forked from one that has imported it, or started."""
+"""The command, in the process of the tests: with standard files, an environment and a folder of its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.zygote import run_command
+from edgespec.adapt import options
+from tests.command import run_command
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 COMMAND = [sys.executable, "-m", "edgespec"]
@@ -28,12 +29,22 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def cli(environment: dict[str, str], tmp_path: Path) -> Cli:
-    """Run `edgespec ARGUMENTS`; no traceback may ever appear. `extra` variables are those of the command alone."""
+def cli(environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Run `edgespec ARGUMENTS`; no traceback may ever appear. `extra` variables are those of the command alone.
 
-    def run(*arguments: str, stdin: str = "", **extra: str) -> subprocess.CompletedProcess[str]:
-        is_new = any(name.startswith(("PYTHON", "GLIBC_")) for name in extra)  # these are read when a program starts
-        done = run_command(arguments, {**environment, **extra}, tmp_path, stdin.encode(), is_new=is_new)
+    `is_new`: in a process of its own, for variables that are read when Python starts.
+    """
+    monkeypatch.setattr(options, "lower_priority", lambda: None)  # of a training; it would be that of all later tests
+
+    def run(*arguments: str, stdin: str = "", is_new: bool = False, **extra: str) -> subprocess.CompletedProcess[str]:
+        variables = {**environment, **extra}
+        if is_new:
+            done = subprocess.run(
+                [*COMMAND, *arguments], input=stdin, capture_output=True, env=variables, cwd=tmp_path, text=True,
+                timeout=120, check=False,
+            )  # fmt: skip
+        else:
+            done = run_command(arguments, variables, tmp_path, stdin.encode())
         assert "Traceback" not in done.stdout + done.stderr and "Internal error" not in done.stderr, done.stderr
         return done
 

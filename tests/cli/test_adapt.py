@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 import pty
 import re
+import select
 import subprocess
 import sys
 from contextlib import closing
@@ -14,7 +15,9 @@ from time import monotonic, sleep
 
 import pytest
 
+from edgespec.adapt import texts
 from edgespec.backends import open_tokenizer
+from edgespec.cli.adapt import _Reporter
 from edgespec.conversations import Store
 from edgespec.memory.memory import Memory
 from edgespec.memory.store import DEFAULT_LIMIT_BYTES
@@ -31,20 +34,27 @@ HEAD = PARD.parents[1] / "heads" / "mtp-python-6m"
 FAST = ("--epochs", "1", "--threads", "1", "--on-battery", "--json")
 
 
-def keep_texts(data: Path, n_answer: int | None = None) -> None:
-    """Fill the user's memory with 40 conversations: parts of Python's own code.
+def keep_texts(data: Path, n_answer: int | None = None, most: int = 350) -> None:
+    """Fill the user's memory with 40 conversations: parts of Python's own code, of `most` tokens.
 
     The last `n_answer` tokens are the answers; all but the first 20 if None.
     """
     with open_tokenizer("llamacpp", TARGET) as tokenizer:
         code = "".join(path.read_text() for path in sorted(SOURCES.glob("*.py")))
         tokens = tokenizer.encode(code, parse_special=False)
-        size = min(len(tokens) // N_CONVERSATIONS, 350)
+        size = min(len(tokens) // N_CONVERSATIONS, most)
         with closing(Memory(data / "memory", identify_tokenizer(tokenizer), DEFAULT_LIMIT_BYTES)) as memory:
             memory.name_model("python-6m")
             for i in range(N_CONVERSATIONS):
                 n_prompt = N_PROMPT if n_answer is None else size - n_answer
                 memory.space("").add(tokens[i * size : (i + 1) * size], n_prompt, f"chat:{i + 1}")
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The tokens of a conversation where fewer of them suffice to train on."""
+    monkeypatch.setattr(texts, "MIN_TOKENS", 2000)
+    return 100
 
 
 @pytest.fixture
@@ -55,14 +65,14 @@ def draft(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_draft_is_trained_used_and_put_back(cli: Cli, tmp_path: Path, draft: str) -> None:
-    keep_texts(tmp_path / "data")
+def test_a_draft_is_trained_used_and_put_back(cli: Cli, tmp_path: Path, draft: str, few: int) -> None:
+    keep_texts(tmp_path / "data", most=few)
     shown = cli("adapt", "data", "status")
     assert "enough" in shown.stdout and "not allowed yet" in shown.stderr
     unasked = cli("adapt", "--draft", draft, *FAST)
     assert unasked.returncode == 2 and "--yes" in unasked.stderr and "stay on this machine" in unasked.stderr
 
-    trained = json.loads(cli("adapt", "--draft", draft, "--learning-rate", "0.01", "--yes", *FAST).stdout)
+    trained = json.loads(cli("adapt", "--draft", draft, "--learning-rate", "0.1", "--yes", *FAST).stdout)
     assert (trained["kept"], trained["version"], trained["stopped"]) == (True, 1, None)
     assert trained["tokens_before"] < 1.001 and trained["gain_low"] > 0
     assert json.loads(cli("adapt", "data", "status", "--json").stdout)["allowed"]
@@ -85,11 +95,11 @@ def test_a_draft_is_trained_used_and_put_back(cli: Cli, tmp_path: Path, draft: s
     table = cli("adapt", "list").stdout.splitlines()
     assert table[0].endswith(f"made from {draft}") and table[2].split()[:2] == ["*", "1"]
     (row,) = json.loads(cli("adapt", "list", "--json").stdout)
-    assert row["active"] and row["tokens"] > 10_000 and row["model"] == "python-6m"
+    assert row["active"] and row["tokens"] > 2000 and row["model"] == "python-6m"
     assert cli("adapt", "use", "2").returncode == 2
 
     pair_of(tmp_path, draft).add(CARD, lambda path: llama(path, layers=1, width=32))  # as bad as the base
-    newest = cli("adapt", "--draft", draft, "--newest", "--learning-rate", "0.01", *FAST)
+    newest = cli("adapt", "--draft", draft, "--newest", "--learning-rate", "0.1", *FAST)
     returned = json.loads(newest.stdout)
     assert returned["returned"] == 1 and returned["version"] in (None, 3)
     assert returned["tokens_before"] > 1.01, "it goes on from version 1"
@@ -103,13 +113,13 @@ def pair_of(tmp_path: Path, draft: str) -> AdaptedPair:
     return AdaptedDrafts(tmp_path / "data" / "adapted").pair(TARGET, Path(draft))
 
 
-def test_pairs_of_tokens_of_a_pard_model(cli: Cli, tmp_path: Path) -> None:
-    keep_texts(tmp_path / "data")
+def test_pairs_of_tokens_of_a_pard_model(cli: Cli, tmp_path: Path, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their training needs no MLX."""
+    keep_texts(tmp_path / "data", most=few)
     draft = f"pard:{PARD}"
-    (tmp_path / "without" / "mlx").mkdir(parents=True)
-    (tmp_path / "without" / "mlx" / "__init__.py").write_text("raise ImportError('there is no MLX')")
-    done = cli("adapt", "--draft", draft, "--method", "bigram", "--yes", *FAST, PYTHONPATH=str(tmp_path / "without"))
-    trained = json.loads(done.stdout)
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "mlx", None)
+        trained = json.loads(cli("adapt", "--draft", draft, "--method", "bigram", "--yes", *FAST).stdout)
     assert trained["kept"] and trained["gain_low"] > 0
     (learned,) = (tmp_path / "data" / "adapted").rglob("bigram.safetensors")
     assert json.loads(cli("adapt", "list", "--json").stdout)[0]["loss"] == "cross-entropy"
@@ -121,9 +131,9 @@ def test_pairs_of_tokens_of_a_pard_model(cli: Cli, tmp_path: Path) -> None:
     assert refused.returncode == 5 and "only pard models" in refused.stderr.lower()
 
 
-def test_answers_of_one_token_measure_no_gain(cli: Cli, tmp_path: Path, draft: str) -> None:
-    keep_texts(tmp_path / "data", n_answer=1)
-    refused = cli("adapt", "--draft", draft, "--yes", "--epochs", "2", "--threads", "1", "--on-battery")
+def test_answers_of_one_token_measure_no_gain(cli: Cli, tmp_path: Path, draft: str, few: int) -> None:
+    keep_texts(tmp_path / "data", 1, few)
+    refused = cli("adapt", "--draft", draft, "--yes", *FAST)
     assert refused.returncode == 2 and "too short to measure the gain" in refused.stderr
 
 
@@ -186,24 +196,22 @@ def test_a_training_ends_when_its_texts_are_cleared(cli: Cli, environment: dict[
 
 
 @pytest.mark.parametrize("columns", [80, 70])
-def test_progress_fits_the_terminal(environment: dict[str, str], columns: int) -> None:
-    draw = """
-from time import sleep
-from edgespec.cli.adapt import _Reporter
-reporter = _Reporter()
-for i in range(1, 4):
-    reporter.reading(i, 100)
-for i in range(1, 4):
-    reporter.training(i, 100, 10.123, 2.5)
-    sleep(0.6)  # the time that remains is shown after a second
-"""
+def test_progress_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = pty.openpty()
-    with open(ours, "rb", buffering=0) as screen:
-        subprocess.run(
-            (sys.executable, "-c", draw), env={**environment, "COLUMNS": str(columns)}, stderr=theirs, check=True
-        )
-        os.close(theirs)
-        drawn = screen.read(2**16).decode()
+    clock = itertools.count(0, 0.6)  # the time that remains is shown after a second
+    monkeypatch.setattr("time.time", lambda: next(clock))
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with open(ours, "rb", buffering=0) as screen, open(theirs, "w", encoding="utf-8") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        reporter = _Reporter()
+        for i in range(1, 4):
+            reporter.reading(i, 100)
+        for i in range(1, 4):
+            reporter.training(i, 100, 10.123, 2.5)
+        terminal.flush()
+        drawn = ""
+        while select.select([screen], [], [], 0)[0]:
+            drawn += screen.read(2**16).decode()
     lines = [re.sub(r"\x1b\[[?0-9]*[a-zA-Z]", "", line) for line in re.split(r"[\r\n]+", drawn)]
     assert "2.50 tokens a round" in drawn and "00:0" in drawn and 40 < max(map(len, lines)) <= columns
 

@@ -13,20 +13,7 @@ from tests.cli.conftest import Cli
 from tests.models import DRAFT, TARGET
 from tests.registry.test_adapted import CARD
 
-RUN = (
-    "run",
-    "def f(",
-    "--temperature",
-    "0",
-    "--max-tokens",
-    "8",
-    "--draft",
-    "model",
-    "--draft-max",
-    "3",
-    "--ctx",
-    "128",
-)
+RUN = ["run", "def", "--temperature", "0", "--max-tokens", "8", "--draft", "model", "--draft-max", "3", "--ctx", "128"]
 
 
 @pytest.fixture
@@ -45,16 +32,6 @@ def test_commands_name_the_version(cli: Cli, pair: AdaptedPair) -> None:
     assert json.loads(cli("show", "--json").stdout)["adapted_draft"] == f"version 1 of {card.date}"
     planned = cli("plan", "--no-speed")
     assert notice in planned.stderr and f"draft adapted on {card.date} (version 1)" in planned.stdout
-
-
-def test_commands_go_on_with_the_base(cli: Cli, pair: AdaptedPair) -> None:
-    plain = cli(*RUN, "--threads", "1")
-    pair.add(CARD, lambda path: shutil.copy(DRAFT, path))
-    (pair.folder / "1" / "card.json").write_text("no card")
-    done = cli(*RUN, "--threads", "1")
-    assert (done.returncode, done.stdout) == (0, plain.stdout)
-    assert "draft.gguf itself: the card of version 1 of the draft is damaged." in done.stderr
-    assert "the card of version 1 of the draft is damaged" in cli("show").stdout
 
 
 def test_a_pair_whose_only_version_is_damaged_goes_back_to_the_base(cli: Cli, pair: AdaptedPair) -> None:

@@ -18,12 +18,6 @@ from tests.cli.conftest import COMMAND, Cli
 OPTIONS = ("--max-tokens", "10", "--temperature", "0", "--threads", "1")
 
 
-def test_answers_lines_and_ends_with_the_input(cli: Cli) -> None:
-    done = cli("chat", *OPTIONS, stdin="import os\n")
-    assert done.returncode == 0
-    assert done.stdout.strip()
-
-
 def test_slash_commands(cli: Cli, tmp_path: Path) -> None:
     chat = tmp_path / "chat.json"
     lines = ["/help", "import os", "/stats", f"/save {chat}", "/undo", "/undo", f"/load {chat}", "/retry", "/spec off",
@@ -83,11 +77,12 @@ def test_a_cut_answer_is_gone_on_with(cli: Cli, tmp_path: Path) -> None:
     def saved(name: str) -> list[str]:
         return [m["content"] for m in json.loads((tmp_path / name).read_text())["messages"]]
 
-    lines = ["/continue", "hello", "/save half", "/set max_tokens 30", "/continue", "/save whole", "/save half",
+    lines = ["/continue", '"""two', 'lines"""', "/save half", "/set max_tokens 30", "/continue", "/save whole",
+             "/save half",
              "/set max_tokens 45", "/retry", "/save! half", "/undo", "/continue"]  # fmt: skip
     done = cli(*TOY, "--max-tokens", "15", stdin="\n".join(lines))
     whole = saved("half")[1]
-    assert len(whole) == 45 and saved("whole") == ["hello", whole], "15 and 30 tokens are the text of 45"
+    assert len(whole) == 45 and saved("whole") == ["two\nlines", whole], "15 and 30 tokens are the text of 45"
     assert done.stderr.count("there is no answer to continue.") == 2
     assert "half exists.\nAdd ! to the command" in done.stderr
 
@@ -101,12 +96,6 @@ def test_a_full_context_is_told_of_before_and_can_roll(cli: Cli) -> None:
     assert notes[3] == "note: The context is full: question 1 and its answer are left out from here on."
     assert notes[4] == notes[3].replace("question 1", "question 2") and len(notes) == 5
     assert "max_tokens         30\n" in done.stdout and "rolling            on\n" in done.stdout
-
-
-def test_several_lines_make_one_message(cli: Cli, tmp_path: Path) -> None:
-    chat = tmp_path / "chat.json"
-    cli("chat", *OPTIONS, stdin=f'"""def f():\n    return 1\n"""\n/save {chat}\n')
-    assert json.loads(chat.read_text())["messages"][0]["content"] == "def f():\n    return 1"
 
 
 def _heed_interrupts() -> None:

@@ -12,6 +12,8 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,64 +81,56 @@ def test_wrong_input_is_one_sentence(cli: Cli, arguments: list[str], code: int, 
     assert done.stderr.count("error: ") == 1 and "hint: " in done.stderr
 
 
-def test_mlx_lm_starts_from_the_script_and_answers(cli: Cli, environment: dict[str, str], tmp_path: Path) -> None:
+@contextmanager
+def serving(script: Path, *options: str, path: str) -> Iterator[Callable[[dict[str, Any]], dict[str, Any]]]:
+    """A function that asks the server that `script` starts."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        ["sh", script, "--port", str(port), *options], env={**os.environ, "PATH": path}, cwd=script.parents[1],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    until = time.monotonic() + START_S
+
+    def ask(body: dict[str, Any]) -> dict[str, Any]:
+        url = f"http://127.0.0.1:{port}/v1/completions"
+        request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=START_S) as reply:
+                    return json.load(reply)  # type: ignore[no-any-return]
+            except urllib.error.URLError:
+                assert server.poll() is None and time.monotonic() < until
+                time.sleep(0.1)
+
+    try:
+        yield ask
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+
+
+def test_mlx_lm_starts_from_the_script_and_answers(cli: Cli, tmp_path: Path) -> None:
     """The folder of the pair has a space in its name."""
     for seed, name in enumerate(("a target", "a draft")):
         make_folder(tmp_path / name, DENSE, seed=seed)
     done = cli("export", "--to", "mlx-lm", "./a target", "--draft", "./a draft", "--backend", "mlx", "-o", "out")
     assert done.returncode == 0, done.stderr
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-    server = subprocess.Popen(
-        ["sh", tmp_path / "out" / "serve.sh", "--port", str(port)], env={**environment, "PATH": path}, cwd=tmp_path,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        answer = ask(port, {"prompt": "def f(", "max_tokens": 12, "temperature": 0}, server)
-        assert answer["usage"]["completion_tokens"] == 12
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.communicate()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with serving(tmp_path / "out" / "serve.sh", path=path) as ask:
+        assert ask({"prompt": "def f(", "max_tokens": 12, "temperature": 0})["usage"]["completion_tokens"] == 12
 
 
-def ask(port: int, body: dict[str, Any], server: subprocess.Popen[str]) -> dict[str, Any]:
-    url = f"http://127.0.0.1:{port}/v1/completions"
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    until = time.monotonic() + START_S
-    while True:
-        try:
-            with urllib.request.urlopen(request, timeout=START_S) as reply:
-                return json.load(reply)
-        except urllib.error.URLError:
-            assert server.poll() is None and time.monotonic() < until, server.stdout and server.stdout.read()
-            time.sleep(0.1)
-
-
-def test_llama_server_starts_from_the_script(cli: Cli, environment: dict[str, str], tmp_path: Path) -> None:
-    """Where one is installed."""
-    if shutil.which("llama-server") is None:
-        pytest.skip("llama-server is not on the PATH")
-    (tmp_path / "pair of models").mkdir()
+@pytest.mark.skipif(shutil.which("llama-server") is None, reason="llama-server is not on the PATH")
+def test_llama_server_starts_from_the_script(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / "pair of models"
+    folder.mkdir()
     for file in (TARGET, DRAFT):
-        shutil.copy(file, tmp_path / "pair of models")
-    folder = "./pair of models"
-    done = cli(
-        "export", "--to", "llama-server", f"{folder}/target.gguf", "--draft", f"ngram+{folder}/draft.gguf", "-o", "o"
-    )
+        shutil.copy(file, folder)
+    pair = (f"{folder}/target.gguf", "--draft", f"ngram+{folder}/draft.gguf")
+    done = cli("export", "--to", "llama-server", *pair, "-o", "o")
     assert done.returncode == 0, done.stderr
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = ["sh", tmp_path / "o" / "serve.sh", "--port", str(port), "--threads", "1"]
-    server = subprocess.Popen(
-        command, env={**environment, "PATH": os.environ["PATH"]}, cwd=tmp_path, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, text=True, start_new_session=True,
-    )  # fmt: skip
-    try:
-        answer = ask(port, {"prompt": "def fibonacci(n):", "max_tokens": 40, "temperature": 0}, server)
-        assert answer["timings"]["draft_n"] > 0
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+    with serving(tmp_path / "o" / "serve.sh", "--threads", "1", path=os.environ["PATH"]) as ask:
+        answer = ask({"prompt": "def fibonacci(n):", "max_tokens": 40, "temperature": 0})
+    assert answer["timings"]["draft_n"] > 0

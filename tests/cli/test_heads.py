@@ -64,28 +64,26 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_head_as_the_model(cli: Cli, heads: Path, name: str) -> None:
-    path = str(heads / name)
-    told = f"{path} is {NAMES[name]} for a model of hidden size 8; it drafts for a model and writes no text by itself."
-    assert refused(cli, "--model", path) == (told, "Name the model that it was trained for.")
+def test_a_head_as_the_model(cli: Cli, heads: Path) -> None:
+    for name, kind in NAMES.items():
+        what = f"{heads / name} is {kind} for a model of hidden size 8"
+        told = f"{what}; it drafts for a model and writes no text by itself."
+        assert refused(cli, "--model", str(heads / name)) == (told, "Name the model that it was trained for.")
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "bare.gguf"])
-def test_a_head_of_another_model_as_the_draft(cli: Cli, heads: Path, name: str) -> None:
-    message, hint = refused(cli, "--draft", str(heads / name))
-    unknown = f"{heads / name} is {NAMES[name]} for a model of hidden size 8, which edgespec does not run on llama.cpp"
-    if name == "medusa":
-        why = ": its matrices would be multiplied outside of llama.cpp, which takes longer than it saves."
-        assert message == unknown + why
-    elif name == "eagle3":
-        assert (
-            message == f"{heads / name} is {NAMES[name]} in Hugging Face's format; llama.cpp reads heads as GGUF files."
-        )
-        assert hint.startswith("Convert it: convert_hf_to_gguf.py ")
-    else:
-        other = f"{heads / name} is {NAMES[name]} for a hidden size of 8; the target has 256."
-        assert message in (f"{unknown}.", other)
+def test_a_head_of_another_model_as_the_draft(cli: Cli, heads: Path) -> None:
+    for name, kind in NAMES.items():
+        message, hint = refused(cli, "--draft", str(heads / name))
+        is_kind = f"{heads / name} is {kind}"
+        unknown = f"{is_kind} for a model of hidden size 8, which edgespec does not run on llama.cpp"
+        if name == "medusa":
+            why = ": its matrices would be multiplied outside of llama.cpp, which takes longer than it saves."
+            assert message == unknown + why
+        elif name == "eagle3":
+            assert message == f"{is_kind} in Hugging Face's format; llama.cpp reads heads as GGUF files."
+            assert hint.startswith("Convert it: convert_hf_to_gguf.py ")
+        elif name != "bare.gguf":
+            assert message in (f"{unknown}.", f"{is_kind} for a hidden size of 8; the target has 256.")
 
 
 def test_a_head_cut_short(cli: Cli, heads: Path) -> None:

@@ -65,16 +65,17 @@ def write_layers(path: Path) -> None:
     path.write_bytes(data.replace(np.array([2, 3, 5], "<i4").tobytes(), np.array([2, 3, 9], "<i4").tobytes(), 1))
 
 
-def write_other_size(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eagle3_heads, "HIDDEN", 128)
-    make_head(path, size=128)
-
-
 def write_other_words(path: Path) -> None:
     data = make_head(path).path.read_bytes()
     entry = (6).to_bytes(8, "little") + b"return"
     assert entry in data
     path.write_bytes(data.replace(entry, entry.replace(b"return", b"retorn"), 1))
+
+
+def write_other_size(path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(eagle3_heads, "HIDDEN", 128)
+        make_head(path, size=128)
 
 
 UNUSABLE: list[tuple[Callable[[Path], None], int, str]] = [
@@ -85,13 +86,15 @@ UNUSABLE: list[tuple[Callable[[Path], None], int, str]] = [
     (write_nan, 5, "gives scores that are not numbers (NaN)"),
     (write_layers, 2, "he head reads layer 9, and the model has layers 0 to 5"),
     (write_other_words, 5, "token"),
+    (write_other_size, 5, "is an EAGLE-3 head for a hidden size of 128; the target has 256."),
 ]
 
 
-def test_heads_that_cannot_be_used(cli: Cli, tmp_path: Path) -> None:
+def test_heads_that_cannot_be_used(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other beside one target, whose settings are measured and whose plain text is written once."""
     shutil.copy(TARGET, tmp_path / "target.gguf")
     write_alias(tmp_path)
+    head = str(tmp_path / "head.gguf")
     plain = cli(*RUN, "--model", "here", "--draft", "none")
     for write, code, told in UNUSABLE:
         write(tmp_path / "head.gguf")
@@ -99,52 +102,30 @@ def test_heads_that_cannot_be_used(cli: Cli, tmp_path: Path) -> None:
         assert (found.returncode, found.stdout) == (0, plain.stdout), (told, found.stderr)
         (left,) = [line for line in found.stderr.splitlines() if line.startswith("note: Drafting with")]
         assert left.startswith("note: Drafting without ") and told in left, (told, left)
-        named = cli(*RUN, "--model", "here", "--draft", str(tmp_path / "head.gguf"))
+        named = cli(*RUN, "--model", "here", "--draft", head)
         assert (named.returncode, named.stdout) == (code, ""), (told, named.stderr)
         message, hint = named.stderr.rstrip().rsplit("error: ", 1)[1].split("\nhint: ")
         assert told in message and "\n" not in message + hint, (told, message)
-
-
-def test_a_head_of_another_size(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shutil.copy(TARGET, tmp_path / "target.gguf")
-    write_alias(tmp_path)
-    write_other_size(tmp_path / "head.gguf", monkeypatch)
-    told = f"{tmp_path}/head.gguf is an EAGLE-3 head for a hidden size of 128; the target has 256."
-    found = cli(*RUN, "--model", "here")
-    assert found.returncode == 0 and f"note: Drafting without a head: {told}" in found.stderr
-    named = cli(*RUN, "--model", "here", "--draft", f"eagle3:{tmp_path}/head.gguf")
-    assert (named.returncode, named.stderr) == (5, f"error: {told}\nhint: Use --draft ngram, or another.\n")
-
-
-def test_an_architecture_that_gives_no_hidden_states(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A sidecar newer than the runtime: auto does not know that it is a head; named, it is a model of an unknown kind.
+    data = make_head(tmp_path / "head.gguf").path.read_bytes()
+    for name in ("eagle4", "llamb3"):
+        (tmp_path / "head.gguf").write_bytes(data.replace(b"eagle3", name.encode()))
+        assert "head" not in cli(*RUN, "--model", "here").stderr
+        named = cli(*RUN, "--model", "here", "--draft", head)
+        assert named.returncode == 5 and f"unknown model architecture: '{name}'" in named.stderr
+        assert "upgrade llama-cpp-python" in named.stderr
+    for draft, told in (
+        (f"eagle3:{TARGET}", "is no trained head."),
+        ("mtp", "There is no mtp head in the target's file, beside it or in the registry."),
+    ):
+        named = cli(*RUN, "--draft", draft)
+        assert (named.returncode, named.stdout) == (5, "") and told in named.stderr
     monkeypatch.setattr(eagle3_heads, "HIDDEN", 64)
-    sliding_window(tmp_path / "target.gguf")
+    sliding_window(tmp_path / "window.gguf")
     make_head(tmp_path / "head.gguf", size=64)
-    named = cli(*RUN, "--model", f"{tmp_path}/target.gguf", "--draft", f"{tmp_path}/head.gguf")
+    named = cli(*RUN, "--model", f"{tmp_path}/window.gguf", "--draft", head)
     assert named.returncode == 2 and named.stdout == ""
     assert "error: llama.cpp does not give the hidden states of 'gemma3' models" in named.stderr
-
-
-@pytest.mark.parametrize("name", ["eagle4", "llamb3"])
-def test_a_sidecar_newer_than_the_runtime(cli: Cli, tmp_path: Path, name: str) -> None:
-    """auto does not know that it is a head; named, it is a model that llama.cpp cannot load."""
-    shutil.copy(TARGET, tmp_path / "target.gguf")
-    write_alias(tmp_path)
-    data = make_head(tmp_path / "head.gguf").path.read_bytes()
-    (tmp_path / "head.gguf").write_bytes(data.replace(b"eagle3", name.encode()))
-    found = cli(*RUN, "--model", "here")
-    assert found.returncode == 0 and "head" not in found.stderr
-    named = cli(*RUN, "--model", "here", "--draft", f"{tmp_path}/head.gguf")
-    assert named.returncode == 5 and f"unknown model architecture: '{name}'" in named.stderr
-    assert "upgrade llama-cpp-python" in named.stderr
-
-
-def test_models_named_as_heads(cli: Cli) -> None:
-    named = cli(*RUN, "--draft", f"eagle3:{TARGET}")
-    assert (named.returncode, named.stdout) == (5, "") and "is no trained head." in named.stderr
-    absent = cli(*RUN, "--draft", "mtp")
-    assert absent.returncode == 5
-    assert "there is no mtp head in the target's file, beside it or in the registry." in absent.stderr.lower()
 
 
 def test_the_registrys_head_drafts(cli: Cli, tmp_path: Path) -> None:
@@ -171,33 +152,33 @@ def flip_first_tensor(data: bytes) -> bytes:
     return data[:start] + bytes(byte ^ 0x7F for byte in data[start : start + 64]) + data[start + 64 :]
 
 
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        (lambda data: data[:-4000], "model.safetensors is cut short"),
+def cut(data: bytes) -> bytes:
+    return data[:-4000]
+
+
+def test_a_heads_folder_that_cannot_be_used(cli: Cli, tmp_path: Path) -> None:
+    head = Path(shutil.copytree(TRAINED, tmp_path / "head"))
+    weights, config = head / "model.safetensors", head / "config.json"
+    whole = weights.read_bytes()
+    changes: tuple[tuple[Callable[[bytes], bytes], str], ...] = (
+        (cut, "model.safetensors is cut short"),
         (lambda data: data[:2] + b"\x41" + data[3:], "model.safetensors is damaged: it has no header of safetensors"),
         (lambda data: data.replace(b"fc.weight", b"fd.weight"), "The EAGLE-3 head lacks the tensor fc.weight"),
         (flip_first_tensor, "table of draft tokens (d2t, 2,048 entries) does not name tokens"),
-        (None, "an EAGLE-3 head for a vocabulary of 5,000; the target has 4,096"),
-    ],
-    ids=["cut", "flipped", "renamed", "ids", "vocabulary"],
-)
-def test_a_heads_folder_that_cannot_be_used(
-    cli: Cli, tmp_path: Path, change: Callable[[bytes], bytes] | None, told: str
-) -> None:
-    head = Path(shutil.copytree(TRAINED, tmp_path / "head"))
-    weights, config = head / "model.safetensors", head / "config.json"
-    if change is None:
-        config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 5000}))
-    else:
-        weights.write_bytes(change(weights.read_bytes()))
-    named = cli(*RUN, "--backend", "mlx", "--draft", f"ngram+eagle3:{head}")
-    assert (named.returncode, named.stdout) == (5, "") and told in named.stderr
+    )
+    named = (*RUN, "--backend", "mlx", "--draft", f"ngram+eagle3:{head}")
+    for change, told in changes:
+        weights.write_bytes(change(whole))
+        done = cli(*named)
+        assert (done.returncode, done.stdout) == (5, "") and told in done.stderr, done.stderr
+    weights.write_bytes(whole)
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"vocab_size": 5000}))
+    assert "an EAGLE-3 head for a vocabulary of 5,000; the target has 4,096" in cli(*named).stderr
 
 
 def test_auto_answers_without_the_registrys_head_if_that_is_damaged(cli: Cli, tmp_path: Path) -> None:
     head = Path(shutil.copytree(TRAINED, tmp_path / "head"))
-    (head / "model.safetensors").write_bytes((head / "model.safetensors").read_bytes()[:-4000])
+    (head / "model.safetensors").write_bytes(cut((head / "model.safetensors").read_bytes()))
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "models.toml").write_text(f'[python-6m.mlx]\nhead = "{head}"\nhead_kind = "eagle3"\n')
     found = cli(*RUN, "--backend", "mlx", "--json", "--no-memory")

@@ -1,18 +1,31 @@
-"""The help: groups, the first three commands, and examples that the commands take."""
+"""The help, its examples, docs/cli.md, and options with a second spelling, which no help text or message shows."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
+from typing import Any
 
 import click
 import pytest
 
-from edgespec.cli.examples import EXAMPLES
 from edgespec.cli.main import cli as group
+from edgespec.cli.options import load_config, show_all_options
+from edgespec.cli.reference import EXAMPLES
 from tests.cli.conftest import Cli
+from tests.models import REPOSITORY
 
 _CONTEXT = click.Context(group, info_name="edgespec")
+SPELLINGS = ["--draft-max", "3", "--draft-tree", "6", "--acceptance", "sample"]
+SYNONYMS = ["--gamma", "3", "--nodes", "6", "--verify", "sample"]
+
+
+def find_command(name: str) -> click.Command:
+    command = group.get_command(_CONTEXT, name)
+    assert command is not None
+    return command
 
 
 def test_without_a_command_the_first_steps_are_shown(cli: Cli) -> None:
@@ -32,8 +45,7 @@ def test_help_lists_every_command_once_in_a_group(cli: Cli) -> None:
 
 @pytest.mark.parametrize("name", group.list_commands(_CONTEXT))
 def test_the_examples_of_a_command_are_valid(name: str) -> None:
-    command = group.get_command(_CONTEXT, name)
-    assert command is not None
+    command = find_command(name)
     names = [name, *(f"{name} {each}" for each in command.commands)] if isinstance(command, click.Group) else [name]
     for full in names:
         for line, _ in EXAMPLES[full]:
@@ -50,8 +62,7 @@ def test_the_examples_of_a_command_are_valid(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["chat", "run", "serve", "bench"])
 def test_help_is_short_and_help_all_has_every_option(cli: Cli, name: str) -> None:
-    command = group.get_command(_CONTEXT, name)
-    assert command is not None
+    command = find_command(name)
     options = {max(each.opts, key=len) for each in command.params if isinstance(each, click.Option)}
     short, whole = cli(name, "--help").stdout, cli(name, "--help-all").stdout
     listed = [set(re.findall(r"^  (?:-., )?(--[a-z-]+)", text, re.MULTILINE)) for text in (short, whole)]
@@ -61,6 +72,40 @@ def test_help_is_short_and_help_all_has_every_option(cli: Cli, name: str) -> Non
     assert short.splitlines()[-1].strip() == whole.splitlines()[-1].strip() == last
 
 
-def test_options_that_help_leaves_out_are_completed(cli: Cli) -> None:
-    done = cli(_EDGESPEC_COMPLETE="bash_complete", COMP_WORDS="edgespec run --to", COMP_CWORD="2")
-    assert done.stdout.splitlines() == ["plain,--top-k", "plain,--top-p"]
+def parse(name: str, *arguments: str) -> dict[str, Any]:
+    return find_command(name).make_context(name, list(arguments)).params
+
+
+@pytest.mark.parametrize("name", ["chat", "run", "serve"])
+def test_synonyms_mean_the_same(name: str) -> None:
+    config = load_config(None, parse(name, *SPELLINGS))
+    assert (config.draft_max, config.draft_tree, config.acceptance) == (3, 6, "sample")
+    assert parse(name, *SYNONYMS) == parse(name, *SPELLINGS) != parse(name)
+
+
+def test_bench_repeats_both_spellings() -> None:
+    assert parse("bench", "--draft-max", "3", "--gamma", "7")["draft_lengths"] == (3, 7)
+
+
+@pytest.mark.parametrize("name", ["chat", "run", "serve", "bench"])
+def test_help_shows_no_synonym(name: str) -> None:
+    command = find_command(name)
+    context = click.Context(command)
+    show_all_options(context)
+    text = command.get_help(context)
+    assert "--draft-max N" in text
+    assert not [synonym for synonym in ("--gamma", "--nodes", "--verify") if synonym in text]
+
+
+@pytest.mark.parametrize("spelling", ["--draft-max", "--gamma"])
+def test_messages_show_no_synonym(spelling: str) -> None:
+    with pytest.raises(click.BadParameter) as caught:
+        parse("run", spelling, "64")
+    assert "'--draft-max'" in caught.value.format_message() and "--gamma" not in caught.value.format_message()
+
+
+def test_the_command_reference_is_current() -> None:
+    """In a process of its own: click keeps what it has worked out of a command, whoever asked first."""
+    made = subprocess.run([sys.executable, "-m", "edgespec.cli.reference"], capture_output=True, check=True, timeout=60)
+    current = (REPOSITORY / "docs" / "cli.md").read_bytes()
+    assert current == made.stdout, "run: python -m edgespec.cli.reference > docs/cli.md"

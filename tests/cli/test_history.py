@@ -53,25 +53,29 @@ def test_nothing_is_saved_yet(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("edgespec chat llama-", {"llama-70b-q4", "llama-8b-q4", "llama-3.2-1b-q4", "llama-3.2-3b-q4"}),
-        ("edgespec run -m python", {"python-6m"}),
-        ("edgespec serve mine=llama-8", {"mine=llama-8b-q4"}),
-        ("edgespec chat --draft lay", {"layerskip"}),
-        ("edgespec bench --category sum", {"summary"}),
-        ("edgespec pull ./mod", {"./model.gguf"}),
-        ("edgespec hist", {"history"}),
+        ("chat llama-", {"llama-70b-q4", "llama-8b-q4", "llama-3.2-1b-q4", "llama-3.2-3b-q4"}),
+        ("run -m python", {"python-6m"}),
+        ("run --to", {"--top-k", "--top-p"}),
+        ("serve mine=llama-8", {"mine=llama-8b-q4"}),
+        ("chat --draft lay", {"layerskip"}),
+        ("bench --category sum", {"summary"}),
+        ("hist", {"history"}),
     ],
 )
-def test_bash_completes(environment: dict[str, str], tmp_path: Path, typed: str, offered: set[str]) -> None:
+def test_arguments_are_completed(cli: Cli, typed: str, offered: set[str]) -> None:
+    words = f"edgespec {typed}"
+    done = cli(_EDGESPEC_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(words.count(" ")))
+    assert {line.removeprefix("plain,") for line in done.stdout.splitlines()} == offered
+
+
+def test_bash_completes(environment: dict[str, str], tmp_path: Path) -> None:
     """The function of a real bash that Tab calls; where it offers nothing, bash offers files."""
     (tmp_path / "model.gguf").touch()
-    words = typed.split(" ")
-    quoted = " ".join(f'"{word}"' for word in words)
     script = (
         'eval "$(edgespec completion bash)"\n'
-        f"COMP_WORDS=({quoted})\nCOMP_CWORD={len(words) - 1}\n"
+        "COMP_WORDS=(edgespec pull ./mod)\nCOMP_CWORD=2\n"
         '_edgespec_completion "edgespec"\n'
-        f'[ ${{#COMPREPLY[@]}} = 0 ] && COMPREPLY=($(compgen -f -- "{words[-1]}"))\n'
+        "[ ${#COMPREPLY[@]} = 0 ] && COMPREPLY=($(compgen -f -- ./mod))\n"
         'printf "%s\\n" "${COMPREPLY[@]}"\n'
     )
     path = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
@@ -79,7 +83,7 @@ def test_bash_completes(environment: dict[str, str], tmp_path: Path, typed: str,
         ["bash", "-c", script], env={**environment, "PATH": path}, cwd=tmp_path, capture_output=True, text=True,
         timeout=60, check=False,
     )  # fmt: skip
-    assert set(done.stdout.split()) == offered, done.stderr
+    assert done.stdout.split() == ["./model.gguf"], done.stderr
 
 
 def test_ids_of_conversations_are_completed(cli: Cli, saved: list[int]) -> None:

@@ -34,5 +34,3 @@ def test_run_keeps_its_text_unless_told_not_to(cli: Cli, tmp_path: Path) -> None
     assert not (tmp_path / "data").exists()
     told = [cli("run", OPEN, "-m", "tree", *TOY).stderr.count("Texts are kept in ") for _ in range(2)]
     assert told == [1, 0] and find(tmp_path, OPEN) == {"memory.db"}
-    report = cli("doctor").stdout
-    assert f"texts      {tmp_path / 'data' / 'memory'}, " in report

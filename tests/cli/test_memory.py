@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -101,7 +102,10 @@ def test_bad_input(cli: Cli, tmp_path: Path, code: int, message: str, arguments:
     assert done.returncode == code and message in done.stderr and "hint: " in done.stderr
 
 
-def test_another_process_holds_the_database(cli: Cli, environment: dict[str, str]) -> None:
+def test_another_process_holds_the_database(
+    cli: Cli, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TextStore, "open", partial(TextStore.open, wait_s=0.1))
     folder = Path(environment["EDGESPEC_DATA_DIR"]) / "memory"
     TextStore.open(folder).close()
     with closing(sqlite3.connect(folder / "memory.db", isolation_level=None)) as other:

@@ -43,10 +43,8 @@ def test_plan_says_what_to_expect(cli: Cli) -> None:
     told = cli("plan", "--threads", "1", "--draft", "ngram").stdout
     assert "tokens are accepted (assumed)" in told
     assert "drafted by ngram" in told and "plain decoding:" in told and "fits: needs" in told
-
-
-def test_plan_of_a_self_draft_promises_nothing(cli: Cli) -> None:
     told = cli("plan", "--threads", "1", "--draft", "layerskip:2").stdout
+    # A self-draft promises nothing.
     assert "drafted by layerskip:2" in told and "plain decoding:" in told and "`edgespec draft build`" in told
     assert "tokens are accepted" not in told
 

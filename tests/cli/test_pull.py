@@ -78,11 +78,9 @@ def test_killed_midway_it_resumes(online: dict[str, str], cli: Cli, server: HubS
     [
         (Fault("corrupt", at=2_000_000), 5, "arrived damaged"),
         (Fault("status", code=404, error_code="EntryNotFound"), 4, "no file"),
-        (Fault("status", code=401), 4, "access token"),
         (Fault("status", code=403, error_code="GatedRepo"), 4, "gated"),
-        (Fault("status", code=500), 4, "500"),
     ],
-    ids=["corrupt", "404", "401", "gated", "500"],
+    ids=["corrupt", "404", "gated"],
 )
 def test_each_failure_is_a_sentence(
     online: dict[str, str], cli: Cli, server: HubServer, fault: Fault, code: int, told: str
@@ -122,20 +120,7 @@ def test_a_head_comes_with_its_target_once_it_is_pulled(
     before = cli("plan", "here", "--no-speed", "--json")
     assert [head["head"] for head in json.loads(before.stdout)["heads"]] == ["me/head-GGUF"], "read by ranges"
     assert not list((tmp_path / "hf").rglob("*head*.gguf"))
-    run = (
-        "run",
-        "def f",
-        "--model",
-        "here",
-        "--max-tokens",
-        "4",
-        "--temperature",
-        "0",
-        "--threads",
-        "1",
-        "--ctx",
-        "64",
-    )
+    run = ["run", "def", "--model", "here", "--max-tokens", "4", "--temperature", "0", "--threads", "1", "--ctx", "64"]
     told = "Drafting without a head: me/head-GGUF, an EAGLE-3 head for this target, is not downloaded; "
     assert f"{told}`edgespec pull here` does that." in cli(*run).stderr
     pulled = cli("pull", "here")

@@ -32,20 +32,18 @@ def test_each_model_has_its_own_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    "text",
     [
-        ("draft-max = 3\ndraft-tree = 6\nacceptance = 'sample'", (3, 6, "sample")),
-        ("draft_max = 3\ndraft_tree = 6\nacceptance = 'sample'", (3, 6, "sample")),
-        ("gamma = 3\nnodes = 6\nverify = 'sample'", (3, 6, "sample")),
+        "draft-max = 3\ndraft-tree = 6\nacceptance = 'sample'",
+        "draft_max = 3\ndraft_tree = 6\nacceptance = 'sample'",
+        "gamma = 3\nnodes = 6\nverify = 'sample'",
     ],
 )
-def test_speculation_keys_and_their_synonyms(text: str, expected: tuple[int, int, str], tmp_path: Path) -> None:
+def test_speculation_keys_and_their_synonyms(text: str, tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
     path.write_text(f"[a]\n{text}\n")
-    table = read_config(path)["a"]
-    assert isinstance(table, ModelTable)
-    config = table.config
-    assert (config.draft_max, config.draft_tree, config.acceptance) == expected
+    config = read_config(path)["a"].config  # type: ignore[union-attr]
+    assert (config.draft_max, config.draft_tree, config.acceptance) == (3, 6, "sample")
 
 
 @pytest.mark.parametrize(
@@ -55,17 +53,21 @@ def test_speculation_keys_and_their_synonyms(text: str, expected: tuple[int, int
         ("[a", "cannot read"),
         ("a = 3", "'a' is not a table"),
         ("[a]\nmodle = 'x'", "there is no key 'modle'"),
-        ("[a]\nmodel = 3", "model must be a string"),
+        ("[a]\nmodel = [3]", "model must be a string"),
         ("[a]\nctx = 'much'", "'much' is not a valid integer"),
         ("[a]\nkeep-alive = 'soon'", "'soon' is neither seconds nor a duration"),
         ("[a]\nparallel = 0", "0 is not in the range"),
-        ("[a]\nexact = 1", "exact must be true or false"),
+        ("[a]\nexact = 'perhaps'", "'perhaps' is not a valid boolean"),
         ("[a]\nkv-type = 'q2'", "'q2' is not one of"),
         ("[a]\ndraft = ['x']", "draft must be a string"),
+        ('[big]\nurl = "http://box/v1"', 'url needs backend = "openai"'),
+        ('[big]\nbackend = "vllm"', "'vllm' is not one of"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_sentence(text: str, told: str, tmp_path: Path) -> None:
     path = tmp_path / "models.toml"
+    with pytest.raises(InvalidRequest, match="cannot read"):
+        read_config(path)
     path.write_text(text)
     with pytest.raises(InvalidRequest) as caught:
         read_config(path)
@@ -94,8 +96,8 @@ def test_a_model_of_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("", "there is no url"),
-        ("url = 3", "url must be a string"),
+        ("", "Missing option '--url'"),
+        ("url = 3", "url is not an http or https address"),
         ('url = "box:8000"', "url is not an http or https address"),
         ('url = "ftp://box"', "url is not an http or https address"),
         ('url = "http://box:99999"', "url is not an http or https address"),
@@ -104,17 +106,14 @@ def test_a_model_of_another_server(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ('url = "http://bo\\u0000x/v1"', "url is not an http or https address"),
         ('url = "http://me:sk-secret@box/v1"', "url holds a name or a password"),
         ('url = "http://box/v1?key=sk-secret"', "url is not an http or https address"),
-        ('url = "http://box/v1"\ndraft = "ngram"', "draft has no meaning for a model of another server"),
-        ('url = "http://box/v1"\nctx = 8192', "ctx has no meaning for a model of another server"),
-        ('url = "http://box/v1"\nthreads = 2', "threads has no meaning for a model of another server"),
-        ('url = "http://box/v1"\nkeep-alive = "1h"', "keep_alive has no meaning for a model of another server"),
+        ('url = "http://box/v1"\ndraft = "ngram"', "there is no key 'draft'"),
         ('url = "http://box/v1"\napi_key = "sk-secret"', "a key does not belong into this file"),
         ('url = "http://box/v1"\nkey_env = "sk-secret"', "key_env is not the name of an environment variable"),
         ('url = "http://box/v1"\nkey_env = "NO_SUCH_KEY"', "NO_SUCH_KEY is not set, or holds no key"),
         ('url = "http://box/v1"\nkey_env = "ODD_KEY"', "ODD_KEY is not set, or holds no key"),
         ('url = "http://box/v1"\nmodel = ""', "model is empty"),
-        ('url = "http://box/v1"\nparallel = 0', "parallel is not between 1 and"),
-        ('url = "http://box/v1"\nparallel = true', "parallel must be a number"),
+        ('url = "http://box/v1"\nparallel = 0', "0 is not in the range 1<=x<=4096"),
+        ('url = "http://box/v1"\nparallel = "many"', "'many' is not a valid integer"),
     ],
 )
 def test_what_is_wrong_with_another_server(
@@ -125,22 +124,6 @@ def test_what_is_wrong_with_another_server(
         read_remote(text, tmp_path / "models.toml")
     assert caught.value.message.startswith("[big]: ") and told in caught.value.message and caught.value.hint
     assert "sk-secret" not in f"{caught.value.message} {caught.value.hint}"
-
-
-def test_a_url_without_its_backend(tmp_path: Path) -> None:
-    path = tmp_path / "models.toml"
-    path.write_text('[big]\nurl = "http://box/v1"\n')
-    with pytest.raises(InvalidRequest, match='url needs backend = "openai"'):
-        read_config(path)
-    path.write_text('[big]\nbackend = "vllm"\n')
-    with pytest.raises(InvalidRequest, match="'vllm' is not one of") as caught:
-        read_config(path)
-    assert 'backend = "openai", url' in caught.value.hint
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="cannot read"):
-        read_config(tmp_path / "none.toml")
 
 
 def test_the_server_has_those_of_the_file_and_those_named(tmp_path: Path) -> None:

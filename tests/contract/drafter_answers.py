@@ -10,7 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from edgespec.backends import Model
-from edgespec.bench.divergence import first_divergence
+from edgespec.bench.runner import first_divergence
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import CheckCancelled, PrefillProgress, Step, Yield
 from edgespec.core.sampling import SamplingParams

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.divergence import first_divergence
+from edgespec.bench.runner import first_divergence
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine

@@ -9,7 +9,7 @@ import pytest
 from edgespec.backends.llamacpp.library import library
 from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.divergence import first_divergence
+from edgespec.bench.runner import first_divergence
 from edgespec.core.protocols import PrefillProgress, Step, Yield
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation

@@ -6,8 +6,6 @@ tests/architecture/test_style.py checks the types of their programs.
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import edgespec
 from tests.models import REPOSITORY
@@ -28,13 +26,6 @@ def test_its_options_exist() -> None:
     options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - OTHERS - SYNONYMS
     assert len(options) > 10
     assert {option for option in options if not re.search(rf"{option}(?![\w-])", reference)} == set()
-
-
-def test_old_spellings_still_work() -> None:
-    code = "from edgespec.cli.main import main; main()"
-    command = [sys.executable, "-c", code, "run", "x", "--backend", "toy", "--gamma", "2", "--nodes", "3"]
-    child = subprocess.run([*command, "--verify", "sample"], capture_output=True, text=True, check=False)
-    assert child.returncode == 0, child.stderr
 
 
 def test_its_commands_exist() -> None:

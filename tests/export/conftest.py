@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.export.gather import GivenIds, gather
-from edgespec.export.plan import ExportPlan
+from edgespec.export.gather import ExportPlan, GivenIds, gather
 from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig, MemoryOptions
 from edgespec.registry.schema import Registry, load_registry

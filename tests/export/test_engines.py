@@ -16,8 +16,7 @@ import yaml
 from edgespec.backends import FileBackend
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.export.engines import ENGINES, MODELFILE, Choice, Engine, export
-from edgespec.export.gather import GivenIds
-from edgespec.export.plan import Draft, Exported, ExportPlan, Measured, Weights
+from edgespec.export.gather import Draft, Exported, ExportPlan, GivenIds, Measured, Weights
 from edgespec.export.script import format_compose, list_remarks
 from edgespec.hub.cache import HubRepo, LocalPath, PackagedFile
 from edgespec.registry.schema import HEAD_KINDS, Registry
@@ -42,17 +41,19 @@ def a_plan(*methods: str, folder: str = "", is_auto: bool = True, **of_draft: An
 
 
 def list_exports(registry: Registry, plan: Gather) -> Iterator[tuple[str, Engine, Exported]]:
-    """(engine, itself, result) for every entry, and both runtimes' pairs."""
+    """(engine, itself, result) for both runtimes' pairs of every entry."""
     for name, entry in registry.entries.items():
-        for engine_name, engine in ENGINES.items():
-            for backend in get_args(FileBackend) if engine.backend is None else (engine.backend,):
-                if entry.pair(backend) is None:
-                    with pytest.raises(EdgespecError, match="names no"):
-                        plan(name, backend=backend)
+        for backend in get_args(FileBackend):
+            pair = entry.pair(backend)
+            if pair is None:
+                with pytest.raises(EdgespecError, match="names no"):
+                    plan(name, backend=backend)
+                continue
+            gathered = plan(name, backend=backend, ids=GivenIds("a/b", "c/d") if name == "python-6m" else GivenIds())
+            for engine_name, engine in ENGINES.items():
+                if engine.backend not in (None, backend):
                     continue
-                ids = GivenIds("a/b", "c/d") if name == "python-6m" else GivenIds()
-                gathered = plan(name, backend=backend, ids=ids)
-                if engine_name == "mlx-lm" and isinstance(entry.pair("mlx").target, PackagedFile):  # type: ignore[union-attr]
+                if engine_name == "mlx-lm" and isinstance(pair.target, PackagedFile):
                     with pytest.raises(InvalidRequest, match="mlx-lm loads folders"):
                         export(gathered, engine)
                     continue
@@ -262,12 +263,6 @@ def test_unknown_originals_are_asked_for() -> None:
     assert choice.draft == drafts[1] and "--draft-id" in choice.refusals["/m.gguf (model)"]
     with pytest.raises(InvalidRequest, match="--draft-id"):
         export(ExportPlan("m", "llamacpp", known, drafts[:1], False, "p"), ENGINES["vllm"])
-
-
-def test_text_generation_inference_comes_with_a_warning() -> None:
-    plan = a_plan("ngram")
-    choice, exported = export(plan, ENGINES["tgi"])
-    assert "maintenance mode" in " ".join(list_remarks(plan, ENGINES["tgi"], choice, exported))
 
 
 def test_a_choice_without_a_draft_promises_nothing() -> None:

@@ -16,8 +16,7 @@ from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileKey, ProfileStore
 from edgespec.errors import InvalidRequest, UnknownModel
 from edgespec.export.engines import ENGINES, export
-from edgespec.export.gather import GivenIds
-from edgespec.export.plan import ExportPlan, find_best_length, read_measured
+from edgespec.export.gather import ExportPlan, GivenIds, find_best_length, read_measured
 from edgespec.export.script import list_remarks
 from edgespec.formats.gguf import read_header
 from edgespec.hub.cache import LocalPath
@@ -190,11 +189,6 @@ def test_the_length_that_was_measured(plan: Gather) -> None:
     assert "not for the original weights" in remarks_for("vllm", plan(None, ids=IDS))
 
 
-def test_a_draft_that_does_not_pay_here(plan: Gather) -> None:
-    store(lambda stats: stats.drafter("model; x", "probability").first_choice.restore((1.0, 30.0)))
-    assert "4 tokens, a usual number: here such drafts are not faster" in remarks_for("llama-server", plan(None))
-
-
 def test_figures_of_another_processor_are_left_out(plan: Gather) -> None:
     stats = DraftStats(PROFILE)
     stats.drafter("model; x", "probability").first_choice.restore((24.0, 30.0))
@@ -215,7 +209,9 @@ def test_a_link_keeps_its_name_and_is_mounted_with_its_file(plan: Gather, tmp_pa
     assert {(str(each), str(each)) for each in (link.parent, tmp_path / "blobs")} <= set(exported.container.volumes)
 
 
-def test_too_little_evidence_is_no_figure(plan: Gather) -> None:
+def test_too_little_evidence_is_no_figure_and_a_loss_is_told(plan: Gather) -> None:
+    store(lambda stats: stats.drafter("model; x", "probability").first_choice.restore((1.0, 30.0)))
+    assert "4 tokens, a usual number: here such drafts are not faster" in remarks_for("llama-server", plan(None))
     store(lambda stats: stats.drafter("model; x", "probability").first_choice.restore((2.0, 3.0)))
     assert "not enough was measured here" in remarks_for("llama-server", plan(None))
     assert read_measured(DraftStats(PROFILE), "model") is None

@@ -50,16 +50,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(environment: Path, tmp_path: Path) -> Run:
     """Run the installed command; it must end well."""
-    others = ("HF_", "EDGESPEC_", "XDG_", "PYTHONPATH", "VIRTUAL_ENV")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(others)}
+    dropped = ("HF_", "EDGESPEC_", "XDG_", "PYTHONPATH", "VIRTUAL_ENV")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
     folders = {f"EDGESPEC_{name}_DIR": str(tmp_path / name) for name in ("CACHE", "CONFIG", "DATA")}
-    variables = {
-        **kept,
-        **folders,
-        "HF_HOME": str(tmp_path / "hf"),
-        "HF_HUB_OFFLINE": "1",
-        "EDGESPEC_MODEL": "python-6m",
-    }
+    others = {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1", "EDGESPEC_MODEL": "python-6m"}
+    variables = kept | folders | others
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(environment / "bin" / "edgespec"), *arguments]
@@ -97,14 +92,8 @@ def test_auto_loads_it_and_it_drafts_beside_others(run: Run) -> None:
 
 
 def test_it_drafts_alone(run: Run) -> None:
-    """Without a fixed length the autopilot may ask it in no round: that depends on the machine's speed."""
     plain, _ = generate(run, "--draft", "none")
-    for options, least in (((), 0), (("--draft-max", "4"), 8), (("--draft-max", "3", "--draft-tree", "6"), 8)):
-        text, rounds = generate(run, "--draft", "automaton", *options)
-        assert text == plain
-        assert {name for names, drafted, _ in rounds for name in names if drafted} <= {"automaton"}
-        assert sum(accepted for _, _, accepted in rounds) >= least
-
-
-def test_doctor_names_it(run: Run) -> None:
-    assert re.search(r"\bautomaton\b", run("doctor").stdout)
+    text, rounds = generate(run, "--draft", "automaton", "--draft-max", "3", "--draft-tree", "6")
+    assert text == plain
+    assert {name for names, drafted, _ in rounds for name in names if drafted} == {"automaton"}
+    assert sum(accepted for _, _, accepted in rounds) >= 8

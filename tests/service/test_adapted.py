@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.divergence import Divergence, first_divergence
+from edgespec.bench.runner import Divergence, first_divergence
 from edgespec.core.protocols import CheckCancelled
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters.recycling import FILE, Bigram

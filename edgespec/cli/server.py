@@ -1,0 +1,559 @@
+"""The commands around a server: `edgespec ps`, `stop`, `launch`, `key` and `service`."""
+
+from __future__ import annotations
+
+import json
+import os
+import plistlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from edgespec.cli.options import add_options, json_option
+from edgespec.cli.serve import PORT
+from edgespec.cli.terminal import format_speed, format_table, print_result
+from edgespec.errors import InvalidRequest
+
+F = TypeVar("F", bound=Callable[..., Any])
+_TIMEOUT_S = 30.0
+_UNIX = "unix:"
+_MINUTES_S = 120  # from which on times are in minutes
+
+
+def server_options(command: F) -> F:
+    """Add the options that name a server and its key."""
+    where = "URL of the server, or unix:PATH."
+    url = click.option("--url", default=f"http://127.0.0.1:{PORT}", show_default=True, help=where)
+    key = click.option("--api-key", envvar="EDGESPEC_API_KEY", help="The server's key. [env: EDGESPEC_API_KEY]")
+    return add_options(command, (url, key))
+
+
+@click.command("ps")
+@json_option
+@server_options
+def ps_command(as_json: bool, url: str, api_key: str | None) -> None:
+    """List the models of a running server."""
+    props = http_json("GET", url, "/props", api_key)
+    print_result(props, _format(props), as_json=as_json)
+
+
+def _format(props: dict[str, Any]) -> Iterator[str]:
+    from edgespec.units import gib
+
+    rows = [("MODEL", "STATE", "RUNTIME", "DRAFT", "MEMORY", "WAITING", "UNLOADS")]
+    for model in props["models"]:
+        memory = gib(model["resident_bytes"]) if model["is_open"] and model["state"] != "remote" else ""
+        about = (model.get("backend", ""), model.get("draft", ""), memory, str(model["waiting"]))
+        rows.append((model["name"], _describe_state(model), *about, _describe_unload(model)))
+    yield from format_table(rows)
+    for model in props["models"]:
+        for line in _describe_more(model, [each for each in props["recent"] if each["model"] == model["name"]]):
+            yield f"{model['name']}: {line}"
+
+
+def _describe_more(model: dict[str, Any], calls: list[dict[str, Any]]) -> Iterator[str]:
+    """The speed of the last answers, the acceptance of the drafters, and the last error."""
+    from statistics import median
+
+    from edgespec.units import count
+
+    timed = [each for each in calls if each["tpot"] and each["step_p99"]]
+    if timed:
+        tpot_s, p99_s = (median(each[name] for each in timed) for name in ("tpot", "step_p99"))
+        yield f"{format_speed(tpot_s, p99_s)}, median of {count(len(timed), 'answer')}"
+    for drafter in model.get("drafters", ()):
+        yield (
+            f"drafts of {drafter['label']} are accepted {drafter['acceptance']:.0%} of the time over"
+            f" {count(drafter['answers'], 'answer')}, {drafter['recent_acceptance']:.0%} in the last ones"
+        )
+    if model.get("last_error"):
+        yield model["last_error"]
+
+
+def _describe_state(model: dict[str, Any]) -> str:
+    if model["is_stalled"]:
+        return f"silent for {model['silent_seconds']:.0f} s"
+    if model["answering"]:
+        return f"answering {model['answering']}"
+    if model.get("is_reachable") is False:
+        return "not reachable"
+    return "fails" if model.get("last_error") else str(model["state"])
+
+
+def _describe_unload(model: dict[str, Any]) -> str:
+    """When a model is unloaded if nobody calls it."""
+    if not model["is_open"] or model["state"] == "remote":
+        return ""
+    seconds = model["unloads_in_seconds"]
+    return (
+        "never" if seconds is None else f"in {seconds:.0f} s" if seconds < _MINUTES_S else f"in {seconds / 60:.0f} min"
+    )
+
+
+@click.command("stop")
+@click.argument("model")
+@click.option("--now", is_flag=True, help="End the model's process at once; its requests fail.")
+@server_options
+def stop_command(model: str, now: bool, url: str, api_key: str | None) -> None:
+    """Unload MODEL from a running server once its requests are done; the next request loads it again."""
+    http_json("POST", url, "/models/unload", api_key, {"model": model, "now": now}, timeout_s=None)
+    click.echo(f"unloaded {model}")
+
+
+def http_json(
+    method: str,
+    url: str,
+    path: str,
+    api_key: str | None,
+    body: dict[str, Any] | None = None,
+    timeout_s: float | None = _TIMEOUT_S,
+) -> Any:
+    """Send a request and return the server's JSON response. Raises HubError if no server answers, InvalidRequest."""
+    import httpx
+
+    from edgespec.errors import HubError, reason_of
+
+    is_unix = url.startswith(_UNIX)
+    transport = httpx.HTTPTransport(uds=url.removeprefix(_UNIX)) if is_unix else None
+    base = "http://localhost" if is_unix else url.rstrip("/")
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        with httpx.Client(transport=transport, timeout=timeout_s) as client:
+            response = client.request(method, f"{base}{path}", headers=headers, json=body)
+        answer = response.json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        reason = reason_of(error)
+        raise HubError(
+            f"no edgespec server answers at {url} ({reason[:1].lower()}{reason[1:]}).",
+            hint="Start one with `edgespec serve`.",
+        ) from error
+    if response.status_code != 200:
+        message = answer.get("error", {}).get("message", "") if isinstance(answer, dict) else ""
+        raise InvalidRequest(
+            f"the server rejects the request: {message or response.status_code}", hint="`edgespec ps` lists its models."
+        )
+    return answer
+
+
+# `edgespec launch`: settings for other programs that use the server.
+
+
+_VERSION_TIMEOUT_S = 10.0
+_ASSUMED_CONTEXT = 32_768
+
+
+class _Server(NamedTuple):
+    """The model that a program is to use.
+
+    url         without /v1
+    any_key     the key, or one that the server ignores, for a program that does not start without one
+    max_answer  tokens that a program should leave for an answer
+    is_remote   whether another server has the model
+    """
+
+    url: str
+    v1: str
+    model: str
+    key: str | None
+    any_key: str
+    context_size: int
+    max_answer: int
+    is_remote: bool
+
+
+class _Client(NamedTuple):
+    """A program that can use the server.
+
+    place          where its settings go
+    command        tells its version; "" for a program without one
+    tried          the version that the settings were tried with; None where they follow its documentation alone
+    prompt_tokens  about the length of its first prompt, where it is known to be long
+    """
+
+    place: str
+    command: str = ""
+    tried: str | None = None
+    prompt_tokens: int = 0
+
+
+_CLIENTS = {
+    "aider": _Client("the shell; litellm, which aider uses, reads the file for the size of the context", "aider",
+                     "0.86.2"),
+    "claude": _Client("the shell", "claude", "2.1.197", 27_000),
+    "codex": _Client("~/.codex/config.toml", "codex", "0.169.0"),
+    "continue": _Client("~/.continue/config.yaml (YAML reads JSON)"),
+    "llm": _Client("extra-openai-models.yaml next to the file that `llm logs path` prints (YAML reads JSON)", "llm",
+                   "0.32.1"),
+    "open-webui": _Client("the shell"),
+    "opencode": _Client("~/.config/opencode/opencode.json", "opencode", "1.18.33"),
+    "zed": _Client("Zed's settings.json; Zed asks for a key, or reads EDGESPEC_API_KEY: the server's, or any text",
+                   "zed"),
+}  # fmt: skip
+
+
+def _format_exports(**values: str) -> str:
+    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in values.items())
+
+
+def _format_json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def _format_texts(server: _Server) -> dict[str, str]:
+    """The settings of the programs that a shell starts, and of codex."""
+    name = f"openai/{server.model}"
+    metadata = {
+        "max_input_tokens": server.context_size,
+        "max_tokens": server.max_answer,
+        "max_output_tokens": server.max_answer,
+        "input_cost_per_token": 0,
+        "output_cost_per_token": 0,
+        "litellm_provider": "openai",
+        "mode": "chat",
+    }
+    key = 'env_key = "EDGESPEC_API_KEY"\n' if server.key else ""
+    return {
+        "aider": f"cat > edgespec.model.metadata.json <<'END'\n{_format_json({name: metadata})}END\n"
+        + _format_exports(OPENAI_API_BASE=server.v1, OPENAI_API_KEY=server.any_key)
+        + f"aider --model {shlex.quote(name)} --model-metadata-file edgespec.model.metadata.json\n",
+        "claude": _format_exports(
+            ANTHROPIC_BASE_URL=server.url,
+            ANTHROPIC_AUTH_TOKEN=server.any_key,
+            ANTHROPIC_MODEL=server.model,
+            ANTHROPIC_SMALL_FAST_MODEL=server.model,
+            ANTHROPIC_DEFAULT_HAIKU_MODEL=server.model,
+            CLAUDE_CODE_AUTO_COMPACT_WINDOW=str(server.context_size),
+            CLAUDE_CODE_MAX_OUTPUT_TOKENS=str(server.max_answer),
+            CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC="1",
+            # Its prompt begins with a line of the conversation's own, so that conversations would share no cache.
+            CLAUDE_CODE_ATTRIBUTION_HEADER="0",
+        )
+        + "claude\n",
+        "codex": (
+            f'model = {json.dumps(server.model)}\nmodel_provider = "edgespec"\n'
+            f"model_context_window = {server.context_size}\n\n"
+            f'[model_providers.edgespec]\nname = "edgespec"\nbase_url = {json.dumps(server.v1)}\n'
+            f'wire_api = "responses"\n{key}'
+        ),
+        "open-webui": _format_exports(OPENAI_API_BASE_URL=server.v1, OPENAI_API_KEY=server.any_key)
+        + "open-webui serve\n",
+    }
+
+
+def _list_objects(server: _Server) -> dict[str, object]:
+    """The settings of the programs that read JSON."""
+    continue_model = {
+        "name": f"edgespec {server.model}",
+        "provider": "openai",
+        "model": server.model,
+        "apiBase": server.v1,
+        **({"apiKey": server.key} if server.key else {}),
+        "defaultCompletionOptions": {"contextLength": server.context_size, "maxTokens": server.max_answer},
+        "roles": ["chat", "edit", "apply"],
+    }
+    opencode_limit = {"context": server.context_size, "output": server.max_answer}
+    opencode = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "edgespec",
+        "options": {"baseURL": server.v1, **({"apiKey": server.key} if server.key else {})},
+        "models": {server.model: {"name": server.model, "tool_call": True, "limit": opencode_limit}},
+    }
+    zed_model = {
+        "name": server.model,
+        "max_tokens": server.context_size,
+        "max_output_tokens": server.max_answer,
+        "capabilities": {"tools": True, "images": False, "parallel_tool_calls": True, "prompt_cache_key": False},
+    }
+    zed = {"edgespec": {"api_url": server.v1, "available_models": [zed_model]}}
+    return {
+        "continue": {"name": "edgespec", "version": "1.0.0", "schema": "v1", "models": [continue_model]},
+        "llm": [
+            {
+                "model_id": f"edgespec-{server.model}",
+                "model_name": server.model,
+                "api_base": server.v1,
+                "can_stream": True,
+            }
+        ],
+        "opencode": {
+            "$schema": "https://opencode.ai/config.json",
+            "provider": {"edgespec": opencode},
+            "model": f"edgespec/{server.model}",
+        },
+        "zed": {"language_models": {"openai_compatible": zed}},
+    }
+
+
+@click.command("launch")
+@click.argument("client", metavar="CLIENT", type=click.Choice(sorted(_CLIENTS)))
+@click.option("--model", help="Model to use. [default: the server's first]")
+@server_options
+def launch_command(client: str, model: str | None, url: str, api_key: str | None) -> None:
+    """Print the settings that make CLIENT use a running server.
+
+    CLIENT is aider, claude, codex, continue, llm, open-webui, opencode or zed.
+    """
+
+    if url.startswith("unix:"):
+        raise InvalidRequest("other programs do not call Unix sockets.", hint="Start the server with --port as well.")
+    models = http_json("GET", url, "/props", api_key)["models"]
+    names = [each["name"] for each in models]
+    if model is not None and model not in names:
+        raise InvalidRequest(f"the server has no model '{model}'.", hint=f"It has: {', '.join(names)}.")
+    chosen = models[names.index(model)] if model is not None else models[0]
+    if not chosen["is_open"]:
+        click.echo(f"# loading {chosen['name']}, to know its context", err=True)
+        probe = {"model": chosen["name"], "messages": [{"role": "user", "content": "x"}]}
+        http_json("POST", url, "/v1/messages/count_tokens", api_key, probe, timeout_s=None)
+        chosen = http_json("GET", url, "/props", api_key)["models"][names.index(chosen["name"])]
+    context_size = chosen["context_size"]
+    if context_size is None:  # of a model of another server that does not say
+        context_size = _ASSUMED_CONTEXT
+        click.echo(f"# the context of {chosen['name']} is not known; {context_size:,} tokens are assumed", err=True)
+    base, is_remote = url.rstrip("/"), chosen["state"] == "remote"
+    keys, sizes = (api_key, api_key or "none"), (context_size, context_size // 4)
+    server = _Server(base, f"{base}/v1", chosen["name"], *keys, *sizes, is_remote)
+    about, texts = _CLIENTS[client], _format_texts(server)
+    for line in (f"for {about.place}", *_describe_fit(client, about, server)):
+        click.echo(f"# {line}", err=True)
+    click.echo(texts[client] if client in texts else _format_json(_list_objects(server)[client]), nl=False)
+
+
+def _describe_fit(name: str, client: _Client, server: _Server) -> Iterator[str]:
+    """Which version is installed and which one was tried, and a warning where the first prompt does not fit."""
+    if client.command:
+        tried = f"tried with {client.tried}" if client.tried else "written from its documentation and not tried with it"
+        installed = _read_version(client.command)
+        found = f"{name} {installed} is installed" if installed else f"{name} is not installed"
+        yield f"{found}; these settings were {tried}"
+    if client.prompt_tokens > server.context_size:
+        larger = 2 ** (client.prompt_tokens * 2 - 1).bit_length()
+        place = "the server behind it with more" if server.is_remote else f"the server with --ctx {larger}"
+        yield (
+            f"{name}'s first prompt has about {client.prompt_tokens:,} tokens, but the context of {server.model} holds "
+            f"{server.context_size:,}: {'start' if server.is_remote else 'restart'} {place}"
+        )
+
+
+def _read_version(command: str) -> str | None:
+    """The version that `command --version` prints, "?" if it prints none; None where it is not installed."""
+    path = shutil.which(command)
+    if path is None:
+        return None
+    try:
+        done = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "?"
+    found = re.search(r"\d+(\.\d+)+[\w.+-]*", done.stdout)
+    return found[0] if found else "?"
+
+
+# `edgespec key`: the API keys of a server.
+
+
+_FILE_NAME = "keys.toml"
+
+
+def _default_path() -> Path:
+    from edgespec.registry.schema import config_dir
+
+    return config_dir() / _FILE_NAME
+
+
+_file_option = click.option(
+    "--file",
+    "path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    default=_default_path,
+    help=f"File of the keys.  [default: {_FILE_NAME} in the configuration folder]",
+)
+
+
+@click.group("key")
+def key_command() -> None:
+    """API keys for `edgespec serve --keys FILE`. The file holds names and hashes; a key is shown once, when made."""
+
+
+@key_command.command("add")
+@click.argument("name")
+@click.option("--manage", is_flag=True, help="The key may also load, unload and download models.")
+@click.option(
+    "--memory", is_flag=True, help="Keep the key's texts on the server, and draft from them for this key alone."
+)
+@_file_option
+def add_command(name: str, manage: bool, memory: bool, path: Path) -> None:
+    """Make a key for a client called NAME and print it. The log and the metrics of the server show NAME.
+
+    A running server reads the file again when it changes.
+    """
+    from edgespec.server.auth import add_key
+
+    key = add_key(path, name, may_manage=manage, remembers=memory)
+    click.echo(f"The key of {name}, which is stored nowhere else:", err=True)
+    click.echo(key)
+    click.echo(f"Its hash is in {path}: edgespec serve --keys {path}", err=True)
+    _forget(name)  # of a key of this name whose entry was removed by hand
+
+
+@key_command.command("list")
+@_file_option
+def list_command(path: Path) -> None:
+    """List the names of the keys, and what they may do."""
+    from edgespec.server.auth import read_keys
+
+    callers = [each.caller for each in read_keys(path)] if path.exists() else []
+    if not callers:
+        chosen = "" if path == _default_path() else f" --file {path}"
+        click.echo(f"There are no keys in {path}; `edgespec key add NAME{chosen}` makes one.")
+        return
+    rows = [
+        (
+            each.name,
+            "generate and manage models" if each.may_manage else "generate",
+            "kept for drafts" if each.remembers else "not kept",
+        )
+        for each in callers
+    ]
+    click.echo("\n".join(format_table([("NAME", "MAY", "TEXTS"), *rows])))
+
+
+@key_command.command("rm")
+@click.argument("name")
+@_file_option
+def rm_command(name: str, path: Path) -> None:
+    """Remove the key called NAME, and its texts. A running server refuses it from then on."""
+    from edgespec.server.auth import remove_key
+
+    remove_key(path, name)
+    click.echo(f"removed {name} from {path}")
+    if n := _forget(name):
+        click.echo(f"removed its texts, {n:,} tokens, from the memory")
+
+
+def _forget(name: str) -> int:
+    """Remove what the memory has of a key; returns the number of tokens."""
+    from edgespec.conversations.database import memory_folder
+    from edgespec.memory.store import TextStore
+    from edgespec.server.record import name_namespace
+
+    if not (folder := memory_folder()).is_dir():
+        return 0
+    with closing(TextStore.open(folder)) as store:
+        return store.clear(name_namespace(name))
+
+
+# `edgespec service`: units that start the server with the session of a user, for systemd and launchd.
+
+
+_LABEL = "io.github.edgespec"
+_KEPT = re.compile(
+    r"EDGESPEC_(?!API_KEY|DRAFT_KEY)\w+|XDG_(CACHE|CONFIG|DATA)_HOME|HF_(HOME|HUB_CACHE|HUB_OFFLINE|ENDPOINT)"
+    r"|LD_LIBRARY_PATH|CUDA_VISIBLE_DEVICES|OMP_NUM_THREADS"
+)
+_UNIT = """\
+[Unit]
+Description=edgespec, language models over HTTP
+Documentation=https://github.com/edgespec/edgespec/blob/main/docs/server.md
+StartLimitIntervalSec=60
+StartLimitBurst=5
+
+[Service]
+Type=exec
+ExecStart={command}
+WorkingDirectory={folder}
+{environment}# May hold EDGESPEC_API_KEY=..., for its owner only (chmod 600).
+EnvironmentFile=-%E/edgespec/serve.env
+Restart=on-failure
+RestartSec=5
+# The server ends the processes of its models itself, and goes on if one of them has too little memory.
+KillMode=mixed
+TimeoutStopSec=20
+OOMPolicy=continue
+# ProtectSystem= and the like are left out: they need user namespaces, which some systems deny to users. So is
+# MemoryDenyWriteExecute=, which drivers of GPUs do not bear.
+NoNewPrivileges=yes
+LockPersonality=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+SystemCallArchitectures=native
+
+[Install]
+WantedBy=default.target
+"""
+_STEPS = {
+    "systemd": (
+        "for ~/.config/systemd/user/edgespec.service; then:",
+        "systemctl --user daemon-reload && systemctl --user enable --now edgespec",
+        "journalctl --user -u edgespec  shows the log; `loginctl enable-linger` starts it without a login",
+    ),
+    "launchd": (
+        f"for ~/Library/LaunchAgents/{_LABEL}.plist; then:",
+        f"launchctl bootstrap gui/$(id -u) ~/Library/LaunchAgents/{_LABEL}.plist",
+        "~/Library/Logs/edgespec.log has the log",
+    ),
+}
+
+
+@click.command("service", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("manager", metavar="systemd|launchd", type=click.Choice(["systemd", "launchd"]))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS OF serve]...")
+def service_command(manager: str, arguments: tuple[str, ...]) -> None:
+    """Print a unit that runs `edgespec serve` with ARGUMENTS as a service of this user.
+
+    Paths among ARGUMENTS may be relative: the service runs in the present folder. It gets the variables that name the
+    folders of models and settings. Keys do not belong into a unit: use --keys FILE.
+    """
+    from edgespec.cli.serve import serve_command
+
+    context = serve_command.make_context("edgespec serve", list(arguments))
+    if context.get_parameter_source("api_key") is ParameterSource.COMMANDLINE:
+        raise InvalidRequest("a unit is no place for a key.", hint="Use --keys FILE; `edgespec key add` makes keys.")
+    command = [sys.executable, "-P", "-m", "edgespec", "serve", *arguments]
+    environment = {name: value for name, value in sorted(os.environ.items()) if _KEPT.fullmatch(name)}
+    for line in _STEPS[manager]:
+        click.echo(f"# {line}", err=True)
+    write = format_systemd if manager == "systemd" else format_launchd
+    click.echo(write(command, environment, Path.cwd()), nl=False)
+
+
+def format_systemd(command: Sequence[str], environment: dict[str, str], folder: Path) -> str:
+    """A unit for `systemctl --user`."""
+    variables = "".join(f"Environment={_quote(f'{name}={value}')}\n" for name, value in environment.items())
+    words = " ".join(_quote(word).replace("$", "$$") for word in command)
+    return _UNIT.format(command=words, environment=variables, folder=str(folder).replace("%", "%%"))
+
+
+def _quote(word: str) -> str:
+    """A word as systemd reads it, in quotes where it is not plain. See "Quoting" in systemd.service(5)."""
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("%", "%%")
+    return escaped if re.fullmatch(r"[\w@%+=:,./-]+", word) else f'"{escaped}"'
+
+
+def format_launchd(command: Sequence[str], environment: dict[str, str], folder: Path) -> str:
+    """A property list for ~/Library/LaunchAgents. Standard processes of launchd get less of the processor."""
+    log = str(Path.home() / "Library" / "Logs" / "edgespec.log")
+    properties = {
+        "Label": _LABEL,
+        "ProgramArguments": list(command),
+        "WorkingDirectory": str(folder),
+        "EnvironmentVariables": environment,
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ProcessType": "Interactive",
+        "StandardOutPath": log,
+        "StandardErrorPath": log,
+    }
+    return plistlib.dumps(properties, sort_keys=False).decode()
