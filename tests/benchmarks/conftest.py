@@ -17,7 +17,12 @@ from tests.command import run_here
 from tests.models import REPOSITORY
 
 MAX_S = 120  # for one program, on a busy machine
-ALONE = {"benchmarks.environment", "benchmarks.overlap", "benchmarks.startup"}  # they change or measure their process
+ALONE = {
+    "benchmarks.environment",
+    "benchmarks.overlap",
+    "benchmarks.remote_draft",
+    "benchmarks.startup",
+}  # they change or measure their process
 
 Process = subprocess.CompletedProcess[str]
 Run = Callable[..., Process]
