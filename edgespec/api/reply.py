@@ -25,8 +25,7 @@ from edgespec.service.generation_spec import (
 )
 from edgespec.service.response import ReasoningDelta, ResponseStream, TextDelta
 from edgespec.text.chat_template import Message
-from edgespec.text.reasoning import Channel
-from edgespec.text.stream import Piece
+from edgespec.text.stream import Channel, Piece
 from edgespec.text.tool_formats import CallEnd, ToolCall
 
 _LOG = logging.getLogger("edgespec")

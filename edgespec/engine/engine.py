@@ -38,8 +38,7 @@ from edgespec.engine.slots import DrafterPool, Slot, SlotPool, open_space, store
 from edgespec.errors import BackendError, Cancelled
 from edgespec.hub.cache import shorten_names
 from edgespec.memory.memory import Memory
-from edgespec.text.reasoning import ReasoningFormat
-from edgespec.text.stream import TextStream
+from edgespec.text.stream import ReasoningFormat, TextStream
 from edgespec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -31,8 +31,7 @@ from edgespec.engine.events import Event, Finished, PromptScores, Request, Score
 from edgespec.engine.prompts import EncodedPrompt
 from edgespec.engine.structured_output import GrammarMask
 from edgespec.errors import InvalidRequest
-from edgespec.text.reasoning import Channel, ReasoningFormat
-from edgespec.text.stream import Piece, TextStream
+from edgespec.text.stream import Channel, Piece, ReasoningFormat, TextStream
 from edgespec.text.tokenizer import Tokenizer, token_bytes
 
 if TYPE_CHECKING:

@@ -21,8 +21,7 @@ from edgespec.engine.grammar_check_main import TokenBytes, compile_grammar, main
 from edgespec.engine.prompts import EncodedPrompt
 from edgespec.engine.structured_output import Grammar, GrammarMask, Json, Part, Structure
 from edgespec.errors import InvalidRequest
-from edgespec.text.reasoning import ReasoningFormat
-from edgespec.text.stream import TextStream
+from edgespec.text.stream import ReasoningFormat, TextStream
 from edgespec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from edgespec.core.protocols import YIELD, CheckCancelled, Yield
 from edgespec.engine.events import AnswerStart, Gap, Prompt, TokenPrompt
 from edgespec.errors import InvalidRequest, PromptTooLong
 from edgespec.text.chat_template import SHORTEN, ChatTemplate, Message, check_length, encode_prompt
-from edgespec.text.reasoning import ReasoningFormat, detect_format
+from edgespec.text.stream import ReasoningFormat, detect_format
 from edgespec.text.tokenizer import token_bytes
 
 _TAIL = 256  # characters of the rendered prompt in which reasoning may begin

@@ -49,7 +49,7 @@ from edgespec.server.slots import ModelSlot
 from edgespec.service.generation_spec import GenerationSpec, make_message, split_start
 from edgespec.service.response import Done
 from edgespec.text.chat_template import Message
-from edgespec.text.reasoning import detect_format
+from edgespec.text.stream import detect_format
 
 # The answers of Ollama's interface: JSON objects, one a line, with times in nanoseconds.
 

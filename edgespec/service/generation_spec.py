@@ -18,7 +18,7 @@ from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import ModelInfo
 from edgespec.service.response import ResponseStream
 from edgespec.text.chat_template import Message
-from edgespec.text.reasoning import detect_format
+from edgespec.text.stream import detect_format
 from edgespec.text.tool_formats import NAME_CHARACTER, ToolFormat, detect_tool_format, make_reader, tool_instructions
 
 # What a request asks of the model's reasoning, and what becomes of it with the model's chat template.

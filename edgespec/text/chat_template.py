@@ -10,8 +10,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from edgespec.errors import CacheError, InvalidModelFile, InvalidRequest, PromptTooLong, TemplateError
-from edgespec.text.limits import Limits
+from edgespec.errors import CacheError, InvalidModelFile, InvalidRequest, PromptTooLong
 from edgespec.text.tokenizer import Tokenizer
 
 SHORTEN = "Shorten it, or set a larger --ctx. In a chat, /clear starts a new one."
@@ -50,7 +49,6 @@ class ChatTemplate:
     source: str
     bos_text: str
     eos_text: str
-    limits: Limits = field(default_factory=Limits)
 
     def render(
         self,
@@ -86,17 +84,12 @@ class ChatTemplate:
         from edgespec.text import sandbox  # jinja2 is imported with it
 
         variables = {**values, "bos_token": self.bos_text, "eos_token": self.eos_text}
-        return sandbox.run(self._code, [m.as_dict() for m in messages], variables, self.limits, _reject)
+        return sandbox.run(self._code, [m.as_dict() for m in messages], variables, _reject)
 
     @cached_property
     def _code(self) -> CodeType:
         from edgespec.text import sandbox
 
-        if len(self.source) > self.limits.source_chars:
-            raise TemplateError(
-                f"the chat template is {len(self.source):,} characters long; {self.limits.source_chars:,} are allowed.",
-                hint="Use another file of this model, or pass a shorter template.",
-            )
         return sandbox.compile_source(self.source)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial, wraps
 from types import CodeType
@@ -24,8 +25,85 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context
 from jinja2.visitor import NodeTransformer
 
-from edgespec.errors import EdgespecError
-from edgespec.text.limits import Limits, Meter, template_error
+from edgespec.errors import EdgespecError, TemplateError
+
+MAX_SOURCE = 64 * 1024  # characters of a template
+MAX_TIME_S = 2.0  # of one render
+MAX_SIZE = 4 * 1024 * 1024  # of any one value and of all output together, about in characters
+_GROWTH = 8  # times the size of the input is added to MAX_SIZE
+_UNIT = 64  # counted for each value in addition to its characters; about its bytes
+_MAX_INT_BITS = 4096
+_VIEWS: tuple[type[Any], ...] = (type({}.keys()), type({}.values()), type({}.items()))
+_CONTAINERS: tuple[type[Any], ...] = (dict, list, tuple, set, frozenset, *_VIEWS)
+
+
+class Meter:
+    """Measures the values of one render against the limits. Every method raises TemplateError beyond a limit."""
+
+    def __init__(self) -> None:
+        self._deadline_s = time.monotonic() + MAX_TIME_S
+        self._max_size = self._output_left = MAX_SIZE
+        self._known: dict[int, int] = {}  # id of an input list or dict -> its size
+
+    def admit(self, messages: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> None:
+        """Raise the size limit in proportion to the input, and keep the input's sizes."""
+        self._max_size = 2**62  # no limit for the input itself
+        inputs = [*messages, *values.values(), messages]
+        self._known = {id(value): self.size_of(value) for value in inputs if isinstance(value, (list, dict))}
+        input_size = self.size_of(messages) + self.size_of(list(values.values()))
+        self._max_size = self._output_left = MAX_SIZE + _GROWTH * input_size
+
+    def tick(self) -> bool:
+        """Check the time. Returns True, for use inside conditions."""
+        if time.monotonic() > self._deadline_s:
+            raise template_error(f"runs longer than {MAX_TIME_S:g} s")
+        return True
+
+    def measure(self, value: Any) -> Any:
+        """Check the time and the size of `value`; returns `value`."""
+        self.tick()
+        self.size_of(value)
+        return value
+
+    def size_of(self, value: Any) -> int:
+        """About how many characters `value` would print as; stops counting at the limit."""
+        total, stack = 0, [value]
+        while stack:
+            value = stack.pop()
+            total += self._known.get(id(value), 0) or _UNIT
+            if isinstance(value, str):
+                total += len(value)
+            elif isinstance(value, int):
+                if value.bit_length() > _MAX_INT_BITS:
+                    raise template_error("computes with very large numbers")
+            elif isinstance(value, _CONTAINERS) and id(value) not in self._known:
+                stack += value
+                stack += value.values() if isinstance(value, dict) else ()
+            if total > self._max_size:
+                raise template_error("builds a value that is too large")
+        return total
+
+    def check_size(self, size: int) -> None:
+        """Check the time and the predicted `size` of a value before it is built."""
+        self.tick()
+        if size > self._max_size:
+            raise template_error("builds a value that is too large")
+
+    def emit(self, value: Any) -> str:
+        """The text of `value`, counted as output."""
+        text = str(self.measure(value))
+        self._output_left -= len(text)
+        if self._output_left < 0:
+            raise template_error("writes too much text")
+        return text
+
+
+def template_error(problem: str, *, line: int | None = None) -> TemplateError:
+    """The error for a template that breaks a limit or fails; `line` is the template's line."""
+    where = "" if line is None else f" (line {line})"
+    hint = "Use another file of this model or another template."
+    return TemplateError(f"the chat template {problem}{where}.", hint=hint)
+
 
 # Adds guards to a template's syntax tree: checks of the time, and measurements of the values it builds.
 
@@ -103,7 +181,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self) -> None:
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
@@ -111,7 +189,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             extensions=["jinja2.ext.loopcontrols", GenerationTag],
             finalize=pass_context(lambda _context, value: self.meter.emit(value)),
         )
-        self.meter: Meter = Meter(limits)
+        self.meter: Meter = Meter()
         self.tick = self.meter.tick  # called by the guarded program
         filters = {name: self.filters[name] for name in _FILTERS}
         self.filters = {name: self._wrap(function) for name, function in filters.items()}
@@ -250,8 +328,10 @@ def _format_now(pattern: str) -> str:
 
 
 def compile_source(source: str) -> CodeType:
-    """Compile a template with its guards. Raises TemplateError, with the line, for a malformed `source`."""
-    environment = _Environment(Limits())
+    """Compile a template with its guards. Raises TemplateError for a malformed or long `source`."""
+    if len(source) > MAX_SOURCE:
+        raise template_error(f"is {len(source):,} characters long; {MAX_SOURCE:,} are allowed")
+    environment = _Environment()
     try:
         tree = Guards().visit(environment.parse(source))
         return environment.compile(tree, filename=_FILE)
@@ -265,14 +345,13 @@ def run(
     code: CodeType,
     messages: list[dict[str, Any]],
     values: Mapping[str, Any],
-    limits: Limits,
     reject: Callable[[str], None],
 ) -> str:
     """Render a compiled template; `reject` is the template's `raise_exception`.
 
     Raises what `reject` raises, and TemplateError for every failure of the template itself.
     """
-    environment = _Environment(limits)
+    environment = _Environment()
     environment.globals["raise_exception"] = reject
     try:
         environment.meter.admit(messages, values)

@@ -3,11 +3,198 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, NamedTuple
 
-from edgespec.text.reasoning import Channel, ReasoningFormat, ReasoningSplitter, Segment
-from edgespec.text.tokenizer import StopResult, StopStrings, StreamDecoder, Tokenizer
+from edgespec.text.tokenizer import StopStrings, StreamDecoder, Tokenizer, find_unfinished
+
+# Splits a model's output into reasoning and answer, by the markers that its chat template contains.
+
+
+Channel = Literal["answer", "reasoning"]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Text of one channel; the channel is None for a marker or a message header."""
+
+    channel: Channel | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A state of the stream: its text goes to `channel` (None: a header), and each marker leads to another state.
+
+    `settled` is the state to enter after text that is not blank.
+    """
+
+    channel: Channel | None
+    markers: Mapping[str, str]
+    settled: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """How one family of models marks reasoning: states by name, with at least "answer" and "reasoning".
+
+    A prompt that ends in one of `openers`, apart from blanks, has begun the reasoning for the model. The model writes
+    its reasoning between `before` and `after`, and `header` in front of an answer without reasoning.
+    """
+
+    name: str
+    states: Mapping[str, State]
+    openers: tuple[str, ...]
+    before: str
+    after: str
+    header: str = ""
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """Every text that leads from one state to another."""
+        return frozenset(marker for state in self.states.values() for marker in state.markers)
+
+    def starts_inside(self, prompt_tail: str) -> bool:
+        """Whether a model that continues `prompt_tail` begins with reasoning."""
+        return prompt_tail.rstrip().endswith(self.openers)
+
+    def write(self, reasoning: str, text: str, *, is_inside: bool) -> str:
+        """An answer as the model writes it, up to its end or, without `text`, inside of the reasoning.
+
+        `is_inside`: the prompt has begun the reasoning.
+        """
+        if not reasoning and not is_inside:
+            return self.header + text if text else ""
+        thought = reasoning if is_inside else self.before + reasoning
+        return thought + self.after + text if text else thought
+
+
+def _block(name: str, opening: str, closing: str) -> ReasoningFormat:
+    """One block at the beginning. Later the markers are text, since an answer may quote them."""
+    states = {
+        "answer": State("answer", {opening: "reasoning"}, settled="text"),
+        "reasoning": State("reasoning", {closing: "answer"}),
+        "text": State("answer", {}),
+    }
+    return ReasoningFormat(name, states, (opening.rstrip(),), opening, closing)
+
+
+def _blocks(name: str, opening: str, closing: str) -> ReasoningFormat:
+    """Blocks anywhere: the markers are control tokens, which an answer does not quote."""
+    states = {
+        "answer": State("answer", {opening: "reasoning"}),
+        "reasoning": State("reasoning", {closing: "answer"}),
+    }
+    return ReasoningFormat(name, states, (opening.rstrip(),), opening, closing)
+
+
+_ENDS = {"<|end|>": "answer", "<|return|>": "answer", "<|call|>": "answer"}
+
+# https://github.com/openai/harmony: <|start|>role<|channel|>name<|message|>text<|end|>; analysis is the reasoning.
+HARMONY_MESSAGES = ReasoningFormat(
+    "harmony",
+    {
+        "answer": State("answer", {"<|start|>": "header", "<|channel|>": "channel", **_ENDS}),
+        "reasoning": State("reasoning", {"<|start|>": "header", "<|channel|>": "channel", **_ENDS}),
+        "header": State(None, {"<|channel|>": "channel", "<|message|>": "answer"}),
+        "channel": State(
+            None, {"analysis": "thinking", "final": "header", "commentary": "header", "<|message|>": "answer"}
+        ),
+        "thinking": State(None, {"<|channel|>": "channel", "<|message|>": "reasoning"}),
+    },
+    ("<|channel|>analysis<|message|>",),
+    before="<|channel|>analysis<|message|>",
+    after="<|end|><|start|>assistant<|channel|>final<|message|>",
+    header="<|channel|>final<|message|>",
+)
+
+_SOLAR = ReasoningFormat(
+    "solar",
+    {
+        "answer": State("answer", {"<|think|>": "reasoning", "<|begin|>": "header", "<|content|>": "answer"}),
+        "reasoning": State("reasoning", {"<|end|>": "answer"}),
+        "header": State(None, {"<|think|>": "reasoning", "<|content|>": "answer"}),
+    },
+    ("<|think|>",),
+    before="<|think|>",
+    after="<|end|><|begin|>assistant<|content|>",
+    header="<|content|>",
+)
+
+# The markers in a chat template -> the format its model writes; the first row that applies counts.
+_FORMATS: tuple[tuple[tuple[str, ...], ReasoningFormat], ...] = (
+    (("<|channel|>", "<|message|>", "analysis"), HARMONY_MESSAGES),
+    (("<|channel>", "<channel|>"), _blocks("gemma", "<|channel>thought\n", "<channel|>")),
+    (("<|think|>", "<|content|>"), _SOLAR),
+    (("<|START_THINKING|>", "<|END_THINKING|>"), _blocks("cohere", "<|START_THINKING|>", "<|END_THINKING|>")),
+    (("[THINK]", "[/THINK]"), _blocks("mistral", "[THINK]", "[/THINK]")),
+    (("</seed:think>",), _block("seed", "<seed:think>", "</seed:think>")),
+    (("</mm:think>",), _block("minimax", "<mm:think>", "</mm:think>")),
+    (("</think>",), _block("think", "<think>", "</think>")),
+    (("<think>",), _block("think", "<think>", "</think>")),
+    (("</thinking>",), _block("thinking", "<thinking>", "</thinking>")),
+    (("<thinking>",), _block("thinking", "<thinking>", "</thinking>")),
+)
+
+
+@lru_cache(maxsize=16)
+def detect_format(template_source: str) -> ReasoningFormat | None:
+    """The format a model writes, judged by its chat template; None if the template has no markers of reasoning."""
+    return next((found for markers, found in _FORMATS if all(each in template_source for each in markers)), None)
+
+
+class ReasoningSplitter:
+    """Splits a stream of text into segments of reasoning, of answer, and of markers and message headers.
+
+    Without a format everything is answer. The segments' texts, joined, are the stream; the text of each channel does
+    not depend on how the stream is cut.
+    """
+
+    def __init__(self, reasoning_format: ReasoningFormat | None, state: str = "answer") -> None:
+        """`state` names the state at the beginning; without a format there is one state only."""
+        self._states = reasoning_format.states if reasoning_format else {"answer": State("answer", {})}
+        self._state = self._states[state if reasoning_format else "answer"]
+        self._channel = self._state.channel or "answer"
+        self._held = ""
+
+    @property
+    def channel(self) -> Channel:
+        """The channel of the next text; in a header, the channel of the text before it."""
+        return self._channel
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether the text ends in what may become a marker."""
+        return bool(self._held)
+
+    def push(self, text: str) -> list[Segment]:
+        """Add `text`; returns the segments that are certain. An end that may become a marker is held back."""
+        self._held += text
+        segments: list[Segment] = []
+        while True:
+            found = [(at, marker) for marker in self._state.markers if (at := self._held.find(marker)) >= 0]
+            maybe = find_unfinished(self._held, self._state.markers)
+            at, marker = min(found, default=(maybe, ""))
+            settled = self._state.settled
+            if settled is not None and self._held[:at].strip():
+                self._state = self._states[settled]
+                continue
+            segments += self._take(at, self._state.channel)
+            if not marker:
+                return segments
+            segments += self._take(len(marker), None)
+            self._state = self._states[self._state.markers[marker]]
+            self._channel = self._state.channel or self._channel
+
+    def finish(self) -> list[Segment]:
+        """End the stream; the beginning of a marker that was held back is text."""
+        return self._take(len(self._held), self._state.channel)
+
+    def _take(self, length: int, channel: Channel | None) -> list[Segment]:
+        text, self._held = self._held[:length], self._held[length:]
+        return [Segment(channel, text)] if text else []
 
 
 class Piece(NamedTuple):
@@ -84,7 +271,6 @@ class TextStream:
         self._stops = StopStrings(self._stop_strings)
         self._decoded = _Origins()  # of the text that enters the splitter
         self._answer = _Origins()  # of the text that enters the stop strings
-        self._stop: str | None = None
         self._origin = ""  # of the latest token
         self._is_whole = reasoning is None and not stops  # nothing is split off or held back
 
@@ -101,12 +287,12 @@ class TextStream:
     @property
     def stopped(self) -> bool:
         """Whether a stop string has ended the text; later tokens add nothing."""
-        return self._stop is not None
+        return self.stop is not None
 
     @property
     def stop(self) -> str | None:
         """The stop string that ended the text."""
-        return self._stop
+        return self._stops.stop
 
     def push(self, token: int, origin: str) -> list[Piece]:
         """Add `token`; returns the text that is certain, in order. End-of-generation tokens have no text."""
@@ -151,9 +337,8 @@ class TextStream:
         self._stops = StopStrings(self._stop_strings)
         return pieces + [Piece(text, channel, origin) for text, origin in parts]
 
-    def _release(self, result: StopResult) -> list[Piece]:
-        self._stop = result.stop
-        return [Piece(text, "answer", origin) for text, origin in self._answer.take(result.text)]
+    def _release(self, text: str) -> list[Piece]:
+        return [Piece(part, "answer", origin) for part, origin in self._answer.take(text)]
 
 
 def _control_tokens(tokenizer: Tokenizer, markers: Iterable[str]) -> frozenset[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from edgespec.errors import InvalidRequest
@@ -95,21 +94,8 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 
 
-@dataclass(frozen=True, slots=True)
-class StopResult:
-    """Text before any stop string, and the stop string that ended the stream, if one did."""
-
-    text: str
-    stop: str | None = None
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the stream has ended; all later text is dropped."""
-        return self.stop is not None
-
-
 class StopStrings:
-    """Finds stop strings in a stream of text; the stop string itself is not part of the text.
+    """Finds stop strings in a stream of text; `stop` is the one that ended it, which is not part of the text.
 
     The earliest match wins, and of several at one place the shortest. A match therefore waits while an earlier one may
     still be completed, so that the result does not depend on how the stream is cut. Raises InvalidRequest for more than
@@ -125,19 +111,12 @@ class StopStrings:
             )
         self._stops = tuple(sorted(stops, key=len))
         self._held = ""
-        self._stop: str | None = None
+        self.stop: str | None = None
 
-    def push(self, text: str) -> StopResult:
+    def push(self, text: str, *, final: bool = False) -> str:
         """Add `text`; returns the text that is certain. An end that may become a stop string is held back."""
-        return self._advance(text, final=False)
-
-    def finish(self) -> StopResult:
-        """End the stream; returns the text that was held back. A match that was waiting for an earlier one counts."""
-        return self._advance("", final=True)
-
-    def _advance(self, text: str, *, final: bool) -> StopResult:
-        if self._stop is not None:
-            return StopResult("", self._stop)
+        if self.stop is not None:
+            return ""
         held = self._held + text
         found = [(start, stop) for stop in self._stops if (start := held.find(stop)) >= 0]
         end, stop = min(found, key=lambda match: match[0], default=(len(held), None))
@@ -145,9 +124,13 @@ class StopStrings:
         if maybe < end:
             end = maybe
         else:
-            self._stop = stop
+            self.stop = stop
         self._held = held[end:]
-        return StopResult(held[:end], self._stop)
+        return held[:end]
+
+    def finish(self) -> str:
+        """End the stream; returns the text that was held back. A match that was waiting for an earlier one counts."""
+        return self.push("", final=True)
 
 
 def find_unfinished(text: str, markers: Iterable[str]) -> int:

@@ -95,43 +95,6 @@ JSON_CALLS = CallSyntax(JSON_HEAD, JSON_REST)
 """Calls that are JSON objects with a name and arguments."""
 
 
-@dataclass(frozen=True, slots=True)
-class ToolFormat:
-    """How one family writes calls: in blocks from `opening` to `closing`, or to the end of the answer if that is "".
-
-    read           returns the calls of a block without its markers; None if it holds none
-    syntax         of the calls that can be read while they are written; the others are read when their block ends
-    argument       key of the arguments in a call that is one JSON object
-    bare           whether a call may also be the whole answer, without `opening`
-    frame          for an answer that must consist of calls
-    visible        control tokens that count as text, by their spelling
-    answer_header  text that the model writes before an answer to the user
-    """
-
-    name: str
-    opening: str
-    closing: str
-    read: Callable[[str, Schemas], list[ToolCall] | None]
-    syntax: CallSyntax = JSON_CALLS
-    argument: str = "arguments"
-    bare: bool = False
-    frame: Frame = Frame()
-    visible: tuple[str, ...] = ()
-    answer_header: tuple[str, ...] = ()
-
-    @property
-    def is_marked(self) -> bool:
-        """Whether every call begins with `opening`, and nothing else does."""
-        return not self.bare and not self.answer_header
-
-
-def make_call(name: str, arguments: Any) -> ToolCall | None:
-    """A call with `arguments`, an object or its JSON; None if they are anything else."""
-    if isinstance(arguments, str):
-        arguments = load_json(arguments)
-    return ToolCall(name, json.dumps(arguments)) if isinstance(arguments, dict) else None
-
-
 def load_json(text: str) -> Any:
     """The value of a JSON text; None for any other text."""
     try:
@@ -161,7 +124,40 @@ def read_json_calls(body: str, _: Schemas) -> list[ToolCall] | None:
 def _read_call(value: Any) -> ToolCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
-    return make_call(value["name"], value.get("arguments", value.get("parameters", {})))
+    arguments = value.get("arguments", value.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = load_json(arguments)
+    return ToolCall(value["name"], json.dumps(arguments)) if isinstance(arguments, dict) else None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How one family writes calls: in blocks from `opening` to `closing`, or to the end of the answer if that is "".
+
+    read           returns the calls of a block without its markers; None if it holds none
+    syntax         of the calls that can be read while they are written; the others are read when their block ends
+    argument       key of the arguments in a call that is one JSON object
+    bare           whether a call may also be the whole answer, without `opening`
+    frame          for an answer that must consist of calls
+    visible        control tokens that count as text, by their spelling
+    answer_header  text that the model writes before an answer to the user
+    """
+
+    name: str
+    opening: str
+    closing: str
+    read: Callable[[str, Schemas], list[ToolCall] | None] = read_json_calls
+    syntax: CallSyntax = JSON_CALLS
+    argument: str = "arguments"
+    bare: bool = False
+    frame: Frame = Frame()
+    visible: tuple[str, ...] = ()
+    answer_header: tuple[str, ...] = ()
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether every call begins with `opening`, and nothing else does."""
+        return not self.bare and not self.answer_header
 
 
 # The arguments of a call while a model writes them: a JSON object in a stream of text.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
-from edgespec.text.reasoning import HARMONY_MESSAGES, ReasoningSplitter, Segment, detect_format
+from edgespec.text.stream import HARMONY_MESSAGES, ReasoningSplitter, Segment, detect_format
 from edgespec.text.tool_calls import (
     JSON_HEAD,
     JSON_REST,
@@ -26,7 +26,6 @@ from edgespec.text.tool_calls import (
     ToolCallReader,
     ToolFormat,
     load_json,
-    make_call,
     read_json_calls,
 )
 
@@ -57,7 +56,6 @@ __all__ = [
 _BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL_BEGIN, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _VISIBLE = (_BEGIN, _CALL_BEGIN, _SEPARATOR, _CALL_END, _END)
-_DEEPSEEK_CALL = re.compile(rf"{_CALL_BEGIN}(.*?){_SEPARATOR}(.*?)(?:{_CALL_END}|\Z)", re.DOTALL)
 _DEEPSEEK_NAME = rf"\s*({NAME_CHARACTER}+)\s*"
 _DEEPSEEK_SYNTAX = CallSyntax(
     rf"\s*{_CALL_BEGIN}(?:function{_SEPARATOR}{_DEEPSEEK_NAME}\n(?:```json)?|{_DEEPSEEK_NAME}{_SEPARATOR})\s*(?=\{{)",
@@ -65,25 +63,11 @@ _DEEPSEEK_SYNTAX = CallSyntax(
 )
 
 
-def _read_deepseek(body: str, _: Schemas) -> list[ToolCall] | None:
-    calls = []
-    for before, after in _DEEPSEEK_CALL.findall(body):
-        name = before.strip()
-        if name == "function" and "\n" in after:
-            name, after = after.split("\n", 1)
-        call = make_call(name.strip(), after.strip().removeprefix("```json").removesuffix("```").strip())
-        if call is None:
-            return None
-        calls.append(call)
-    return calls or None
-
-
 DEEPSEEK_V3 = ToolFormat(
     "deepseek",
     _BEGIN,
     _END,
-    _read_deepseek,
-    _DEEPSEEK_SYNTAX,
+    syntax=_DEEPSEEK_SYNTAX,
     frame=Frame(
         (_CALL_BEGIN, "function", _SEPARATOR, "{name}", "\n```json\n"),
         ("\n```", _CALL_END),
@@ -97,8 +81,7 @@ DEEPSEEK_V31 = ToolFormat(
     "deepseek-v3.1",
     _BEGIN,
     _END,
-    _read_deepseek,
-    _DEEPSEEK_SYNTAX,
+    syntax=_DEEPSEEK_SYNTAX,
     frame=Frame((_CALL_BEGIN, "{name}", _SEPARATOR), (_CALL_END,), (_BEGIN,), (_END,), ()),
     visible=_VISIBLE,
 )
@@ -181,7 +164,6 @@ HARMONY = ToolFormat(
     HARMONY_MESSAGES.name,
     "<|channel|>",
     "",
-    lambda body, tools: None,
     frame=Frame(("<|channel|>", "commentary to=functions.{name} ", "<|constrain|>", "json", "<|message|>")),
     visible=MARKERS,
     answer_header=("<|channel|>", "final", "<|message|>"),
@@ -195,7 +177,6 @@ HERMES = ToolFormat(
     "hermes",
     "<tool_call>",
     "</tool_call>",
-    read_json_calls,
     frame=Frame(("<tool_call>", "\n"), ("\n", "</tool_call>"), between=("\n",)),
     visible=("<tool_call>", "</tool_call>"),
 )
@@ -215,9 +196,7 @@ def tool_instructions(tools: list[dict[str, Any]]) -> str:
 # Llama 3: JSON after a control token, or as the whole answer; the arguments are called parameters.
 
 
-LLAMA3 = ToolFormat(
-    "llama", "<|python_tag|>", "", read_json_calls, argument="parameters", bare=True, visible=("<|python_tag|>",)
-)
+LLAMA3 = ToolFormat("llama", "<|python_tag|>", "", argument="parameters", bare=True, visible=("<|python_tag|>",))
 
 
 # Mistral: a JSON list of calls, or since 2025 NAME[ARGS]{...} for each call.
@@ -225,29 +204,14 @@ LLAMA3 = ToolFormat(
 
 _MARKER = r"\s*(?:\[TOOL_CALLS\])?"
 _MISTRAL_NAME = rf"\s*({NAME_CHARACTER}+)(?:\[CALL_ID\]\w*)?\[ARGS\]"
-_MISTRAL_CALL = re.compile(_MARKER + _MISTRAL_NAME)
 _MISTRAL_SYNTAX = CallSyntax(rf"{_MARKER}(?:{_MISTRAL_NAME}\s*(?=\{{)|{JSON_HEAD})", JSON_REST)
-
-
-def _read_mistral(body: str, tools: Schemas) -> list[ToolCall] | None:
-    calls, at = list[ToolCall](), 0
-    while match := _MISTRAL_CALL.match(body, at):
-        try:
-            arguments, at = json.JSONDecoder().raw_decode(body, match.end())
-        except (ValueError, RecursionError):
-            return None
-        if not isinstance(arguments, dict):
-            return None
-        calls.append(ToolCall(match[1], json.dumps(arguments)))
-    return calls if calls and not body[at:].strip() else read_json_calls(body, tools)
 
 
 MISTRAL_LIST = ToolFormat(
     "mistral",
     "[TOOL_CALLS]",
     "",
-    _read_mistral,
-    _MISTRAL_SYNTAX,
+    syntax=_MISTRAL_SYNTAX,
     frame=Frame(first=("[TOOL_CALLS]", "["), last=("]",), between=(", ",)),
     visible=("[TOOL_CALLS]",),
 )
@@ -255,8 +219,7 @@ MISTRAL_ARGS = ToolFormat(
     "mistral-args",
     "[TOOL_CALLS]",
     "",
-    _read_mistral,
-    _MISTRAL_SYNTAX,
+    syntax=_MISTRAL_SYNTAX,
     frame=Frame(("[TOOL_CALLS]", "{name}", "[ARGS]"), between=()),
     visible=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
 )
@@ -306,10 +269,7 @@ def _allowed_types(schema: object) -> frozenset[str]:
     return frozenset(types)
 
 
-QWEN_CODER = ToolFormat("xml", HERMES.opening, HERMES.closing, _read_qwen, frame=HERMES.frame, visible=HERMES.visible)
-
-
-# ruff: noqa: RUF001 - DeepSeek writes its markers with wide bars
+QWEN_CODER = replace(HERMES, name="xml", read=_read_qwen)
 
 
 # The markers in a chat template -> the format its model writes; the first row that applies counts.
@@ -325,12 +285,8 @@ _FORMATS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
 )
 
 
-class Reader(Protocol):
-    """Splits the text of an answer."""
-
-    def push(self, text: str) -> Iterable[AnswerPart | Thought]: ...
-
-    def finish(self) -> Iterable[AnswerPart | Thought]: ...
+Reader = HarmonyReader | ToolCallReader
+"""Splits the text of an answer."""
 
 
 @lru_cache(maxsize=16)

@@ -25,8 +25,7 @@ from edgespec.engine.events import Finished, Request, Scored
 from edgespec.engine.generation import ReasoningLimit
 from edgespec.engine.structured_output import Structure, Text
 from edgespec.text.chat_template import Message
-from edgespec.text.reasoning import detect_format
-from edgespec.text.stream import Piece, TextStream
+from edgespec.text.stream import Piece, TextStream, detect_format
 from tests.core.enumerate import PROMPT, Enumerated, Rule, Table, Target, Tokens, deterministic
 from tests.core.enumerated_drafters import Drawn, Fixed
 from tests.core.test_exact_loop import generated

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,21 +24,6 @@ CHATML = """
     {{- '<|im_start|>assistant\\n' }}
     {%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}
 {%- endif %}
-"""
-
-LLAMA = """
-{{- bos_token }}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system = messages[0]['content']|trim %}
-    {%- set messages = messages[1:] %}
-{%- else %}
-    {%- set system = "" %}
-{%- endif %}
-{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" + system + "<|eot_id|>" }}
-{%- for m in messages %}
-    {{- '<|start_header_id|>' + m['role'] + '<|end_header_id|>\\n\\n' + m['content'] | trim + '<|eot_id|>' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
 """
 
 GEMMA = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}
@@ -76,13 +58,6 @@ def test_chatml() -> None:
     )
     assert render(CHATML, USER, enable_thinking=False).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert render(CHATML, USER, add_generation_prompt=False) == "<|im_start|>user\nHi<|im_end|>\n"
-
-
-def test_llama() -> None:
-    assert render(LLAMA, SYSTEM, Message("user", " Hi\n")) == (
-        "<s><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
-        "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
-    )
 
 
 def test_system_message_is_folded_where_the_template_refuses_it() -> None:
@@ -249,22 +224,3 @@ def test_bos_spelled_in_plain_text_is_text(table: Callable[..., Tokenizer]) -> N
     tokenizer = table([b"<", b"s", b">"])
     assert encode_prompt(tokenizer, "<s>", parse_special=False) == [0, 4, 5, 6]
     assert encode_prompt(tokenizer, "", parse_special=False) == [0]
-
-
-def test_real_vocabulary_has_one_bos(trained: Tokenizer) -> None:
-    assert trained.bos is not None
-    text = ChatTemplate("{{ bos_token }}" + PLAIN, trained.special_text(trained.bos), "").render([USER])
-    for prompt in (text, "Hi"):
-        tokens = encode_prompt(trained, prompt, parse_special=True)
-        assert tokens[0] == trained.bos
-        assert b"".join(trained.piece(t) for t in tokens[1:]) == b"Hi"
-        assert tokens.count(trained.bos) == 1
-
-
-def test_jinja_is_imported_on_first_use_only() -> None:
-    code = "import sys, edgespec.text.chat_template, edgespec.text.stream; print('jinja2' in sys.modules)"
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, env={**os.environ}, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "False"

@@ -55,11 +55,3 @@ def test_cut_character_at_the_end(table: Table) -> None:
 def test_control_tokens_are_silent_unless_visible(table: Table) -> None:
     decoder = StreamDecoder(table([b"x", b"\xe2"]), visible=frozenset([2]))
     assert [decoder.push(t) for t in (3, 4, 2, 5, 2)] == ["", "x", "<think>", "", "\ufffd<think>"]
-
-
-@given(st.text())
-def test_real_vocabulary(trained: Tokenizer, text: str) -> None:
-    text = text.encode("utf-8", "replace").decode()
-    decoder = StreamDecoder(trained)
-    tokens = trained.encode(text, parse_special=False)
-    assert "".join(decoder.push(t) for t in tokens) + decoder.finish() == text

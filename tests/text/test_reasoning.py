@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.text.reasoning import ReasoningFormat, ReasoningSplitter, Segment, detect_format
+from edgespec.text.stream import ReasoningFormat, ReasoningSplitter, Segment, detect_format
 
 TEMPLATES = {
     "think": "{{ m.content.split('</think>')[-1] }}{% if t %}<think>\n{% endif %}",
@@ -61,6 +61,7 @@ def cut(data: st.DataObject, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_each_family(name: str, data: st.DataObject) -> None:
     reply, reasoning, answer = REPLIES[name]
@@ -118,10 +119,6 @@ def test_without_a_format_all_is_answer(chunks: list[str]) -> None:
 def test_an_answer_may_speak_of_markers() -> None:
     text = "Write `<think>` first.</think>"
     assert texts(split(known("think"), list(text))) == ("", text)
-
-
-def test_blank_text_before_the_block() -> None:
-    assert texts(split(known("think"), list("\n <think>a</think>b"))) == ("a", "\n b")
 
 
 def test_marker_that_never_comes_is_text() -> None:

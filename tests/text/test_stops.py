@@ -29,9 +29,7 @@ def test_equals_search_in_full_text(chunks: list[str], stops: list[str]) -> None
     results = [stream.push(chunk) for chunk in chunks]
     last = stream.finish()
     text, stop = search("".join(chunks), stops)
-    assert "".join(r.text for r in results) + last.text == text
-    assert last.stop == stop
-    assert last.stopped == (stop is not None)
+    assert ("".join(results) + last, stream.stop) == (text, stop)
 
 
 @given(_chunks, _stops, st.text("ab", max_size=6))
@@ -40,11 +38,10 @@ def test_nothing_shown_is_taken_back_and_nothing_waits_without_need(
 ) -> None:
     stream, shown, seen = StopStrings(stops), "", ""
     for chunk in chunks:
-        result = stream.push(chunk)
-        shown, seen = shown + result.text, seen + chunk
+        shown, seen = shown + stream.push(chunk), seen + chunk
         assert search(seen + after, stops)[0].startswith(shown)
-        if result.stopped:
-            assert search(seen, stops) == (shown, result.stop)
+        if stream.stop is not None:
+            assert search(seen, stops) == (shown, stream.stop)
             return
         held = seen[len(shown) :]
         assert not held or any(s.startswith(held) and s != held for s in stops)
@@ -52,10 +49,8 @@ def test_nothing_shown_is_taken_back_and_nothing_waits_without_need(
 
 def test_later_text_is_dropped() -> None:
     stream = StopStrings(["\n\n"])
-    assert stream.push("a\n").text == "a"
-    assert stream.push("\nb").stop == "\n\n"
-    assert stream.push("c").text == ""
-    assert stream.finish().text == ""
+    assert [stream.push("a\n"), stream.push("\nb"), stream.push("c"), stream.finish()] == ["a", "", "", ""]
+    assert stream.stop == "\n\n"
 
 
 @pytest.mark.parametrize("stops", [[""], ["a", ""], ["x" * (MAX_STOP_CHARS + 1)], ["x"] * (MAX_STOPS + 1)])
@@ -66,4 +61,4 @@ def test_limits(stops: list[str]) -> None:
 
 def test_limits_are_allowed() -> None:
     stops = ["y" * MAX_STOP_CHARS] * MAX_STOPS
-    assert StopStrings(stops).push("x" + stops[0]).text == "x"
+    assert StopStrings(stops).push("x" + stops[0]) == "x"

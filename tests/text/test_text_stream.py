@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import groupby
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgespec.text.reasoning import detect_format
-from edgespec.text.stream import Piece, TextStream
+from edgespec.text.stream import Piece, TextStream, detect_format
 from edgespec.text.tokenizer import StopStrings, Tokenizer
 
 Table = Callable[..., Tokenizer]
@@ -49,29 +47,9 @@ def test_channels_stops_and_origins(
     expected = [(tokenizer.piece(t).decode(), "reasoning", origin) for t, origin in thought]
     spoken = [(tokenizer.piece(t).decode(), "answer", origin) for t, origin in answer]
     search = StopStrings(stops)
-    kept = search.push("".join(c for c, _, _ in spoken)).text + search.finish().text
+    kept = search.push("".join(c for c, _, _ in spoken)) + search.finish()
     assert chars(pieces) == expected + spoken[: len(kept)]
-    assert stream.stopped == search.finish().stopped
-    assert stream.stop == search.finish().stop
-
-
-@given(st.lists(st.tuples(st.integers(A, len(LETTERS) + 3), _origins), max_size=25), st.booleans())
-def test_pieces_do_not_depend_on_origin(table: Table, tokens: list[tuple[int, str]], inside: bool) -> None:
-    tail = "<think>\n" if inside else ""
-    tokenizer = table(LETTERS)
-    pieces = run(TextStream(tokenizer, ["abc"], THINK, tail), tokens)
-    plain = run(TextStream(tokenizer, ["abc"], THINK, tail), [(t, "") for t, _ in tokens])
-    for channel in ("answer", "reasoning"):
-        assert text(pieces, channel) == text(plain, channel)
-    assert all(p.text for p in pieces)
-
-
-def test_held_text_keeps_its_origin(table: Table) -> None:
-    stream = TextStream(table(LETTERS), ["abc"])
-    assert stream.push(A, "ngram") == []
-    assert stream.push(B, "") == []
-    assert stream.push(A, "ngram") == [Piece("a", "answer", "ngram"), Piece("b", "answer", "")]
-    assert stream.finish() == [Piece("a", "answer", "ngram")]
+    assert stream.stop == search.stop and stream.stopped == (search.stop is not None)
 
 
 def test_one_piece_per_run_of_one_origin(table: Table) -> None:
@@ -105,14 +83,15 @@ def test_visible_markers_are_text_and_still_tell_the_channel(table: Table) -> No
     assert text(shown, "answer") == "<think>a</think>b" and not text(shown, "reasoning")
 
 
-def test_stops_spare_reasoning_and_headers_that_are_shown(trained: Tokenizer) -> None:
+def test_stops_spare_reasoning_and_headers_that_are_shown(table: Table) -> None:
     """GPT-OSS' messages where another reader tells them apart."""
+    tokenizer = table([bytes([byte]) for byte in range(256)])
     form = detect_format("<|channel|> <|message|> analysis")
     written = "<|channel|>analysis<|message|>b final b<|end|><|start|>assistant<|channel|>final<|message|>a final b"
-    tokens = [(token, "") for token in trained.encode(written, parse_special=False)]
+    tokens = [(token, "") for token in tokenizer.encode(written, parse_special=False)]
     assert form is not None
     for stops, shown in (([], written), (["final"], written[:-7]), (["b"], written[:-1]), (["assistant"], written)):
-        stream = TextStream(trained, stops, form, visible=form.markers)
+        stream = TextStream(tokenizer, stops, form, visible=form.markers)
         pieces = run(stream, tokens)
         assert text(pieces, "answer") == shown and not text(pieces, "reasoning")
         assert stream.stopped == (shown != written)
@@ -121,13 +100,6 @@ def test_stops_spare_reasoning_and_headers_that_are_shown(trained: Tokenizer) ->
 def test_prompt_that_opened_the_block(table: Table) -> None:
     stream = TextStream(table(LETTERS), [], THINK, prompt_tail="assistant\n<think>\n")
     assert stream.push(A, "") == [Piece("a", "reasoning", "")]
-
-
-def test_stop_strings_spare_the_reasoning(table: Table) -> None:
-    stream = TextStream(table(LETTERS), ["b"], THINK)
-    pieces = run(stream, [(OPEN, ""), (A, ""), (B, ""), (CLOSE, ""), (A, ""), (B, ""), (C, "")])
-    assert (text(pieces, "reasoning"), text(pieces, "answer")) == ("ab", "a")
-    assert stream.stop == "b"
 
 
 def test_stop_string_does_not_reach_across_reasoning(table: Table) -> None:
@@ -149,32 +121,3 @@ def test_cut_character_belongs_to_the_last_token(table: Table) -> None:
     stream = TextStream(table(LETTERS))
     assert run(stream, [(A, ""), (7, "ngram")]) == [Piece("a", "answer", ""), Piece("\ufffd", "answer", "ngram")]
     assert run(TextStream(table(LETTERS)), [(7, ""), (8, "ngram")]) == [Piece("é", "answer", "ngram")]
-
-
-@given(st.text(), st.lists(_origins, min_size=1))
-def test_real_vocabulary(trained: Tokenizer, written: str, origins: list[str]) -> None:
-    written = written.encode("utf-8", "replace").decode()
-    tokens = trained.encode(written, parse_special=False)
-    flagged = [(t, origins[i % len(origins)]) for i, t in enumerate(tokens)]
-    pieces = run(TextStream(trained, ["STOP HERE"]), flagged)
-    assert text(pieces, "answer") == written
-    for (_, ours), token_run in zip(_groups(chars(pieces)), _token_groups(trained, flagged), strict=False):
-        assert ours == token_run
-
-
-def _groups(characters: list[tuple[str, str, str]]) -> list[tuple[str, str]]:
-    return [(flag, "".join(c for c, _, _ in group)) for flag, group in groupby(characters, key=lambda c: c[2])]
-
-
-def _token_groups(tokenizer: Tokenizer, flagged: list[tuple[int, str]]) -> list[str]:
-    """Texts of runs of one origin; a character belongs to the token with its last byte."""
-    data, marks = b"", []
-    for token, origin in flagged:
-        piece = tokenizer.piece(token)
-        data += piece
-        marks += [origin] * len(piece)
-    position, out = 0, []
-    for char in data.decode():
-        position += len(char.encode())
-        out.append((char, "answer", marks[position - 1]))
-    return [group for _, group in _groups(out)]

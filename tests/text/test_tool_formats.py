@@ -7,7 +7,7 @@ from typing import Any
 
 # ruff: noqa: RUF001 - DeepSeek writes its markers with wide bars
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.text.tool_formats import (
@@ -128,6 +128,7 @@ def test_arguments_are_passed_on_while_they_are_written(name: str) -> None:
 
 
 @pytest.mark.parametrize("template", sorted({case[0] for case in CASES.values()}))
+@settings(max_examples=50)
 @given(data=st.data())
 def test_text_is_never_lost(template: str, data: st.DataObject) -> None:
     """Whatever is written, all of it comes out as text or as a call."""
