@@ -18,8 +18,20 @@ from edgespec.cli.engine import Answer, open_engine
 from edgespec.cli.options import generation_options, load_config, offer, rare_option, sampling_params
 from edgespec.cli.terminal import TerminalReporter, format_summary, interruptible, report_bug
 from edgespec.conversations import Store
-from edgespec.conversations.chat import NEARLY_FULL, Chat, describe_end, describe_speculation, make_room, parse_path
-from edgespec.conversations.commands import ALIASES, SHARED, SlashCommand, apply_setting, format_help, parse_command
+from edgespec.conversations.chat import (
+    ALIASES,
+    NEARLY_FULL,
+    SHARED,
+    Chat,
+    SlashCommand,
+    apply_setting,
+    describe_end,
+    describe_speculation,
+    format_help,
+    make_room,
+    parse_command,
+    parse_path,
+)
 from edgespec.conversations.recorder import ConversationRecorder
 from edgespec.core.metrics import Metrics
 from edgespec.engine.events import AnswerStart, MemoryUse
@@ -300,7 +312,7 @@ class Repl:
     def _retry(self, _argument: str) -> None:
         if not self._recorder.questions:
             raise InvalidRequest("there is no question to answer again.", hint="Ask something first.")
-        self._recorder.rewind_answers(len(self._recorder.questions))
+        self._recorder.rewind(len(self._recorder.questions), keep_question=True)
         self._make_room(self._chat.messages)
         self._recorder.begin_answer({})
         self._answer()

@@ -150,18 +150,15 @@ class ConversationRecorder:
         else:
             self._select()
 
-    def rewind(self, number: int) -> str:
-        """Go back to before question `number`, counted from 1; returns its text. What followed stays as a branch."""
+    def rewind(self, number: int, *, keep_question: bool = False) -> str:
+        """Go back to before question `number`, counted from 1, or to before its answer; returns the question's text.
+
+        What followed stays as a branch.
+        """
         question = self.questions[number - 1]
-        self._show(self.turns[: self.turns.index(question)])
+        self._show(self.turns[: self.turns.index(question) + keep_question])
         self._select()
         return question.text
-
-    def rewind_answers(self, number: int) -> None:
-        """Go back to question `number`, counted from 1, before its answer. The answer stays as a branch."""
-        question = self.questions[number - 1]
-        self._show(self.turns[: self.turns.index(question) + 1])
-        self._select()
 
     def forks(self) -> list[Fork]:
         """The places of this conversation's branches, from the first message on the screen to what follows the last."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,7 +34,7 @@ from edgespec.conversations.database import (
     split_words,
 )
 from edgespec.databases import to_cache_error
-from edgespec.errors import CacheError, InvalidRequest
+from edgespec.errors import CacheError, InvalidRequest, reason_of
 
 # Conversion between database rows and conversations and turns.
 
@@ -88,15 +90,6 @@ SELECT_NEWEST_LEAF = (
     "WITH RECURSIVE below (id) AS (SELECT ? UNION SELECT turns.id FROM turns JOIN below ON parent = below.id)"
     f" {SELECT_TURN} WHERE id = (SELECT max(id) FROM turns WHERE id IN (SELECT id FROM below) AND {_NOT_EMPTY})"
 )
-
-
-def list_branches(db: sqlite3.Connection, conversation: int) -> dict[int | None, list[int]]:
-    """The ids of the turns after each parent, oldest first; those at the start are after None."""
-    found: dict[int | None, list[int]] = {}
-    query = f"SELECT parent, id FROM turns WHERE conversation = ? AND {_NOT_EMPTY} ORDER BY id"
-    for parent, id in db.execute(query, (conversation,)).fetchall():
-        found.setdefault(parent, []).append(id)
-    return found
 
 
 _LISTED = (
@@ -164,10 +157,8 @@ class Store:
         """A turn after `parent`, beside what is there already, and the conversation's leaf from now on.
 
         A user's turn is finished, an assistant's is to be grown and finished. Raises ValueError or TypeError for
-        settings that are not JSON, and ValueError for a parent of another conversation.
+        settings that are not JSON.
         """
-        if parent and parent.conversation != conversation.id:
-            raise ValueError(f"turn {parent.id} is not of conversation {conversation.id}")
         now = time.time()
         after = parent.id if parent else None
         turn = Turn(0, conversation.id, after, role, text, "", [], settings or {}, {}, role == "user", now)
@@ -218,19 +209,21 @@ class Store:
         return self._turns(f"{SELECT_TURN} WHERE conversation = ? ORDER BY id", conversation.id)
 
     def branches(self, conversation: Conversation) -> dict[int | None, list[int]]:
-        """The ids of the turns after each parent, oldest first; see `tree`."""
+        """The ids of the turns after each parent, oldest first; those at the start are after None."""
+        found: dict[int | None, list[int]] = {}
+        query = f"SELECT parent, id FROM turns WHERE conversation = ? AND {_NOT_EMPTY} ORDER BY id"
         with self._map_errors():
-            return list_branches(self._db, conversation.id)
+            for parent, id in self._db.execute(query, (conversation.id,)).fetchall():
+                found.setdefault(parent, []).append(id)
+        return found
 
     def newest_leaf(self, id: int) -> Turn:
-        """The newest descendant of a turn, or the turn itself without one; see `tree`."""
+        """The newest descendant of a turn that is not an empty answer, or the turn itself without one."""
         found = self._turns(SELECT_NEWEST_LEAF, id)
         return found[0] if found else self._turn(id)
 
     def select(self, conversation: Conversation, leaf: Turn | None) -> Conversation:
-        """Make `leaf` the end of the current branch; None is the start. Raises ValueError for another's turn."""
-        if leaf and leaf.conversation != conversation.id:
-            raise ValueError(f"turn {leaf.id} is not of conversation {conversation.id}")
+        """Make `leaf` the end of the current branch; None is the start."""
         return self._change(conversation, "leaf", leaf.id if leaf else None)
 
     def rename(self, conversation: Conversation, title: str) -> Conversation:
@@ -370,3 +363,103 @@ class Store:
             raise
         except sqlite3.Error as error:
             raise to_cache_error(error, self._path) from error
+
+
+# Export of a conversation: Markdown of the current branch, and JSON of all branches, which can be imported.
+
+
+_VERSION = 1
+_VERSION_KEY = "edgespec_conversation"
+_FENCE = re.compile(r"([ \t>]*)(`{3,}|~{3,})(.*)")
+
+
+def to_markdown(store: Store, conversation: Conversation) -> str:
+    """The current branch. Text is copied verbatim; an unclosed code block is closed. Raises CacheError."""
+    parts = [f"# {conversation.title}", f"Model: {conversation.model}"]
+    if conversation.system:
+        parts += ["## System", _close_fence(conversation.system)]
+    for turn in store.path(conversation.leaf):
+        parts.append(f"## {turn.role.capitalize()}")
+        if turn.reasoning.strip():
+            parts += ["<details><summary>Reasoning</summary>", _close_fence(turn.reasoning), "</details>"]
+        parts.append(_close_fence(turn.text))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def to_json(store: Store, conversation: Conversation) -> str:
+    """All branches as ASCII. Raises CacheError."""
+    turns = [{k: v for k, v in asdict(turn).items() if k != "conversation"} for turn in store.turns(conversation)]
+    state = {k: v for k, v in asdict(conversation).items() if k != "id"}
+    return json.dumps({_VERSION_KEY: _VERSION, **state, "turns": turns}, indent=1) + "\n"
+
+
+@dataclass
+class _Exported:
+    conversation: Conversation
+    turns: list[Turn]
+
+
+def from_json(text: str) -> tuple[Conversation, list[Turn]]:
+    """Read the output of `to_json` for `Store.insert`; the ids are valid only within it.
+
+    Raises InvalidRequest, which names the fault.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        state = json.loads(text, parse_constant=_read_number, parse_float=_read_number, parse_int=_read_integer)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(f"it is not JSON: {reason_of(error)}") from error
+    if not isinstance(state, dict) or state.get(_VERSION_KEY) != _VERSION:
+        raise _invalid(f"'{_VERSION_KEY}' is not {_VERSION}, the supported version")
+    turns = state.get("turns")
+    if isinstance(turns, list):
+        turns = [{**turn, "conversation": 0} if isinstance(turn, dict) else turn for turn in turns]
+    try:
+        read = TypeAdapter(_Exported).validate_python({"conversation": {**state, "id": 0}, "turns": turns})
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise _invalid(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+    known: set[int | None] = {None}
+    for turn in read.turns:
+        if turn.id in known:
+            raise _invalid(f"the id {turn.id} occurs twice")
+        if turn.parent not in known:
+            raise _invalid(f"the parent {turn.parent} is not an earlier turn")
+        if not all(isinstance(span, list) for span in turn.spans):
+            raise _invalid(f"the spans of turn {turn.id} are not lists")
+        known.add(turn.id)
+    if read.conversation.leaf not in known:
+        raise _invalid(f"the leaf {read.conversation.leaf} is not one of its turns")
+    return read.conversation, read.turns
+
+
+def _read_number(text: str) -> float:
+    """A number that metrics can be computed with. Raises ValueError."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:20]} is not a number")
+    return value
+
+
+def _read_integer(text: str) -> int:
+    _read_number(text)
+    return int(text)
+
+
+def _invalid(fault: str) -> InvalidRequest:
+    return InvalidRequest(f"this is not an exported conversation: {fault}.", hint="Choose a file of /export.")
+
+
+def _close_fence(text: str) -> str:
+    """`text` without trailing blank lines, and with a closing fence if one is missing."""
+    fence_open: tuple[str, str] | None = None
+    for line in text.splitlines():
+        if fence := _FENCE.match(line):
+            indent, marks, rest = fence.groups()
+            if fence_open is None:
+                if marks[0] == "~" or "`" not in rest:
+                    fence_open = indent, marks
+            elif marks.startswith(fence_open[1]) and not rest.strip():
+                fence_open = None
+    text = text.rstrip()
+    return text if fence_open is None else f"{text}\n{''.join(fence_open)}"

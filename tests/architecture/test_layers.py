@@ -45,7 +45,7 @@ ALLOWED = {
     "registry": {"numpy", "platformdirs"},
     "engine": {"numpy", "llguidance"},
     "bench": {"numpy", "jinja2"},
-    "conversations": {"platformdirs"},
+    "conversations": {"platformdirs", "pydantic"},
     "planner": {"numpy"},
     "export": set(),
     "service": {"psutil"},

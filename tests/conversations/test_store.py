@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,11 +26,8 @@ def test_a_conversation_is_read_as_it_was_written(path: Path) -> None:
     question = store.add(conversation, None, "user", "Why?")
     answer = store.add(conversation, question, "assistant", "", {"seed": 3, "draft": None})
     assert question.finished and not answer.finished
-    assert (answer.parent, answer.conversation, answer.settings) == (
-        question.id,
-        conversation.id,
-        {"seed": 3, "draft": None},
-    )
+    made = {"seed": 3, "draft": None}
+    assert (answer.parent, answer.conversation, answer.settings) == (question.id, conversation.id, made)
     grown = store.grow(answer, "Be", "Hm", [["Be", 0]])
     assert (grown.text, grown.reasoning, grown.spans, grown.finished) == ("Be", "Hm", [["Be", 0]], False)
     done = store.finish(answer, "Because.", "Hmm.", [["Be", 0], ["cause.", 3]], {"tokens": 4})
@@ -68,12 +64,6 @@ def test_retry_and_edit_keep_what_was_there(store: Store) -> None:
     assert store.turns(conversation) == [question, first, second, edited, third, of_edited, follow_up]
 
 
-def test_branches_are_of_one_conversation(store: Store) -> None:
-    for text in ("Why?", "When?"):
-        conversation, question, answer = asked(store, text)
-        assert store.branches(conversation) == {None: [question.id], question.id: [answer.id]}
-
-
 def test_a_finished_answer_grows_again_once_it_is_reopened(store: Store) -> None:
     conversation, question, answer = asked(store, "Why?", "Since")
     reopened = store.reopen(answer)
@@ -91,11 +81,6 @@ def test_select_says_where_a_conversation_goes_on(store: Store) -> None:
     assert store.select(conversation, answer) == store.resume(conversation.id)
     assert store.select(conversation, None).leaf is None
     assert store.path(None) == store.path(99) == []
-    _, elsewhere, _ = asked(store, "When?")
-    with pytest.raises(ValueError, match="is not of conversation"):
-        store.select(conversation, elsewhere)
-    with pytest.raises(ValueError, match="is not of conversation"):
-        store.add(conversation, elsewhere, "assistant", "")
 
 
 def test_a_finished_turn_is_not_rewritten(store: Store) -> None:
@@ -131,14 +116,6 @@ def test_titles(store: Store) -> None:
     long = store.rename(conversation, "word " * 40).title
     assert long == "word " * 11 + "word…"
     assert store.rename(conversation, "x" * 70).title == "x" * 59 + "…"
-
-
-def test_settings_of_a_conversation(store: Store) -> None:
-    conversation = store.new("toy")
-    assert store.set_system(conversation, "Be kind.").system == "Be kind."
-    assert store.set_model(conversation, "other").model == "other"
-    assert store.set_system(conversation, None).system is None
-    assert store.resume(conversation.id).model == "other"
 
 
 def test_recent_lists_what_has_turns_by_its_last_change(store: Store) -> None:
@@ -191,15 +168,6 @@ def test_a_conversation_that_is_not_there_is_not_resumed(store: Store, id: int) 
         store.resume(id)
 
 
-def test_a_store_in_memory() -> None:
-    store = Store.in_memory()
-    conversation, _, answer = asked(store, "Why?")
-    assert store.notice is None
-    assert [c.id for c in store.recent()] == [conversation.id]
-    assert [found.turn for found in store.search("yes")] == [answer.id]
-    store.close()
-
-
 def test_lone_surrogates_and_nul(store: Store) -> None:
     conversation = store.new("m\udfff", "s\ud800")
     turn = store.add(conversation, None, "user", "a\0b \ud83d\ude00 \ud800c")
@@ -224,8 +192,8 @@ while True:
 """
 
 
-@pytest.mark.parametrize("lines", [1, 20, 300])
-def test_a_killed_process_loses_nothing_that_was_grown(path: Path, lines: int) -> None:
+def test_a_killed_process_loses_nothing_that_was_grown(path: Path) -> None:
+    lines = 20
     child = start(GROW, path)
     assert child.stdout
     for _ in range(lines):
@@ -248,7 +216,7 @@ WRITE = """
 store = Store.open(path, wait_s=30)
 print(store.notice, flush=True)
 sys.stdin.readline()
-for number in range(40):
+for number in range(20):
     conversation = store.new("toy")
     question = store.add(conversation, None, "user", f"{sys.argv[1]} {number}")
     answer = store.add(conversation, question, "assistant", "")
@@ -258,7 +226,7 @@ for number in range(40):
 
 
 def test_processes_that_write_at_once_lose_nothing(path: Path) -> None:
-    children = [start(WRITE, path) for _ in range(3)]
+    children = [start(WRITE, path) for _ in range(2)]
     for child in children:
         assert child.stdout and child.stdout.readline() == "None\n"
     for child in children:
@@ -270,7 +238,7 @@ def test_processes_that_write_at_once_lose_nothing(path: Path) -> None:
     store = Store.open(path)
     listed = store.recent(1000)
     texts = [tuple(turn.text for turn in store.path(conversation.leaf)) for conversation in listed]
-    assert sorted(texts) == sorted(3 * [(f"{path} {n}", f"whole {n}") for n in range(40)])
+    assert sorted(texts) == sorted(2 * [(f"{path} {n}", f"whole {n}") for n in range(20)])
     assert all(turn.finished for conversation in listed for turn in store.turns(conversation))
     store.close()
 
@@ -283,9 +251,3 @@ def test_what_another_writes_is_seen_at_once(store: Store, path: Path) -> None:
     store.remove(conversation)
     assert other.recent() == []
     other.close()
-
-
-def test_times_are_of_the_clock(store: Store) -> None:
-    before = time.time()
-    conversation, question, _ = asked(store, "Why?")
-    assert before <= conversation.created <= question.created <= conversation.changed <= time.time()
