@@ -33,10 +33,10 @@ from edgespec.conversations import Store
 from edgespec.conversations.chat import Chat
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
+from edgespec.engine.events import Event
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.process import EngineProcess
 from edgespec.tui.app import ChatApp
-from edgespec.tui.messages import Batch
 
 PROMPT = "def read_lines(path):"
 LOAD_S = 8.0  # until the chat has loaded the model; it refuses prompts before that
@@ -140,9 +140,10 @@ class TimedApp(ChatApp):
 
     latencies: list[float]
 
-    def on_batch(self, message: Batch) -> None:
-        emitted = [event.at_s for event in message.events if isinstance(event, Step)]
+    async def show_events(self, events: Sequence[Event]) -> None:
+        emitted = [event.at_s for event in events if isinstance(event, Step)]
         self.call_after_refresh(lambda: self.latencies.extend(perf_counter() - at_s for at_s in emitted))
+        await super().show_events(events)
 
 
 async def measure_latency(tokens: int) -> dict[str, object]:

@@ -64,16 +64,12 @@ class Block:
     gap: str | None = ""
     edge: str = MUTED
 
-    def estimate(self, width: int) -> int:
-        """About how many rows there will be at `width` columns, found without laying them out."""
-        return 1 + (self.gap is not None)
-
-    def lay_out(self, width: int, paint: Paint = list) -> list[Row]:
-        """The rows at `width` columns."""
+    def lay_out(self, width: int, paint: Paint | None = None) -> list[Row]:
+        """The rows at `width` columns. Without `paint`, only their number is right: code has no styles."""
         above = [] if self.gap is None else [Row(((self.gap, (self.edge,)),), skip=len(self.gap))]
         return above + self._rows(width, paint)
 
-    def _rows(self, width: int, paint: Paint) -> list[Row]:
+    def _rows(self, width: int, paint: Paint | None) -> list[Row]:
         raise NotImplementedError
 
     def _prefix(self, rows: Iterable[Row]) -> list[Row]:
@@ -93,14 +89,10 @@ class TextBlock(Block):
     runs: tuple[Run, ...] = ()
     fill: str = ""
 
-    def estimate(self, width: int) -> int:
+    def _rows(self, width: int, paint: Paint | None) -> list[Row]:
         columns = max(1, min(width, MAX_COLUMNS) - len(self.rest))
-        lines = "".join(text for text, _ in self.runs).split("\n")
-        return sum(1 + len(line) // columns for line in lines) + (self.gap is not None)
-
-    def _rows(self, width: int, paint: Paint) -> list[Row]:
-        columns = max(1, min(width, MAX_COLUMNS) - len(self.rest))
-        broken = (each for line in split_lines(paint(self.runs)) for each in wrap(line, columns))
+        runs = paint(self.runs) if paint else self.runs
+        broken = (each for line in split_lines(runs) for each in wrap(line, columns))
         return self._prefix(Row(tuple(runs), 0, joint, self.fill) for runs, joint in broken)
 
 
@@ -113,19 +105,14 @@ class CodeBlock(Block):
     title: str | None = None
     fill: str = _CODE
 
-    def estimate(self, width: int) -> int:
-        columns = max(1, width - len(self.rest) - 2)
-        rows = sum(1 + len(line) // columns for line in self.code.split("\n"))
-        return rows + (self.gap is not None) + (self.title is not None)
-
-    def _rows(self, width: int, paint: Paint) -> list[Row]:
-
+    def _rows(self, width: int, paint: Paint | None) -> list[Row]:
         margin = 1 if self.fill else 0
         columns = max(1, width - len(self.rest) - 2 * margin)
         rows = []
         if self.title is not None:
             rows.append(Row(((" " * margin + self.title, (MUTED, "bold")),), fill="on $panel"))
-        for line in split_lines(paint(highlight(self.code, self.language))):
+        runs = paint(highlight(self.code, self.language)) if paint else [(self.code, ())]
+        for line in split_lines(runs):
             for runs, joint in wrap(line, columns, at_spaces=False):
                 rows.append(Row(((" " * margin, ()), *runs), 0, joint, self.fill))
         prefixed = self._prefix(rows)
@@ -136,7 +123,7 @@ class CodeBlock(Block):
 class RuleBlock(Block):
     """A horizontal line."""
 
-    def _rows(self, width: int, paint: Paint) -> list[Row]:
+    def _rows(self, width: int, paint: Paint | None) -> list[Row]:
         columns = max(1, min(width, MAX_COLUMNS) - len(self.rest))
         return self._prefix([Row((("─" * columns, (MUTED,)),))])
 
@@ -148,16 +135,13 @@ class TableBlock(Block):
     cells: tuple[tuple[tuple[Run, ...], ...], ...] = ()
     alignments: tuple[str, ...] = ()
 
-    def estimate(self, width: int) -> int:
-        return len(self.cells) + 1 + (self.gap is not None)
-
-    def _rows(self, width: int, paint: Paint) -> list[Row]:
+    def _rows(self, width: int, paint: Paint | None) -> list[Row]:
         natural = [max(cell_len(_text(cell)) for cell in column) for column in zip(*self.cells, strict=True)]
         widths = _share(natural, width - len(self.rest) - 3 * (len(natural) - 1))
         rows: list[Row] = []
         for i, cells in enumerate(self.cells):
             style = () if i else ("bold",)
-            painted = [[(text, (*style, *styles)) for text, styles in paint(cell)] for cell in cells]
+            painted = [[(text, (*style, *styles)) for text, styles in (paint or list)(cell)] for cell in cells]
             columns = [[runs for runs, _ in wrap(cell, n)] for cell, n in zip(painted, widths, strict=True)]
             for line in range(max(map(len, columns))):
                 parts = [column[line] if line < len(column) else [] for column in columns]
@@ -206,15 +190,23 @@ def split_lines(runs: Iterable[Run]) -> list[list[Run]]:
 
 def wrap(line: Sequence[Run], width: int, *, at_spaces: bool = True) -> list[tuple[list[Run], str]]:
     """The rows of one line, and what follows each: the spaces it was broken at, nothing, or the line's end."""
-    line = [(text.expandtabs(_TAB), styles) for text, styles in line]
+    line = list(_expand_tabs(line))
     text = _text(line)
     if cell_len(text) <= width:
-        return [(list(line), "\n")]
+        return [(line, "\n")]
     cuts = list(_find_cuts(text, width, at_spaces))
     starts = [0, *(start for _, start in cuts)]
     ends = [*(end for end, _ in cuts), len(text)]
     joints = [*(text[end:start] for end, start in cuts), "\n"]
     return [(_slice(line, start, end), joint) for start, end, joint in zip(starts, ends, joints, strict=True)]
+
+
+def _expand_tabs(line: Sequence[Run]) -> Iterator[Run]:
+    column = 0
+    for text, styles in line:
+        shown = (" " * (column % _TAB) + text).expandtabs(_TAB)[column % _TAB :]
+        column += len(shown)
+        yield shown, styles
 
 
 def _find_cuts(text: str, width: int, at_spaces: bool) -> Iterator[tuple[int, int]]:

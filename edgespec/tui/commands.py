@@ -1,37 +1,44 @@
-"""The slash commands, which the command palette lists too."""
+"""The slash commands, which the command palette lists too, and how a line that is being typed can go on."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.conversations import from_json, to_json, to_markdown
-from edgespec.conversations.chat import NONE, describe_speculation, parse_path, write_file
-from edgespec.conversations.commands import (
+from edgespec.conversations.chat import (
     ALIASES,
+    NONE,
+    SETTINGS,
     SHARED,
     SlashCommand,
     apply_setting,
+    describe_speculation,
     format_help,
     parse_command,
+    parse_path,
+    requires_argument,
+    write_file,
 )
-from edgespec.errors import InvalidRequest
-from edgespec.planner.draft_finder import describe_words
+from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.planner.draft_finder import AUTO, describe_words, list_words
+from edgespec.planner.draft_finder import NONE as NO_DRAFT
+from edgespec.registry.schema import load_registry
 from edgespec.service.client import require_model
 from edgespec.text.chat_template import Message
-from edgespec.tui.completion import complete_line
 from edgespec.tui.markdown import list_code_blocks
 from edgespec.tui.progress import Downloads
-from edgespec.tui.prompt import Completion, Prompt
+from edgespec.tui.prompt import MAX_COMPLETIONS, Completion, Prompt
 from edgespec.tui.race import Race
 from edgespec.tui.transcript import Transcript
 from edgespec.units import count
 
 if TYPE_CHECKING:
     from edgespec.tui.app import ChatApp
+
 
 Run = Callable[["ChatApp", str], Awaitable[None]]
 
@@ -46,8 +53,9 @@ async def retry(app: ChatApp, argument: str) -> None:
     app.activity.require_idle()
     require_model(app.client)
     number = _parse_question(app, argument)
-    app.recorder.rewind_answers(number)
+    app.recorder.rewind(number, keep_question=True)
     app.query_one(Transcript).cut(number, keep_question=True)
+    await app.make_room_for(app.chat.messages)
     await app.answer()
 
 
@@ -315,7 +323,7 @@ async def leave(app: ChatApp, _argument: str) -> None:
 
 
 async def stats(app: ChatApp, _argument: str) -> None:
-    await app.action_details()
+    app.action_details()
 
 
 def _share(name: str, run: Run) -> SlashCommand:
@@ -369,6 +377,92 @@ async def run(app: ChatApp, line: str) -> None:
     await command.run(app, argument)
 
 
+# How a slash command that is being typed can go on: names of commands, then what a command takes.
+
+
+_SPEC = {"on": "as chosen before", "off": "plain decoding", "auto": "as much as pays", "4": "tokens per step"}
+
+Values = Iterable[tuple[str, str, bool]]
+"""(argument, summary, whether it is whole) for each value."""
+
+
 def complete(line: str, themes: Iterable[str]) -> list[Completion]:
-    """How a line that is being typed, with its slash, can go on."""
-    return complete_line(line, _BY_NAME, _ALIASES, themes)
+    """The lines that `line` can become. It begins with a slash, and may end in the middle of a word."""
+    name, space, argument = line.removeprefix("/").partition(" ")
+    if name.startswith("/"):
+        return []  # a message
+    if not space:
+        return _complete_name(name)
+    command = _ALIASES.get(name, name)
+    if command == "theme":
+        values: Values = [(theme, "", True) for theme in sorted(themes)]
+    else:
+        values = _ARGUMENTS[command](argument) if command in _ARGUMENTS else ()
+    found = [
+        Completion(f"/{name} {value}", value, summary, is_whole)
+        for value, summary, is_whole in values
+        if value.startswith(argument) and value != argument
+    ]
+    return found[:MAX_COMPLETIONS]
+
+
+def _complete_name(start: str) -> list[Completion]:
+    """Names before aliases; an alias is listed only where no name matches."""
+    names = [name for name in _BY_NAME if name.startswith(start)]
+    names = names or sorted({name for alias, name in _ALIASES.items() if alias.startswith(start)})
+    commands = [_BY_NAME[name] for name in names]
+    if names == [start] and not commands[0].arguments:
+        return []
+    return [
+        Completion(
+            f"/{each.name} " if each.arguments else f"/{each.name}",
+            f"/{each.name} {each.arguments}".rstrip(),
+            each.summary,
+            not requires_argument(each),
+        )
+        for each in commands
+    ]
+
+
+def _list_drafts(argument: str) -> Values:
+    """Drafters after the last '+', without those before it."""
+    *before, _ = argument.split("+")
+    taken = {part.partition(":")[0] for part in before}
+    prefix = "".join(f"{part}+" for part in before)
+    if not before:
+        yield AUTO, "all that are available", True
+        yield NO_DRAFT, "plain decoding", True
+    for word, spec in list_words():
+        if word not in taken:
+            is_whole = spec.needs != "server"  # whose address follows
+            yield prefix + word + "://" * (not is_whole), spec.summary, is_whole
+
+
+@lru_cache(maxsize=1)
+def _read_aliases() -> Sequence[tuple[str, str]]:
+    try:
+        return [(entry.alias, entry.description) for entry in load_registry().entries.values()]
+    except EdgespecError:
+        return ()
+
+
+def _list_paths(argument: str) -> Values:
+    """Entries of the folder in `argument`; hidden ones where the name so far begins with a dot."""
+    folder, slash, start = argument.rpartition("/")
+    try:
+        paths = sorted(Path(f"{folder}{slash}" or ".").expanduser().iterdir())
+        for path in paths:
+            if not path.name.startswith(".") or start.startswith("."):
+                is_folder = path.is_dir()
+                yield f"{folder}{slash}{path.name}{'/' if is_folder else ''}", "", not is_folder
+    except (OSError, RuntimeError, ValueError):
+        return
+
+
+_ARGUMENTS: Mapping[str, Callable[[str], Values]] = {
+    "draft": _list_drafts,
+    "set": lambda _: [(f"{name} ", "", False) for name in SETTINGS],
+    "spec": lambda _: [(word, summary, True) for word, summary in _SPEC.items()],
+    "model": lambda _: [(alias, description, True) for alias, description in _read_aliases()],
+    **dict.fromkeys(("attach", "export", "import", "save", "load"), _list_paths),
+}

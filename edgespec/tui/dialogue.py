@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from time import perf_counter, thread_time
-from typing import Any
+from typing import Any, TypeVar
 
+import psutil
 from textual import on, work
-from textual.message import Message as Event
+from textual.content import Content
 
 from edgespec.conversations import Store, Turn
 from edgespec.conversations.chat import NEARLY_FULL, Chat, OwnModel, describe_end, make_room
 from edgespec.conversations.recorder import ConversationRecorder, Fork
-from edgespec.engine.events import AnswerStart, Request
-from edgespec.errors import EdgespecError
+from edgespec.engine.events import AnswerStart, Event, Request
+from edgespec.engine.events import Notice as EngineNotice
+from edgespec.errors import Cancelled, EdgespecError
 from edgespec.hub.cache import LocalPath, parse_reference
 from edgespec.planner.plan import LoadConfig
-from edgespec.service.client import EngineClient, Stream, require_model
+from edgespec.registry.schema import EMBEDDED_ALIAS
+from edgespec.service.client import EngineClient, require_model
 from edgespec.text.chat_template import Message
-from edgespec.tui.messages import Batch, BranchClicked, JobEnded, Toast
-from edgespec.tui.progress import Activity
-from edgespec.tui.prompt import Prompt
+from edgespec.text.stream import Piece
+from edgespec.tui.blocks import may_be_code
+from edgespec.tui.panel import Panel, StatusLine, add_metrics, footer_metrics, format_footer
+from edgespec.tui.progress import Activity, Progress, Toast, describe_error
+from edgespec.tui.prompt import Prompt, sanitize
 from edgespec.tui.race import Race
-from edgespec.tui.transcript import Transcript
-from edgespec.tui.turns import Answer, Notice, UserMessage
-from edgespec.tui.window import Queued, Window
+from edgespec.tui.transcript import Answer, Notice, Transcript, UserMessage
+from edgespec.tui.window import Opening, Queued, Window
 
+T = TypeVar("T")
+_REFRESH_INTERVAL_S = 0.5  # of the instruments, whose drawing costs more than that of an answer's new words
+_FRAME_S = 1 / 30
+_REST_FACTOR = 9  # rest over the CPU time of a frame: drawing takes at most a tenth of a core
+_MAX_REST_S = 0.25
+_RECENT = 3  # conversations on the opening screen
 CONTINUE_HINT = " · /continue goes on"  # below the last answer, if it was cut
 
 
@@ -38,30 +49,69 @@ class Dialogue(Window):
         super().__init__()
         self.request = request
         self.chat = chat
-        report = lambda text: self.post_message(Toast(text, kind="error", stays=True))  # noqa: E731
+        report = lambda text: self.post_message(Toast(text, "error", stays=True))  # noqa: E731
         self.recorder = ConversationRecorder(chat, store, report)
         self.client = client
         self.activity = Activity()
         self.queued: list[str] = []
         self._drawn_cpu_s = 0.0  # thread_time() at the end of the last frame
         self._is_nearly_full = False  # the context, as it was told
+        self._is_leaving = False  # once the answer under way has ended
+        self._advice: Notice | None = None  # at the end of the conversation
+        self._refreshed_s = 0.0  # perf_counter() of the instruments' last refresh
+        self._then = ""  # a command to run once the running job has ended
 
     @property
     def is_incognito(self) -> bool:
         return self.recorder.is_incognito
 
     @work(exclusive=False)
-    async def follow(self, job: Stream[Any], events: AsyncIterable[Any], make: Callable[[Any], Event]) -> None:
-        """Post a message for each of the job's events until it ends. A batch waits for the one before to be shown."""
+    async def follow(self, events: AsyncIterable[T], show: Callable[[T], Awaitable[None]]) -> None:
+        """Show the running job's events, one after the other, until it ends."""
         try:
             async for event in events:
-                message = make(event)
-                self.post_message(message)
-                if isinstance(message, Batch):
-                    await message.wait()
+                await show(event)
+        except Cancelled:
+            await self.show_notice("stopped.")
         except Exception as error:  # noqa: BLE001 - an internal error must not end the conversation
-            self.post_message(Toast.from_error(error, stays=True))
-        self.post_message(JobEnded(job))
+            await self.add_notice(describe_error(error), "error")
+        await self._end_job()
+
+    # What surrounds the conversation.
+
+    async def add_notice(self, text: str, kind: str = "note") -> None:
+        await super().add_notice(text, kind)
+        self.refresh_opening()
+
+    def refresh_opening(self) -> None:
+        """Show examples and the last conversations in place of an empty conversation; set the titles."""
+        turns, transcript = self.recorder.turns, self.query_one(Transcript)
+        if not turns:
+            recent = []
+            with suppress(EdgespecError):
+                recent = self.recorder.saved.recent(_RECENT)
+            self.query_one(Opening).show(self.client.model_info, recent, is_busy=self.activity.job is not None)
+        self.screen_stack[0].set_class(not turns, "opening")
+        self.screen_stack[0].set_class(bool(transcript.items), "noticed")
+        title, conversation = "New conversation", self.recorder.conversation
+        if turns and conversation is not None:
+            title = conversation.title if conversation.renamed else turns[0].text.strip().split("\n")[0]
+        pane = self.query_one("#pane")
+        pane.border_title = Content(sanitize(f"Incognito · {title}" if self.is_incognito else title))
+        is_saved = not self.recorder.saved.is_in_memory
+        unsaved = "incognito: nothing is saved" if self.is_incognito else "not saved"
+        pane.border_subtitle = Content("" if is_saved and not self.is_incognito else unsaved)
+
+    def refresh_instruments(self, interval_s: float = 0.0) -> None:
+        """Show the current statistics in the panel and the status line, at most once in `interval_s`."""
+        if perf_counter() - self._refreshed_s < interval_s:
+            return
+        self._refreshed_s = perf_counter()
+        self.refresh_opening()
+        if (model_info := self.client.model_info) is not None:
+            meter, resident, available = self.activity.meter, self.client.resident, psutil.virtual_memory().available
+            self.query_one(Panel).show(meter, model_info, resident, available, is_incognito=self.is_incognito)
+            self.query_one(StatusLine).show(meter, model_info)
 
     # Questions.
 
@@ -85,19 +135,13 @@ class Dialogue(Window):
 
     async def send_next(self) -> None:
         """Send what has waited longest: commands up to the next message, which needs an open model."""
-        is_command = True
-        while is_command and self.queued and self.activity.job is None and not self._is_racing:
+        while self.queued and self.activity.job is None:
             text, *rest = self.queued
-            is_command = _is_command(text)
-            if not is_command and self.client.model_info is None:
-                await self._show_no_model()
+            is_racing = any(isinstance(screen, Race) for screen in self.screen_stack)
+            if is_racing or (self.client.model_info is None and not _is_command(text)):
                 return
             self._show_queued(rest)
             await self.submit(text)
-
-    @property
-    def _is_racing(self) -> bool:
-        return any(isinstance(screen, Race) for screen in self.screen_stack)
 
     def queue(self, text: str) -> None:
         """Send `text`, as it was typed, once the running job has ended."""
@@ -117,16 +161,14 @@ class Dialogue(Window):
 
     async def _send(self, text: str) -> None:
         """Ask; a message that cannot be answered returns to the prompt."""
-        if self.client.model_info is None:
-            self._return_to_prompt(text)
-            await self._show_no_model()
-            return
         try:
+            require_model(self.client)
             if self.recorder.drop_unanswered():
                 await self.show_turns()
-            await self._make_room([*self.chat.messages, Message("user", text)])
+            await self.make_room_for([*self.chat.messages, Message("user", text)])
         except EdgespecError as error:
-            self._return_to_prompt(text)
+            prompt = self.query_one(Prompt)
+            prompt.put(f"{text}\n\n{prompt.text}" if prompt.text.strip() else text)
             await self.show_error(error)
             return
         self.recorder.ask(text)
@@ -138,14 +180,7 @@ class Dialogue(Window):
         transcript.follow()
         await self.answer()
 
-    def _return_to_prompt(self, text: str) -> None:
-        prompt = self.query_one(Prompt)
-        prompt.put(f"{text}\n\n{prompt.text}" if prompt.text.strip() else text)
-
-    async def _show_no_model(self) -> None:
-        await self.show_notice("no model is open; Ctrl+G lists those that can be opened.", "error")
-
-    async def _make_room(self, messages: Sequence[Message]) -> None:
+    async def make_room_for(self, messages: Sequence[Message]) -> None:
         """Choose what of `messages` the model reads. Raises ContextOverflow, and what stops a job."""
         size = require_model(self.client).context_size
 
@@ -159,9 +194,8 @@ class Dialogue(Window):
     # Answers.
 
     async def answer(self) -> None:
-        """Answer the last question. Raises InvalidRequest where no model is loaded, ContextOverflow."""
+        """Answer the last question, once there is room for it. Raises InvalidRequest where no model is open."""
         model_info = require_model(self.client)
-        await self._make_room(self.chat.messages)
         is_raw = model_info.chat_template is None
         opened = own_model(self.request).to_settings()
         self.recorder.begin_answer({"model": model_info.name, "draft": model_info.draft, "is_raw": is_raw, **opened})
@@ -175,7 +209,7 @@ class Dialogue(Window):
         model_info = require_model(self.client)
         turn = self.recorder.require_cut_answer()
         thought = () if turn.text else (Message("assistant", turn.reasoning),)
-        await self._make_room([*self.chat.messages, *thought])
+        await self.make_room_for([*self.chat.messages, *thought])
         self.recorder.continue_answer()
         transcript = self.query_one(Transcript)
         if not transcript.answers or transcript.answers[-1].text != turn.text:  # the screen was cleared
@@ -193,9 +227,69 @@ class Dialogue(Window):
         self.mark_branches()
         self._drawn_cpu_s = thread_time()
         job = self.activity.job = self.client.stream(request)
-        self.follow(job, job.batches(), Batch)
+        self.follow(job.batches(), self.show_events)
 
-    async def drop_answer(self, answer: Answer) -> None:
+    async def show_events(self, events: Sequence[Event]) -> None:
+        """Show the next events of the answer, and rest: the model may need every core."""
+        for event in events:
+            self.activity.add(event)
+            if isinstance(event, EngineNotice):
+                await self.show_notice(event.text)
+        pieces = [event for event in events if isinstance(event, Piece)]
+        if (answer := self.activity.answer) is not None and pieces:
+            answer.append(pieces)
+            self.query_one(Transcript).update(answer)
+            self.recorder.update_answer(answer.text, answer.reasoning, lambda: answer.spans)
+        await self._watch_context()
+        self.refresh_instruments(_REFRESH_INTERVAL_S)
+        before_s, self._drawn_cpu_s = self._drawn_cpu_s, thread_time()
+        await asyncio.sleep(max(_FRAME_S, min(_MAX_REST_S, (self._drawn_cpu_s - before_s) * _REST_FACTOR)))
+
+    async def _end_job(self) -> None:
+        activity = self.activity
+        self.query_one("#progress", Progress).show(None)
+        answer, activity.answer = activity.answer, None
+        if answer is not None:
+            metrics = add_metrics(activity.earlier, footer_metrics(activity.finished))
+            is_whole = metrics.get("reason") == "stop"
+            answer.footer = format_footer(metrics) + ("" if is_whole else CONTINUE_HINT)
+            self.query_one(Transcript).update(answer)
+            self.recorder.finish_answer(answer.text, answer.reasoning, answer.spans, metrics)
+            if not answer.text and not answer.reasoning:
+                await self._drop_answer(answer)
+        activity.job = None
+        self._advise(answered=answer is not None)
+        if self._is_leaving:
+            self.exit()
+        self.refresh_instruments()
+        then, self._then = self._then, ""
+        if then and self.client.model_info is not None:
+            await self.run_command(then)
+        if not self._is_leaving:
+            await self.send_next()
+
+    def _advise(self, *, answered: bool) -> None:
+        """Name the next step below the conversation: where its model is not open, or only completes code.
+
+        It replaces what was said there before.
+        """
+        transcript, conversation = self.query_one(Transcript), self.recorder.conversation
+        if self._advice is not None:
+            transcript.drop(self._advice)
+            self._advice = None
+        if conversation is None:
+            return
+        model_info = self.client.model_info
+        if model_info is None:
+            said = f"{conversation.model}, the model of this conversation, is not open; Ctrl+G lists models."
+        elif answered and model_info.name == EMBEDDED_ALIAS and not may_be_code(self.recorder.questions[-1].text):
+            said = f"{EMBEDDED_ALIAS} completes Python code; Ctrl+G lists models that one can talk to."
+        else:
+            return
+        self._advice = Notice(said)
+        transcript.add(self._advice)
+
+    async def _drop_answer(self, answer: Answer) -> None:
         """Take an empty answer off the screen. The one that it was to replace returns; notices stay."""
         transcript, turns = self.query_one(Transcript), self.recorder.turns
         transcript.drop(answer)
@@ -205,7 +299,7 @@ class Dialogue(Window):
             for notice in notices:
                 transcript.add(notice)
 
-    async def watch_context(self) -> None:
+    async def _watch_context(self) -> None:
         """Tell, once, that the context is nearly full."""
         model_info, meter = self.client.model_info, self.activity.meter
         used = meter.prompt_tokens + meter.emitted_tokens
@@ -250,9 +344,10 @@ class Dialogue(Window):
             is_selected = fork is not None and selected is not None and fork.parent == selected.parent
             if item.mark(fork.label if fork else "", is_selected=is_selected):
                 transcript.update(item)
+        self.refresh_opening()
 
-    @on(BranchClicked)
-    async def _click_branch(self, message: BranchClicked) -> None:
+    @on(Transcript.BranchClicked)
+    async def _click_branch(self, message: Transcript.BranchClicked) -> None:
         id = next(turn.id for item, turn in self._list_messages() if item is message.item)
         for fork in self.recorder.forks():
             if self.activity.job is None and fork.at >= 0 and fork.branches[fork.at] == id:

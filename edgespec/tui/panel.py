@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import psutil
 from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -15,7 +13,6 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Digits, Static, TabbedContent, TabPane
 
-from edgespec.backends.devices import DeviceMemory
 from edgespec.controller.stats import DraftStats
 from edgespec.core.metrics import Meter, Metrics
 from edgespec.core.protocols import Step
@@ -49,49 +46,6 @@ Part = str | tuple[str, str]
 """A text, or a text and its style."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelStatus:
-    """The model and the memory of the machine.
-
-    context_size  tokens
-    resident      bytes of memory that this program uses
-    available     bytes of free memory
-    parts         (name, bytes) of target, KV cache and draft, as estimated before loading
-    devices       accelerators with their free memory
-    remembered    tokens of earlier texts that this conversation may be drafted from; None where the memory is off
-    """
-
-    name: str
-    draft: str
-    is_paused: bool
-    context_size: int
-    resident: int
-    available: int
-    parts: tuple[tuple[str, int], ...] = ()
-    devices: tuple[DeviceMemory, ...] = ()
-    remembered: int | None = None
-
-
-def read_status(model_info: ModelInfo, resident: int, *, is_incognito: bool = False) -> ModelStatus:
-    """Read the free memory now; `resident` is in bytes."""
-    parts: list[tuple[str, int]] = []
-    if (fit := model_info.fit) is not None:
-        parts = [("target", fit.target.weights), ("KV", fit.target.kv)]
-        if fit.draft is not None:
-            parts.append(("draft", fit.draft.total))
-    return ModelStatus(
-        shorten_names(model_info.name),
-        shorten_names(model_info.draft),
-        model_info.is_paused,
-        model_info.context_size,
-        resident,
-        psutil.virtual_memory().available,
-        tuple(parts),
-        model_info.devices,
-        None if is_incognito else model_info.remembered,
-    )
-
-
 class Panel(VerticalScroll):
     """Speed, drafting, where the time goes, and the model; a box for each."""
 
@@ -115,7 +69,8 @@ class Panel(VerticalScroll):
         yield self._time
         yield self._model
 
-    def show(self, meter: Meter, status: ModelStatus) -> None:
+    def show(self, meter: Meter, model_info: ModelInfo, resident: int, available: int, *, is_incognito: bool) -> None:
+        """`resident` and `available` are the bytes that this program takes and that are free."""
         speedup, metrics = meter.times_plain, meter.metrics()
         self._speedup.display = speedup is not None
         if speedup is not None:
@@ -124,10 +79,10 @@ class Panel(VerticalScroll):
         self._speeds.update(_describe_speeds(meter))
         self._pace.display = metrics.target_forwards > 0
         self._pace.update(_describe_pace(meter))
-        self._drafting.update(_describe_drafting(meter, metrics, status))
+        self._drafting.update(_describe_drafting(meter, metrics, model_info, is_incognito=is_incognito))
         self._time.display = metrics.target_forwards > 0
         self._time.update(_describe_times(metrics))
-        self._model.update(_describe_model(meter, status))
+        self._model.update(_describe_model(meter, model_info, resident, available))
 
 
 class StatusLine(Static):
@@ -136,7 +91,7 @@ class StatusLine(Static):
     def __init__(self) -> None:
         super().__init__("", id="status-line", markup=False)
 
-    def show(self, meter: Meter, status: ModelStatus) -> None:
+    def show(self, meter: Meter, model_info: ModelInfo) -> None:
         parts = []
         if meter.times_plain is not None:
             parts.append(f"{meter.times_plain:.2f}x plain")
@@ -144,8 +99,8 @@ class StatusLine(Static):
             parts.append(f"{meter.tokens_per_second:.1f} tok/s")
         if meter.acceptance_rate is not None:
             parts.append(f"{meter.acceptance_rate:.0%} accepted")
-        parts.append(f"{meter.prompt_tokens + meter.emitted_tokens:,}/{status.context_size:,}")
-        parts.append(f"draft {status.draft}{' (off)' if status.is_paused else ''}")
+        parts.append(f"{meter.prompt_tokens + meter.emitted_tokens:,}/{model_info.context_size:,}")
+        parts.append(f"draft {shorten_names(model_info.draft)}{' (off)' if model_info.is_paused else ''}")
         self.update(Content(" · ".join(parts)), layout=False)
 
 
@@ -173,10 +128,11 @@ def _describe_pace(meter: Meter) -> Content:
     return _join([*lines, ((_draw_sparkline(speeds, max(speeds, default=0.0)), _VERIFY),)])
 
 
-def _describe_drafting(meter: Meter, metrics: Metrics, status: ModelStatus) -> Content:
-    draft = status.draft.replace("+", " + ")  # so that lines break between drafters
-    lines: list[tuple[Part, ...]] = [((draft, _STRONG), (", switched off" if status.is_paused else "", _BAD))]
-    texts = "no memory of earlier texts" if status.remembered is None else f"{status.remembered:,} remembered tokens"
+def _describe_drafting(meter: Meter, metrics: Metrics, model_info: ModelInfo, *, is_incognito: bool) -> Content:
+    draft = shorten_names(model_info.draft).replace("+", " + ")  # so that lines break between drafters
+    lines: list[tuple[Part, ...]] = [((draft, _STRONG), (", switched off" if model_info.is_paused else "", _BAD))]
+    remembered = None if is_incognito else model_info.remembered
+    texts = "no memory of earlier texts" if remembered is None else f"{remembered:,} remembered tokens"
     lines.append((texts,))
     if metrics.acceptance_rate is not None:
         lines.append(((f"{metrics.acceptance_rate:.0%}", _STRONG), " of drafted tokens accepted"))
@@ -210,16 +166,18 @@ def _describe_times(metrics: Metrics) -> Content:
     )
 
 
-def _describe_model(meter: Meter, status: ModelStatus) -> Content:
-    used = meter.prompt_tokens + meter.emitted_tokens
-    lines: list[tuple[Part, ...]] = [((status.name, _STRONG),)]
-    lines.append(("context ", f"{used:,}", f" of {status.context_size:,}"))
-    if status.context_size:
-        n_full = round(used / status.context_size * _CELLS)
-        lines.append((("━" * n_full, _VERIFY), ("━" * (_CELLS - n_full), _OTHER)))
-    lines.append(("memory ", _format_size(status.resident), f", {_format_size(status.available)} free"))
-    lines += [(f"  {name:6} {_format_size(size):>9}",) for name, size in status.parts]
-    for device in status.devices:
+def _describe_model(meter: Meter, model_info: ModelInfo, resident: int, available: int) -> Content:
+    used, size = meter.prompt_tokens + meter.emitted_tokens, model_info.context_size
+    n_full = round(used / size * _CELLS)
+    lines: list[tuple[Part, ...]] = [((shorten_names(model_info.name), _STRONG),)]
+    lines.append(("context ", f"{used:,}", f" of {size:,}"))
+    lines.append((("━" * n_full, _VERIFY), ("━" * (_CELLS - n_full), _OTHER)))
+    lines.append(("memory ", _format_size(resident), f", {_format_size(available)} free"))
+    if (fit := model_info.fit) is not None:  # as estimated before loading
+        parts = [("target", fit.target.weights), ("KV", fit.target.kv)]
+        parts += [("draft", fit.draft.total)] if fit.draft is not None else []
+        lines += [(f"  {name:6} {_format_size(n_bytes):>9}",) for name, n_bytes in parts]
+    for device in model_info.devices:
         taken = _format_size(device.total - device.free)
         lines.append((f"{device.name}\n  {taken} of {_format_size(device.total)}",))
     return _join(lines)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from rich.text import Text
 from textual import on, work
@@ -38,8 +39,8 @@ from edgespec.planner.catalogue import (
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import EMBEDDED_ALIAS, load_registry
 from edgespec.service.client import EngineClient, Stream
-from edgespec.tui.messages import Toast
-from edgespec.tui.settings import Settings
+from edgespec.tui.progress import describe_error
+from edgespec.tui.settings import read_setting
 from edgespec.units import gib
 
 # The rows of the list of models: recommendations in their order, then other downloads, models that were opened by
@@ -91,7 +92,7 @@ def list_rows(
         rows = [_from_recommendation(each) for each in found.models if each.candidate.downloads is not None]
         yield rows, found.notices[0] if found.notices else f"Found at the hub: {len(rows)}."
         return
-    opened = [Path(line) for line in Settings().read("paths").splitlines()]
+    opened = [Path(line) for line in read_setting("paths").splitlines()]
     entries = build_catalogue(registry, hub, backend, memory, opened=opened)
     others = [_from_entry(each) for each in entries if each.origin != "alias"]
     for each, measure in ((replace(hub, offline=True), False), (hub, is_idle)):
@@ -274,16 +275,17 @@ class Picker(FilterList[Pick]):
         self.query_one("#report").display = False
         self._list("", self._show)
 
-    @work(thread=True)
-    def _list(self, text: str, show: Callable[[list[Row], str], None]) -> None:
+    @work
+    async def _list(self, text: str, show: Callable[[list[Row], str], None]) -> None:
         """Show rows as they are found, at the hub where there is a `text` to search."""
+        found = list_rows(self._client, self._check, is_idle=self._is_idle, text=text)
         try:
-            for rows, notice in list_rows(self._client, self._check, is_idle=self._is_idle, text=text):
-                self._call_in_app(show, rows, notice)
+            while (listed := await asyncio.to_thread(next, found, None)) is not None:
+                show(*listed)
         except Cancelled:
             return
-        except Exception as error:  # noqa: BLE001 - Toast separates expected errors from bugs
-            self._call_in_app(self.set_status, str(Toast.from_error(error)))
+        except Exception as error:  # noqa: BLE001 - an internal error must not end the conversation
+            self.set_status(describe_error(error))
 
     def action_search(self) -> None:
         """Add the repositories of the hub that match the filter."""
@@ -334,17 +336,11 @@ class Picker(FilterList[Pick]):
         except Cancelled:
             return
         except Exception as error:  # noqa: BLE001 - as above
-            status = str(Toast.from_error(error))
+            status = describe_error(error)
         finally:
             self._job = None
         if self.is_attached:
             self.set_status(status)
-
-    def _call_in_app(self, show: Callable[..., None], *values: Any) -> None:
-        """Call `show` on the app's thread, unless this screen is closed."""
-        with suppress(RuntimeError):
-            if self.is_attached:
-                self.app.call_from_thread(show, *values)
 
     def _show_report(self, text: str) -> None:
         self.query_one("#report").display = True
@@ -456,7 +452,7 @@ class History(FilterList[int]):
             try:
                 self._store.remove(self._store.resume(id))
             except EdgespecError as error:
-                self.set_status(str(Toast.from_error(error)))
+                self.set_status(describe_error(error))
                 return
             self.fill()
             self.set_status("Deleted.")
@@ -473,7 +469,7 @@ class History(FilterList[int]):
             recent = [] if query.strip() else self._store.recent()
             hits = [SearchHit(each, None, "") for each in recent] or self._store.search(query)
         except EdgespecError as error:
-            self.set_status(str(Toast.from_error(error)))
+            self.set_status(describe_error(error))
             return
         table = self.query_one(DataTable)
         table.clear()

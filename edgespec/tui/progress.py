@@ -1,4 +1,4 @@
-"""What is being done: a download, a load, a prefill, or an answer that has no text yet."""
+"""What is being done: a download, a load, a prefill, or an answer that has no text yet; and what is said of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from rich.text import Text
 from textual import on, work
 from textual.content import Content
 from textual.message import Message
@@ -19,17 +18,37 @@ from textual.worker import Worker, get_current_worker
 from edgespec.core.metrics import Meter
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.engine.events import Event, Finished
-from edgespec.errors import Cancelled, NotReady
+from edgespec.errors import Cancelled, EdgespecError, NotReady
+from edgespec.files import save_traceback
 from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig, fetch_all
 from edgespec.registry.schema import load_registry
 from edgespec.service.client import Stream
-from edgespec.tui.messages import Toast
 from edgespec.tui.panel import draw_bar
-from edgespec.tui.turns import Answer
+from edgespec.tui.transcript import Answer
 from edgespec.units import gib
 
-# The work that the engine does for the chat: loading a model or generating an answer.
+
+@dataclass(eq=False)
+class Toast(Message):
+    """Sentences for the user from any thread; `kind` is "note" or "error".
+
+    stays   they are shown in the conversation; else in a corner of the screen for some seconds
+    """
+
+    text: str
+    kind: str = "note"
+    stays: bool = False
+
+
+def describe_error(error: BaseException) -> str:
+    """Say what has ended some work, and the next step. An unexpected error is written to a log file, which is named."""
+    if isinstance(error, Cancelled):
+        return "stopped."
+    if isinstance(error, EdgespecError):
+        return f"{error.message} {error.hint}".strip()
+    path = save_traceback(error)
+    return f"internal error: {type(error).__name__}: {error}. Please report it, with {path}."
 
 
 @dataclass
@@ -76,10 +95,17 @@ _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class Progress(Static):
-    """One line; hidden while there is nothing to show."""
+    """One line; hidden while there is nothing to show. It is told of progress by `Changed`, from any thread."""
 
-    def __init__(self) -> None:
-        super().__init__("", id="progress", markup=False)
+    @dataclass(eq=False)
+    class Changed(Message):
+        """What `show` is to be called with."""
+
+        text: str | None
+        fraction: float | None = None
+
+    def __init__(self, id: str = "progress") -> None:
+        super().__init__("", id=id, markup=False)
         self._beats = count()
         self.display = False
 
@@ -91,9 +117,16 @@ class Progress(Static):
             spinner = _SPINNER[next(self._beats) % len(_SPINNER)]
             self.update(Content.assemble((f"{spinner} {text}{bar}", "$text-accent"), "   Esc stops"))
 
-    def show_answer(self, activity: Activity) -> None:
+    @on(Changed)
+    def _change(self, message: Changed) -> None:
+        message.stop()
+        self.show(message.text, message.fraction)
+
+    def show_activity(self, activity: Activity) -> None:
         """Say what an answer waits for, and for how long: to be called several times a second."""
-        if activity.answer is not None:
+        if activity.job is None:
+            self.show(None)
+        elif activity.answer is not None:
             self.show(*describe_wait(activity, perf_counter() - activity.meter.started_s))
 
 
@@ -110,11 +143,33 @@ def describe_wait(activity: Activity, elapsed_s: float) -> tuple[str | None, flo
     return f"waiting for the first token · {elapsed_s:.0f} s", None
 
 
-# A download beside the conversation: the model that is open goes on answering.
+class TuiReporter:
+    """A planner.plan.Reporter that shows progress in a line of the screen; safe to call from any thread.
+
+    It keeps the notices.
+    """
+
+    def __init__(self, line: Progress, *, is_quiet: bool = False) -> None:
+        """`is_quiet`: notices are not shown, since the load that follows tells them again."""
+        self.notices: list[str] = []
+        self._line = line
+        self._is_quiet = is_quiet
+
+    def notice(self, text: str) -> None:
+        self.notices.append(text)
+        if not self._is_quiet:
+            self._line.post_message(Toast(text))
+
+    def download(self, name: str, done: int, total: int) -> None:
+        text = f"downloading {Path(name).name} {gib(done)} of {gib(total)}"
+        self._line.post_message(Progress.Changed(text, done / total if total else 0.0))
+
+    def loading(self, name: str, fraction: float) -> None:
+        self._line.post_message(Progress.Changed(f"loading {Path(name).name}", fraction))
 
 
-class Downloads(Static):
-    """One line, hidden while nothing is downloaded. Posts `Done` once a model and what drafts for it are here."""
+class Downloads(Progress):
+    """A download beside the conversation: the model that is open goes on answering. Posts `Done` at its end."""
 
     @dataclass(eq=False)
     class Done(Message):
@@ -122,16 +177,8 @@ class Downloads(Static):
 
         request: LoadConfig
 
-    @dataclass(eq=False)
-    class Progressed(Message):
-        """`done` of `total` bytes of a file are here."""
-
-        name: str
-        done: int
-        total: int
-
     def __init__(self) -> None:
-        super().__init__("", id="download", markup=False)
+        super().__init__("download")
         self._worker: Worker[Any] | None = None
 
     @property
@@ -141,9 +188,9 @@ class Downloads(Static):
     def start(self, request: LoadConfig) -> None:
         """Download what `request` names; one at a time."""
         if self.is_active:
-            self.post_message(Toast("a model is being downloaded already.", "Esc stops it.", "error"))
+            self.post_message(Toast("a model is being downloaded already. Esc stops it.", "error"))
             return
-        self._show(f"asking the hub about {request.model} …")
+        self.show(f"asking the hub about {request.model} …")
         self._worker = self._run(request)
 
     def cancel(self) -> bool:
@@ -155,7 +202,7 @@ class Downloads(Static):
 
     @work(thread=True, exit_on_error=False)
     def _run(self, request: LoadConfig) -> None:
-        worker, reporter = get_current_worker(), _Reporter(self)
+        worker, reporter = get_current_worker(), TuiReporter(self, is_quiet=True)
 
         def check() -> None:
             if worker.is_cancelled:
@@ -164,40 +211,10 @@ class Downloads(Static):
         try:
             fetch_all(request, load_registry(), Hub.from_environment(), reporter, check)
         except Cancelled:
-            self.post_message(Toast(f"the download of {request.model} is stopped.", "Opening it again resumes it."))
-        except Exception as error:  # noqa: BLE001 - Toast separates expected errors from bugs
-            self.post_message(Toast.from_error(error))
+            self.post_message(Toast(f"the download of {request.model} is stopped. Opening it again resumes it."))
+        except Exception as error:  # noqa: BLE001 - an internal error must not end the conversation
+            self.post_message(Toast(describe_error(error), "error"))
         else:
             self.post_message(self.Done(request))
         finally:
-            self.post_message(self.Progressed("", 0, 0))
-
-    @on(Progressed)
-    def _show_progress(self, message: Progressed) -> None:
-        message.stop()
-        if not message.total:
-            self._show("")
-            return
-        share = message.done / message.total
-        name = Path(message.name).name
-        self._show(f"{name} {gib(message.done)} of {gib(message.total)} ▕{draw_bar(share, 20)}▏ {share:.0%}")
-
-    def _show(self, text: str) -> None:
-        self.display = bool(text)
-        self.update(Text(f"{text}   Esc stops" if text else "", no_wrap=True, overflow="ellipsis"))
-
-
-class _Reporter:
-    """A planner.plan.Reporter of a download, called on its thread."""
-
-    def __init__(self, downloads: Downloads) -> None:
-        self._downloads = downloads
-
-    def notice(self, text: str) -> None:
-        """The load tells it again."""
-
-    def download(self, name: str, done: int, total: int) -> None:
-        self._downloads.post_message(Downloads.Progressed(name, done, total))
-
-    def loading(self, name: str, fraction: float) -> None:
-        """A download loads nothing."""
+            self.post_message(self.Changed(None))

@@ -17,18 +17,18 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from edgespec.core.metrics import Meter
 from edgespec.core.protocols import Step
 from edgespec.engine.drafting import Speculation
-from edgespec.engine.events import Event, Finished, Request
+from edgespec.engine.events import Event, Request
 from edgespec.errors import Cancelled
 from edgespec.service.client import EngineClient, Stream
 from edgespec.text.stream import Piece
-from edgespec.tui.messages import FRAME_S, Toast
+from edgespec.tui.progress import Activity, describe_error
 from edgespec.tui.prompt import sanitize
 from edgespec.units import count
 
 Steps = Sequence[Step]
+_FRAME_S = 1 / 30
 
 
 def describe_race(plain: Sequence[int], fast: Sequence[int], plain_steps: Steps, fast_steps: Steps) -> str:
@@ -99,20 +99,19 @@ class Race(ModalScreen[None]):
                     lane.add(batch)
                     if lane is self._fast:
                         self._plain.expect(lane, self._plain_speed)
-                    await asyncio.sleep(FRAME_S)
+                    await asyncio.sleep(_FRAME_S)
             self._finish()
         except Cancelled:  # before it had begun
             return
         except Exception as error:  # noqa: BLE001 - an internal error must not end the conversation
             if not self._is_closed:
-                self._show_result(str(Toast.from_error(error)))
+                self._show_result(describe_error(error))
 
     def _finish(self) -> None:
-        plain, fast = self._plain.finished, self._fast.finished
-        if plain is None or fast is None or "cancelled" in (plain.reason, fast.reason):
-            self._show_result("The race was stopped.")
-            return
-        self._show_result(describe_race(plain.tokens, fast.tokens, self._plain.meter.steps, self._fast.meter.steps))
+        plain, fast = self._plain.activity, self._fast.activity
+        if plain.finished is not None and fast.finished is not None and not self._is_closed:
+            ends = plain.finished.tokens, fast.finished.tokens
+            self._show_result(describe_race(*ends, plain.meter.steps, fast.meter.steps))
 
     def _show_result(self, text: str) -> None:
         self.query_one("#race-result", Static).update(Text(text))
@@ -130,8 +129,7 @@ class Lane(Vertical):
     def __init__(self, title: str, speculation: Speculation) -> None:
         super().__init__(classes="lane")
         self.speculation = speculation
-        self.finished: Finished | None = None
-        self.meter = Meter()
+        self.activity = Activity()
         self._title = title
         self._marks: list[tuple[int, int]] = []  # tokens so far, and the characters that they were
         self._output = ""
@@ -146,22 +144,20 @@ class Lane(Vertical):
 
     def add(self, events: list[Event]) -> None:
         for event in events:
-            if isinstance(event, Step):
-                self.meter.add(event)
-            elif isinstance(event, Piece):
+            self.activity.add(event)
+            if isinstance(event, Piece):
                 self._output += sanitize(event.text)
-            elif isinstance(event, Finished):
-                self.finished = event
-        self._marks.append((self.meter.emitted_tokens, len(self._output)))
+        meter = self.activity.meter
+        self._marks.append((meter.emitted_tokens, len(self._output)))
         self._text.update(Text(self._output))
-        rate, speed = self.meter.acceptance_rate, self.meter.tokens_per_second
+        rate, speed = meter.acceptance_rate, meter.tokens_per_second
         accepted = "" if rate is None else f", {rate:.0%} accepted"
         shown = f"{speed:.1f} tok/s" if speed else "-"
-        self._header.update(Text(f"{self._title}{accepted}\n{self.meter.emitted_tokens} tokens, {shown}"))
+        self._header.update(Text(f"{self._title}{accepted}\n{meter.emitted_tokens} tokens, {shown}"))
 
     def expect(self, other: Lane, speed: float | None) -> None:
         """Show as much of the other lane's text as `speed` tokens/s would have written by now, if that is known."""
-        meter = other.meter
+        meter = other.activity.meter
         speed = meter.plain_tokens_per_second or speed
         if speed and meter.steps:
             n = min(1 + int((meter.steps[-1].at_s - meter.steps[0].at_s) * speed), meter.emitted_tokens)

@@ -23,32 +23,24 @@ _MAX_BYTES = 2**20  # of the prompts; a larger file is set aside for a new one
 _HINT = "Free some space, or set EDGESPEC_DATA_DIR to another folder."
 
 
-class Settings:
-    """Named texts. Each has a file of its own, so that several programs change different ones without a lock."""
+# Each setting is a named text in a file of its own, so that several programs change different ones without a lock.
 
-    def __init__(self, folder: Path | None = None) -> None:
-        """`folder` defaults to `settings` in the data folder; it may be missing."""
-        self._folder = folder or data_folder() / "settings"
-        self.notice: str | None = None  # about files that could not be read
 
-    def read(self, name: str) -> str:
-        """The text last written; empty where there is none, or where the file is damaged."""
-        path = self._folder / name
-        try:
-            return path.read_text(encoding="utf-8").strip()
-        except (FileNotFoundError, NotADirectoryError):
-            return ""
-        except (OSError, ValueError) as error:
-            self.notice = f"The setting in {path} is ignored: {error}."
-            return ""
+def read_setting(name: str) -> str:
+    """The text last written; empty where there is none, or where the file cannot be read."""
+    with suppress(OSError, ValueError):
+        return (data_folder() / "settings" / name).read_text(encoding="utf-8").strip()
+    return ""
 
-    def write(self, name: str, text: str) -> None:
-        """Replace the text. Raises CacheError."""
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomically(self._folder / name, f"{text}\n")
-        except OSError as error:
-            raise CacheError(f"the setting {name} cannot be kept: {error.strerror}.", hint=_HINT) from error
+
+def write_setting(name: str, text: str) -> None:
+    """Replace the text. Raises CacheError."""
+    try:
+        folder = data_folder() / "settings"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(folder / name, f"{text}\n")
+    except OSError as error:
+        raise CacheError(f"the setting {name} cannot be kept: {error.strerror}.", hint=_HINT) from error
 
 
 def find_first_model() -> str | None:
@@ -77,7 +69,7 @@ def read_last_model() -> str | None:
     from edgespec.registry.resolve import resolve_pair
     from edgespec.registry.schema import load_registry
 
-    if name := Settings().read("model"):
+    if name := read_setting("model"):
         with suppress(EdgespecError):
             hub = replace(Hub.from_environment(), offline=True)
             resolve_pair(name, "mlx" if prefers_mlx() else "llamacpp", load_registry(), hub)
@@ -93,26 +85,16 @@ class PromptHistory:
     def __init__(self, path: Path | None = None) -> None:
         """`path` defaults to prompts.jsonl in the data folder; it may be missing."""
         self._path = path or data_folder() / "prompts.jsonl"
-        self.notice: str | None = None  # about lines that could not be read
         self.texts: list[str] = []
         earlier = self._path.with_suffix(".old.jsonl")
         with suppress(OSError):
             if self._path.stat().st_size > _MAX_BYTES:
                 self._path.replace(earlier)
-        n_damaged = 0
         for file in (earlier, self._path):
             for line in _read_lines(file):
-                try:
-                    text = json.loads(line)
-                except ValueError:
-                    text = None
-                if isinstance(text, str):
-                    self._remember(text)
-                else:
-                    n_damaged += 1
+                with suppress(ValueError):  # a line that another program has not finished
+                    self._remember(str(json.loads(line)))
         del self.texts[:-MAX_PROMPTS]
-        if n_damaged:
-            self.notice = f"{n_damaged} damaged lines of {self._path} are ignored."
 
     def add(self, text: str) -> None:
         """Keep `text` unless it is the last one. Raises CacheError where it is kept for this start only."""

@@ -1,50 +1,208 @@
-"""The conversation, the newest at the bottom: a list of items of which only what is near the window is laid out."""
+"""The conversation on the screen: messages, notices and answers that grow, as blocks in a list that scrolls."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, count
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style as RichStyle
 from textual.cache import LRUCache
 from textual.events import Click, Resize
-from textual.geometry import Offset, Region, Size
+from textual.geometry import Region, Size
+from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.selection import Selection
 from textual.strip import Strip
 
 from edgespec.conversations import Turn
-from edgespec.tui.blocks import MAX_COLUMNS, Block, Row
-from edgespec.tui.messages import BranchClicked
+from edgespec.text.stream import Piece
+from edgespec.tui.blocks import (
+    MAX_COLUMNS,
+    MUTED,
+    Block,
+    CodeBlock,
+    Document,
+    Parse,
+    Row,
+    Run,
+    TextBlock,
+    is_python,
+    parse_code,
+    parse_plain,
+)
+from edgespec.tui.markdown import parse_markdown
 from edgespec.tui.panel import format_footer
-from edgespec.tui.settings import Origins
-from edgespec.tui.turns import Answer, Arrows, Fold, Item, UserMessage
+from edgespec.tui.prompt import sanitize
+from edgespec.tui.settings import Origins, Span, describe_origins, extend_spans
 
-# Which block of which item is at which line, where only the blocks near the window have been laid out.
+_JUDGED = 2_000  # characters of a raw text that tell whether it is code
+_USER_FILL = "on $boost"
+_EDGE = "    ▌ "  # in front of the rows of a user's message
 
 
-Measure = Callable[[Item, Block], int]
-"""The exact number of a block's rows."""
+class Item:
+    """What a transcript shows. A message can tell which one it is of those in its place."""
+
+    text: str
+    _arrows: tuple[Run, ...] = ()
+
+    @property
+    def blocks(self) -> list[Block]:
+        raise NotImplementedError
+
+    def origins(self, block: Block) -> Origins | None:
+        """The origins of a block's characters; None where they are not shown."""
+        return None
+
+    def mark(self, label: str, *, is_selected: bool) -> bool:
+        """Show `label` below the message, nothing if it is empty; returns whether anything changes."""
+        before, style = self._arrows, "$text-accent bold" if is_selected else MUTED
+        self._arrows = ((f"{label}  ", (style,)),) if label else ()
+        return self._arrows != before
+
+
+class UserMessage(Item):
+    """A message of the user, as typed, with its number."""
+
+    def __init__(self, text: str, number: int) -> None:
+        self.text = text
+        self.number = number
+        runs = ((sanitize(text), ()),)
+        self._block = TextBlock(0, len(text), f"{_EDGE}{number} ", _EDGE, "", "$text-primary", runs, _USER_FILL)
+
+    @property
+    def blocks(self) -> list[Block]:
+        arrows = Arrows(first=_EDGE, gap=None, edge="$text-primary", runs=self._arrows, fill=_USER_FILL)
+        return [self._block, arrows] if self._arrows else [self._block]
+
+
+class Notice(Item):
+    """A message of the program; `kind` is "note" or "error"."""
+
+    def __init__(self, text: str, kind: str = "note") -> None:
+        self.text = text
+        self.kind = kind
+        prefix, style = ("▌ ", "$text-error") if kind == "error" else ("", MUTED)
+        self._block = TextBlock(0, len(text), prefix, prefix, "", style, ((sanitize(text), (style,)),))
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [self._block]
+
+
+class Fold(TextBlock):
+    """The line that folds and unfolds what is below it."""
+
+
+class Arrows(TextBlock):
+    """The line that tells which branch a message is, at its start."""
+
+
+class Thought(TextBlock):
+    """A part of the reasoning."""
+
+
+class Answer(Item):
+    """Reasoning in a fold, the answer as Markdown or raw, and a footer."""
+
+    def __init__(self, *, is_raw: bool = False) -> None:
+        """`is_raw`: the text is no Markdown but what a model without a chat template has written."""
+        self.text = ""
+        self.reasoning = ""
+        self.spans: list[Span] = []
+        self.footer = ""
+        self.is_folded = True
+        self.shows_origins = False
+        self._is_raw = is_raw
+        self._is_code = False
+        self._shown = ""  # the text without control characters
+        self._ends: list[int] = []  # of the spans, in characters of `_shown`; empty until they are needed
+        self._thoughts = Document(parse_plain("  ", MUTED, kind=Thought))
+        self._document = Document(self._select_parser())
+
+    @property
+    def blocks(self) -> list[Block]:
+        blocks: list[Block] = []
+        if self.reasoning:
+            blocks.append(Fold(runs=((f"{'▶' if self.is_folded else '▼'} Reasoning", (MUTED,)),)))
+            blocks += () if self.is_folded else self._thoughts.blocks
+        blocks += self._document.blocks
+        if self.shows_origins and self.spans:
+            blocks.append(TextBlock(runs=describe_origins(self.spans)))
+        if self.footer or self._arrows:
+            line = Arrows if self._arrows else TextBlock
+            gap = "" if blocks and isinstance(blocks[-1], CodeBlock) else None
+            blocks.append(line(gap=gap, runs=(*self._arrows, (self.footer, (MUTED,)))))
+        return blocks
+
+    def origins(self, block: Block) -> Origins | None:
+        if not self.shows_origins or block.end <= block.start or isinstance(block, Thought):
+            return None
+        if not self._ends:
+            self._ends = list(accumulate(length for length, _, _ in self.spans))
+            if len(self._shown) > len(self.text):  # a character is shown by several
+                self._ends = [len(sanitize(self.text[:end])) for end in self._ends]
+        return Origins.of(self._shown, self.spans, self._ends, block.start, block.end)
+
+    def append(self, pieces: Sequence[Piece]) -> None:
+        """Add the next pieces of the answer and its reasoning."""
+        if reasoning := "".join(piece.text for piece in pieces if piece.channel == "reasoning"):
+            self._think(reasoning)
+        if answer := [piece for piece in pieces if piece.channel != "reasoning"]:
+            extend_spans(self.spans, answer)
+            self._ends.clear()
+            self._grow("".join(piece.text for piece in answer))
+
+    def show(self, text: str, reasoning: str, spans: Any, footer: str) -> None:
+        """Become a stored answer."""
+        self.footer = footer
+        self.spans = [tuple(span) for span in spans]
+        self._think(reasoning)
+        self._grow(text)
+
+    def _think(self, text: str) -> None:
+        self.reasoning += sanitize(text)
+        self._thoughts.update(self.reasoning)
+
+    def _grow(self, text: str) -> None:
+        self.text += text
+        self._shown += sanitize(text)
+        is_code = self._is_raw and is_python(self.text[:_JUDGED])
+        if is_code is not self._is_code:
+            self._is_code = is_code
+            self._document = Document(self._select_parser())
+        if self._shown:
+            self._document.update(self._shown)
+
+    def _select_parser(self) -> Parse:
+        if not self._is_raw:
+            return parse_markdown
+        return parse_code("python") if self._is_code else parse_plain()
+
+
+# The list, with the newest item at the bottom. Only what is in the window is drawn.
+
+
+_MARGIN = 1  # columns at each side
+_MAX_CACHED_BLOCKS = 400
 
 
 class Slot:
-    """One item, with the heights of its blocks, in rows: exact ones, or estimates until a block is measured."""
+    """One item: its blocks, and in `tops` the line of the item where each begins, and where the last one ends."""
 
-    def __init__(self, serial: int, item: Item) -> None:
-        self.serial = serial
+    def __init__(self, item: Item) -> None:
         self.item = item
         self.blocks: list[Block] = []
-        self.heights: list[int] = []
-        self.is_exact: list[bool] = []
-        self.tops: list[int] = [0]  # of the blocks, and at the end the height of the item
+        self.tops: list[int] = [0]
 
     def update(self, width: int) -> int:
-        """Take the item's blocks as they are now. Those that are as before keep their heights.
+        """Take the item's blocks as they are now. Those that are as before keep their heights. Without a `width`, which
+        is not known before the first layout, nothing has a height.
 
         Returns the top of the first block that is another one.
         """
@@ -55,15 +213,9 @@ class Slot:
                 break
             n += 1
         self.blocks[n:] = blocks[n:]
-        self.heights[n:] = [block.estimate(width) for block in blocks[n:]]
-        self.is_exact[n:] = [False] * (len(blocks) - n)
-        self.tops = [0, *accumulate(self.heights)]
+        heights = [len(block.lay_out(width)) if width else 0 for block in blocks[n:]]
+        self.tops[n:] = accumulate(heights, initial=self.tops[n])
         return self.tops[n]
-
-    def reset(self, width: int) -> None:
-        """Forget all heights."""
-        self.blocks = []
-        self.update(width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,98 +227,6 @@ class Place:
     row: int
 
 
-class Layout:
-    """The items from top to bottom, at `width` columns."""
-
-    def __init__(self) -> None:
-        self.width = 1
-        self.slots: list[Slot] = []
-        self._tops: list[int] = [0]  # of the slots, and at the end the height of all
-        self._serials = count()
-
-    @property
-    def height(self) -> int:
-        return self._tops[-1]
-
-    def insert(self, at: int, items: Sequence[Item]) -> None:
-        slots = [Slot(next(self._serials), item) for item in items]
-        for slot in slots:
-            slot.update(self.width)
-        self.slots[at:at] = slots
-        self._sum()
-
-    def remove(self, kept: Callable[[Item], bool]) -> None:
-        self.slots = [slot for slot in self.slots if kept(slot.item)]
-        self._sum()
-
-    def update(self, item: Item) -> int:
-        """Take the blocks of `item` as they are now; returns the first line that has changed."""
-        at = next(at for at in range(len(self.slots) - 1, -1, -1) if self.slots[at].item is item)
-        changed = self._tops[at] + self.slots[at].update(self.width)
-        self._sum()
-        return changed
-
-    def reset(self, width: int) -> None:
-        """Forget all heights."""
-        self.width = width
-        for slot in self.slots:
-            slot.reset(width)
-        self._sum()
-
-    def locate(self, y: int) -> Place | None:
-        """The row at line `y`; None below the last one."""
-        if not 0 <= y < self.height:
-            return None
-        at = bisect_right(self._tops, y) - 1
-        y -= self._tops[at]
-        tops = self.slots[at].tops
-        block = bisect_right(tops, y) - 1
-        return Place(at, block, y - tops[block])
-
-    def top(self, slot: int, block: int = 0) -> int:
-        """The first line of a block."""
-        return self._tops[slot] + self.slots[slot].tops[block]
-
-    def measure(self, start: int, end: int, measure: Measure) -> int | None:
-        """Make the heights of all blocks between the lines `start` and `end` exact.
-
-        Returns by how many rows what is above the block at their middle has grown; None where all were exact.
-        """
-        middle, grown, has_changed = (start + end) // 2, 0, False
-        for at, index, top in list(self._list_blocks(start, end)):
-            slot = self.slots[at]
-            if slot.is_exact[index]:
-                continue
-            has_changed = True
-            height = measure(slot.item, slot.blocks[index])
-            grown += height - slot.heights[index] if top < middle else 0
-            slot.heights[index], slot.is_exact[index] = height, True
-            slot.tops = [0, *accumulate(slot.heights)]
-        if not has_changed:
-            return None
-        self._sum()
-        return grown
-
-    def _list_blocks(self, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Slot, index and top of the blocks that lie in part between two lines."""
-        for at in range(max(0, bisect_right(self._tops, start) - 1), len(self.slots)):
-            for index, top in enumerate(self.slots[at].tops[:-1], 0):
-                top += self._tops[at]
-                if top >= end:
-                    return
-                if top + self.slots[at].heights[index] > start:
-                    yield at, index, top
-
-    def _sum(self) -> None:
-        self._tops = [0, *accumulate(slot.tops[-1] for slot in self.slots)]
-
-
-_MARGIN = 1  # columns at each side
-_MAX_CACHED_BLOCKS = 400
-_MAX_BLOCKS = 2**20  # of an item, to tell its lines apart from those of others
-_MAX_ROWS = 2**20  # of a block
-
-
 class _Drawn(NamedTuple):
     rows: list[Row]
     strips: list[Strip]
@@ -175,20 +235,28 @@ class _Drawn(NamedTuple):
 class Transcript(ScrollView):
     """Scrolls to its end as it grows, until the user scrolls up.
 
-    A line in a selection is identified by its item, block and row, since what is above it may still change its height.
+    The heights of all blocks are known; they get styles where they come into the window.
     """
+
+    @dataclass(eq=False)
+    class BranchClicked(Message):
+        """The user clicked on the arrows of a message; `by` is -1 or 1."""
+
+        item: Item
+        by: int
 
     def __init__(self) -> None:
         super().__init__(id="transcript")
-        self._layout = Layout()
+        self._slots: list[Slot] = []
+        self._tops: list[int] = [0]  # of the slots, and at the end the height of all
+        self._columns = 0  # of a block, as laid out; 0 before the first layout
         self._drawn: LRUCache[tuple[Block, Origins | None, int], _Drawn] = LRUCache(_MAX_CACHED_BLOCKS)
         self._styles: dict[tuple[str, ...], RichStyle] = {}
         self._is_following = True
-        self._is_settling = False
 
     @property
     def items(self) -> list[Item]:
-        return [slot.item for slot in self._layout.slots]
+        return [slot.item for slot in self._slots]
 
     @property
     def answers(self) -> list[Answer]:
@@ -198,8 +266,7 @@ class Transcript(ScrollView):
 
     def add(self, item: Item) -> None:
         """Show `item` at the end."""
-        self._layout.insert(len(self._layout.slots), [item])
-        self._settle()
+        self._replace([*self.items, item])
 
     def show(self, turns: Sequence[Turn]) -> None:
         """Replace the content by these turns."""
@@ -212,41 +279,37 @@ class Transcript(ScrollView):
             footer = format_footer(turn.metrics) if turn.finished else "cut off when the program ended"
             answer.show(turn.text, turn.reasoning, turn.spans, footer)
             items.append(answer)
-        self._layout.remove(lambda item: False)
-        self._layout.insert(0, items)
-        self.follow()
+        self._is_following = True
+        self._replace(items)
 
     def update(self, item: Item) -> None:
         """Show what has changed in `item`."""
-        self._settle(self._layout.update(item))
+        at = next(at for at in range(len(self._slots) - 1, -1, -1) if self._slots[at].item is item)
+        self._settle(self._tops[at] + self._slots[at].update(self._columns))
 
     def set_view(self, *, is_folded: bool, shows_origins: bool) -> None:
         """Fold the reasoning and show the origins of every answer."""
         for answer in self.answers:
             answer.is_folded, answer.shows_origins = is_folded, shows_origins
-        self._reset()
+        self._lay_out_anew()
 
     def cut(self, number: int, *, keep_question: bool = False) -> None:
         """Remove question `number` and everything after it; everything where that question is not shown."""
         items = self.items
         at = [i for i, item in enumerate(items) if isinstance(item, UserMessage) and item.number == number]
-        kept = items[: at[0] + keep_question] if at else []
-        self._layout.remove(lambda item: any(item is each for each in kept))
-        self._settle()
+        self._replace(items[: at[0] + keep_question] if at else [])
 
     def drop(self, item: Item) -> None:
-        self._layout.remove(lambda each: each is not item)
-        self._settle()
+        self._replace([each for each in self.items if each is not item])
 
     def clear(self, keep: Item | None = None) -> None:
         """Remove every item but `keep`."""
-        self._layout.remove(lambda item: item is keep)
-        self._settle()
+        self._replace([item for item in self.items if item is keep])
 
     def find(self, text: str) -> bool:
         """Scroll to the last block that contains `text`, ignoring case; whether there is one."""
-        for at in range(len(self._layout.slots) - 1, -1, -1):
-            slot = self._layout.slots[at]
+        for at in range(len(self._slots) - 1, -1, -1):
+            slot = self._slots[at]
             position = slot.item.text.casefold().rfind(text.casefold())
             if position >= 0:
                 blocks = [i for i, block in enumerate(slot.blocks) if block.start <= position < block.end]
@@ -262,66 +325,60 @@ class Transcript(ScrollView):
 
     # Lines.
 
-    @property
-    def _width(self) -> int:
-        """Columns of a block."""
-        return max(1, self.size.width - 2 * _MARGIN)
+    def _replace(self, items: Sequence[Item]) -> None:
+        """Show these items; those that are shown already keep their heights."""
+        known = {id(slot.item): slot for slot in self._slots}
+        self._slots = [known.get(id(item)) or self._lay_out(item) for item in items]
+        self._settle()
+
+    def _lay_out(self, item: Item) -> Slot:
+        slot = Slot(item)
+        slot.update(self._columns)
+        return slot
+
+    def _lay_out_anew(self) -> None:
+        """Lay out everything at the present width; the first block of the window stays the first."""
+        place = None if self._is_following else self._locate(self.scroll_offset.y)
+        self._columns = max(1, self.size.width - 2 * _MARGIN)
+        self._slots = [self._lay_out(item) for item in self.items]
+        self._settle()
+        if place is not None:
+            self._reveal(place.slot, min(place.block, len(self._slots[place.slot].blocks) - 1))
 
     def _settle(self, changed: int = 0) -> None:
-        """Lay out what is in the window or near it, and leave the window where it is in the text.
-
-        `changed` is the first line that may have changed.
-        """
-        if self._is_settling or not self.size.height:
+        """Take the heights as they are now; `changed` is the first line that may have changed."""
+        self._tops = [0, *accumulate(slot.tops[-1] for slot in self._slots)]
+        if not self.size.height:
             return
-        if self._layout.width != self._width:
-            self._reset()
-            return
-        self._is_settling = True
-        height, y = self.size.height, self.scroll_offset.y
-        while True:
-            if self._is_following:
-                y = self._layout.height - height
-            grown = self._layout.measure(y - height, y + height, self._measure)
-            if grown is None:
-                break
-            y += grown
-        self._resize()
-        if max(0, y) != self.scroll_offset.y:
-            self.scroll_to(y=max(0, y), animate=False)
+        # Nothing else on the screen depends on the height of the content: no new layout of it.
+        self.set_reactive(ScrollView.virtual_size, Size(self.size.width, self._tops[-1]))
+        self.vertical_scrollbar.window_virtual_size = self._tops[-1]
+        y = self.max_scroll_y if self._is_following else min(self.scroll_offset.y, self.max_scroll_y)
+        if y != self.scroll_offset.y:
+            self.scroll_to(y=y, animate=False)
         else:
-            top = max(0, changed - max(0, y))
-            self.refresh(Region(0, top, self.size.width, max(0, height - top)))
-        self._is_settling = False
+            top = max(0, changed - y)
+            self.refresh(Region(0, top, self.size.width, max(0, self.size.height - top)))
 
-    def _resize(self) -> None:
-        """Tell the scrollbar the height of the content. Nothing else on the screen depends on it."""
-        self.set_reactive(ScrollView.virtual_size, Size(self.size.width, self._layout.height))
-        self.vertical_scrollbar.window_virtual_size = self._layout.height
+    def _locate(self, y: int) -> Place | None:
+        """The row at line `y`; None below the last one."""
+        if not 0 <= y < self._tops[-1]:
+            return None
+        slot = bisect_right(self._tops, y) - 1
+        y -= self._tops[slot]
+        tops = self._slots[slot].tops
+        block = bisect_right(tops, y) - 1
+        return Place(slot, block, y - tops[block])
 
     def _reveal(self, slot: int, block: int) -> None:
         """Scroll so that a block is the first one of the window."""
-        for _ in range(3):  # what is measured on the way moves it
-            self._resize()
-            self.scroll_to(y=self._layout.top(slot, block), animate=False)
-
-    def _reset(self) -> None:
-        """Lay out everything anew; the first block of the window stays the first."""
-        place = self._layout.locate(self.scroll_offset.y)
-        self._layout.reset(self._width)
-        if place is not None and not self._is_following:
-            slot = self._layout.slots[place.slot]
-            self._reveal(place.slot, min(place.block, len(slot.blocks) - 1))
-        self._settle()
-
-    def _measure(self, item: Item, block: Block) -> int:
-        return len(self._draw(item, block).rows)
+        self.scroll_to(y=self._tops[slot] + self._slots[slot].tops[block], animate=False)
 
     def _draw(self, item: Item, block: Block) -> _Drawn:
         origins = item.origins(block)
-        key = (block, origins, self._width)
+        key = (block, origins, self._columns)
         if (drawn := self._drawn.get(key)) is None:
-            rows = block.lay_out(self._width, origins.paint() if origins else list)
+            rows = block.lay_out(self._columns, origins.paint() if origins else list)
             drawn = self._drawn[key] = _Drawn(rows, [self._make_strip(row) for row in rows])
         return drawn
 
@@ -329,7 +386,7 @@ class Transcript(ScrollView):
         margin = Segment(" " * _MARGIN, self._select_style(()))
         segments = [Segment(text, self._select_style((row.fill, *styles))) for text, styles in row.runs if text]
         used = sum(cell_len(segment.text) for segment in segments)
-        filled = Segment(" " * max(0, min(self._width, MAX_COLUMNS) - used), self._select_style((row.fill,)))
+        filled = Segment(" " * max(0, min(self._columns, MAX_COLUMNS) - used), self._select_style((row.fill,)))
         strip = Strip([margin, *segments, filled]).simplify()
         return strip.adjust_cell_length(self.size.width, self._select_style(()))
 
@@ -342,27 +399,23 @@ class Transcript(ScrollView):
         return self._styles[styles]
 
     def render_line(self, y: int) -> Strip:
-        place = self._layout.locate(self.scroll_offset.y + y)
-        blank = Strip.blank(self.size.width, self._select_style(()))
+        line = self.scroll_offset.y + y
+        place = self._locate(line)
         if place is None:
-            return blank
-        slot = self._layout.slots[place.slot]
-        strips = self._draw(slot.item, slot.blocks[place.block]).strips
-        if place.row >= len(strips):
-            return blank
-        line = self._identify(place)
-        return self._mark_selected(strips[place.row], line).apply_offsets(0, line)
+            return Strip.blank(self.size.width, self._select_style(()))
+        slot = self._slots[place.slot]
+        strip = self._draw(slot.item, slot.blocks[place.block]).strips[place.row]
+        return self._mark_selected(strip, line).apply_offsets(0, line)
 
     # Events.
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         super().watch_scroll_y(old_value, new_value)
-        if not self._is_settling:
-            self._is_following = new_value >= self.max_scroll_y
-            self._settle()
+        self._is_following = new_value >= self.max_scroll_y
 
     def on_resize(self, event: Resize) -> None:
-        self._settle()
+        if event.size.height:
+            self._lay_out_anew()
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
@@ -370,27 +423,23 @@ class Transcript(ScrollView):
         self._styles.clear()
 
     def on_click(self, event: Click) -> None:
-        place = self._layout.locate(self.scroll_offset.y + event.y)
+        place = self._locate(self.scroll_offset.y + event.y)
         if place is None:
             return
-        slot = self._layout.slots[place.slot]
+        slot = self._slots[place.slot]
         if isinstance(slot.blocks[place.block], Fold) and isinstance(slot.item, Answer):
             slot.item.is_folded = not slot.item.is_folded
             self.update(slot.item)
         elif isinstance(slot.blocks[place.block], Arrows):
             row = self._draw(slot.item, slot.blocks[place.block]).rows[0].text
             if event.x - _MARGIN <= row.index("›"):  # noqa: RUF001
-                self.post_message(BranchClicked(slot.item, 1 if event.x - _MARGIN > row.index("/") else -1))
+                self.post_message(self.BranchClicked(slot.item, 1 if event.x - _MARGIN > row.index("/") else -1))
 
     # Selection.
 
     @property
     def allow_select(self) -> bool:
         return True
-
-    def _identify(self, place: Place) -> int:
-        """A number for a line, which grows from top to bottom."""
-        return (self._layout.slots[place.slot].serial * _MAX_BLOCKS + place.block) * _MAX_ROWS + place.row
 
     def _mark_selected(self, strip: Strip, line: int) -> Strip:
         selection = self.text_selection
@@ -405,20 +454,14 @@ class Transcript(ScrollView):
     def get_selection(self, selection: Selection) -> tuple[str, str] | None:
         """The selected text: lines that were broken to fit are one line again, and margins are left out."""
         parts: list[str] = []
-        for line, row in self._list_rows(selection.start, selection.end):
-            if (span := selection.get_span(line)) is None:
-                continue
-            text = " " * _MARGIN + row.text
-            end = None if span[1] < 0 else span[1]
-            parts += [text[max(span[0], row.skip + _MARGIN) : end].rstrip(), row.joint]
+        first = selection.start.y if selection.start else 0
+        last = min(selection.end.y + 1, self._tops[-1]) if selection.end else self._tops[-1]
+        for line in range(first, last):
+            span, place = selection.get_span(line), self._locate(line)
+            if span is not None and place is not None:
+                slot = self._slots[place.slot]
+                row = self._draw(slot.item, slot.blocks[place.block]).rows[place.row]
+                end = None if span[1] < 0 else span[1]
+                text = " " * _MARGIN + row.text
+                parts += [text[max(span[0], row.skip + _MARGIN) : end].rstrip(), row.joint]
         return "".join(parts[:-1]), "\n"
-
-    def _list_rows(self, start: Offset | None, end: Offset | None) -> Iterator[tuple[int, Row]]:
-        """Lines and rows of the blocks from one line to another."""
-        for at, slot in enumerate(self._layout.slots):
-            for index, block in enumerate(slot.blocks):
-                line = self._identify(Place(at, index, 0))
-                if (start is not None and line + _MAX_ROWS <= start.y) or (end is not None and line > end.y):
-                    continue
-                for number, row in enumerate(self._draw(slot.item, block).rows):
-                    yield line + number, row

@@ -8,27 +8,118 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from rich.text import Text
 from textual import on
 from textual.app import App, ComposeResult
-from textual.containers import Horizontal, Vertical
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
 from textual.events import Key, Paste, Resize
+from textual.message import Message
 from textual.notifications import SeverityLevel
 from textual.theme import Theme
 from textual.widgets import Footer, OptionList, Static
+from textual.widgets.option_list import Option
 
+from edgespec.conversations import Conversation
 from edgespec.errors import CacheError, EdgespecError
-from edgespec.tui.messages import Toast
-from edgespec.tui.opening import Opening
+from edgespec.registry.schema import EMBEDDED_ALIAS
+from edgespec.service.client import ModelInfo
 from edgespec.tui.panel import Panel, StatusLine
-from edgespec.tui.progress import Downloads, Progress
+from edgespec.tui.progress import Downloads, Progress, Toast, describe_error
 from edgespec.tui.prompt import Completion, Popup, Prompt, sanitize
-from edgespec.tui.settings import PromptHistory, Settings
-from edgespec.tui.transcript import Transcript
-from edgespec.tui.turns import Notice
+from edgespec.tui.settings import PromptHistory, read_setting, write_setting
+from edgespec.tui.transcript import Notice, Transcript
+
+# The screen before the first message: what the model does, examples, and the last conversations.
+
+
+_TEXTS = (
+    "The three most important rules of clear writing are",
+    "Once upon a time, in a village by the sea,",
+    "def fibonacci(n):",
+)
+_QUESTIONS = (
+    "Explain in two sentences what a rainbow is.",
+    "Give me three tips for a good night's sleep.",
+    "Why is the sky blue? Answer in two sentences.",
+)
+
+
+class Opening(VerticalScroll):
+    """Shown in place of an empty conversation."""
+
+    @dataclass(eq=False)
+    class Chosen(Message):
+        """The user has chosen "send" and an example, or "resume" and the number of a conversation."""
+
+        choice: str
+
+    def __init__(self) -> None:
+        super().__init__(id="opening", can_focus=False)
+
+    def compose(self) -> ComposeResult:
+        yield Static("", id="opening-model")
+        yield OptionList(id="opening-list", compact=True, markup=False)
+        yield Static("Tab, ↑, ↓ and Enter choose · or type a message", id="opening-keys", markup=False)
+
+    def show(self, model_info: ModelInfo | None, recent: Sequence[Conversation], *, is_busy: bool) -> None:
+        """`model_info` is None while no model is open, or, if the engine `is_busy`, while one is being opened."""
+        is_waiting = model_info is None and is_busy
+        title = Content.styled("Opening the model", "bold $foreground") if is_waiting else _describe(model_info)
+        self.query_one("#opening-model", Static).update(title)
+        listing = self.query_one("#opening-list", OptionList)
+        listing.clear_options()
+        examples = _select_examples(model_info) if model_info is not None else ()
+        if examples:
+            listing.add_option(Option(Text("Try", "bold"), disabled=True))
+            for text in examples:
+                listing.add_option(Option(_show_line(text), id=f"send {text}"))
+        if recent:
+            listing.add_option(Option(Text("\nGo on with" if examples else "Go on with", "bold"), disabled=True))
+        for conversation in recent:
+            line = _show_line(conversation.title).append(f"  {conversation.model}", "dim")
+            listing.add_option(Option(line, id=f"resume {conversation.id}"))
+        self.query_one("#opening-keys").display = listing.option_count > 0
+
+    def on_option_list_option_selected(self, message: OptionList.OptionSelected) -> None:
+        message.stop()
+        if message.option_id is not None:
+            self.post_message(self.Chosen(message.option_id))
+
+
+def _describe(model_info: ModelInfo | None) -> Content:
+    if model_info is None:
+        return Content.assemble(("No model is open", "bold $foreground"), "\nCtrl+G lists models.")
+    if model_info.name == EMBEDDED_ALIAS:
+        purpose = (
+            "Completes Python code that you begin. A very small pair of models that comes with edgespec; "
+            "Ctrl+G lists models that answer questions."
+        )
+    elif model_info.chat_template is None:
+        purpose = "Continues the text that you begin; it was not trained to answer questions."
+    else:
+        purpose = "Answers messages."
+    draft = " + ".join(model_info.drafters) or "none"
+    state = f"{model_info.backend} · draft {draft} · {model_info.context_size:,} tokens of context"
+    return Content.assemble((model_info.name, "bold $text-primary"), (f"\n{purpose}\n", "$foreground"), state)
+
+
+def _select_examples(model_info: ModelInfo) -> Sequence[str]:
+    """The examples for a model; none for the embedded pair, which repeats itself after any short text."""
+    if model_info.name == EMBEDDED_ALIAS:
+        return ()
+    return _TEXTS if model_info.chat_template is None else _QUESTIONS
+
+
+def _show_line(text: str) -> Text:
+    """The text in one line, which may be cut."""
+    return Text(f"  {' ⏎ '.join(line.strip() for line in text.splitlines() if line.strip())}", no_wrap=True,
+                overflow="ellipsis")  # fmt: skip
+
 
 # The messages and commands that wait until the running job has ended.
 
@@ -124,10 +215,9 @@ class Window(App[None]):
     def __init__(self) -> None:
         super().__init__()
         self.register_theme(HIGH_CONTRAST)
-        self._settings = Settings()
         self._history = PromptHistory()
-        self._is_reasoning_folded = self._settings.read("reasoning") != "unfolded"
-        self._shows_token_colors = self._settings.read("colors") == "on"
+        self._is_reasoning_folded = read_setting("reasoning") != "unfolded"
+        self._shows_token_colors = read_setting("colors") == "on"
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="body"):
@@ -148,12 +238,9 @@ class Window(App[None]):
     async def on_mount(self) -> None:
         self.query_one(Prompt).focus()
         self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))  # the terminal was cleared
-        theme = self._settings.read("theme")
+        theme = read_setting("theme")
         if theme in self.available_themes and "TEXTUAL_THEME" not in os.environ:
             self.theme = theme
-        for notice in (self._settings.notice, self._history.notice):
-            if notice is not None:
-                await self.show_notice(notice, "error")
 
     @property
     def is_incognito(self) -> bool:
@@ -170,8 +257,8 @@ class Window(App[None]):
 
     def remember(self, name: str, text: str) -> None:
         """Keep a setting for the next start."""
-        if self._settings.read(name) != text:
-            self._try_to_keep(partial(self._settings.write, name, text))
+        if read_setting(name) != text:
+            self._try_to_keep(partial(write_setting, name, text))
 
     @on(Prompt.Submitted)
     def _keep_prompt(self, message: Prompt.Submitted) -> None:
@@ -182,7 +269,7 @@ class Window(App[None]):
         try:
             write()
         except CacheError as error:
-            self.notify(str(Toast.from_error(error)), severity="error", markup=False)
+            self.notify(describe_error(error), severity="error", markup=False)
 
     def watch_theme(self, theme: str) -> None:
         if self.is_running:
@@ -228,7 +315,11 @@ class Window(App[None]):
         self.notify(sanitize(_capitalize(text)), severity=severity, timeout=seconds, markup=False)
 
     async def show_error(self, error: EdgespecError) -> None:
-        await self.show_notice(str(Toast.from_error(error)), "error")
+        await self.show_notice(describe_error(error), "error")
+
+    @on(Toast)
+    async def _show_toast(self, message: Toast) -> None:
+        await (self.add_notice if message.stays else self.show_notice)(message.text, message.kind)
 
     async def add_notice(self, text: str, kind: str = "note") -> None:
         """Add a notice that stays to the conversation, such as what ended an answer."""

@@ -25,8 +25,7 @@ from edgespec.service.client import EngineClient
 from edgespec.service.local import LocalEngine
 from edgespec.tui.app import ChatApp
 from edgespec.tui.prompt import Prompt
-from edgespec.tui.transcript import Transcript
-from edgespec.tui.turns import Answer, Notice, UserMessage
+from edgespec.tui.transcript import Answer, Notice, Transcript, UserMessage
 
 T = TypeVar("T")
 ENDLESS = 50_000  # tokens
@@ -79,10 +78,7 @@ class Driver:
         return toasts + [each.text for each in kept if kind in ("", each.kind)]
 
     async def until(self, holds: Callable[[], object], seconds: float = 30.0) -> None:
-        end = monotonic() + seconds
-        while not holds():
-            assert monotonic() < end, f"waited in vain; told: {self.notices()}"
-            await asyncio.sleep(0.01)
+        await until(holds, seconds, lambda: f"told: {self.notices()}")
 
     async def press(self, *keys: str) -> None:
         await self.pilot.press(*keys)
@@ -145,40 +141,43 @@ class Driver:
         await self.idle()
 
 
+async def until(holds: Callable[[], object], seconds: float = 30.0, tell: Callable[[], str] = str) -> None:
+    end = monotonic() + seconds
+    while not holds():
+        assert monotonic() < end, f"waited in vain; {tell()}"
+        await asyncio.sleep(0.01)
+
+
 def chat_of(max_tokens: int = 40, system: str | None = None) -> Chat:
     return Chat(system, GREEDY, max_tokens, 1, ())
 
 
-@asynccontextmanager
-async def driving(
+def make_app(
     request: LoadConfig = TOY,
     *,
     chat: Chat | None = None,
     store: Store | None = None,
     client: EngineClient | None = None,
-    resume: int | None = None,
-    then: str = "",
-    sampling: SamplingParams = GREEDY,
-    size: tuple[int, int] = (100, 24),
-) -> AsyncIterator[Driver]:
-    """The app with its model open or refused, on the user's store."""
-    app = ChatApp(
-        request,
-        chat or chat_of(),
-        store or Store.open(wait_s=0.1),
-        client or LocalEngine(),
-        sampling=lambda _: sampling,
-        resume=resume,
-        then=then,
-    )
+    **more: Any,
+) -> ChatApp:
+    """An app on the user's store, without animations."""
+    store, client = store or Store.open(wait_s=0.1), client or LocalEngine()
+    app = ChatApp(request, chat or chat_of(), store, client, sampling=lambda _: GREEDY, **more)
     app.animation_level = "none"
+    return app
+
+
+@asynccontextmanager
+async def driving(request: LoadConfig = TOY, *, then: str = "", **more: Any) -> AsyncIterator[Driver]:
+    """The app with its model open or refused."""
+    app = make_app(request, then=then, **more)
     toasts: list[Notification] = []
 
     def hear(message: Message) -> None:
         if isinstance(message, Notify):
             toasts.append(message.notification)
 
-    async with app.run_test(size=size, message_hook=hear) as pilot:
+    async with app.run_test(size=(100, 24), message_hook=hear) as pilot:
         driver = Driver(app, pilot, toasts)
         await driver.until(lambda: app.activity.job is None or then)
         try:
@@ -187,6 +186,19 @@ async def driving(
             if app.is_running and app.activity.job is not None:
                 app.activity.job.cancel()
                 await driver.idle()
+
+
+def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """A test that is a coroutine, for pytest."""
+
+    @wraps(test)
+    def run(**named: Any) -> None:
+        async def main() -> None:
+            await test(**named)
+
+        asyncio.run(main())
+
+    return run
 
 
 def in_app(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import html
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import wraps
 from time import monotonic, sleep
 from typing import Any
 
@@ -19,38 +17,26 @@ from textual.widgets import Input, TextArea
 from edgespec.backends.devices import DeviceMemory
 from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
-from edgespec.conversations import Store
-from edgespec.conversations.chat import Chat
 from edgespec.core.metrics import Meter
 from edgespec.core.protocols import CheckCancelled, Decision, Step
-from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Finished, Request
+from edgespec.planner.memory import Fit, Memory, MemoryEstimate
 from edgespec.planner.plan import LoadConfig
-from edgespec.service.client import Stream
+from edgespec.service.client import ModelInfo, Stream
 from edgespec.service.loaded_model import LoadedModel
 from edgespec.service.local import LocalEngine
 from edgespec.text.chat_template import PLAIN
 from edgespec.text.stream import Piece
 from edgespec.tui.app import ChatApp
-from edgespec.tui.panel import ModelStatus
-from edgespec.tui.transcript import Transcript
-from edgespec.tui.turns import Notice
+from edgespec.tui.panel import Panel, StatusLine
+from edgespec.tui.transcript import Notice, Transcript
 from edgespec.units import GIB
+from tests.tui.driving import chat_of, make_app, until
 
 NOW_S = 100.0  # when every question is asked
-TOY = LoadConfig(model="tree", backend="toy")
-STATUS = ModelStatus(
-    name="qwen-14b-q4",
-    draft="Qwen/Qwen3-0.6B-GGUF:Q8_0",
-    is_paused=False,
-    context_size=8192,
-    resident=9_700_000_000,
-    available=21_300_000_000,
-    parts=(("target", 8_988_110_000), ("KV", 1_342_177_280), ("draft", 805_000_000)),
-    devices=(DeviceMemory("NVIDIA GeForce RTX 4070", 5 * GIB, 12 * GIB),),
-    remembered=1_284_512,
-)
+TREE = LoadConfig(model="tree", backend="toy")
+RESIDENT, AVAILABLE = 9_700_000_000, 21_300_000_000  # bytes
 ROWS = {1: 0.080, 2: 0.083, 3: 0.086, 4: 0.092, 5: 0.105, 6: 0.112, 8: 0.130, 12: 0.190, 16: 0.240}
 
 _TAG = re.compile(r'<text class="[^"]*" x="([\d.]+)" y="[\d.]+"[^>]*#terminal-line-(\d+)\)">(.*?)</text>', re.DOTALL)
@@ -77,25 +63,30 @@ class Script:
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Answers come from here, at times from `NOW_S` on, and the instruments show `STATUS`."""
-    script = Script()
+    """Answers come from here, at times from `NOW_S` on, and the instruments show a model that is not the toy."""
+
+    def show_panel(panel: Panel, meter: Meter, model_info: ModelInfo, *_: int, is_incognito: bool) -> None:
+        shown(panel, meter, describe(model_info), RESIDENT, AVAILABLE, is_incognito=is_incognito)
+
+    script, shown, show_line = Script(), Panel.show, StatusLine.show
+    monkeypatch.setattr(Panel, "show", show_panel)
+    monkeypatch.setattr(StatusLine, "show", lambda line, meter, info: show_line(line, meter, describe(info)))
     monkeypatch.setattr(LocalEngine, "stream", lambda *arguments: script.stream(*arguments))
     monkeypatch.setattr("edgespec.tui.dialogue.perf_counter", lambda: NOW_S)
-    monkeypatch.setattr("edgespec.tui.app._REFRESH_INTERVAL_S", 0.0)
-    monkeypatch.setattr("edgespec.tui.app.read_status", lambda model_info, resident, is_incognito: STATUS)
+    monkeypatch.setattr("edgespec.tui.dialogue._REFRESH_INTERVAL_S", 0.0)
     return script
 
 
-def chat_app(request: LoadConfig = TOY, store: Store | None = None, **more: Any) -> ChatApp:
-    """An app on `store`, by default the user's."""
-    chat = Chat(None, SamplingParams(temperature=0.0), 64, 1, ())
-    return ChatApp(
-        request,
-        chat,
-        store or Store.open(),
-        LocalEngine(),
-        sampling=lambda _: chat.sampling,
-        **more,
+def describe(model_info: ModelInfo) -> ModelInfo:
+    """A large model with a draft, on a GPU, in place of the toy."""
+    return replace(
+        model_info,
+        name="qwen-14b-q4",
+        drafters={"model": "Qwen/Qwen3-0.6B-GGUF:Q8_0"},
+        context_size=8192,
+        fit=Fit(8192, MemoryEstimate(8_988_110_000, 1_342_177_280, 0), MemoryEstimate(805_000_000, 0, 0), Memory(0)),
+        devices=(DeviceMemory("NVIDIA GeForce RTX 4070", 5 * GIB, 12 * GIB),),
+        remembered=1_284_512,
     )
 
 
@@ -104,8 +95,7 @@ async def opened(
     size: tuple[int, int] = (120, 40), app: ChatApp | None = None
 ) -> AsyncIterator[tuple[ChatApp, Pilot[None]]]:
     """An app of that size, and what drives it, once the first model is open or refused."""
-    app = app or chat_app()
-    app.animation_level = "none"  # a moving underline would be in some pictures
+    app = app or make_app(TREE, chat=chat_of(64))
     async with app.run_test(size=size) as pilot:
         await until(lambda: app.activity.job is None)
         if app.client.model_info is not None:
@@ -123,26 +113,6 @@ def within(app: ChatApp) -> LoadedModel:
     """What is open behind the screen."""
     assert isinstance(app.client, LocalEngine) and app.client.loaded is not None
     return app.client.loaded
-
-
-def in_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """A test that is a coroutine, for pytest."""
-
-    @wraps(test)
-    def run(*arguments: Any, **named: Any) -> None:
-        async def main() -> None:
-            await test(*arguments, **named)
-
-        asyncio.run(main())
-
-    return run
-
-
-async def until(holds: Callable[[], object], seconds: float = 30.0) -> None:
-    end = monotonic() + seconds
-    while not holds():
-        assert monotonic() < end, "what was waited for did not happen"
-        await asyncio.sleep(0.01)
 
 
 async def exported(app: ChatApp, pilot: Pilot[None]) -> str:

@@ -58,7 +58,16 @@ async def test_continue(chat: Driver) -> None:
 
 
 @in_app
-async def test_edit(chat: Driver) -> None:
+async def test_undo_and_edit(chat: Driver) -> None:
+    await chat.errs("/undo", "no question yet")
+    await chat.ask("one")
+    await chat.ask("two")
+    for left in (2, 0):
+        await chat.send("/undo")
+        await chat.until(lambda left=left: len(chat.turns) == left)
+        assert chat.shown == chat.texts and len(chat.app.chat.messages) == left
+        assert chat.prompt.text == ""
+    await chat.errs("/undo", "no question yet")
     await chat.errs("/edit", "no question yet")
     first = await chat.ask("one")
     await chat.ask("two")
@@ -72,19 +81,6 @@ async def test_edit(chat: Driver) -> None:
     await chat.send("/edit 1")
     await chat.until(lambda: chat.prompt.text == "one")
     assert chat.texts == chat.shown == [] and not chat.app.chat.messages
-
-
-@in_app
-async def test_undo(chat: Driver) -> None:
-    await chat.errs("/undo", "no question yet")
-    await chat.ask("one")
-    await chat.ask("two")
-    for left in (2, 0):
-        await chat.send("/undo")
-        await chat.until(lambda left=left: len(chat.turns) == left)
-        assert chat.shown == chat.texts and len(chat.app.chat.messages) == left
-        assert chat.prompt.text == ""
-    await chat.errs("/undo", "no question yet")
 
 
 @in_app
@@ -121,7 +117,6 @@ async def test_branch(chat: Driver) -> None:
     chat.prompt.put("")
     edited = await chat.ask("edited")
     await chat.hears("/branch 1", "branch 1 of 2 at question 1")
-    assert chat.texts == chat.shown == ["one", first, "two", again_after]
     assert chat.texts == chat.shown == ["one", first, "two", again_after]
     await chat.hears("/branch up", "branch 1 of 2 at question 1")
     await chat.hears("/branch down", "branch 1 of 3 at the answer to question 1")
@@ -161,7 +156,8 @@ async def test_attach(chat: Driver, tmp_path: Path) -> None:
 
 
 @in_app
-async def test_find(chat: Driver) -> None:
+async def test_find_and_rename(chat: Driver) -> None:
+    await chat.errs("/rename Tales", "no conversation to rename")
     log = chat.app.query_one(Transcript)
     await chat.ask("\n".join(["The first question", *"x" * 30]))
     await chat.ask("\n".join(["The second", *"x" * 30]))
@@ -171,6 +167,8 @@ async def test_find(chat: Driver) -> None:
     await chat.send("/find the")  # the last that has it
     await chat.until(lambda: log.scroll_y > 20)
     await chat.errs("/find nowhere", "'nowhere' is not on the screen", "/history TEXT")
+    await chat.hears("/rename  Tales  of old", "renamed to Tales of old")
+    assert chat.app.recorder.store.recent()[0].title == "Tales of old"
 
 
 @in_app
@@ -238,11 +236,3 @@ async def test_history(chat: Driver) -> None:
     await chat.press("enter")
     await chat.until(lambda: chat.texts == ["a dragon", answer])
     assert chat.shown == chat.texts
-
-
-@in_app
-async def test_rename(chat: Driver) -> None:
-    await chat.errs("/rename Tales", "no conversation to rename")
-    await chat.ask("hello")
-    await chat.hears("/rename  Tales  of old", "renamed to Tales of old")
-    assert chat.app.recorder.store.recent()[0].title == "Tales of old"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
+
 from textual.widgets import Static
 
 from edgespec.planner.plan import LoadConfig
@@ -12,14 +13,12 @@ from edgespec.tui.keys import Help
 from edgespec.tui.panel import Details
 from edgespec.tui.picker import Picker
 from edgespec.tui.race import Race
-from tests.tui import test_chat_commands, test_file_commands
-from tests.tui.driving import EMBEDDED, ENDLESS, Driver, chat_of, driving, in_app
-from tests.tui.screens import in_loop
+from tests.tui.driving import EMBEDDED, ENDLESS, Driver, chat_of, driving, in_app, in_loop
 
 
 def test_every_command_is_tried_and_described() -> None:
-    tests = {*globals(), *vars(test_chat_commands), *vars(test_file_commands)}
-    assert [command.name for command in COMMANDS if f"test_{command.name}" not in tests] == []
+    tests = "".join(Path(__file__).with_name(f"test_{name}commands.py").read_text() for name in ("", "chat_", "file_"))
+    assert [command.name for command in COMMANDS if f"/{command.name}" not in tests] == []
     assert all(
         f"/{command.name} {command.arguments}".rstrip() in HELP and command.summary in HELP for command in COMMANDS
     )
@@ -33,7 +32,7 @@ async def shows(chat: Driver, line: str, screen: type) -> None:
 
 
 @in_app
-async def test_help(chat: Driver) -> None:
+async def test_small_commands(chat: Driver) -> None:
     await shows(chat, "/help", Help)
     await shows(chat, "/?", Help)
     await chat.errs("/nonsense 1", "no command /nonsense", "F1")
@@ -41,17 +40,23 @@ async def test_help(chat: Driver) -> None:
     for command in COMMANDS:
         if command.arguments and not command.arguments.startswith("["):
             await chat.errs(f"/{command.name}", f"/{command.name} needs {command.arguments}")
-
-
-@in_app
-async def test_stats(chat: Driver) -> None:
     await shows(chat, "/stats", Details)
-
-
-@pytest.mark.parametrize("line", ["/exit", "/bye", "/quit"])
-@in_app
-async def test_exit(chat: Driver, line: str) -> None:
-    await chat.send(line)
+    await chat.hears("/theme", chat.app.theme, "high-contrast")
+    await chat.send("/theme high-contrast")
+    await chat.until(lambda: chat.app.theme == "high-contrast")
+    await chat.errs("/theme pink", "no theme 'pink'", "high-contrast")
+    await chat.hears("/system Be brief.", "system message: Be brief.")
+    await chat.ask("hello")
+    recorder, (system, *_) = chat.app.recorder, chat.app.chat.request().prompt
+    assert system == Message("system", "Be brief.")
+    assert recorder.store.recent()[0].system == "Be brief."
+    await chat.hears("/system Be long.", "Be long.")
+    assert recorder.store.recent()[0].system == "Be long."
+    await chat.hears("/system", "system message: Be long.")
+    await chat.hears("/system none", "system message: none")
+    await chat.hears("/system", "system message: none")
+    assert recorder.store.recent()[0].system is None and len(chat.app.chat.request().prompt) == 2
+    await chat.send("/exit")
     await chat.until(lambda: not chat.app.is_running)
 
 
@@ -159,7 +164,7 @@ async def test_a_first_model_that_cannot_be_opened_leaves_the_app_to_choose_anot
         for line in ("/spec", "/draft", "/draft ngram", "/race", "/retry"):
             message = await chat.hears(line, "no model is open", kind="error")
             assert "/model chooses one" in message
-        await chat.hears("and on", "no model is open", "Ctrl+G", kind="error")
+        await chat.hears("and on", "no model is open", "/model", kind="error")
         assert chat.prompt.text == "and on"
         chat.prompt.put("")
         await chat.hears("/model tree", "tree on toy")
@@ -203,21 +208,6 @@ async def test_set(chat: Driver) -> None:
     assert (state.seed, state.max_tokens, state.rolling) == (None, None, True)
 
 
-@in_app
-async def test_system(chat: Driver) -> None:
-    await chat.hears("/system Be brief.", "system message: Be brief.")
-    await chat.ask("hello")
-    recorder, (system, *_) = chat.app.recorder, chat.app.chat.request().prompt
-    assert system == Message("system", "Be brief.")
-    assert recorder.store.recent()[0].system == "Be brief."
-    await chat.hears("/system Be long.", "Be long.")
-    assert recorder.store.recent()[0].system == "Be long."
-    await chat.hears("/system", "system message: Be long.")
-    await chat.hears("/system none", "system message: none")
-    await chat.hears("/system", "system message: none")
-    assert recorder.store.recent()[0].system is None and len(chat.app.chat.request().prompt) == 2
-
-
 async def run_race(chat: Driver) -> str:
     """The result of the race that is on, which is then left."""
     await chat.until(lambda: isinstance(chat.app.screen, Race) and chat.app.screen.query("#race-result"))
@@ -256,11 +246,3 @@ async def test_a_race_of_real_models_when_the_program_begins() -> None:
     async with driving(EMBEDDED, chat=chat_of(12), then="race import os\nimport") as chat:
         assert "over 12 tokens: " in await run_race(chat)
         assert (await chat.ask("import os\nimport")).strip()
-
-
-@in_app
-async def test_theme(chat: Driver) -> None:
-    await chat.hears("/theme", chat.app.theme, "high-contrast")
-    await chat.send("/theme high-contrast")
-    await chat.until(lambda: chat.app.theme == "high-contrast")
-    await chat.errs("/theme pink", "no theme 'pink'", "high-contrast")

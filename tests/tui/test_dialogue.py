@@ -11,8 +11,8 @@ from edgespec.planner.plan import LoadConfig
 from edgespec.service.local import LocalEngine
 from edgespec.tui.race import Race
 from edgespec.tui.window import Queued
-from tests.tui.driving import ENDLESS, Driver, chat_of, driving, in_app
-from tests.tui.screens import in_loop, seen
+from tests.tui.driving import ENDLESS, Driver, chat_of, driving, in_app, in_loop
+from tests.tui.screens import seen
 
 SMALL = LoadConfig(model="tree", backend="toy", draft_max=3, load=LoadOptions(context_size=100))
 

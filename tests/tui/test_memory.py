@@ -11,8 +11,7 @@ from edgespec.engine.prompts import RawText
 from edgespec.planner.plan import LoadConfig, MemoryOptions
 from edgespec.tui.picker import History
 from tests.memory.texts import find_bytes
-from tests.tui.driving import TOY, Driver, driving
-from tests.tui.screens import in_loop
+from tests.tui.driving import TOY, Driver, driving, in_loop
 
 QUESTION = "xqzv of the sea"
 SECRET = "kwjx of the land"

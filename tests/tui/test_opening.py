@@ -10,12 +10,12 @@ from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store
 from edgespec.core.protocols import PrefillProgress
 from edgespec.text.stream import Piece
-from edgespec.tui.opening import Opening
 from edgespec.tui.panel import Details
 from edgespec.tui.progress import Activity, describe_wait
-from edgespec.tui.turns import Answer
-from tests.tui.driving import EMBEDDED, chat_of, driving
-from tests.tui.screens import in_loop, seen
+from edgespec.tui.transcript import Answer
+from edgespec.tui.window import Opening
+from tests.tui.driving import EMBEDDED, chat_of, driving, in_loop
+from tests.tui.screens import seen
 
 
 @in_loop
@@ -48,24 +48,21 @@ async def test_examples_and_the_last_conversations() -> None:
 
 
 @in_loop
-async def test_the_embedded_pair_says_that_it_only_completes_code() -> None:
-    async with driving(EMBEDDED, chat=chat_of(8)) as chat:
-        said = "python-6m completes Python code; Ctrl+G lists models that one can talk to."
-        await chat.ask("hello")
-        assert chat.notices()[-1] == said
-        await chat.ask("def add(a, b):")
-        assert said not in chat.notices()
-
-
-@in_loop
-async def test_what_is_said_during_a_load_is_shown_and_is_in_the_details() -> None:
-    async with driving(replace(EMBEDDED, load=LoadOptions(context_size=4096, threads=1))) as chat:
+async def test_what_is_said_of_the_embedded_pair_during_a_load_and_after_an_answer() -> None:
+    request = replace(EMBEDDED, load=LoadOptions(context_size=4096, threads=1))
+    async with driving(request, chat=chat_of(8)) as chat:
         said, ready = chat.notices()
         assert said.startswith("The model was trained for 2,048 tokens")
         assert ready == "python-6m on llamacpp, draft ngram+python-6m/draft."
         await chat.press("f2")
         await chat.until(lambda: chat.app.screen.query("#costs"))
         await chat.until(lambda: "The model was trained for" in str(chat.app.screen.query_one("#costs").render()))
+        await chat.press("escape")
+        advice = "python-6m completes Python code; Ctrl+G lists models that one can talk to."
+        await chat.ask("hello")
+        assert chat.notices()[-1] == advice
+        await chat.ask("def add(a, b):")
+        assert advice not in chat.notices()
 
 
 def test_what_an_answer_waits_for() -> None:

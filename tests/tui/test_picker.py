@@ -24,7 +24,8 @@ from tests.hub.hubserver import HubServer
 from tests.hub.hubstate import Fault
 from tests.hub.stores import put
 from tests.models import DRAFT, TARGET
-from tests.tui.screens import Script, chat_app, errors, in_loop, opened, seen, toasts, until, within
+from tests.tui.driving import in_loop, make_app, until
+from tests.tui.screens import Script, errors, opened, seen, toasts, within
 
 OTHER = "llama.cpp: draft"
 
@@ -94,20 +95,12 @@ async def test_typing_filters_and_enter_opens(other: Path) -> None:
 
 
 @in_loop
-async def test_the_arrow_goes_into_the_list() -> None:
-    async with opened() as (app, pilot):
-        picker = await pick(app, pilot)
-        await pilot.press("down", "down", "up")
-        assert picker.query_one(DataTable).has_focus and picker.query_one(DataTable).cursor_row == 0
-        await pilot.press("down")
-        assert picker.selected_key() == names(picker)[1]
-
-
-@in_loop
 async def test_esc_goes_back_and_nothing_changes() -> None:
     async with opened() as (app, pilot):
         before, request = app.client.model_info, app.request
-        await pick(app, pilot)
+        picker = await pick(app, pilot)
+        await pilot.press("down", "down")
+        assert picker.query_one(DataTable).has_focus and picker.selected_key() == names(picker)[1]
         await pilot.press("escape")
         await pilot.pause()
         assert len(app.screen_stack) == 1 and app.query_one(Prompt).has_focus
@@ -128,27 +121,6 @@ async def test_a_reference_that_is_not_listed_is_tried() -> None:
         await app.run_command("model tree")
         await until(lambda: app.activity.job is None)
         assert app.client.model_info is not None and app.is_running
-
-
-@in_loop
-async def test_what_plan_says_of_a_model(other: Path) -> None:
-    """First without speeds, then with them."""
-    async with opened((120, 40)) as (app, pilot):
-        app.request = LoadConfig()
-        picker = await pick(app, pilot)
-        picker.query_one(Input).value = OTHER
-        await until(lambda: names(picker) == [OTHER])
-        await pilot.press("ctrl+f")
-        report = picker.query_one("#report-text", Static)
-        await until(lambda: "tokens/s" in str(report.visual) or picker._job is None, seconds=120)
-        assert "tokens/s" in str(report.visual), (read_status(picker), str(report.visual))
-        await until(lambda: "Enter opens" in read_status(picker))
-        text = str(report.visual)
-        assert "on llamacpp, drafted by ngram" in text and "weights" in text and "fits: needs" in text
-        assert "plain decoding:" in text and "a forward of n rows" in text
-        shown = await seen(app, pilot)
-        assert "fits: needs" in shown and "plain decoding:" in shown, "it is on the screen"
-        assert app.client.model_info is not None and picker._job is None
 
 
 @in_loop
@@ -195,23 +167,6 @@ async def test_leaving_ends_a_measurement(monkeypatch: pytest.MonkeyPatch) -> No
         await until(lambda: ended == ["cancelled"])
         await pilot.pause()
         assert len(app.screen_stack) == 1 and app.is_running and not errors(app)
-
-
-@in_loop
-async def test_a_model_of_which_nothing_can_be_said(tmp_path: Path) -> None:
-    async with opened() as (app, pilot):
-        picker = await pick(app, pilot)
-        picker.query_one(Input).value = "llama-8b-q4"
-        await until(lambda: names(picker) == ["llama-8b-q4"])
-        app.request = LoadConfig()
-        await pilot.press("ctrl+f")
-        await until(
-            lambda: "Measuring" not in read_status(picker) and "Enter opens" not in read_status(picker), seconds=30
-        )
-        assert "HF_HUB_OFFLINE" in read_status(picker) or "offline" in read_status(picker).casefold(), read_status(
-            picker
-        )
-        assert app.screen is picker
 
 
 @in_loop
@@ -269,7 +224,7 @@ async def test_a_first_model_is_chosen_among_small_ones_and_downloaded_by_one_ke
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     with HubServer(tmp_path / "served") as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
-        async with opened((120, 30), app=chat_app(LoadConfig(draft_max=0), is_choosing=True)) as (app, pilot):
+        async with opened((120, 30), app=make_app(LoadConfig(draft_max=0), is_choosing=True)) as (app, pilot):
             picker = app.screen
             assert isinstance(picker, Picker) and app.client.model_info is None
             await until(lambda: not any(worker.node is picker and worker.is_running for worker in app.workers))
@@ -292,7 +247,7 @@ async def test_a_first_model_is_chosen_among_small_ones_and_downloaded_by_one_ke
 @in_loop
 async def test_a_model_opened_by_path_is_listed_by_its_name(tmp_path: Path) -> None:
     path = put(TARGET, tmp_path / "elsewhere" / "mine.gguf")
-    async with opened((200, 60), app=chat_app(LoadConfig(str(path), draft_max=0))) as (app, pilot):
+    async with opened((200, 60), app=make_app(LoadConfig(str(path), draft_max=0))) as (app, pilot):
         picker = await pick(app, pilot)
         row = picker.query_one(DataTable).get_row_at(names(picker).index("mine.gguf"))
         assert str(row[-1]) == "opened before"

@@ -17,8 +17,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
-
 from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store
 from edgespec.conversations.recorder import open_store
@@ -26,8 +24,7 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.process import EngineProcess
 from tests.cli.conftest import COMMAND
-from tests.tui.driving import EMBEDDED, ENDLESS, TOY, Driver, chat_of, driving, in_app
-from tests.tui.screens import in_loop
+from tests.tui.driving import EMBEDDED, ENDLESS, Driver, chat_of, driving, in_app, in_loop
 
 
 def locked(data: Path) -> sqlite3.Connection:
@@ -37,10 +34,9 @@ def locked(data: Path) -> sqlite3.Connection:
     return other
 
 
-@pytest.mark.parametrize("request_", [TOY, EMBEDDED], ids=["toy", "embedded"])
-def test_what_was_said_is_kept_and_gone_on_with(request_: LoadConfig) -> None:
+def test_what_was_said_is_kept_and_gone_on_with() -> None:
     async def first() -> tuple[list[str], object]:
-        async with driving(request_, chat=chat_of(12, "# Code")) as chat:
+        async with driving(EMBEDDED, chat=chat_of(12, "# Code")) as chat:
             await chat.ask("import os\n")
             await chat.ask("import sys\n")
             metrics = chat.turns[-1].metrics
@@ -49,7 +45,7 @@ def test_what_was_said_is_kept_and_gone_on_with(request_: LoadConfig) -> None:
             return chat.texts, chat.app.chat.request()
 
     async def second() -> None:
-        async with driving(request_, chat=chat_of(12), resume=1) as chat:
+        async with driving(EMBEDDED, chat=chat_of(12), resume=1) as chat:
             assert chat.texts == chat.shown == texts and chat.app.chat.request() == asked
             assert all("tokens" in footer for footer in chat.footers) and len(chat.footers) == 2
             await chat.ask("more")
@@ -64,28 +60,6 @@ def test_what_was_said_is_kept_and_gone_on_with(request_: LoadConfig) -> None:
     assert sum(span[0] for span in path[1].spans) == len(path[1].text)
     store.close()
     asyncio.run(second())
-
-
-def test_what_is_done_again_stays_a_branch_and_the_place_is_kept() -> None:
-    async def first() -> list[str]:
-        async with driving() as chat:
-            chat.app.chat.max_tokens = 10
-            await chat.ask("one")
-            await chat.ask("two")
-            await chat.send("/retry 1")
-            await chat.until(lambda: len(chat.turns) == 2 and chat.turns[-1].finished and chat.app.activity.job is None)
-            await chat.send("/edit 1")
-            await chat.until(lambda: chat.prompt.text == "one")
-            await chat.ask("one more")
-            await chat.hears("/branch 1", "branch 1 of 2")
-            return chat.texts
-
-    texts = asyncio.run(first())
-    store = Store.open()
-    (kept,) = store.recent()
-    turns = store.turns(kept)
-    assert [(turn.id, turn.parent) for turn in turns] == [(1, None), (2, 1), (3, 2), (4, 3), (5, 1), (6, None), (7, 6)]
-    assert [turn.id for turn in store.path(kept.leaf)] == [1, 5] and texts == [turns[0].text, turns[4].text]
 
 
 def test_a_question_that_cannot_be_answered() -> None:
@@ -139,27 +113,6 @@ async def test_a_store_that_fails_during_an_answer_is_told_of_once(chat: Driver,
     assert not store.path(kept.leaf)[-1].finished
 
 
-@in_app
-async def test_a_store_that_fails_at_a_question(chat: Driver, data: Path) -> None:
-    await chat.ask("before")
-    await chat.hears("/new", "new")
-    first = await chat.ask("one")
-    other = locked(data)
-    second = await chat.ask("two")
-    assert len(chat.notices("error")) == 1
-    other.close()
-    assert chat.texts == chat.shown == ["one", first, "two", second]
-    await chat.send("/undo")
-    await chat.until(lambda: len(chat.turns) == 2)
-    await chat.send("/retry")
-    await chat.until(lambda: len(chat.turns) == 2 and chat.turns[-1].id > 2 and chat.app.activity.job is None)
-    await chat.hears("/branch", "branch 1 of 2")
-    assert chat.texts == ["one", first, "two", second]
-    await chat.hears("/new", "new")
-    await chat.ask("three")
-    assert len(chat.notices("error")) == 0
-
-
 def test_a_folder_that_cannot_be_written(data: Path) -> None:
     data.write_text("a file")
 
@@ -170,33 +123,6 @@ def test_a_folder_that_cannot_be_written(data: Path) -> None:
             await chat.ask("hello")
 
     asyncio.run(main())
-
-
-def test_two_programs_at_once(data: Path) -> None:
-    failures: list[BaseException] = []
-
-    async def main(name: str) -> None:
-        async with driving(store=Store.open(wait_s=5.0)) as chat:
-            for number in range(3):
-                await chat.ask(f"{name} {number}")
-            assert not chat.notices("error")
-
-    def one(name: str) -> None:
-        try:
-            asyncio.run(main(name))
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failures.append(error)
-
-    Store.open().close()
-    threads = [threading.Thread(target=one, args=(name,)) for name in ("here", "there")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    store = Store.open()
-    paths = [[turn.text for turn in store.path(kept.leaf)][::2] for kept in store.recent()]
-    assert sorted(paths) == [[f"{name} {number}" for number in range(3)] for name in ("here", "there")]
 
 
 class Screen:
