@@ -34,7 +34,7 @@ import numpy.typing as npt
 from benchmarks.harness import DRAFT, MODEL_PATH, TARGET, load_model, print_result
 from edgespec.adapt.evaluate import Matrix, chain_matrix, compare, find_hits, find_rounds, read_best
 from edgespec.adapt.options import LOSS_NAMES, WEIGHTS, LossName, Throttle, TrainOptions
-from edgespec.adapt.recipes import BATCH_TOKENS, RANK
+from edgespec.adapt.run import BATCH_TOKENS, RANK
 from edgespec.adapt.student import Student
 from edgespec.adapt.teacher import RowStore, Teacher, TextBatches
 from edgespec.adapt.texts import TrainingText, count_tokens, read_texts, split_texts

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from edgespec.api.model import AsyncModel, Model, load, load_async
+    from edgespec.api.model import AsyncModel, AsyncReplyStream, Model, Reply, ReplyStream, load, load_async
     from edgespec.api.options import GenerationArguments, LoadArguments
-    from edgespec.api.reply import AsyncReplyStream, Reply, ReplyStream
     from edgespec.core.metrics import Metrics
     from edgespec.errors import (
         BackendError,
@@ -39,9 +38,8 @@ if TYPE_CHECKING:
     from edgespec.text.tool_formats import ToolCall
 else:
     _MODULES = {
-        "edgespec.api.model": ("AsyncModel", "Model", "load", "load_async"),
+        "edgespec.api.model": ("AsyncModel", "AsyncReplyStream", "Model", "Reply", "ReplyStream", "load", "load_async"),
         "edgespec.api.options": ("GenerationArguments", "LoadArguments"),
-        "edgespec.api.reply": ("AsyncReplyStream", "Reply", "ReplyStream"),
         "edgespec.core.metrics": ("Metrics",),
         "edgespec.errors": (
             "BackendError",

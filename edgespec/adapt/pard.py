@@ -34,27 +34,14 @@ _WINDOW = 256  # tokens that are measured at once
 
 
 @dataclass(frozen=True, slots=True)
-class PackedRows:
-    """n rows of a window: those of the text, then mask rows.
-
-    tokens     [n] int32
-    positions  [n] int32 in the text; a row predicts the token after its position
-    sees       [n, n] which rows a row attends to
-    """
-
-    tokens: Ints
-    positions: Ints
-    sees: npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True)
 class PardBatch:
-    """Rows of B windows with the same cuts, and the target's rows at their positions; n as in PackedRows.
+    """n rows of each of B windows with the same cuts: those of the text, then mask rows; and the target's rows there.
 
-    tokens           [B, n] int32
-    positions, sees  as in PackedRows
-    ids, log_probs   [B, n, K]; see TeacherRows
-    weights          [B, n] float32; 0 for rows that do not count
+    tokens          [B, n] int32
+    positions       [n] int32 in the text; a row predicts the token after its position
+    sees            [n, n] which rows a row attends to
+    ids, log_probs  [B, n, K]; see TeacherRows
+    weights         [B, n] float32; 0 for rows that do not count
     """
 
     tokens: Ints
@@ -75,7 +62,7 @@ class PardBatches:
         self._batches = batches
         self._mask_token = mask_token
         self._depth, self._decay, self._seed = depth, decay, seed
-        self.key = f"{batches.key}-pard-{mask_token}-{depth}-{decay}-{seed}"
+        self.key = batches.key
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -103,15 +90,18 @@ def choose_cuts(first: int, size: int, depth: int, rng: np.random.Generator) -> 
     return np.concatenate(cuts).astype(np.int32), np.concatenate(depths).astype(np.int32)
 
 
-def pack(tokens: Ints, cuts: Ints, depths: Ints, mask_token: int) -> PackedRows:
-    """The rows of a window with `tokens` [size] and mask rows behind `cuts`, see `choose_cuts`."""
-    own = np.arange(len(tokens))
+def pack(tokens: Ints, cuts: Ints, depths: Ints, mask_token: int) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+    """(tokens, positions, sees) of the rows of windows [B, size] with mask rows behind `cuts`; see PardBatch and
+    `choose_cuts`.
+    """
+    n_windows, size = tokens.shape
+    own = np.arange(size)
     cut, depth = np.concatenate([own, cuts]), np.concatenate([np.zeros_like(own), depths])
     sees_text = (depth == 0) & (cut <= cut[:, None])
     sees_masks = (depth > 0) & (cut == cut[:, None]) & (depth <= depth[:, None])
-    masks = np.full(len(cuts), mask_token, np.int32)
-    packed = np.concatenate([np.asarray(tokens, np.int32), masks])
-    return PackedRows(packed, (cut + depth).astype(np.int32), sees_text | sees_masks)
+    masks = np.full((n_windows, len(cuts)), mask_token, np.int32)
+    packed = np.concatenate([tokens.astype(np.int32), masks], axis=1)
+    return packed, (cut + depth).astype(np.int32), sees_text | sees_masks
 
 
 def pack_batch(batch: Batch, cuts: Ints, depths: Ints, mask_token: int, decay: float) -> PardBatch:
@@ -119,13 +109,11 @@ def pack_batch(batch: Batch, cuts: Ints, depths: Ints, mask_token: int, decay: f
 
     A mask row counts where those of its cut and of its own position do.
     """
-    windows = [pack(tokens, cuts, depths, mask_token) for tokens in batch.tokens]
-    first, size = windows[0], batch.tokens.shape[1]
-    at = first.positions
+    tokens, at, sees = pack(batch.tokens, cuts, depths, mask_token)
+    size = batch.tokens.shape[1]
     own = np.concatenate([np.arange(size), cuts])
     weights = np.concatenate([np.ones(size), decay**depths]) * batch.mask[:, at] * batch.mask[:, own]
-    tokens = np.stack([each.tokens for each in windows])
-    return PardBatch(tokens, at, first.sees, batch.ids[:, at], batch.log_probs[:, at], weights.astype(np.float32))
+    return PardBatch(tokens, at, sees, batch.ids[:, at], batch.log_probs[:, at], weights.astype(np.float32))
 
 
 class PackedKeys(KeyValues):
@@ -142,19 +130,20 @@ class PackedKeys(KeyValues):
         return self._sees
 
 
-def run_packed(network: Any, tokens: Any, positions: Any, sees: Any) -> Any:
+def run_packed(network: Any, tokens: Ints, positions: Ints, sees: npt.NDArray[np.bool_]) -> Any:
     """Logits [batch, n, V] of rows [batch, n] at `positions` [n], which attend to what `sees` [n, n] says."""
-    with tree_positions(positions):
-        return network(tokens, cache=[PackedKeys(sees) for _ in network.layers])
+    mask = mx.array(sees)
+    with tree_positions(mx.array(positions)):
+        return network(mx.array(tokens), cache=[PackedKeys(mask) for _ in network.layers])
 
 
 def check_packing(network: Any) -> None:
     """Raises DraftRefused for a network that computes other things in packed rows: recurrent states, short windows."""
     tokens = np.arange(_PROBED, dtype=np.int32)
-    rows = pack(tokens, np.array([_PROBED // 2] * 2), np.array([1, 2]), mask_token=0)
+    rows = pack(tokens[None], np.array([_PROBED // 2] * 2), np.array([1, 2]), mask_token=0)
     text = [*tokens[: _PROBED // 2 + 1].tolist(), 0, 0]
     try:
-        packed = run_packed(network, mx.array(rows.tokens[None]), mx.array(rows.positions), mx.array(rows.sees))
+        packed = run_packed(network, *rows)
         plain = network(mx.array([text]))
         is_equal = mx.allclose(packed[0, -2:], plain[0, -2:], rtol=1e-2, atol=1e-2).item()
     except Exception as error:  # whatever its layers do with caches that are not theirs
@@ -175,7 +164,7 @@ def parallel(name: LossName) -> Objective[PardBatch]:
     loss = LOSSES[name]
 
     def objective(network: Any, batch: PardBatch) -> mx.array:
-        logits = run_packed(network, mx.array(batch.tokens), mx.array(batch.positions), mx.array(batch.sees))
+        logits = run_packed(network, batch.tokens, batch.positions, batch.sees)
         return loss(logits, mx.array(batch.ids), mx.array(batch.log_probs), mx.array(batch.weights))
 
     return objective
@@ -196,8 +185,7 @@ def measure_packed(
         if not len(cuts):
             continue
         own = np.tile(cuts, depth - 1).astype(np.int32), np.repeat(np.arange(1, depth, dtype=np.int32), len(cuts))
-        rows = pack(text.tokens[window.start : window.stop], *own, mask_token)
-        logits = run_packed(network, mx.array(rows.tokens[None]), mx.array(rows.positions), mx.array(rows.sees))
+        logits = run_packed(network, *pack(text.tokens[None, window.start : window.stop], *own, mask_token))
         best = np.array(mx.argmax(logits[0], axis=-1))
         best = np.concatenate([best[cuts], best[size:]]).reshape(depth, len(cuts)).T
         at = window.start + cuts[:, None] + 1 + np.arange(depth)  # the token of each depth

@@ -8,22 +8,38 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
-from math import prod
+from math import nan, prod
 from pathlib import Path
-from time import time
-from typing import Any, Protocol
+from time import perf_counter, time
+from typing import TYPE_CHECKING, Any, Protocol
 
-from edgespec.adapt.evaluate import Return, compare, expected_tokens, require_positions, return_to_best
+from edgespec.adapt.evaluate import (
+    Matrix,
+    Return,
+    compare,
+    expected_tokens,
+    measure_blocks,
+    measure_chains,
+    read_rows,
+    require_positions,
+    return_to_best,
+    train_bigram,
+)
 from edgespec.adapt.options import Progress, StopReason, Throttle, TrainOptions, Weights
-from edgespec.adapt.recipes import BATCH_TOKENS, RANK, TRAINED, Materials, Trainee, measure_draft, open_trainee
+from edgespec.adapt.teacher import Batches, RowStore, Teacher, TextBatches
 from edgespec.adapt.texts import ALL_TEXTS, Split, TextSelection, TrainingText, count_tokens, read_texts, take_latest
-from edgespec.backends import open_model
+from edgespec.backends import BackendName, Model, open_model
+from edgespec.backends.mlx.library import load_mlx
+from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import CacheError, DoesNotFit, DraftRefused, InvalidRequest, reason_of
+from edgespec.drafters.recycling import FILE as BIGRAM_FILE
+from edgespec.drafters.recycling import find_bigram
+from edgespec.drafters.sequential import PardSession
+from edgespec.errors import BackendUnavailable, CacheError, DoesNotFit, DraftRefused, InvalidRequest, reason_of
 from edgespec.files import lock_file, write_private
 from edgespec.formats.gguf_validate import read_file, read_gguf_config
 from edgespec.formats.head_file import read_folder_shapes
@@ -38,109 +54,8 @@ from edgespec.registry.schema import Registry
 from edgespec.registry.tokenizer_compat import identify_tokenizer
 from edgespec.units import gib
 
-# The folder of a training run that is not complete: the same command goes on with it.
-
-
-_STATE, _LOCK = "run.json", "lock"
-
-
-@contextmanager
-def open_run(folder: Path, options: str) -> Iterator[float]:
-    """Yield when the run began, in seconds since the epoch: earlier than now for one with these options that goes on.
-
-    The checkpoints of a run with other options are removed. The folder is removed when the block ends without an error,
-    or with one before anything was kept in it: the next run then takes later texts too.
-
-    Raises InvalidRequest where another process runs it, CacheError.
-    """
-    with ExitStack() as opened:
-        try:
-            for each in (folder.parent.parent, folder.parent, folder):
-                each.mkdir(mode=0o700, parents=True, exist_ok=True)
-            opened.enter_context(lock_file(folder / _LOCK, wait=False))
-            began_s = _read_start(folder / _STATE, options) or _start_anew(folder, options)
-        except BlockingIOError:
-            raise InvalidRequest("this draft is being trained already.", hint="Wait until that has ended.") from None
-        except OSError as error:
-            raise CacheError(
-                f"{folder} cannot be written: {reason_of(error)}.", hint="Check its permissions, or free some space."
-            ) from error
-        try:
-            yield began_s
-        except BaseException:
-            if not {path.name for path in folder.glob("*")} - {_STATE, _LOCK}:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _start_anew(folder: Path, options: str) -> float:
-    """Remove what another run has left, and remember when this one begins; returns that. Raises OSError."""
-    for path in folder.iterdir():
-        if path.name != _LOCK:
-            path.unlink()
-    began_s = time()
-    write_private(folder / _STATE, json.dumps({"began_s": began_s, "options": options}))
-    return began_s
-
-
-def _read_start(state: Path, options: str) -> float | None:
-    """When the run in a folder began; None where there is none with these options."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(state.read_text(encoding="utf-8"))
-        if found["options"] == options:
-            return float(found["began_s"])
-    return None
-
-
-# Memory that training a draft model needs, estimated from its header; neither weights nor MLX are loaded.
-
-
-_FLOAT_BYTES = 4
-_MOMENTS = 2  # AdamW's, of each trained weight
-_IN_STEP = 3  # for each trained weight: its gradient, before and after clipping, and its update
-_SEQUENCE = 512  # tokens; texts are cut into parts of at most so many
-# Single-precision numbers that a layer keeps for the backward pass, for each token. Fitted to MLX's peaks.
-_PER_HIDDEN, _PER_FEED_FORWARD, _PER_HEAD_PAIR = 9, 5, 1.5
-_PER_LOGIT = 4
-_MARGIN = 1.1
-
-
-def estimate_training_bytes(path: Path, batch_tokens: int, *, rank: int | None = None) -> int:
-    """Bytes to train a draft model with AdamW on batches of so many tokens, in parts of 512 tokens at most.
-
-    rank  of LoRA; None to train all weights
-
-    Raises InvalidModelFile, CacheError.
-    """
-    sizes, shapes = _read_sizes(path)
-    n_weights = sum(prod(shape) for shape in shapes.values())
-    n_trained = n_weights
-    if rank is not None:
-        blocks = [shape for name, shape in shapes.items() if len(shape) == 2 and (".layers." in name or "blk." in name)]
-        n_trained = sum(rank * sum(shape) for shape in blocks)
-        n_weights += n_trained
-    in_layer = (
-        _PER_HIDDEN * sizes["hidden_size"]
-        + _PER_FEED_FORWARD * sizes["intermediate_size"]
-        + _PER_HEAD_PAIR * sizes["num_attention_heads"] * min(batch_tokens, _SEQUENCE)
-    )
-    per_token = sizes["num_hidden_layers"] * in_layer + _PER_LOGIT * sizes["vocab_size"]
-    in_step = max(per_token * batch_tokens, _IN_STEP * n_trained)
-    return int(_MARGIN * _FLOAT_BYTES * (n_weights + _MOMENTS * n_trained + in_step))
-
-
-def _read_sizes(path: Path) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
-    """(sizes by their names in config.json, shapes of the tensors) of a GGUF file or folder."""
-    if not path.is_dir():
-        header = read_file(path)
-        return read_gguf_config(header), {tensor.name: tensor.shape for tensor in header.tensors}
-    folder = read_folder(path)
-    shapes = unpack_shapes(folder.config, read_folder_shapes(path))
-    defaults = {"hidden_size": 0, "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 0}
-    sizes = {key: folder.integer(key) or default for key, default in defaults.items()}
-    sizes["intermediate_size"] = folder.integer("intermediate_size") or 4 * sizes["hidden_size"]
-    return sizes, {name: shape for name, shape in shapes.items() if not name.endswith((".scales", ".biases"))}
+if TYPE_CHECKING:
+    from edgespec.adapt.student import Student
 
 
 _MAX_HELD_OUT = 50_000  # tokens: enough for intervals of a few percent, and no long wait
@@ -333,3 +248,317 @@ def _describe_texts(texts: Sequence[TrainingText]) -> dict[str, Any]:
     return {
         "n_texts": len(texts), "n_tokens": count_tokens(texts), "first_s": min(times), "last_s": max(times)
     }  # fmt: skip
+
+
+# How each kind of draft is opened, trained, measured and saved.
+
+
+DEPTH = 4  # tokens of the drafts whose gain is measured
+RANK = 16  # of LoRA
+BATCH_TOKENS = 1024
+TRAINED = ("model", "pard", "mtp", "eagle", "eagle3")
+"""The drafters that can be trained, as `auto` chooses among those of a target."""
+_BIGRAM_ROWS = 50_000  # of blocks; more gained little
+
+
+@dataclass(frozen=True, slots=True)
+class Materials:
+    """What a draft is trained and measured with.
+
+    load      options of the target, with which drafts are opened too that a runtime runs
+    folder    of the checkpoints
+    check     polled between forwards; waits while engines work
+    reading   gets the numbers of tokens that the target has read, and of all
+    """
+
+    target: Model
+    load: LoadOptions
+    train: Sequence[TrainingText]
+    held_out: Sequence[TrainingText]
+    options: TrainOptions
+    throttle: Throttle
+    folder: Path
+    check: CheckCancelled
+    reading: Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Trainee:
+    """A draft in training.
+
+    train    trains it, from the last checkpoint on, and reports each step
+    measure  the matrices of the held-out conversations, for drafts of DEPTH tokens
+    save     writes the draft to a path, which it creates
+    """
+
+    train: Callable[[Callable[[Progress], None]], Progress]
+    measure: Callable[[], Mapping[str, Matrix]]
+    save: Callable[[Path], None]
+
+
+def open_trainee(
+    drafter: PlannedDrafter, path: Path, weights: Weights, materials: Materials, opened: ExitStack
+) -> Trainee:
+    """The draft at `path`, of the kind of `drafter`; what is opened for it is closed with `opened`.
+
+    Raises EdgespecError, Cancelled.
+    """
+    if weights == "bigram":
+        return _open_bigram(drafter, path, materials, opened)
+    if drafter.head is not None:
+        if weights == "lora":
+            raise DraftRefused("heads are small, and are trained whole.", hint="Use --method full.")
+        return _open_head(drafter, path, materials, opened)
+    student = open_student(path)
+    session = materials.target.open_session(materials.check)
+    opened.callback(session.close)
+    if weights == "lora":
+        student.train_lora(RANK)
+    else:
+        student.train_all()
+    if drafter.spec.name == "pard":
+        from edgespec.adapt.pard import check_packing
+
+        check_packing(student.network)
+    rows = RowStore(Teacher(session, materials.check, student.vocab_size), [text.tokens for text in materials.train])
+    rows.fill(materials.reading)
+    batches = TextBatches(materials.train, rows, batch_tokens=BATCH_TOKENS, seed=materials.options.seed)
+    if drafter.spec.name == "pard":
+        return _make_pard(student, path, drafter, batches, materials)
+    from edgespec.adapt.trainer import distillation
+
+    return Trainee(
+        train=_descend(student.network, distillation(materials.options.loss), batches, materials),
+        measure=lambda: measure_chains(student.network, materials.held_out, DEPTH, materials.check),
+        save=student.save,
+    )
+
+
+def open_student(path: Path) -> Student:
+    """The draft model at `path` as a trainable network. Raises BackendUnavailable without MLX; see Student.open."""
+    try:
+        load_mlx()
+    except BackendUnavailable as error:
+        raise BackendUnavailable(
+            f"a draft is trained by MLX, and {error.message}", hint="Install it: pip install 'edgespec[adapt]'."
+        ) from error
+    from edgespec.adapt.student import Student
+
+    return Student.open(path)
+
+
+def measure_draft(
+    drafter: PlannedDrafter, path: Path, texts: Sequence[TrainingText], check: CheckCancelled
+) -> dict[str, Matrix]:
+    """The matrices of the draft model at `path`. Raises DraftRefused for a head, which needs its target."""
+    if drafter.head is not None:
+        raise DraftRefused(
+            "heads are not trained on the newest texts alone.", hint="Use `edgespec adapt` without --newest."
+        )
+    network = open_student(path).network
+    if drafter.spec.name != "pard":
+        return measure_chains(network, texts, DEPTH, check)
+    from edgespec.adapt.pard import measure_packed
+
+    return measure_packed(network, texts, _mask_token(drafter), DEPTH, check)
+
+
+def _make_pard(
+    student: Student, path: Path, drafter: PlannedDrafter, texts: TextBatches, materials: Materials
+) -> Trainee:
+    """A draft that predicts several tokens in one forward. What it has learned of pairs of tokens stays."""
+    from edgespec.adapt.pard import PardBatches, measure_packed, parallel
+
+    network, mask_token = student.network, _mask_token(drafter)
+
+    def save(to: Path) -> None:
+        student.save(to, mask_token)
+        if (path.parent / BIGRAM_FILE).is_file():
+            shutil.copyfile(path.parent / BIGRAM_FILE, to.parent / BIGRAM_FILE)
+
+    batches = PardBatches(texts, mask_token, seed=materials.options.seed)
+    return Trainee(
+        train=_descend(network, parallel(materials.options.loss), batches, materials),
+        measure=lambda: measure_packed(network, materials.held_out, mask_token, DEPTH, materials.check),
+        save=save,
+    )
+
+
+def _open_bigram(drafter: PlannedDrafter, path: Path, materials: Materials, opened: ExitStack) -> Trainee:
+    """The term for pairs of tokens of a PARD model, which itself stays as it is."""
+    if drafter.spec.name != "pard":
+        raise DraftRefused(
+            "only PARD models have a term for pairs of tokens.", hint="Use --method full, or name a PARD model."
+        )
+    backend: BackendName = "mlx" if path.is_dir() else "llamacpp"
+    check, vocab_size = materials.check, materials.target.tokenizer.vocab_size
+    model = open_model(backend, path, materials.load, progress=lambda fraction: None, check=check)
+    opened.callback(model.close)
+    blocks = PardSession(model.open_session(check), vocab_size, _mask_token(drafter))
+    opened.callback(blocks.close)
+    learned = [find_bigram(path)]
+
+    def train(report: Callable[[Progress], None]) -> Progress:
+        began_s = perf_counter()
+        rows = read_rows(blocks, materials.train, DEPTH, check, _BIGRAM_ROWS)
+        learned[0] = train_bigram(rows, vocab_size, check, seed=materials.options.seed)
+        return Progress(1, 1, nan, perf_counter() - began_s)
+
+    def save(to: Path) -> None:
+        (shutil.copytree if path.is_dir() else shutil.copyfile)(path, to)
+        assert learned[0] is not None  # after the training
+        learned[0].save(to.parent / BIGRAM_FILE)
+
+    return Trainee(
+        train=train,
+        measure=lambda: measure_blocks(blocks, materials.held_out, DEPTH, check, learned[0]),
+        save=save,
+    )
+
+
+def _open_head(drafter: PlannedDrafter, path: Path, materials: Materials, opened: ExitStack) -> Trainee:
+    """A trained head of a target on MLX."""
+    from edgespec.backends.mlx.model import MlxModel
+
+    spec, target = drafter.head, materials.target
+    if not isinstance(target, MlxModel) or spec is None or drafter.is_in_target or not path.is_dir():
+        raise DraftRefused(
+            "only heads in a folder of their own, of a target on MLX, can be trained.",
+            hint="Name the head's folder with --draft, and use --backend mlx.",
+        )
+    from edgespec.adapt.heads import HeadStudent, HeadTexts, measure_heads, recursion
+
+    student = HeadStudent(path, spec, target.network, target.layer_count)
+
+    def read(texts: Sequence[TrainingText]) -> HeadTexts:
+        session = target.open_session(materials.check)
+        opened.callback(session.close)
+        seed = materials.options.seed
+        return HeadTexts(texts, session, student.layers, materials.check, batch_tokens=BATCH_TOKENS, seed=seed)
+
+    held_out = read(materials.held_out)
+    return Trainee(
+        train=_descend(student.network, recursion(materials.options.loss), read(materials.train), materials),
+        measure=lambda: measure_heads(student.network, held_out, DEPTH, materials.check),
+        save=student.save,
+    )
+
+
+def _descend(
+    network: Any, objective: Callable[[Any, Any], Any], batches: Batches[Any], materials: Materials
+) -> Callable[[Callable[[Progress], None]], Progress]:
+    """What trains by gradients."""
+    from edgespec.adapt.trainer import Trainer
+
+    trainer = Trainer(network, objective, batches, materials.options, materials.folder, materials.throttle)
+    return lambda report: trainer.run(report, materials.check)
+
+
+def _mask_token(drafter: PlannedDrafter) -> int:
+    assert drafter.mask_token is not None  # of every PARD model that is planned
+    return drafter.mask_token
+
+
+# The folder of a training run that is not complete: the same command goes on with it.
+
+
+_STATE, _LOCK = "run.json", "lock"
+
+
+@contextmanager
+def open_run(folder: Path, options: str) -> Iterator[float]:
+    """Yield when the run began, in seconds since the epoch: earlier than now for one with these options that goes on.
+
+    The checkpoints of a run with other options are removed. The folder is removed when the block ends without an error,
+    or with one before anything was kept in it: the next run then takes later texts too.
+
+    Raises InvalidRequest where another process runs it, CacheError.
+    """
+    with ExitStack() as opened:
+        try:
+            for each in (folder.parent.parent, folder.parent, folder):
+                each.mkdir(mode=0o700, parents=True, exist_ok=True)
+            opened.enter_context(lock_file(folder / _LOCK, wait=False))
+            began_s = _read_start(folder / _STATE, options) or _start_anew(folder, options)
+        except BlockingIOError:
+            raise InvalidRequest("this draft is being trained already.", hint="Wait until that has ended.") from None
+        except OSError as error:
+            raise CacheError(
+                f"{folder} cannot be written: {reason_of(error)}.", hint="Check its permissions, or free some space."
+            ) from error
+        try:
+            yield began_s
+        except BaseException:
+            if not {path.name for path in folder.glob("*")} - {_STATE, _LOCK}:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start_anew(folder: Path, options: str) -> float:
+    """Remove what another run has left, and remember when this one begins; returns that. Raises OSError."""
+    for path in folder.iterdir():
+        if path.name != _LOCK:
+            path.unlink()
+    began_s = time()
+    write_private(folder / _STATE, json.dumps({"began_s": began_s, "options": options}))
+    return began_s
+
+
+def _read_start(state: Path, options: str) -> float | None:
+    """When the run in a folder began; None where there is none with these options."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        found = json.loads(state.read_text(encoding="utf-8"))
+        if found["options"] == options:
+            return float(found["began_s"])
+    return None
+
+
+# Memory that training a draft model needs, estimated from its header; neither weights nor MLX are loaded.
+
+
+_FLOAT_BYTES = 4
+_MOMENTS = 2  # AdamW's, of each trained weight
+_IN_STEP = 3  # for each trained weight: its gradient, before and after clipping, and its update
+_SEQUENCE = 512  # tokens; texts are cut into parts of at most so many
+# Single-precision numbers that a layer keeps for the backward pass, for each token. Fitted to MLX's peaks.
+_PER_HIDDEN, _PER_FEED_FORWARD, _PER_HEAD_PAIR = 9, 5, 1.5
+_PER_LOGIT = 4
+_MARGIN = 1.1
+
+
+def estimate_training_bytes(path: Path, batch_tokens: int, *, rank: int | None = None) -> int:
+    """Bytes to train a draft model with AdamW on batches of so many tokens, in parts of 512 tokens at most.
+
+    rank  of LoRA; None to train all weights
+
+    Raises InvalidModelFile, CacheError.
+    """
+    sizes, shapes = _read_sizes(path)
+    n_weights = sum(prod(shape) for shape in shapes.values())
+    n_trained = n_weights
+    if rank is not None:
+        blocks = [shape for name, shape in shapes.items() if len(shape) == 2 and (".layers." in name or "blk." in name)]
+        n_trained = sum(rank * sum(shape) for shape in blocks)
+        n_weights += n_trained
+    in_layer = (
+        _PER_HIDDEN * sizes["hidden_size"]
+        + _PER_FEED_FORWARD * sizes["intermediate_size"]
+        + _PER_HEAD_PAIR * sizes["num_attention_heads"] * min(batch_tokens, _SEQUENCE)
+    )
+    per_token = sizes["num_hidden_layers"] * in_layer + _PER_LOGIT * sizes["vocab_size"]
+    in_step = max(per_token * batch_tokens, _IN_STEP * n_trained)
+    return int(_MARGIN * _FLOAT_BYTES * (n_weights + _MOMENTS * n_trained + in_step))
+
+
+def _read_sizes(path: Path) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
+    """(sizes by their names in config.json, shapes of the tensors) of a GGUF file or folder."""
+    if not path.is_dir():
+        header = read_file(path)
+        return read_gguf_config(header), {tensor.name: tensor.shape for tensor in header.tensors}
+    folder = read_folder(path)
+    shapes = unpack_shapes(folder.config, read_folder_shapes(path))
+    defaults = {"hidden_size": 0, "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 0}
+    sizes = {key: folder.integer(key) or default for key, default in defaults.items()}
+    sizes["intermediate_size"] = folder.integer("intermediate_size") or 4 * sizes["hidden_size"]
+    return sizes, {name: shape for name, shape in shapes.items() if not name.endswith((".scales", ".biases"))}

@@ -28,13 +28,13 @@ from edgespec.backends.mlx.library import map_errors
 from edgespec.backends.mlx.model import load_error
 from edgespec.errors import BackendError, CacheError, DraftRefused, InvalidModelFile, reason_of
 from edgespec.files import new_folder, replace_file
-from edgespec.formats.gguf import GGML_IDS, GGML_TYPES, GgmlType
+from edgespec.formats.gguf import GGML_IDS, GGML_TYPES
 from edgespec.formats.gguf_validate import ROPE_FACTORS, read_file, read_gguf_config, to_folder_name
 from edgespec.formats.head_file import read_head
 from edgespec.formats.mlx_folder import read_folder, read_json
 
 LORA_SCALE = 20.0  # by which the product of the two small matrices is multiplied; mlx-lm's default
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: of NumPy, which does not tell
 
 
 class Student(ABC):
@@ -223,7 +223,6 @@ class FolderStudent(Student):
 
 
 _MASK_TOKEN = gguf.Keys.Tokenizer.MASK_ID
-_ALIGNMENT = 32  # bytes; GGUF's default
 _COARSE = ("IQ1", "IQ2", "TQ")  # types that ruin a matrix without an importance matrix, or need training of their own
 _Q8_0 = GGML_TYPES[GGML_IDS["Q8_0"]]
 
@@ -252,54 +251,39 @@ class GgufStudent(Student):
         Tensors whose weights did not change are copied. The others keep their type, and are Q8_0 where it is too coarse
         to be quantized without an importance matrix. Raises OSError.
         """
-        changed = {name: found for name in self._tensors if (found := self._find_change(name, weights)) is not None}
+        left_out = {"general.architecture", "general.alignment"}
         with replace_file(path) as partial:
             partial.chmod(0o600)  # it has learned from the user's texts
-            self._write_header(partial, {name: _choose_type(self._type(name)) for name in changed}, mask_token)
-            with partial.open("ab") as file:
-                for name, tensor in self._tensors.items():
-                    file.write(b"\0" * (-file.tell() % _ALIGNMENT))
-                    data = tensor.data
-                    if name in changed:
-                        rows = np.array(changed[name])
-                        data = quantize_rows(rows.reshape(-1, rows.shape[-1]), _choose_type(self._type(name)))
-                    file.write(np.ascontiguousarray(data).data)
-                file.write(b"\0" * (-file.tell() % _ALIGNMENT))
-
-    def _type(self, name: str) -> GgmlType:
-        return GGML_TYPES[self._tensors[name].tensor_type]
+            writer = gguf.GGUFWriter(partial, self._header.architecture)
+            if mask_token is not None:
+                writer.add_mask_token_id(mask_token)
+                left_out.add(_MASK_TOKEN)
+            for key in self._header.metadata:
+                if key not in left_out:
+                    _copy_field(writer, self._reader.fields[key])
+            for name, tensor in self._tensors.items():
+                data, kind = tensor.data, GGML_TYPES[tensor.tensor_type]
+                changed = self._find_change(name, weights)
+                if changed is not None:
+                    kind = _Q8_0 if kind.name.startswith(_COARSE) else kind
+                    data = quantize_rows(changed.reshape(-1, changed.shape[-1]), kind)
+                    data = data.reshape(*changed.shape[:-1], -1)
+                writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType(GGML_IDS[kind.name]))
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+            writer.close()
 
     def _read(self, name: str) -> npt.NDArray[np.float32]:
         tensor = self._tensors[name]
         return gguf.quants.dequantize(tensor.data, tensor.tensor_type)
 
-    def _find_change(self, name: str, weights: Mapping[str, Any]) -> Any:
+    def _find_change(self, name: str, weights: Mapping[str, Any]) -> npt.NDArray[np.float32] | None:
         """The new weights of a tensor; None where they are those of the file."""
         if name == ROPE_FACTORS:
             return None
-        found = weights[to_folder_name(name)]
-        return None if np.array_equal(self._read(name), np.array(found)) else found
-
-    def _write_header(self, path: Path, changed: Mapping[str, GgmlType], mask_token: int | None) -> None:
-        """Write all that precedes the data; `changed` are types by name, of tensors whose data changed."""
-        writer = gguf.GGUFWriter(path, self._header.architecture)
-        left_out = {"general.architecture", "general.alignment"}
-        if mask_token is not None:
-            writer.add_mask_token_id(mask_token)
-            left_out.add(_MASK_TOKEN)
-        for key in self._header.metadata:
-            if key not in left_out:
-                _copy_field(writer, self._reader.fields[key])
-        for info in self._header.tensors:
-            kind = changed.get(info.name, info.type)
-            shape = (*reversed(info.shape[1:]), kind.nbytes(info.shape[0]))
-            size = int(np.prod(shape))
-            number = gguf.GGMLQuantizationType(GGML_IDS[kind.name])
-            writer.add_tensor_info(info.name, shape, np.dtype(np.uint8), size, raw_dtype=number)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_ti_data_to_file()
-        writer.close()
+        found = np.array(weights[to_folder_name(name)])
+        return None if np.array_equal(self._read(name), found) else found
 
 
 class _FactoredRope(nn.Module):  # type: ignore[misc]
@@ -329,10 +313,6 @@ def _make_network(config: dict[str, Any], tensors: dict[str, npt.NDArray[np.floa
         for layer in network.layers:
             layer.self_attn.rope = rope
     return network
-
-
-def _choose_type(kind: GgmlType) -> GgmlType:
-    return _Q8_0 if kind.name.startswith(_COARSE) else kind
 
 
 def _copy_field(writer: Any, field: Any) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from hashlib import blake2b
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, BinaryIO, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -29,7 +27,6 @@ B = TypeVar("B")
 Objective = Callable[[Any, B], mx.array]
 """(network, batch) -> the loss, a scalar that is minimized."""
 
-_VERSION = 2  # of the state in a checkpoint, and of what follows from it
 _TIMED = range(2, 10)  # steps that tell how many the time allows
 
 
@@ -44,9 +41,10 @@ class _State:
 
 
 class Trainer(Generic[B]):
-    """One run. A second one on the same folder, data and options goes on where the first one was stopped or killed.
+    """One run. A second one on the same folder and data goes on where the first one was stopped or killed.
 
-    On a CPU the weights are then the same to the last bit as those of a run that was not.
+    `run.open_run` empties a folder where options or the weights to begin with have changed. On a CPU the trained
+    weights are the same to the last bit as those of a run that was not stopped.
     """
 
     def __init__(
@@ -125,7 +123,7 @@ class Trainer(Generic[B]):
 
     def _resume(self) -> _State:
         """The state after the last good checkpoint, whose weights the network then has; else that of a new run."""
-        new = _State(self._make_key(), self._options.epochs * len(self._batches))
+        new = _State(self._batches.key, self._options.epochs * len(self._batches))
         checkpoint = load_checkpoint(self._folder, new.key)
         if checkpoint is None:
             return new
@@ -137,17 +135,7 @@ class Trainer(Generic[B]):
 
     def _save(self, state: _State) -> None:
         trained = {"weights": self._network.trainable_parameters(), "optimizer": self._optimizer.state}
-        save_checkpoint(self._folder, state.step, dict(tree_flatten(trained)), asdict(state))
-
-    def _make_key(self) -> str:
-        """A hash of data and options, of what is trained, and of the weights that are not."""
-        options = {name: value for name, value in asdict(self._options).items() if name != "checkpoint_s"}
-        digest = blake2b(json.dumps([_VERSION, self._batches.key, options]).encode(), digest_size=16)
-        trained = dict(tree_flatten(self._network.trainable_parameters()))
-        for path, array in tree_flatten(self._network.parameters()):
-            value = "" if path in trained else array.sum().item()
-            digest.update(f"{path} {array.dtype} {array.shape} {value}".encode())
-        return digest.hexdigest()
+        save_checkpoint(self._folder, dict(tree_flatten(trained)), asdict(state))
 
 
 def schedule(step: int, n_steps: int, warm_up: float) -> float:
@@ -158,29 +146,24 @@ def schedule(step: int, n_steps: int, warm_up: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - n_up) / max(n_steps - n_up, 1)))
 
 
-# Checkpoints. The folder of a run keeps the last two, each in the format of safetensors and followed by its SHA-256:
-# whatever a killed process or a full disk leaves, one of them is whole.
+# The checkpoint of a run, a file of safetensors that is replaced as a whole: whatever a killed process or a full disk
+# leaves, the last one that was complete is there.
 
-_KEPT = 2
-_SUFFIX = ".checkpoint"
-_DIGEST_BYTES = 32
+CHECKPOINT = "checkpoint"
 
 
-def save_checkpoint(folder: Path, step: int, arrays: dict[str, mx.array], state: dict[str, Any]) -> None:
-    """Add the checkpoint after `step` steps, and remove all but the last two.
+def save_checkpoint(folder: Path, arrays: dict[str, mx.array], state: dict[str, Any]) -> None:
+    """Replace the checkpoint of a run.
 
     Raises InvalidRequest where the folder was removed, which ends the run that is in it; CacheError.
     """
     try:
-        with replace_file(folder / f"{step:010d}{_SUFFIX}") as partial:
+        with replace_file(folder / CHECKPOINT) as partial:
             partial.chmod(0o600)
             with partial.open("r+b") as file:
                 mx.save_safetensors(file, arrays, {"state": json.dumps(state)})
-                file.write(_digest(file, file.tell()))
                 file.flush()
                 os.fsync(file.fileno())
-        for path in _list_checkpoints(folder)[_KEPT:]:
-            path.unlink(missing_ok=True)
     except FileNotFoundError as error:
         raise InvalidRequest(
             "the state of the training was removed while it ran.", hint="Start again: it begins anew."
@@ -193,48 +176,19 @@ def save_checkpoint(folder: Path, step: int, arrays: dict[str, mx.array], state:
 
 
 def load_checkpoint(folder: Path, key: str) -> tuple[dict[str, mx.array], dict[str, Any]] | None:
-    """(arrays, state) of the latest one that is whole and whose state has this "key"; removes those that are not.
-
-    Raises CacheError.
-    """
+    """(arrays, state) of the checkpoint; None where there is none, or one of other data, with another "key"."""
+    for leftover in folder.glob(f".{CHECKPOINT}.*"):  # of a process that was killed while it wrote
+        leftover.unlink(missing_ok=True)
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
     try:
-        for leftover in folder.glob(f".*{_SUFFIX}.*"):
-            leftover.unlink(missing_ok=True)
-        for path in _list_checkpoints(folder):
-            if _is_whole(path):
-                arrays, metadata = mx.load(str(path), format="safetensors", return_metadata=True)
-                mx.eval(arrays)  # the file may be removed
-                state = json.loads(metadata["state"])
-                if state["key"] == key:
-                    return arrays, state
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        raise CacheError(
-            f"the training in {folder} cannot be read: {reason_of(error)}.",
-            hint="Check the permissions of the folder, or remove it to start anew.",
-        ) from error
-    return None
-
-
-def _list_checkpoints(folder: Path) -> list[Path]:
-    """The latest first."""
-    return sorted(folder.glob(f"[0-9]*{_SUFFIX}"), reverse=True)
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether a file ends with its digest. Raises OSError."""
-    size = path.stat().st_size - _DIGEST_BYTES
-    with path.open("rb") as file:
-        return size > 0 and _digest(file, size) == file.read()
-
-
-def _digest(file: BinaryIO, size: int) -> bytes:
-    """The SHA-256 of the first `size` bytes, after which the file then is."""
-    file.seek(0)
-    digest = hashlib.sha256()
-    while chunk := file.read(min(size - file.tell(), 2**20)):
-        digest.update(chunk)
-    return digest.digest()
+        arrays, metadata = mx.load(str(path), format="safetensors", return_metadata=True)
+        mx.eval(arrays)  # the file will be replaced
+        state = json.loads(metadata["state"])
+    except (RuntimeError, ValueError, KeyError):  # it is damaged
+        return None
+    return (arrays, state) if state["key"] == key else None
 
 
 # Distances of a draft's distribution q from its target's p, of which only the most probable tokens are known.

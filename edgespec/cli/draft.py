@@ -325,7 +325,7 @@ def _describe_probe(result: ProbeResult) -> dict[str, Any]:
 def _format_probe(stated: HeadSpec, result: ProbeResult) -> Iterator[str]:
     """A table: agreement at depths 1 and 2 of each reading, then what was chosen."""
     from edgespec.planner.head_probe import describe_change, describe_reading
-    from edgespec.service.drafts import describe_useless
+    from edgespec.service.loaded_model import describe_useless
 
     whole = result.chosen.positions
     width = max(len(describe_reading(each.spec)) for each in result.trials)

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.backends import Model
 from edgespec.controller.cost_model import DraftCost, Profile
@@ -32,17 +32,12 @@ from edgespec.engine.drafting import (
 )
 from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request
 from edgespec.engine.generation import ForwardCost, Generation
-from edgespec.engine.grammar import Constraint, GrammarCompiler, compile_constraint, list_unenforced
+from edgespec.engine.grammar import GrammarCompiler, compile_constraint, constrain, list_unenforced
 from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
 from edgespec.engine.slots import DrafterPool, Slot, SlotPool, open_space, store_text
 from edgespec.errors import BackendError, Cancelled
 from edgespec.hub.cache import shorten_names
 from edgespec.memory.memory import Memory
-from edgespec.text.stream import ReasoningFormat, TextStream
-from edgespec.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
 
 _PROFILE_S = 0.5  # of the implicit calibration
 
@@ -73,7 +68,7 @@ class Engine:
         self.prompts = PromptEncoder(target)
         self._grammars = GrammarCompiler(target.tokenizer)
         # A draft model of a fixed length reads again whatever one slot adopts from another.
-        reads = speculation.draft_max and self._drafters.reads_text
+        reads = speculation.draft_max and any(each.source is not None for each in drafters)
         self._slots = SlotPool(self._open_slot, slots, adopts=target.no_batching_reason is None and not reads)
         self._draft_stats: DraftStats | None = None
         self._has_warned = False
@@ -100,16 +95,13 @@ class Engine:
         """
         started_s = perf_counter()
         encoded = self._encode(request.prompt, request.variables, request.start)
-        prompt, tokenizer, reasoning = encoded.tokens, self.target.tokenizer, self.prompts.reasoning
-        text = _open_text(request, encoded, tokenizer, reasoning)
-        generation = Generation(request, prompt, text, tokenizer, started_s)
+        prompt, tokenizer = encoded.tokens, self.target.tokenizer
+        generation = Generation(request, encoded, self.prompts.reasoning, tokenizer, started_s)
         controller: Controller | None = None
         slot: Slot | None = None
-        matcher: LLMatcher | None = None
         try:
             sampler = Sampler(request.sampling, tokenizer.vocab_size)
-            matcher = yield from compile_constraint(request, self._grammars, check)
-            constraint = Constraint(request, encoded, matcher, reasoning, tokenizer)
+            generation.matcher = yield from compile_constraint(request, self._grammars, check)
             spec = speculation or self.speculation
             self._drafters.require(() if spec.is_plain else spec.drafters)
             if spec.is_adaptive:
@@ -121,7 +113,7 @@ class Engine:
             open_space(slot, self.memory, request.memory)
             costs = ForwardCost(self._draft_stats.costs if self._draft_stats else None, slot.target)
             controller, verifier = self._choose_controller(
-                generation, spec, slot, sampler, constraint, costs, can_pause=speculation is None
+                generation, spec, slot, sampler, costs, can_pause=speculation is None
             )
             yield from generation.run(slot.target, controller, verifier, costs, check)
         except Cancelled:
@@ -147,7 +139,7 @@ class Engine:
             yield Notice(warning)
         yield from map(Notice, self._warn_low_acceptance())
         records = dict(self._draft_stats.records) if self._draft_stats else {}
-        yield replace(generation.finished(), records=records, warnings=list_unenforced(request, matcher))
+        yield replace(generation.finished(), records=records, warnings=list_unenforced(request, generation.matcher))
 
     def encode(self, prompt: Prompt, variables: Mapping[str, Any] | None = None) -> list[int]:
         """The tokens of `prompt`, chat template included. Raises what `generate` raises."""
@@ -259,7 +251,6 @@ class Engine:
         spec: Speculation,
         slot: Slot,
         sampler: Sampler,
-        constraint: Constraint,
         costs: ForwardCost,
         *,
         can_pause: bool,
@@ -276,7 +267,7 @@ class Engine:
             controller = make_adaptive_controller(self.draft_stats, slot.target, drafters, draw, sampling)
         else:
             controller = make_fixed_controller(spec, slot.target, drafters, draw)
-        verifier, forced = constraint.apply(partial(make_verifier, rule, seed=seed), sampler)
+        verifier, forced = constrain(generation, partial(make_verifier, rule, seed=seed), sampler)
         if spec.draft_max == 0:
             forced = None
         return SteeredController(
@@ -296,13 +287,3 @@ class Engine:
             self._drafters.open_missing(slot, check, is_new=True)
             undo.pop_all()
         return slot
-
-
-def _open_text(
-    request: Request, encoded: EncodedPrompt, tokenizer: Tokenizer, reasoning: ReasoningFormat | None
-) -> TextStream:
-    """The text of an answer to `request`. A raw prompt's answer is shown with its markers of reasoning."""
-    is_raw = not isinstance(request.prompt, tuple)
-    return TextStream(
-        tokenizer, request.stop, reasoning, encoded.tail, request.visible, is_raw=is_raw, start=encoded.start
-    )

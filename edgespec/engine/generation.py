@@ -39,24 +39,39 @@ if TYPE_CHECKING:
 
 
 class Generation:
-    """The state of one request: its prompt, its tokens and their text, and why it ended."""
+    """The state of one request: its prompt, its tokens and their text, and why it ended.
+
+    matcher  the request's grammar at its beginning, once it is compiled; None without one
+    """
 
     def __init__(
-        self, request: Request, prompt: list[int], text: TextStream, tokenizer: Tokenizer, started_s: float
+        self,
+        request: Request,
+        encoded: EncodedPrompt,
+        reasoning: ReasoningFormat | None,
+        tokenizer: Tokenizer,
+        started_s: float,
     ) -> None:
         """`started_s` is time.perf_counter() when the request arrived. Raises InvalidRequest for max_tokens below 0."""
         if request.max_tokens is not None and request.max_tokens < 0:
             raise InvalidRequest(f"max-tokens must be at least 0, not {request.max_tokens}.", hint="Give a larger one.")
         self.request = request
-        self.prompt = prompt
+        self.encoded = encoded
+        self.reasoning = reasoning
+        self.tokenizer = tokenizer
+        self.matcher: LLMatcher | None = None
         self.seed = secrets.randbits(32) if request.seed is None else request.seed
         self.emitted: list[int] = []
         self.reason: FinishReason = "length"
-        self._text = text
-        self._tokenizer = tokenizer
-        self._meter = Meter(len(prompt), started_s)
+        self._text = self.open_text(request.stop, is_raw=not isinstance(request.prompt, tuple))
+        self._meter = Meter(len(encoded.tokens), started_s)
         self._pieces: list[list[Piece]] = []  # of each token of the step under way
         self._n_reasoning = 0  # tokens of it
+
+    def open_text(self, stop: Sequence[str] = (), *, is_raw: bool = False) -> TextStream:
+        """The text of the answer from its beginning. A raw prompt's is shown with its markers of reasoning."""
+        start, tail = self.encoded.start, self.encoded.tail
+        return TextStream(self.tokenizer, stop, self.reasoning, tail, self.request.visible, is_raw=is_raw, start=start)
 
     @property
     def stop(self) -> str | None:
@@ -71,20 +86,20 @@ class Generation:
 
         Raises Cancelled, BackendError.
         """
-        request, ends = self.request, self._tokenizer.end_of_generation
+        request, ends = self.request, self.tokenizer.end_of_generation
         logprobs = LogprobRecorder(verifier, request.top_logprobs) if request.top_logprobs is not None else None
         if request.scores_prompt:
-            scores = yield from score_text(session, self.prompt, request.top_logprobs or 0, check)
-            first = self.prompt[0]
-            is_shown = isinstance(request.prompt, TokenPrompt) or self._tokenizer.piece(first)
-            first_bytes = token_bytes(self._tokenizer, first) if is_shown else None
+            scores = yield from score_text(session, self.encoded.tokens, request.top_logprobs or 0, check)
+            first = self.encoded.tokens[0]
+            is_shown = isinstance(request.prompt, TokenPrompt) or self.tokenizer.piece(first)
+            first_bytes = token_bytes(self.tokenizer, first) if is_shown else None
             yield PromptScores(first_bytes, tuple(map(self._describe, scores)))
         phase: Channel = "answer"
         for event in speculate(
             session,
             controller,
             logprobs or verifier,
-            self.prompt,
+            self.encoded.tokens,
             max_tokens=session.capabilities.context_size if request.max_tokens is None else request.max_tokens,
             stop=ends,
             emit=self._emit,
@@ -124,8 +139,8 @@ class Generation:
         return self._text.stopped
 
     def _describe(self, score: TokenScore) -> Scored:
-        top = tuple((token_bytes(self._tokenizer, token), logprob) for token, logprob in score.top)
-        return Scored(token_bytes(self._tokenizer, score.token), score.logprob, top)
+        top = tuple((token_bytes(self.tokenizer, token), logprob) for token, logprob in score.top)
+        return Scored(token_bytes(self.tokenizer, score.token), score.logprob, top)
 
 
 class ForwardCost:
@@ -163,12 +178,37 @@ class ForwardCost:
 MakeVerifier = Callable[[TargetDistribution], Verifier]
 
 
-class BlockVerifier:
-    """A Verifier that leaves the text free up to the end of an opening, masks it up to the end of the block, and so on.
+class _TextVerifier:
+    """A Verifier that wraps another, and reads the text that is emitted.
 
-    A verdict is cut behind the token that begins or ends a block. Where that is depends only on tokens that are
-    emitted, so the text up to there is distributed as the target's, and each token of a block as the target's within
-    the grammar. Outside of blocks no mask is computed. Openings in the reasoning do not count.
+    A verdict is cut behind a token after which another rule begins. Where that is depends only on tokens that are
+    emitted, so the text up to there is distributed as the wrapped verifier's.
+    """
+
+    def __init__(self, verifier: Verifier, text: TextStream) -> None:
+        """`text` is at the beginning of the answer; this object pushes the tokens to it."""
+        self._verifier = verifier
+        self._text = text
+
+    def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
+        verdict = self._verifier.verify(draft, scores, prefix)
+        for n, node in enumerate(verdict.path):
+            token = int(draft.tokens[node])
+            if self._take(token, len(prefix) + n + 1):
+                return Verdict(verdict.path[:n], token)
+        self._take(verdict.next_token, len(prefix) + len(verdict.path) + 1)
+        return verdict
+
+    def _take(self, token: int, position: int) -> bool:
+        """Add a token, with which there are `position` tokens; returns whether another rule begins behind it."""
+        raise NotImplementedError
+
+
+class BlockVerifier(_TextVerifier):
+    """Leaves the text free up to the end of an opening, masks it up to the end of the block, and so on.
+
+    Each token of a block is distributed as the target's within the grammar. Outside of blocks no mask is computed.
+    Openings in the reasoning do not count.
     """
 
     def __init__(
@@ -181,35 +221,23 @@ class BlockVerifier:
         text: TextStream,
         tokenizer: Tokenizer,
     ) -> None:
-        """`matcher` is at the beginning of a block, `free` verifies the text outside, `text` is at the beginning of the
-        answer; this object pushes the tokens to it.
-        """
+        """`matcher` is at the beginning of a block, `free` verifies the text outside."""
+        super().__init__(free, text)
         self._opening = opening
         self._matcher = matcher
         self._make_verifier = make_verifier
-        self._free = self._verifier = free
+        self._free = free
         self._sampler = sampler
-        self._text = text
         self._tokenizer = tokenizer
         self._mask: GrammarMask | None = None  # of the present block
         self._block: list[int] = []  # its tokens behind the opening's
         self._tail = ""  # the end of the free text, in which an opening may have begun
-
-    def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
-        verdict = self._verifier.verify(draft, scores, prefix)
-        for n, node in enumerate(verdict.path):
-            token = int(draft.tokens[node])
-            if self._take(token, len(prefix) + n + 1):
-                return Verdict(verdict.path[:n], token)
-        self._take(verdict.next_token, len(prefix) + len(verdict.path) + 1)
-        return verdict
 
     def forced(self, prefix: Sequence[int]) -> list[int] | None:
         """The tokens that the grammar forces after `prefix`; None outside of blocks."""
         return None if self._mask is None else self._mask.forced(prefix)
 
     def _take(self, token: int, position: int) -> bool:
-        """Add a token, with which there are `position` tokens; returns whether a block begins or ends behind it."""
         pieces = self._text.push(token, "")
         if self._mask is None:
             self._tail += "".join(piece.text for piece in pieces if piece.channel == "answer")
@@ -243,63 +271,51 @@ class BlockVerifier:
 _MAX_LATE = 8  # tokens beyond the limit in which a character or a marker may be completed
 
 
-class ReasoningLimit:
-    """A Verifier that wraps another until `budget` tokens of reasoning are emitted; then it emits the tokens `closing`.
+class ReasoningLimit(_TextVerifier):
+    """Leaves the answer to another until `budget` tokens of reasoning are emitted; then it emits the tokens `closing`.
 
-    A verdict is cut where the limit is reached. Where that is depends only on tokens that are emitted, and these are
-    distributed as the target's; so are the tokens after the marker, given the text before them. Reasoning that begins
-    again is ended at once. A character and a marker that the model has begun are completed first.
+    Reasoning that begins again is ended at once. A character and a marker that the model has begun are completed first.
     """
 
     def __init__(self, verifier: Verifier, text: TextStream, budget: int, closing: Sequence[int]) -> None:
-        """`text` is at the beginning of the answer; this object pushes the tokens to it."""
-        self._verifier = verifier
-        self._text = text
+        super().__init__(verifier, text)
         self._left = budget
         self._closing = closing
         self._forced: deque[int] = deque()
         self._check()
 
     def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
-        if self._forced:
-            return Verdict((), self._force())
-        verdict = self._verifier.verify(draft, scores, prefix)
-        for n, node in enumerate(verdict.path):
-            self._take(int(draft.tokens[node]))
-            if self._forced:
-                return Verdict(verdict.path[: n + 1], self._force())
-        self._take(verdict.next_token)
-        return verdict
+        if not self._forced:
+            return super().verify(draft, scores, prefix)
+        token = self._forced.popleft()
+        self._text.push(token, "")
+        return Verdict((), token)
 
-    def _take(self, token: int) -> None:
+    def _take(self, token: int, position: int) -> bool:
         was_reasoning = self._text.channel == "reasoning"
         self._text.push(token, "")
         if was_reasoning and self._text.channel == "reasoning":
             self._left -= 1
         self._check()
+        return bool(self._forced)
 
     def _check(self) -> None:
         is_due = self._text.channel == "reasoning" and self._left <= 0
         if is_due and (not self._text.holds_text or self._left <= -_MAX_LATE):
             self._forced.extend(self._closing)
 
-    def _force(self) -> int:
-        token = self._forced.popleft()
-        self._text.push(token, "")
-        return token
 
-
-def limit_reasoning(
-    verifier: Verifier, request: Request, prompt: EncodedPrompt, reasoning: ReasoningFormat | None, tokenizer: Tokenizer
-) -> Verifier:
+def limit_reasoning(verifier: Verifier, generation: Generation) -> Verifier:
     """`verifier` within the request's limit, if it has one and its answer may have reasoning.
 
     A structure that begins with the answer leaves no place for reasoning.
     """
+    request, reasoning = generation.request, generation.reasoning
     if request.max_reasoning is None or reasoning is None or not isinstance(request.prompt, tuple):
         return verifier
-    if request.structure is not None and not reasoning.starts_inside(prompt.tail):
+    if request.structure is not None and not reasoning.starts_inside(generation.encoded.tail):
         return verifier
-    text = TextStream(tokenizer, (), reasoning, prompt.tail, start=prompt.start)
+    tokenizer, encoded = generation.tokenizer, generation.encoded
+    text = TextStream(tokenizer, (), reasoning, encoded.tail, start=encoded.start)
     closing = tokenizer.encode(reasoning.after, parse_special=True)
     return ReasoningLimit(verifier, text, request.max_reasoning, closing)

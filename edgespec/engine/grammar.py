@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from threading import Lock, Timer
 from typing import IO, TYPE_CHECKING, Any, cast
@@ -16,12 +16,11 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from edgespec.core.protocols import YIELD, CheckCancelled, Verifier, Yield
 from edgespec.core.sampling import Sampler
 from edgespec.engine.events import Request
-from edgespec.engine.generation import BlockVerifier, MakeVerifier, limit_reasoning
+from edgespec.engine.generation import BlockVerifier, Generation, MakeVerifier, limit_reasoning
 from edgespec.engine.grammar_check_main import TokenBytes, compile_grammar, main, make_vocabulary
-from edgespec.engine.prompts import EncodedPrompt
 from edgespec.engine.structured_output import Grammar, GrammarMask, Json, Part, Structure
 from edgespec.errors import InvalidRequest
-from edgespec.text.stream import ReasoningFormat, TextStream
+from edgespec.text.stream import ReasoningFormat
 from edgespec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -177,10 +176,10 @@ class GrammarCompiler:
             return f"%json {part.schema}"
         if isinstance(part, Grammar):
             return f"%lark {{\n{part.lark}\n}}"
-        tokens = self._tokenizer.encode(part.text, parse_special=True)
+        tokens = self._tokenizer.encode(part, parse_special=True)
         if len(tokens) == 1 and not self._tokenizer.piece(tokens[0]):
             return f"<[{tokens[0]}]>"
-        return json.dumps(part.text)
+        return json.dumps(part)
 
     @cached_property
     def _thread(self) -> ThreadPoolExecutor:
@@ -219,35 +218,19 @@ Forced = Callable[[Sequence[int]], list[int] | None]
 _COMPILE_POLL_S = 0.001
 
 
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """What a request demands of its answer: a grammar, a limit of the reasoning, or nothing.
-
-    matcher  at the beginning of the request's grammar; None without one
-    """
-
-    request: Request
-    prompt: EncodedPrompt
-    matcher: LLMatcher | None
-    reasoning: ReasoningFormat | None
-    tokenizer: Tokenizer
-
-    def apply(self, make_verifier: MakeVerifier, sampler: Sampler) -> tuple[Verifier, Forced | None]:
-        """The verifier of the generation, and what a grammar forces."""
-        request, prompt, tokenizer = self.request, self.prompt, self.tokenizer
-        if self.matcher is not None and request.structure is not None:
-            end = _find_end(self.reasoning, prompt.tail)
-            mask = GrammarMask(self.matcher, sampler, tokenizer, len(prompt.tokens), end)
-            return self._limit(make_verifier(mask)), mask.forced
-        free = self._limit(make_verifier(sampler))
-        if self.matcher is None or request.block is None:
-            return free, None
-        text = TextStream(tokenizer, (), self.reasoning, prompt.tail, request.visible, start=prompt.start)
-        blocks = BlockVerifier(request.block.opening, self.matcher, make_verifier, free, sampler, text, tokenizer)
-        return blocks, blocks.forced
-
-    def _limit(self, verifier: Verifier) -> Verifier:
-        return limit_reasoning(verifier, self.request, self.prompt, self.reasoning, self.tokenizer)
+def constrain(generation: Generation, make_verifier: MakeVerifier, sampler: Sampler) -> tuple[Verifier, Forced | None]:
+    """The verifier of a generation, whose grammar is compiled, and what the grammar forces."""
+    request, encoded, matcher = generation.request, generation.encoded, generation.matcher
+    if matcher is not None and request.structure is not None:
+        end = _find_end(generation.reasoning, encoded.tail)
+        mask = GrammarMask(matcher, sampler, generation.tokenizer, len(encoded.tokens), end)
+        return limit_reasoning(make_verifier(mask), generation), mask.forced
+    free = limit_reasoning(make_verifier(sampler), generation)
+    if matcher is None or request.block is None:
+        return free, None
+    text, tokenizer = generation.open_text(), generation.tokenizer
+    blocks = BlockVerifier(request.block.opening, matcher, make_verifier, free, sampler, text, tokenizer)
+    return blocks, blocks.forced
 
 
 def compile_constraint(

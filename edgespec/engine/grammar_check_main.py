@@ -64,7 +64,8 @@ def main() -> None:
         except EOFError:
             return
         _set_alarm(deadline_s + 1)  # the kernel ends this process where the parent has died meanwhile
-        fault = find_fault(compile_grammar(vocabulary, grammar))
+        matcher = compile_grammar(vocabulary, grammar)
+        fault = describe_fault(matcher.get_error()) if matcher.is_error() else ""
         _set_alarm(0)
 
 
@@ -81,11 +82,6 @@ def compile_grammar(vocabulary: LLTokenizer, lark: str) -> LLMatcher:
         verbose_errors=False,
     )
     return LLMatcher(vocabulary, LLMatcher.grammar_from_lark(lark), log_level=0, limits=limits)
-
-
-def find_fault(matcher: LLMatcher) -> str:
-    """Why a matcher is in error; "" where it is not."""
-    return describe_fault(matcher.get_error()) if matcher.is_error() else ""
 
 
 def describe_fault(error: str) -> str:
@@ -118,5 +114,4 @@ def _limit_memory() -> None:
 
 def _set_alarm(seconds: float) -> None:
     """Have the kernel end this process after `seconds`, native code or not; 0: it lives on."""
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -29,19 +29,6 @@ _GAPS = (
 
 
 @dataclass(frozen=True, slots=True)
-class RawText:
-    """Text to be split into tokens without a chat template.
-
-    add_special    whether the token comes first that begins every text of the model, if it has one
-    parse_special  whether text that spells a control token is that token
-    """
-
-    text: str
-    add_special: bool = False
-    parse_special: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class EncodedPrompt:
     """A prompt as the model reads it.
 
@@ -71,7 +58,10 @@ class PromptEncoder:
         """Raises InvalidRequest for an empty prompt, PromptTooLong, TemplateError."""
         encoded = self._encode(prompt, variables, start)
         self._counted = None
-        _require_fit(len(encoded.tokens), self._model.context_size)
+        n_prompt, size = len(encoded.tokens), self._model.context_size
+        if n_prompt > size:
+            message = f"the prompt has {n_prompt:,} tokens, the context holds {size:,}."
+            raise PromptTooLong(message, hint=SHORTEN, n_prompt=n_prompt, n_context=size)
         return encoded
 
     # These may be called on another thread than the model's while the model is open.
@@ -88,13 +78,13 @@ class PromptEncoder:
             return b"".join(self.token_bytes(prompt.tokens)).decode("utf-8", "replace")
         return "".join(self._render(prompt, variables, start))
 
-    def tokenize(self, raw: RawText) -> list[int]:
-        """Raises PromptTooLong."""
-        check_length(raw.text, self._model.context_size)
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        """The tokens of `text` without a chat template; see EngineClient. Raises PromptTooLong."""
+        check_length(text, self._model.context_size)
         tokenizer = self._model.tokenizer
-        if raw.add_special:
-            return encode_prompt(tokenizer, raw.text, parse_special=raw.parse_special)
-        return tokenizer.encode(raw.text, parse_special=raw.parse_special)
+        if add_special:
+            return encode_prompt(tokenizer, text, parse_special=parse_special)
+        return tokenizer.encode(text, parse_special=parse_special)
 
     def token_bytes(self, tokens: Sequence[int]) -> list[bytes]:
         """The bytes of each token; of a control token, which adds none to a text, its spelling.
@@ -132,7 +122,7 @@ class PromptEncoder:
         return text, self._write(start, text[-_TAIL:]) if start is not None else ""
 
     def _tokenize(self, text: str) -> list[int]:
-        tokens = self.tokenize(RawText(text, add_special=True)) if text else []
+        tokens = self.tokenize(text, add_special=True, parse_special=True) if text else []
         if not tokens:
             raise InvalidRequest("the prompt is empty.", hint="Write something to continue or answer.")
         return tokens
@@ -156,12 +146,6 @@ class PromptEncoder:
         if self.reasoning is None:
             return start.text
         return self.reasoning.write(start.reasoning, start.text, is_inside=self.reasoning.starts_inside(tail))
-
-
-def _require_fit(n_prompt: int, size: int) -> None:
-    if n_prompt > size:
-        message = f"the prompt has {n_prompt:,} tokens, the context holds {size:,}."
-        raise PromptTooLong(message, hint=SHORTEN, n_prompt=n_prompt, n_context=size)
 
 
 # Embeddings of texts.

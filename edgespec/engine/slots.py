@@ -182,11 +182,6 @@ class DrafterPool:
         self._priced: set[str] = set()  # drafters that take no time, or whose measurement was tried
         self._notices: list[str] = []
 
-    @property
-    def reads_text(self) -> bool:
-        """Whether a drafter has a session of its own."""
-        return any(each.source is not None for each in self.loaded.values())
-
     def open_missing(self, slot: Slot, check: CheckCancelled, *, is_new: bool = False) -> None:
         """Open the drafters that `slot` does not have. Raises Cancelled.
 

@@ -30,7 +30,6 @@ from edgespec.server.fields import (
 )
 from edgespec.service.generation_spec import (
     GenerationSpec,
-    Settings,
     Thinking,
     Tool,
     ToolChoiceMode,
@@ -186,7 +185,7 @@ class MessagesRequest(CountRequest, GenerationBody):
         return replace(
             super().generation_spec(),
             structure=json_structure(form.schema_) if form is not None else None,
-            settings=Settings(self.temperature, self.top_p, self.top_k),
+            settings={"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k},
             max_tokens=self.max_tokens,
             stop=tuple(self.stop_sequences or ()),
             draft_length=self.draft_length(),

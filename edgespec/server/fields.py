@@ -19,12 +19,11 @@ from pydantic import (
     model_validator,
 )
 
-from edgespec.engine.json_schema import is_shallow
-from edgespec.engine.structured_output import Structure, json_structure
+from edgespec.engine.structured_output import Structure, is_shallow, json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.options import OPTIONS
 from edgespec.server.answers import Writer
-from edgespec.service.generation_spec import DraftLength, Effort, GenerationSpec, Settings, Thinking, Tool, make_tool
+from edgespec.service.generation_spec import DraftLength, Effort, GenerationSpec, Thinking, Tool, make_tool
 from edgespec.units import parse_duration
 
 _SAMPLING = {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"}
@@ -74,9 +73,9 @@ class SamplingBody(Body):
     frequency_penalty: Penalty | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64)] | None = None
 
-    def settings(self, **more: Any) -> Settings:
+    def settings(self, **more: Any) -> dict[str, Any]:
         """`more`: the settings whose names differ between the interfaces."""
-        return Settings(**self.model_dump(include=_SAMPLING), **more)
+        return {**self.model_dump(include=_SAMPLING), **more}
 
 
 # Loading and unloading, and how long a model stays loaded: Ollama's `keep_alive`, LM Studio's `ttl`.

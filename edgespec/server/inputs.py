@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edgespec.engine.events import Request as EngineRequest
-from edgespec.engine.prompts import Embedding, RawText
+from edgespec.engine.prompts import Embedding
 from edgespec.errors import InvalidRequest
 from edgespec.server.anthropic import CountRequest
 from edgespec.server.fields import AnyModelName, Body, ResidencyBody
@@ -187,8 +187,8 @@ def token_routes(models: Models) -> list[Route]:
         return JsonResponse({**head, "input_tokens": tokens})
 
     async def tokenize(_request: Request, body: TokenizeRequest) -> Response:
-        text = RawText(body.content, body.add_special, body.parse_special)
-        tokens = await read(body.model, lambda client: client.tokenize(text))
+        options = {"add_special": body.add_special, "parse_special": body.parse_special}
+        tokens = await read(body.model, lambda client: client.tokenize(body.content, **options))
         if not body.with_pieces:
             return JsonResponse({"tokens": tokens})
         pieces = await read(body.model, lambda client: client.token_bytes(tokens))

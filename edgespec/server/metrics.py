@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.engine.events import Finished
 from edgespec.server.record import RequestContext
-from edgespec.service.link import Death
+from edgespec.service.process import Death
 from edgespec.units import gib
 
 _MAX_RECENT = 50

@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, StringConstraints
 
 from edgespec import __version__
 from edgespec.engine.events import Gap, PromptScores, TokenPrompt
-from edgespec.engine.structured_output import Structure, Text, grammar_structure, json_structure, regex_structure
+from edgespec.engine.structured_output import Structure, grammar_structure, json_structure, regex_structure
 from edgespec.errors import InvalidRequest
 from edgespec.server.answers import Answer, Block, Event, Step, Writer, format_score
 from edgespec.server.fields import (
@@ -94,7 +94,7 @@ class CompletionBody(SamplingBody, GenerationBody):
             "json_schema": json_structure(self.json_schema) if self.json_schema is not None else None,
             "guided_json": json_structure(_parse_json(self.guided_json)) if self.guided_json is not None else None,
             "guided_regex": regex_structure(self.guided_regex) if self.guided_regex else None,
-            "guided_choice": Structure(tuple((Text(each),) for each in self.guided_choice or ())),
+            "guided_choice": Structure(tuple((each,) for each in self.guided_choice or ())),
             "guided_grammar": grammar_structure(self.guided_grammar) if self.guided_grammar else None,
         }
         found = {name: structure for name, structure in made.items() if structure and structure.alternatives}

@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -97,7 +97,7 @@ def translate(spec: GenerationSpec, owner: str, *, remembers: bool) -> RemoteCal
     longest = spec.max_tokens if spec.max_tokens != NO_LIMIT else None
     drafting = {"draft_max": spec.draft_length.longest, "draft_min": spec.draft_length.shortest or None}
     fields: dict[str, Any] = {
-        **asdict(spec.settings),
+        **spec.settings,
         "max_completion_tokens" if owner in _OPENAI else "max_tokens": longest,
         "seed": spec.seed,
         "stop": list(spec.stop) or None,

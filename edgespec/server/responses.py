@@ -30,7 +30,6 @@ from edgespec.server.fields import (
 )
 from edgespec.service.generation_spec import (
     GenerationSpec,
-    Settings,
     Tool,
     ToolChoiceMode,
     format_call,
@@ -254,7 +253,7 @@ class ResponsesRequest(GenerationBody, ThinkingBody):
         text_format = self.text.format if self.text is not None else None
         return GenerationSpec(
             prompt=tuple(self._messages()),
-            settings=Settings(self.temperature, self.top_p),
+            settings={"temperature": self.temperature, "top_p": self.top_p},
             max_tokens=self.max_output_tokens,
             structure=text_format.structure() if text_format is not None else None,
             tools=tuple(self._tools()),

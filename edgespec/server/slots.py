@@ -273,7 +273,7 @@ class ModelSlot(Slot):
             raise
         loop, began_s, record = asyncio.get_running_loop(), monotonic(), request_context()
         record.begin()
-        relay: Stream[Event] = Stream(stream.cancel, is_bounded=False)
+        relay: Stream[Event] = Stream(stream.cancel)
         message = f"the answer did not end within {self._policy.timeout_s:g} seconds."
         late = HttpError(504, message, hint="Try again, or unload the model with `edgespec stop --now`.")
         timers = [

@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from time import sleep
 from typing import Any, Generic, TypeVar
 
 from edgespec.backends import BackendName
@@ -18,7 +17,7 @@ from edgespec.backends.options import RuntimeSettings
 from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import AnswerStart, Event, Prompt, Request
-from edgespec.engine.prompts import Embedding, RawText
+from edgespec.engine.prompts import Embedding
 from edgespec.errors import EdgespecError, InvalidRequest, NotReady
 from edgespec.planner.memory import Fit
 from edgespec.planner.plan import LoadConfig, Reporter
@@ -26,8 +25,7 @@ from edgespec.registry.schema import SamplingDefaults
 
 T = TypeVar("T")
 
-MAX_UNREAD = 2048  # events that work may be ahead of its reader
-_BACKOFF_S = 0.005
+MAX_UNREAD = 2048  # events that a job may be ahead of its reader
 _POLL_S = 0.1  # waits are cut into these, so that Ctrl-C and cancellation are seen on every platform
 
 
@@ -38,38 +36,29 @@ class Stream(Generic[T]):
     from any thread.
     """
 
-    def __init__(self, on_cancel: Callable[[], None] | None = None, *, is_bounded: bool = True) -> None:
-        """`on_cancel` is called on cancellation. `put` waits for the reader of a bounded stream, and of no other."""
+    def __init__(self, on_cancel: Callable[[], None] = lambda: None) -> None:
+        """`on_cancel` is called on cancellation."""
         self.is_cancelled = False
         self._on_cancel = on_cancel
-        self._is_bounded = is_bounded
         self._unread: deque[T] = deque()
         self._is_over = False  # with all its events among the unread ones
         self._error: BaseException | None = None
         self._lock = threading.RLock()
         self._notify: Callable[[], None] | None = None  # who waits for events
 
-    @staticmethod
-    def of(produce: Callable[[], T]) -> Stream[T]:
-        """A stream that has ended: the result of `produce`, or the error that it raised."""
-        stream: Stream[T] = Stream()
-        try:
-            stream.end(None, produce())
-        except Exception as error:  # noqa: BLE001 - reading raises it
-            stream.end(error)
-        return stream
-
     def cancel(self) -> None:
         """Ask the work to stop, if it has not ended. It still delivers its last events."""
         if not self._is_over:
             self.is_cancelled = True
-            if self._on_cancel is not None:
-                self._on_cancel()
+            self._on_cancel()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether work that can wait should: its reader is far behind."""
+        return len(self._unread) >= MAX_UNREAD and not self.is_cancelled
 
     def put(self, *events: T) -> None:
-        """Add events. Waits while too many are unread, unless the stream is cancelled."""
-        while self._is_full and not self.is_cancelled:
-            sleep(_BACKOFF_S)
+        """Add events."""
         self._add(events, is_last=False)
 
     def end(self, error: BaseException | None = None, *events: T) -> None:
@@ -142,10 +131,6 @@ class Stream(Generic[T]):
             self.cancel()
         return event
 
-    @property
-    def _is_full(self) -> bool:
-        return self._is_bounded and len(self._unread) >= MAX_UNREAD
-
     def _add(self, events: Sequence[T], *, is_last: bool) -> None:
         with self._lock:
             self._unread.extend(events)
@@ -213,8 +198,7 @@ class EngineClient(ABC):
     """Every method returns at once. Jobs run in order, up to `max_concurrency` answers at the same time. The streams of
     `speculate`, `draft_stats`, `devices`, `count`, `render`, `tokenize` and `token_bytes` do not wait for them.
 
-    A stream of work that needs an open model raises InvalidRequest where there is none. What is not overridden is
-    forwarded to `_call`.
+    A stream of work that needs an open model raises InvalidRequest where there is none.
     """
 
     @property
@@ -231,61 +215,68 @@ class EngineClient(ABC):
     def close(self) -> None:
         """Cancel all work, store what was learned and free the model."""
 
-    def _call(self, method: str, *arguments: Any, reporter: Reporter | None = None) -> Stream[Any]:
-        """Call the method of that name of the engine; `reporter` is its last argument, if it has one."""
-        raise NotImplementedError
+    @abstractmethod
+    def call(self, method: str, *arguments: Any, reporter: Reporter | None = None) -> Stream[Any]:
+        """Begin the work of the method of that name below."""
 
     def take_failure(self) -> EdgespecError | None:
         """Why the engine has ended by itself while no stream was there to tell it; once for each end."""
         return None
 
-    def open(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
-        """Open a model in place of the present one, which stays open where that fails."""
-        return self._call("open", config, reporter=reporter)
+    def open(self, config: LoadConfig, reporter: Reporter, settings_s: float | None = None) -> Stream[ModelInfo]:
+        """Open a model in place of the present one, which stays open where that fails. `settings_s`: see Loader."""
+        return self.call("open", config, settings_s, reporter=reporter)
 
     def change_draft(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
         """Open another draft for the model. On failure the present draft stays."""
-        return self._call("change_draft", config, reporter=reporter)
+        return self.call("change_draft", config, reporter=reporter)
 
     def stream(self, request: Request, speculation: Speculation | None = None) -> Stream[Event]:
-        """Generate. `speculation` replaces the engine's for this generation."""
-        return self._call("stream", request, speculation)
+        """Generate. `speculation` replaces the engine's for this generation.
+
+        Another version of an adapted draft is loaded first, once the running generations end.
+        """
+        return self.call("stream", request, speculation)
 
     def plan(self, config: LoadConfig, reporter: Reporter) -> Stream[str]:
         """Report what `edgespec plan` reports of a model: what is known at once, then speeds once they are measured."""
-        return self._call("plan", config, reporter=reporter)
+        return self.call("plan", config, reporter=reporter)
 
     def speculate(self, argument: str) -> Stream[ModelInfo]:
         """Run `/spec argument`, during a generation too. Raises InvalidRequest."""
-        return self._call("speculate", argument)
+        return self.call("speculate", argument)
 
     def draft_stats(self) -> Stream[DraftStats | None]:
         """Read what the autopilot has learned; None before it has measured."""
-        return self._call("draft_stats")
+        return self.call("draft_stats")
 
     def count(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> Stream[int]:
         """Count the tokens of a prompt, which may be more than the context holds."""
-        return self._call("count", prompt, dict(variables), start)
+        return self.call("count", prompt, dict(variables), start)
 
     def render(self, request: Request) -> Stream[str]:
         """Write the prompt of a request, and the beginning of its answer, as the model reads it."""
-        return self._call("render", request)
+        return self.call("render", request.prompt, dict(request.variables), request.start)
 
-    def tokenize(self, raw: RawText) -> Stream[list[int]]:
-        """Split text into tokens."""
-        return self._call("tokenize", raw)
+    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> Stream[list[int]]:
+        """Split text into tokens, without a chat template.
+
+        add_special    whether the token comes first that begins every text of the model, if it has one
+        parse_special  whether text that spells a control token is that token
+        """
+        return self.call("tokenize", text, add_special, parse_special)
 
     def token_bytes(self, tokens: Sequence[int]) -> Stream[list[bytes]]:
         """List the bytes of each token, and the spelling of control tokens. Raises InvalidRequest for unknown ids."""
-        return self._call("token_bytes", list(tokens))
+        return self.call("token_bytes", list(tokens))
 
     def embed(self, texts: Sequence[str | Sequence[int]]) -> Stream[Embedding]:
         """Compute a vector for each text."""
-        return self._call("embed", list(texts))
+        return self.call("embed", list(texts))
 
     def devices(self) -> Stream[tuple[DeviceMemory, ...]]:
         """List the accelerators that a model would run on."""
-        return self._call("devices")
+        return self.call("devices")
 
 
 def require_model(client: EngineClient) -> ModelInfo:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 
-from edgespec.backends.attached_draft import SelfDraftSpec, Skip
+from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Skip
 from edgespec.controller.store import ProfileKey
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.core.sampling import SamplingParams
+from edgespec.drafters import SELF
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Prompt, Request
@@ -26,7 +26,6 @@ from edgespec.planner.selfdraft_search import (
     SelfDraftCache,
     SelfDraftSearch,
     all_methods,
-    make_self_draft,
 )
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 from edgespec.service.load import Loader
@@ -151,35 +150,24 @@ class Comparison:
     @contextmanager
     def _open_draft(self, draft: str, target: Session) -> Iterator[tuple[Session, int]]:
         """A session that drafts for `target`, and the bytes that it takes. Raises EdgespecError, Cancelled."""
-        planned = self._loader.plan(replace(self._config, draft=draft))
-        if planned.self_draft is not None:
-            with self._open_self_draft(planned.self_draft, target) as found:
-                yield found
-            return
+        loader, planned = self._loader, self._loader.plan(replace(self._config, draft=draft))
         (drafter,) = planned.drafters if len(planned.drafters) == 1 else (None,)
-        if drafter is None or drafter.model is None or drafter.spec.name != "model":
+        if drafter is None or drafter.spec.name not in ("model", SELF):
             message = "neither a draft model nor a self-draft; `edgespec bench` measures it."
             raise InvalidRequest(message, hint="Name a draft model.")
-        with ExitStack() as undo:
-            path = self._loader.fetch(drafter.model.source)
-            model = self._loader.load_weights(path, self._planned.alone)
-            undo.callback(model.close)
-            if reason := find_tokenizer_mismatch(self._target.tokenizer, model.tokenizer):
-                raise DraftRefused(f"this draft does not fit this target: {reason}.", hint="Use another draft.")
-            session = model.open_session(self._check)
-            undo.callback(session.close)
-            yield session, planned.fit.draft.total if planned.fit.draft is not None else 0
-
-    @contextmanager
-    def _open_self_draft(self, method: SelfDraftSpec, target: Session) -> Iterator[tuple[Session, int]]:
-        if method.skip == Skip():
+        if drafter.self_draft is not None and drafter.self_draft.skip == Skip():
             message = "the layers are not named: layerskip:K; `edgespec draft build` searches for the best ones."
             raise InvalidRequest(message, hint="Use layerskip:K.")
-        folder = SelfDraftCache(self._path, self.name).folder
-        progress = partial(self._loader.reporter.loading, str(method))
-        attached = make_self_draft(self._target, method, folder, progress, self._check)
+        path = loader.fetch(drafter.model.source) if drafter.model is not None else None
         with ExitStack() as undo:
-            undo.callback(attached.close)
-            session = attached.open_session(target, self._check)
+            source = loader.load_source(self._target, self._path, drafter, path, self._planned)
+            undo.callback(source.close)
+            if isinstance(source, AttachedDraft):
+                session, size = source.open_session(target, self._check), source.extra_bytes
+            elif reason := find_tokenizer_mismatch(self._target.tokenizer, source.tokenizer):
+                raise DraftRefused(f"this draft does not fit this target: {reason}.", hint="Use another draft.")
+            else:
+                session = source.open_session(self._check)
+                size = planned.fit.draft.total if planned.fit.draft is not None else 0
             undo.callback(session.close)
-            yield session, attached.extra_bytes
+            yield session, size

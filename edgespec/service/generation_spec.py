@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import MAX_DRAFT, Speculation
 from edgespec.engine.events import AnswerStart, MemoryUse, Prompt, Request
-from edgespec.engine.json_schema import is_shallow
-from edgespec.engine.structured_output import Block, Part, Structure, either, json_part, texts
+from edgespec.engine.structured_output import Block, Part, Structure, either, is_shallow, json_part
 from edgespec.errors import InvalidRequest
-from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import ModelInfo
 from edgespec.service.response import ResponseStream
 from edgespec.text.chat_template import Message
@@ -188,28 +185,11 @@ ToolChoiceMode = Literal["auto", "none", "required"]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """Sampling settings of one request; None leaves a setting to the model's defaults."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: tuple[tuple[int, float], ...] | None = None
-
-    def resolve(self, defaults: SamplingDefaults) -> SamplingParams:
-        """These settings, then `defaults`, then the model's unchanged distribution. Raises InvalidRequest."""
-        return defaults.resolve(asdict(self))
-
-
-@dataclass(frozen=True, slots=True)
 class GenerationSpec:
     """One generation as a client asks for it.
 
     prompt          messages, or raw text to continue
+    settings        sampling settings, as SamplingParams names them; None leaves one to the model's defaults
     start           the beginning of the answer, which the model continues; not with a structure or a demanded call
     max_tokens      None: what the model's authors recommend, else as many as the context holds; 0: the prompt is only
                     read
@@ -229,7 +209,7 @@ class GenerationSpec:
     """
 
     prompt: Prompt
-    settings: Settings = field(default_factory=Settings)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     seed: int | None = None
     stop: tuple[str, ...] = ()
@@ -320,7 +300,7 @@ class GenerationSpec:
         longest = model_info.sampling.max_tokens if self.max_tokens is None else self.max_tokens
         return Request(
             prompt,
-            sampling=self.settings.resolve(model_info.sampling),
+            sampling=model_info.sampling.resolve(self.settings),
             max_tokens=token_limit if longest is None else min(longest, token_limit),
             seed=None if self.seed is None else (self.seed + copy) % 2**32,
             stop=() if self.must_call else self.stop,
@@ -365,9 +345,8 @@ def build_call_structure(tool_format: ToolFormat, tools: Sequence[Tool], *, para
                 **definitions,  # references start at the top level
             }
         before = (part.replace("{name}", tool.name) for part in frame.before)
-        alternatives.append((*texts(before), json_part(schema, is_strict=tool.is_strict), *texts(frame.after)))
-    between = texts(frame.between) if parallel_calls and frame.between is not None else None
-    return Structure(tuple(alternatives), texts(frame.first), texts(frame.last), between)
+        alternatives.append((*before, json_part(schema, is_strict=tool.is_strict), *frame.after))
+    return Structure(tuple(alternatives), frame.first, frame.last, frame.between if parallel_calls else None)
 
 
 def build_call_block(tool_format: ToolFormat, tools: Sequence[Tool], *, parallel_calls: bool) -> Block:
@@ -386,7 +365,7 @@ def build_call_block(tool_format: ToolFormat, tools: Sequence[Tool], *, parallel
 
 def add_answer_header(structure: Structure, tool_format: ToolFormat) -> Structure:
     """`structure` after the header of the answer's message, if the model writes one (GPT-OSS)."""
-    return replace(structure, first=texts(tool_format.answer_header)) if tool_format.answer_header else structure
+    return replace(structure, first=tool_format.answer_header) if tool_format.answer_header else structure
 
 
 def make_message(role: str, content: str, **extra: Any) -> Message:

@@ -10,13 +10,11 @@ import fcntl
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from math import inf
 from pathlib import Path
 from time import monotonic, time
@@ -25,12 +23,13 @@ import psutil
 
 from edgespec.controller.store import calibration_folder
 from edgespec.errors import EdgespecError, InvalidRequest, reason_of
-from edgespec.files import lock_file, write_private
+from edgespec.files import write_private
 from edgespec.memory.store import TextStore
 from edgespec.planner.plan import LearnOptions, LoadConfig
 from edgespec.registry.adapted import BASE, may_train
 from edgespec.registry.tokenizer_compat import identify_tokenizer
 from edgespec.service.loaded_model import LoadedModel
+from edgespec.service.process import name_signal
 
 # Where the machine's power comes from.
 
@@ -45,53 +44,31 @@ SHARE = 0.2
 """The share of the time that trainings may take, their pauses included."""
 _POLL_S = 0.2
 _MAX_FAILURES = 3  # in a row
-_LEARNED, _LOCK = "learned", "learning.lock"  # in the folder of a pair: when a training began, and who trains
+_LEARNED = "learned"  # in the folder of a pair: when the last training began, which has seen all texts up to then
 _NOTHING = "Nothing is learned"
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """What is trained: the draft with its versions in `pair`, by `command`, on texts of a tokenizer in `memory`."""
-
-    command: tuple[str, ...]
-    pair: Path
-    memory: Path
-    tokenizer: str
-
-    def count_new(self) -> int:
-        """Tokens of answers that were stored since the last training. Raises CacheError."""
-        if not self.memory.is_dir():
-            return 0
-        began_s = 0.0
-        with suppress(OSError, ValueError):
-            began_s = float((self.pair / _LEARNED).read_text(encoding="utf-8"))
-        with closing(TextStore.open(self.memory)) as store:
-            return store.count_answers(self.tokenizer, began_s)
-
-    def note_learned(self, began_s: float) -> None:
-        """Remember that a training has seen all texts up to a time. Raises OSError."""
-        write_private(self.pair / _LEARNED, str(began_s))
-
-    @contextmanager
-    def alone(self) -> Iterator[bool]:
-        """Yield whether no other process learns this draft; none begins inside. Raises OSError."""
-        self.pair.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with ExitStack() as held:
-            try:
-                held.enter_context(lock_file(self.pair / _LOCK, wait=False))
-                is_alone = True
-            except BlockingIOError:
-                is_alone = False
-            yield is_alone
 
 
 class Learner:
     """Starts trainings from a thread of its own, until it is closed or three of them have failed in a row."""
 
-    def __init__(self, lesson: Lesson, options: LearnOptions, notify: Callable[[str], None]) -> None:
-        """`notify` gets sentences for the user, on the thread."""
-        self._lesson = lesson
+    def __init__(
+        self,
+        command: Sequence[str],
+        pair: Path,
+        memory: Path,
+        tokenizer: str,
+        options: LearnOptions,
+        notify: Callable[[str], None],
+    ) -> None:
+        """`command` trains the draft with its versions in `pair` on the texts of `tokenizer` in `memory`.
+
+        `notify` gets sentences for the user, on the thread.
+        """
+        self._command = command
+        self._pair = pair
+        self._memory = memory
+        self._tokenizer = tokenizer
         self._options = options
         self._notify = notify
         self._idle_s = inf  # since when the engine is idle
@@ -115,9 +92,7 @@ class Learner:
         while self._n_failures < _MAX_FAILURES and not self._closing.wait(_POLL_S):
             try:
                 if self._is_due():
-                    with self._lesson.alone() as is_alone:
-                        if is_alone:
-                            self._train()
+                    self._train()
             except (EdgespecError, OSError, ValueError, KeyError) as error:  # the last two: of what the child printed
                 self._note_failure(f"{reason_of(error)}.")
 
@@ -126,15 +101,25 @@ class Learner:
         idle_s, now_s = self._idle_s, monotonic()
         if now_s < idle_s + self._options.idle_s or now_s < self._rest_s or idle_s == self._counted_s:
             return False
-        if not may_train(self._lesson.pair.parent) or is_on_battery():
+        if not may_train(self._pair.parent) or is_on_battery():
             return False
         self._counted_s = idle_s
-        return self._lesson.count_new() >= self._options.new_tokens
+        return self._count_new() >= self._options.new_tokens
+
+    def _count_new(self) -> int:
+        """Tokens of answers that were stored since the last training. Raises CacheError."""
+        if not self._memory.is_dir():
+            return 0
+        began_s = 0.0
+        with suppress(OSError, ValueError):
+            began_s = float((self._pair / _LEARNED).read_text(encoding="utf-8"))
+        with closing(TextStore.open(self._memory)) as store:
+            return store.count_answers(self._tokenizer, began_s)
 
     def _train(self) -> None:
         """Run one training to its end. Raises OSError."""
         began_s, start_s = time(), monotonic()
-        command = (*self._lesson.command, "--parent", str(os.getpid()))
+        command = (*self._command, "--parent", str(os.getpid()))
         with subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             errors="replace", start_new_session=True,
@@ -144,14 +129,16 @@ class Learner:
         _log.debug("%s ended with %s: %s%s", " ".join(command), child.returncode, output, told)
         if self._closing.is_set():
             return
-        if child.returncode == InvalidRequest.exit_code:
-            if not is_on_battery():  # too few texts, or they may no longer be trained on; else the next one goes on
-                self._lesson.note_learned(began_s)
-        elif child.returncode != 0:
+        if child.returncode not in (0, InvalidRequest.exit_code):
             self._note_failure(_explain(child.returncode, told))
-        else:
+            return
+        # Refused are too few texts, those that may no longer be trained on, and a draft that another process trains. On
+        # battery the next training goes on with this one's checkpoint.
+        if child.returncode == 0 or not is_on_battery():
+            self._pair.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_private(self._pair / _LEARNED, str(began_s))
+        if child.returncode == 0:
             self._n_failures = 0
-            self._lesson.note_learned(began_s)
             if (version := json.loads(output)["returned"]) is not None:
                 draft = "the draft before any training" if version == BASE else f"version {version} of the draft"
                 self._notify(f"Drafting with {draft} again: it predicts the newest texts better.")
@@ -194,8 +181,8 @@ def open_learner(loaded: LoadedModel, notice: Callable[[str], None], notify: Cal
     if not may_train(pair.parent):
         notice(f"{_NOTHING} yet: `edgespec adapt` asks whether texts may be trained on.")
     tokenizer = identify_tokenizer(loaded.engine.target.tokenizer)
-    lesson = Lesson(_make_command(config, loaded.info.backend), pair, config.memory.folder, tokenizer)
-    return Learner(lesson, config.learn, notify)
+    command = _make_command(config, loaded.info.backend)
+    return Learner(command, pair, config.memory.folder, tokenizer, config.learn, notify)
 
 
 def _make_command(config: LoadConfig, backend: str) -> tuple[str, ...]:
@@ -222,8 +209,7 @@ def _explain(code: int, told: str) -> str:
     if errors:
         return errors[-1]
     if code < 0:
-        with suppress(ValueError):
-            return f"the training was ended by {signal.Signals(-code).name}."
+        return f"the training was ended by {name_signal(-code)}."
     return f"the training ended with the exit code {code}."
 
 

@@ -9,9 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.backends import BackendName, Model, open_model, require
+from edgespec.backends import Model, open_model, require
 from edgespec.backends.attached_draft import AttachedHead
-from edgespec.backends.fixed_width import FixedWidthModel
 from edgespec.backends.options import RuntimeSettings
 from edgespec.backends.ranks import count_ranks
 from edgespec.controller.stats import DraftStats
@@ -35,16 +34,22 @@ from edgespec.planner.draft_finder import (
     use_base,
     watch,
 )
-from edgespec.planner.memory import Fit
 from edgespec.planner.plan import LoadConfig, Plan, Reporter
 from edgespec.planner.plan import fetch as fetch_source
 from edgespec.planner.plan import plan as make_plan
 from edgespec.planner.selfdraft_search import SelfDraftCache, make_self_draft
 from edgespec.registry.resolve import Source
-from edgespec.registry.schema import Registry, SamplingDefaults, load_registry
-from edgespec.service.client import ModelInfo
-from edgespec.service.drafts import choose_self_draft, load_head
-from edgespec.service.loaded_model import LoadedModel, apply_settings, choose_settings, keep_exact, open_memory
+from edgespec.registry.schema import Registry, load_registry
+from edgespec.service.loaded_model import (
+    LoadedModel,
+    apply_settings,
+    choose_self_draft,
+    choose_settings,
+    describe_model,
+    keep_exact,
+    load_head,
+    open_memory,
+)
 from edgespec.service.ranks import check_ranks, load_leading
 
 if TYPE_CHECKING:
@@ -56,7 +61,9 @@ if TYPE_CHECKING:
 
 def find_ignored_options(target: Model, speculation: Speculation, planned: Plan, config: LoadConfig) -> Iterator[str]:
     """A sentence for the options that this target or runtime ignores, or that need a draft where there is none."""
-    if speculation.is_plain and (names := list(_name_draft_options(config))):
+    acceptance = None if config.acceptance == "auto" else config.acceptance
+    drafting = {"--draft-max": config.draft_max, "--draft-tree": config.draft_tree, "--acceptance": acceptance}
+    if speculation.is_plain and (names := [f"{name} {value}" for name, value in drafting.items() if value]):
         reason = "--draft-max is 0" if speculation.drafters else "there is no draft"
         yield f"{' and '.join(names)} {_have(names)} no effect, since {reason}."
     if target.no_tree_reason is not None and speculation.is_tree:
@@ -70,16 +77,6 @@ def find_ignored_options(target: Model, speculation: Speculation, planned: Plan,
     }
     if planned.backend == "mlx" and (names := [name for name, value in values.items() if value is not None]):
         yield f"{' and '.join(names)} {_have(names)} no effect on MLX."
-
-
-def _name_draft_options(config: LoadConfig) -> Iterator[str]:
-    """The options that were given and say how to draft."""
-    if config.draft_max:
-        yield f"--draft-max {config.draft_max}"
-    if config.draft_tree:
-        yield f"--draft-tree {config.draft_tree}"
-    if config.acceptance != "auto":
-        yield f"--acceptance {config.acceptance}"
 
 
 def _have(names: Sequence[str]) -> str:
@@ -225,51 +222,58 @@ class Loader:
         method = choose_self_draft(config, chosen, target, target_path, key, self.reporter, self.check)
         target, planned = keep_exact(target, target_path, asked, self.reporter, self.check)
         planned = apply_settings(settings, planned)
+        wanted = list(planned.drafters)
+        if method is not None and planned.self_draft is None:  # one that a search has found comes last
+            wanted.append(PlannedDrafter(drafter_specs()[SELF]))
         drafters: list[LoadedDrafter] = []
         loaded: list[PlannedDrafter] = []
         paths: list[Path] = []
         with ExitStack() as undo:
-            for each in planned.drafters:
-                source: Any = open_server(each.reference) if each.spec.needs == "server" else None
-                path = None
-                if each.model is not None:
-                    path = self.fetch(each.model.source)
-                    source = self._load_draft(target, each, (target_path, path), planned, config)
-                    if source is None:  # a head that 'auto' has found
-                        continue
-                    paths.append(path)
+            for each in wanted:
+                path = self.fetch(each.model.source) if each.model is not None else None
+                used = replace(each, self_draft=method) if each.spec.name == SELF else each
+                source = self.load_source(target, target_path, used, path, planned, may_skip=config.draft == AUTO)
+                if source is None and path is not None:
+                    continue
                 if source is not None:
                     undo.callback(source.close)
-                loaded.append(watch(each, target_path, path, config.adapted))
-                if each.spec.name != SELF:
-                    bigram = find_bigram(path) if path is not None and each.card is not None else None
-                    drafters.append(LoadedDrafter(each.spec, each.label, source, each.mask_token, bigram))
-            if method is not None:
-                folder = SelfDraftCache(target_path, planned.name).folder
-                progress = partial(self.reporter.loading, str(method))
-                self_draft = make_self_draft(target, method, folder, progress, self.check)
-                undo.callback(self_draft.close)
-                drafters.append(LoadedDrafter(drafter_specs()[SELF], str(method), self_draft))
-            order = [each.spec.name for each in planned.drafters]  # of asking; a self-draft that was found comes last
-            drafters.sort(key=lambda each: order.index(each.spec.name) if each.spec.name in order else len(order))
+                if path is not None:
+                    paths.append(path)
+                bigram = find_bigram(path) if path is not None and each.card is not None else None
+                drafters.append(LoadedDrafter(each.spec, used.label, source, each.mask_token, bigram))
+                if each in planned.drafters:
+                    loaded.append(watch(each, target_path, path, config.adapted))
             speculation = _speculation(config, [each.spec.name for each in drafters])
             engine = Engine(target, drafters, speculation, planned.options.caches, memory)
             undo.pop_all()
         versions = [f"version {each.card.version}" if each.card else each.reference for each in loaded]
         store = ProfileStore(target_path, paths, "+".join(filter(None, [str(method or ""), *versions])))
-        info = _describe(engine, planned.name, planned.backend, planned.sampling, planned.fit, settings)
         key = replace(key, exact_width=planned.options.exact_width)
         planned = replace(asked, drafters=tuple(loaded))
+        info = describe_model(engine, planned.name, planned, settings)
         return LoadedModel(engine, info, target_path, tuple(paths), key, store, settings, config, planned)
 
-    def _load_draft(
-        self, target: Model, drafter: PlannedDrafter, paths: tuple[Path, Path], planned: Plan, config: LoadConfig
-    ) -> Model | AttachedHead | None:
-        """The draft model or head of `drafter`; `paths` are the target's and its own. None for one that is left out."""
+    def load_source(
+        self, target: Model, target_path: Path, drafter: PlannedDrafter, path: Path | None, planned: Plan,
+        *, may_skip: bool = False,
+    ) -> Any:  # fmt: skip
+        """What `drafter` needs, as LoadedDrafter has it; `path` is that of its draft model or head.
+
+        None where it needs nothing, and where `may_skip` for a head that cannot be used.
+        """
+        if drafter.spec.needs == "server":
+            return open_server(drafter.reference)
+        if drafter.self_draft is not None:
+            folder = SelfDraftCache(target_path, planned.name).folder
+            progress = partial(self.reporter.loading, str(drafter.self_draft))
+            return make_self_draft(target, drafter.self_draft, folder, progress, self.check)
+        if path is None:
+            return None
         if drafter.head is None:
-            source: Model | AttachedHead | None = self.load_weights(paths[1], planned.alone)
+            source: Model | AttachedHead | None = self.load_weights(path, planned.alone)
         else:
-            source = load_head(target, drafter, paths, planned, config.draft, self.reporter, self.check)
+            paths = target_path, path
+            source = load_head(target, drafter, paths, planned, self.reporter, self.check, may_skip=may_skip)
         if source is not None and drafter.card is not None:
             self.reporter.notice(describe_version(drafter.card))
         return source
@@ -309,37 +313,9 @@ class Loader:
         speculation, target = _speculation(config, [each.spec.name for each in drafters]), load(name)
         memory = memory or open_memory(config.memory, target, name, self.reporter)
         engine = Engine(target, drafters, speculation, config.load.caches, memory)
-        info = _describe(engine, name, "toy", SamplingDefaults(), None)
         key = ProfileKey.current("toy", config.load)
-        return LoadedModel(engine, info, Path(name), (), key, None, config=config)
-
-
-def _describe(
-    engine: Engine,
-    name: str,
-    backend: BackendName,
-    sampling: SamplingDefaults,
-    fit: Fit | None,
-    settings: RuntimeSettings | None = None,
-) -> ModelInfo:
-    target = engine.target
-    return ModelInfo(
-        name=name,
-        backend=backend,
-        drafters={name: each.label for name, each in engine.drafters.items()},
-        sampling=sampling,
-        chat_template=target.chat_template,
-        fit=fit,
-        plain_speed=None,
-        context_size=target.context_size,
-        speculation=engine.speculation,
-        is_paused=False,
-        devices=(),
-        max_concurrency=engine.max_concurrency,
-        no_batching_reason=target.no_batching_reason,
-        settings=settings,
-        exact_width=target.width if isinstance(target, FixedWidthModel) else None,
-    )
+        info = describe_model(engine, name, None, None)
+        return LoadedModel(engine, info, Path(name), (), key, None, None, config, None)
 
 
 def _speculation(config: LoadConfig, drafters: Sequence[str]) -> Speculation:

@@ -7,13 +7,12 @@ import queue
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from math import inf
-from queue import Empty, SimpleQueue
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
@@ -25,17 +24,16 @@ from edgespec.controller.stats import DraftStats
 from edgespec.conversations.chat import change_speculation
 from edgespec.core.protocols import CheckCancelled, Yield
 from edgespec.engine.drafting import Speculation
-from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request
-from edgespec.engine.prompts import Embedding, PromptEncoder, RawText, embed
+from edgespec.engine.events import Event, Notice, Request
+from edgespec.engine.prompts import Embedding, embed
 from edgespec.errors import Cancelled, EdgespecError, reason_of
 from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import load_registry
 from edgespec.service.client import EngineClient, ModelInfo, Stream, no_model, require_model
-from edgespec.service.drafts import search_when_idle
 from edgespec.service.learn import Activity, Learner, is_on_battery, open_learner
 from edgespec.service.load import Loader
-from edgespec.service.loaded_model import LoadedModel
+from edgespec.service.loaded_model import LoadedModel, search_when_idle
 
 # The thread that owns the models. Jobs run on it, several at a time where they share it, and take turns.
 
@@ -43,6 +41,7 @@ from edgespec.service.loaded_model import LoadedModel
 T = TypeVar("T")
 Work = Callable[[CheckCancelled], Iterator[T | Yield]]
 
+_BACKOFF_S = 0.005
 _IDLE_S = 2.0  # without a job, before what is done when idle begins
 
 # Some of llama.cpp's pre-tokenizers recurse for every character of a word. Only pages that are touched take memory.
@@ -65,6 +64,8 @@ class _Job(Generic[T]):
             for event in self.events:
                 if isinstance(event, Yield):
                     return True
+                while self.stream.is_full:
+                    sleep(_BACKOFF_S)
                 self.stream.put(event)
         except BaseException as error:  # noqa: BLE001 - the reader raises it
             self.stream.end(error)
@@ -138,8 +139,8 @@ class Worker:
         self._thread.join()
 
     def _run(self) -> None:
-        if hasattr(signal, "pthread_sigmask"):  # Ctrl-C is the main thread's, even while that waits in a system call
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # Ctrl-C is the main thread's, even while that waits in a system call.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._take_turns()
         except Exception as error:  # noqa: BLE001 - of a callback; whoever waits hears of it
@@ -206,10 +207,10 @@ class Notices:
     """A Reporter that keeps what it is told for a generation. Any thread may use it."""
 
     def __init__(self) -> None:
-        self._texts: SimpleQueue[str] = SimpleQueue()
+        self._texts: deque[str] = deque()
 
     def notice(self, text: str) -> None:
-        self._texts.put(text)
+        self._texts.append(text)
 
     def download(self, name: str, done: int, total: int) -> None:
         """Nobody waits for it."""
@@ -219,9 +220,15 @@ class Notices:
 
     def take(self) -> Iterator[Notice]:
         """What was told since the last call."""
-        with suppress(Empty):
-            while True:
-                yield Notice(self._texts.get_nowait())
+        while self._texts:
+            yield Notice(self._texts.popleft())
+
+
+# How a call is run: by the PromptEncoder, beside the thread that owns the models; at once; or as a job on that thread,
+# which shares it with others of its kind or has it alone.
+_READS = ("count", "render", "tokenize", "token_bytes")
+_AT_ONCE = ("speculate", "draft_stats", "devices")
+_SHARES = ("stream", "embed")
 
 
 class LocalEngine(EngineClient):
@@ -235,7 +242,7 @@ class LocalEngine(EngineClient):
         self._worker = Worker(after_turn, self._set_idle, self._search if uses_idle_time else None)
         self._reader = Worker()  # reads prompts for those who only want to know, while the other generates
         self._running: WeakSet[Stream[Any]] = WeakSet()
-        self._devices: tuple[DeviceMemory, ...] = ()
+        self._free: tuple[DeviceMemory, ...] = ()
         self._notices = Notices()  # for the next generation
         self._look_s = 0.0  # when to look for another version of an adapted draft
         self._is_following = False  # whether one is being loaded
@@ -244,7 +251,7 @@ class LocalEngine(EngineClient):
 
     @property
     def model_info(self) -> ModelInfo | None:
-        return loaded.describe(self._devices) if (loaded := self.loaded) is not None else None
+        return loaded.describe(self._free) if (loaded := self.loaded) is not None else None
 
     @property
     def resident(self) -> int:
@@ -260,91 +267,71 @@ class LocalEngine(EngineClient):
         loaded = self.loaded
         return 0.0 if loaded is not None and loaded.config.load.workers else self._worker.silent_s
 
-    def open(self, config: LoadConfig, reporter: Reporter, *, settings_s: float | None = None) -> Stream[ModelInfo]:
-        """See EngineClient; `settings_s`: see Loader."""
-
-        def work(check: CheckCancelled) -> Iterator[ModelInfo]:
-            loader, present = Loader(reporter, check, settings_s), self.loaded
-            if present is not None and loader.fits_beside(present, config):
-                present.save_stats()  # the new model may be the same one
-                loaded = loader.load(config)
-                self._close_model()
-                self.loaded = loaded
-            else:
-                self._open_in_place(present, config, loader)
-            self._learn(reporter)
-            yield self._refresh()
-
-        return self.submit(work)
-
-    def change_draft(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
-        def work(check: CheckCancelled) -> Iterator[ModelInfo]:
-            self.loaded = Loader(reporter, check).change_draft(self.require_loaded(), config)
-            self._learn(reporter)
-            yield self._refresh()
-
-        return self.submit(work)
-
-    def stream(self, request: Request, speculation: Speculation | None = None) -> Stream[Event]:
-        """See EngineClient. Another version of an adapted draft is loaded first, once the running generations end."""
-        self._follow_versions()
-
-        def work(check: CheckCancelled) -> Iterator[Event | Yield]:
-            yield from self._notices.take()
+    def call(self, method: str, *arguments: Any, reporter: Reporter | None = None) -> Stream[Any]:
+        if method in _READS:
+            return self._read(method, arguments)
+        work = getattr(self, f"_{method}")
+        if reporter is not None:
+            arguments = (*arguments, reporter)
+        if method in _AT_ONCE:
+            stream: Stream[Any] = Stream()
             try:
-                yield from self.require_loaded().engine.generate(request, check, speculation)
-            finally:
-                self._answered = self.loaded
-                self._refresh_devices()
+                stream.end(None, work(*arguments))
+            except Exception as error:  # noqa: BLE001 - reading raises it
+                stream.end(error)
+            return stream
+        if method == "stream":
+            self._follow_versions()
+        return self.submit(lambda check: work(check, *arguments), shares=method in _SHARES)
 
-        return self.submit(work, shares=True)
+    def _open(
+        self, check: CheckCancelled, config: LoadConfig, settings_s: float | None, reporter: Reporter
+    ) -> Iterator[ModelInfo]:
+        loader, present = Loader(reporter, check, settings_s), self.loaded
+        if present is not None and loader.fits_beside(present, config):
+            present.save_stats()  # the new model may be the same one
+            loaded = loader.load(config)
+            self._close_model()
+            self.loaded = loaded
+        else:
+            self._open_in_place(present, config, loader)
+        self._learn(reporter)
+        yield self._refresh()
 
-    def plan(self, config: LoadConfig, reporter: Reporter) -> Stream[str]:
-        from edgespec.planner.report import (  # not before they are needed: imports all that plans
-            format_plan,
-            report_plan,
-        )
+    def _change_draft(self, check: CheckCancelled, config: LoadConfig, reporter: Reporter) -> Iterator[ModelInfo]:
+        self.loaded = Loader(reporter, check).change_draft(self.require_loaded(), config)
+        self._learn(reporter)
+        yield self._refresh()
 
-        def work(check: CheckCancelled) -> Iterator[str]:
-            for facts in report_plan(config, load_registry(), Hub.from_environment(), reporter, check):
-                yield "\n".join(format_plan(facts))
+    def _stream(
+        self, check: CheckCancelled, request: Request, speculation: Speculation | None
+    ) -> Iterator[Event | Yield]:
+        yield from self._notices.take()
+        try:
+            yield from self.require_loaded().engine.generate(request, check, speculation)
+        finally:
+            self._answered = self.loaded
+            self._refresh_devices()
 
-        return self.submit(work)
+    def _plan(self, check: CheckCancelled, config: LoadConfig, reporter: Reporter) -> Iterator[str]:
+        from edgespec.planner.report import format_plan, report_plan  # imports all that plans
 
-    def speculate(self, argument: str) -> Stream[ModelInfo]:
-        def change() -> ModelInfo:
-            change_speculation(self.require_loaded().engine, argument)
-            return require_model(self)
+        for facts in report_plan(config, load_registry(), Hub.from_environment(), reporter, check):
+            yield "\n".join(format_plan(facts))
 
-        return Stream.of(change)
+    def _embed(self, check: CheckCancelled, texts: Sequence[str | Sequence[int]]) -> Iterator[Embedding | Yield]:
+        yield from embed(self.require_loaded().engine.target, texts, check)
 
-    def draft_stats(self) -> Stream[DraftStats | None]:
-        def read() -> DraftStats | None:
-            engine = self.require_loaded().engine
-            return engine.draft_stats if engine.has_draft_stats else None
+    def _speculate(self, argument: str) -> ModelInfo:
+        change_speculation(self.require_loaded().engine, argument)
+        return require_model(self)
 
-        return Stream.of(read)
+    def _draft_stats(self) -> DraftStats | None:
+        engine = self.require_loaded().engine
+        return engine.draft_stats if engine.has_draft_stats else None
 
-    def count(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> Stream[int]:
-        return self._read(lambda prompts: prompts.count(prompt, variables, start))
-
-    def render(self, request: Request) -> Stream[str]:
-        return self._read(lambda prompts: prompts.render(request.prompt, request.variables, request.start))
-
-    def tokenize(self, raw: RawText) -> Stream[list[int]]:
-        return self._read(lambda prompts: prompts.tokenize(raw))
-
-    def token_bytes(self, tokens: Sequence[int]) -> Stream[list[bytes]]:
-        return self._read(lambda prompts: prompts.token_bytes(tokens))
-
-    def embed(self, texts: Sequence[str | Sequence[int]]) -> Stream[Embedding]:
-        def work(check: CheckCancelled) -> Iterator[Embedding | Yield]:
-            yield from embed(self.require_loaded().engine.target, texts, check)
-
-        return self.submit(work, shares=True)
-
-    def devices(self) -> Stream[tuple[DeviceMemory, ...]]:
-        return Stream.of(lambda: device_memory("mlx" if prefers_mlx() else "llamacpp"))
+    def _devices(self) -> tuple[DeviceMemory, ...]:
+        return device_memory("mlx" if prefers_mlx() else "llamacpp")
 
     def close(self) -> None:
         """Further calls do nothing."""
@@ -370,12 +357,12 @@ class LocalEngine(EngineClient):
             raise no_model()
         return loaded
 
-    def _read(self, read: Callable[[PromptEncoder], T]) -> Stream[T]:
-        """Call `read` beside the thread that owns the models. It has a stack as large: some tokenizers need it."""
+    def _read(self, method: str, arguments: tuple[Any, ...]) -> Stream[Any]:
+        """Read a prompt on a thread with a stack as large as that of the models: some tokenizers need it."""
 
-        def work(check: CheckCancelled) -> Iterator[T]:
+        def work(check: CheckCancelled) -> Iterator[Any]:
             check()
-            yield read(self.require_loaded().engine.prompts)
+            yield getattr(self.require_loaded().engine.prompts, method)(*arguments)
 
         stream = self._reader.submit(work)
         self._running.add(stream)
@@ -461,5 +448,5 @@ class LocalEngine(EngineClient):
         """Read what is free on the accelerators."""
         with suppress(EdgespecError):
             loaded = self.require_loaded()
-            self._devices = device_memory(loaded.info.backend)
+            self._free = device_memory(loaded.info.backend)
             self._worker.max_concurrency = loaded.engine.max_concurrency

@@ -7,36 +7,46 @@ assertion fails, this process goes on.
 from __future__ import annotations
 
 import atexit
+import faulthandler
+import os
+import pickle
+import re
+import signal
+import tempfile
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import count
-from multiprocessing import get_context
+from multiprocessing import get_context, reduction
+from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from typing import Any
+from pathlib import Path
+from queue import SimpleQueue
+from time import perf_counter, sleep
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
 from edgespec.backends.isolated import block_sigint
-from edgespec.backends.ranks import get_rank_address
-from edgespec.errors import BackendError
+from edgespec.backends.ranks import RankAddress, get_rank_address, set_rank_address
+from edgespec.controller.store import calibration_folder
+from edgespec.errors import BackendError, Cancelled, EdgespecError, reason_of
+from edgespec.files import write_atomically
 from edgespec.planner.plan import Reporter
 from edgespec.service.client import EngineClient, ModelInfo, Stream
-from edgespec.service.link import Call, Death, EngineLog, Link, Report, Silence, Update
-from edgespec.service.process_main import serve
+from edgespec.text.stream import Piece
+
+if TYPE_CHECKING:
+    from edgespec.service.local import LocalEngine
+
 
 _NAME = "edgespec-engine"
 _CLOSE_TIMEOUT_S = 20.0
 MAX_SILENCE_S = 60.0
 """Far more than a process needs between two signs of life: it gives them during long forwards and loads too."""
 _OPENS_NOTHING = ("open", "plan", "devices")  # calls that need no open model
-
-
-@dataclass(frozen=True, slots=True)
-class _Pending:
-    stream: Stream[Any]
-    reporter: Reporter | None
 
 
 class EngineProcess(EngineClient):
@@ -59,9 +69,10 @@ class EngineProcess(EngineClient):
         self._max_silence_s = max_silence_s
         self._on_death = on_death
         self._death: Death | None = None  # of the last process; while one runs, why this object is ending it
+        self._untold: BackendError | None = None  # of an end that no stream has told
         self._numbers = count()
         self._lock = threading.Lock()
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, tuple[Stream[Any], Reporter | None]] = {}
         self._model_info: ModelInfo | None = None
         self._link: Link | None = None
         self._start()
@@ -81,15 +92,11 @@ class EngineProcess(EngineClient):
     @property
     def silent_s(self) -> float:
         """Seconds for which the process has given no sign of life; near 0 in a sound one."""
-        link = self._link
-        return link.silent_s if link is not None else 0.0
+        return link.silent_s if (link := self._link) is not None else 0.0
 
     def take_failure(self) -> BackendError | None:
-        with self._lock:
-            if self._link is not None or self._death is None or self._death.is_told:
-                return None
-            self._death = replace(self._death, is_told=True)
-        return self._describe(self._death)
+        failure, self._untold = self._untold, None
+        return failure
 
     def kill(self, reason: str) -> None:
         """End the process now; its streams raise BackendError with `reason`, and the next call starts another one."""
@@ -117,21 +124,21 @@ class EngineProcess(EngineClient):
             )
             self._process.start()
         theirs.close()  # so that the end of that process is the end of the pipe
-        self._death = None
+        self._death = self._untold = None
         self._link = Link(ours, self._max_silence_s)
         self._reader = threading.Thread(target=self._read, args=(self._link, log), name=_NAME, daemon=True)
         self._reader.start()
 
-    def _call(self, method: str, *arguments: Any, reporter: Reporter | None = None) -> Stream[Any]:
+    def call(self, method: str, *arguments: Any, reporter: Reporter | None = None) -> Stream[Any]:
         number = next(self._numbers)
-        stream: Stream[Any] = Stream(lambda: self._send(Call(number)), is_bounded=False)
+        stream: Stream[Any] = Stream(lambda: self._send(Call(number)))
         with self._lock:
             if self._link is None and self._death is not None and method not in _OPENS_NOTHING:
                 stream.end(self._describe(self._death))
                 return stream
             if self._link is None:
                 self._start()
-            self._pending[number] = _Pending(stream, reporter)
+            self._pending[number] = stream, reporter
         try:
             self._send(Call(number, method, arguments, reporter is not None))
         except BaseException:  # arguments that cannot be pickled
@@ -156,17 +163,18 @@ class EngineProcess(EngineClient):
         with self._lock:
             has_died = self._link is link
             death = Death("closed", "the engine was closed", is_asked=True)
-            if has_died:
-                death = self._death or log.explain(self._process.exitcode or 0)
-                self._link, self._death = None, replace(death, is_told=bool(self._pending))
             abandoned, self._pending = self._pending, {}
             self._model_info = None
+            if has_died:
+                death = self._death or log.explain(self._process.exitcode or 0)
+                self._link, self._death = None, death
+                self._untold = None if abandoned else self._describe(death)
         link.close()
         log.close()
         if has_died:
             self._on_death(death)
-        for each in abandoned.values():
-            each.stream.end(self._describe(death))
+        for stream, _ in abandoned.values():
+            stream.end(self._describe(death))
 
     def _end(self, death: Death) -> None:
         self._death = death
@@ -177,16 +185,345 @@ class EngineProcess(EngineClient):
 
     def _take(self, update: Update) -> None:
         for number, events in update.events.items():
-            pending = self._pending[number]
-            if pending.reporter is None:
-                pending.stream.put(*events)
-                continue
+            stream, reporter = self._pending[number]
             for event in events:
                 if isinstance(event, Report):
-                    getattr(pending.reporter, event.method)(*event.arguments)
-                else:
-                    pending.stream.put(event)
+                    getattr(reporter, event.method)(*event.arguments)
+            stream.put(*(event for event in events if not isinstance(event, Report)))
         if update.ended is not None:
             if update.model_info is not None:
                 (self._model_info,) = update.model_info
-            self._pending.pop(update.ended).stream.end(update.error)
+            self._pending.pop(update.ended)[0].end(update.error)
+
+
+# This process' end of the pipe to an engine process: it sends without waiting, and notices silence.
+
+
+_TICK_S = 0.5
+
+
+class Silence(Exception):
+    """The other process has said nothing for too long."""
+
+
+class Link:
+    """Messages to and from the process at the other end. `send` from any thread, `receive` from one.
+
+    silent_s  seconds for which the process has said nothing, since its first message. Counted in steps that this
+              process has waited, so that none count in which both were stopped
+    """
+
+    def __init__(self, connection: Connection, max_silence_s: float) -> None:
+        self.silent_s = 0.0
+        self._connection = connection
+        self._max_silence_s = max_silence_s
+        self._has_spoken = False
+        self._outbox: SimpleQueue[bytes | None] = SimpleQueue()
+        self._sender = threading.Thread(target=self._send_all, name="edgespec-link", daemon=True)
+        self._sender.start()
+
+    def send(self, message: Any) -> None:
+        """Returns at once: a process that is stopped does not read, and a pipe holds little. Raises PicklingError."""
+        self._outbox.put(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def receive(self) -> Any:
+        """The next message. Raises Silence, and EOFError or OSError once the process has ended."""
+        while not self._connection.poll(_TICK_S):
+            self.silent_s += _TICK_S * self._has_spoken
+            if self.silent_s >= self._max_silence_s:
+                raise Silence
+        message = pickle.loads(self._connection.recv_bytes())
+        self.silent_s, self._has_spoken = 0.0, True
+        return message
+
+    def close(self) -> None:
+        """Drop what has not been sent. The process has ended: what is being sent to it fails at once."""
+        self._outbox.put(None)
+        self._sender.join()
+        self._connection.close()
+
+    def _send_all(self) -> None:
+        with suppress(OSError):  # the process has ended; `receive` tells
+            while (data := self._outbox.get()) is not None:
+                self._connection.send_bytes(data)
+
+
+# Messages between a process and the engine process that it started, one type each way.
+
+
+class Call(NamedTuple):
+    """Call `method` of the EngineClient; its stream is number `number`. Without a method: cancel that stream."""
+
+    number: int
+    method: str = ""
+    arguments: tuple[Any, ...] = ()
+    has_reporter: bool = False
+
+
+class Report(NamedTuple):
+    """An event of a stream that is a call of its Reporter."""
+
+    method: str
+    arguments: tuple[Any, ...]
+
+
+class Update(NamedTuple):
+    """New events of streams by their numbers, and perhaps the end of one. An empty one is a sign of life: the thread
+    that owns the models goes on.
+
+    ended       number of the stream that has ended
+    model_info  the engine's at that time, where it is another than at the last end
+    """
+
+    events: dict[int, list[Any]]
+    ended: int | None = None
+    error: BaseException | None = None
+    model_info: tuple[ModelInfo | None] | None = None
+
+
+# The output of an engine process, and what it tells of the end of the process.
+
+
+_MAX_BYTES = 256 * 1024
+_MAX_WORDS = 200
+_FAULT = "Fatal Python error: "  # a dump of Python's stacks follows
+_TOLD = re.compile(r"^error: (.+)\.\nhint: (.+)$", re.MULTILINE)  # of backends.llamacpp.rpc, before it ends the process
+_CAUSE = re.compile(r"GGML_ASSERT|\berror\b|\bfailed\b|\w(Error|Exception)\b|what\(\):|out of memory", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """The end of an engine process that nobody had closed.
+
+    cause     for counters: a signal's name, 'exit', 'memory', 'silence', 'stopped' or 'worker'
+    reason    a clause for people, without a full stop
+    is_asked  whether it was ended on request
+    log       the file that keeps the output; None if there was none
+    hint      what to do before the model is opened again, as a sentence; "" for nothing
+    """
+
+    cause: str
+    reason: str
+    is_asked: bool = False
+    log: Path | None = None
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A descriptor that goes to the process that is being started."""
+
+    descriptor: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _receive, (reduction.DupFd(self.descriptor),)
+
+    def redirect(self) -> None:
+        """Make it the standard output of this process, and its standard error."""
+        for stream in (1, 2):
+            os.dup2(self.descriptor, stream)
+        os.close(self.descriptor)
+
+
+def _receive(duplicate: Any) -> Output:
+    return Output(duplicate.detach())
+
+
+class EngineLog:
+    """The output of an engine process. The file has no name, so that none is left whichever process is killed."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
+        self._oom_kills = _count_oom_kills()
+
+    @property
+    def output(self) -> Output:
+        """The descriptor that the process writes to."""
+        return Output(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def explain(self, exit_code: int) -> Death:
+        """Why the process has ended, with its last words. Its output is kept in `last_log()`."""
+        name = name_signal(-exit_code) if exit_code < 0 else ""
+        text = self._read()
+        log = _keep(text) if text.strip() else None
+        if name == "SIGKILL" and _count_oom_kills() > self._oom_kills:
+            return Death("memory", "the system ran out of memory and killed the engine (SIGKILL)", log=log)
+        if exit_code == BackendError.exit_code and (told := _TOLD.findall(text)):
+            reason, hint = told[-1]
+            return Death("worker", reason[0].lower() + reason[1:], log=log, hint=hint)
+        words = find_last_words(text)
+        end = name or f"code {exit_code}"
+        return Death(name or "exit", f"the engine's process ended with {end}{words and ': '}{words}", log=log)
+
+    def _read(self) -> str:
+        descriptor = self._file.fileno()  # whose position is that of the process that writes
+        start = max(0, os.fstat(descriptor).st_size - _MAX_BYTES)
+        return os.pread(descriptor, _MAX_BYTES, start).decode("utf-8", "replace")
+
+
+def last_log() -> Path:
+    """The file that keeps the output of the engine process that died last."""
+    return calibration_folder().parent / "last-engine-death.log"
+
+
+def find_last_words(text: str) -> str:
+    """The line that tells why a process ended: the last one that names an error, else the last one; "" if none.
+
+    Runtimes and Python write their stacks after that line.
+    """
+    lines = [line.strip() for line in text.partition(_FAULT)[0].split("\n") if line.strip()]
+    causes = [line for line in lines if _CAUSE.search(line)]
+    return (causes or lines or [""])[-1][:_MAX_WORDS].rstrip(".")
+
+
+def _keep(text: str) -> Path | None:
+    with suppress(OSError):
+        path = last_log()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, text)
+        return path
+    return None
+
+
+def name_signal(number: int) -> str:
+    """What people call a signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
+
+
+def _count_oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since its start; 0 where it does not tell."""
+    with suppress(OSError, ValueError):
+        counts = dict(line.split(" ", 1) for line in Path("/proc/vmstat").read_text().splitlines())
+        return int(counts.get("oom_kill", 0))
+    return 0
+
+
+# The engine process: runs the calls that arrive, and sends the events of their streams.
+
+
+_BEAT_S = 1.0
+_SEND_EVERY_S = 0.01  # the events of shorter turns are sent together
+
+
+def serve(link: Connection, output: Output, address: RankAddress | None) -> None:
+    """Run calls until the pipe ends. What this process prints goes to `output`; other ranks come to `address`."""
+    from edgespec.service.local import LocalEngine  # the parent imports this module too, and needs no engine
+
+    output.redirect()  # the terminal belongs to the parent
+    faulthandler.enable(all_threads=False)  # reading the stack of a thread that runs can fault, and hide the signal
+    set_rank_address(address)
+    outbox = Outbox(link)
+    client = LocalEngine(after_turn=outbox.flush_after_turn, uses_idle_time=True)
+    threading.Thread(target=_beat, args=(outbox, client), name="edgespec-beat", daemon=True).start()
+    streams: dict[int, Stream[Any]] = {}
+    try:
+        while (call := link.recv()) is not None:
+            if call.method:
+                _begin(call, client, outbox, streams)
+            elif (stream := streams.get(call.number)) is not None:
+                stream.cancel()
+    except (EOFError, OSError):  # the parent has died
+        pass
+    finally:
+        client.close()
+
+
+def _begin(call: Call, client: LocalEngine, outbox: Outbox, streams: dict[int, Stream[Any]]) -> None:
+    number, takes_turns = call.number, call.method == "stream"
+
+    def put(events: Sequence[Any]) -> None:
+        outbox.put(number, events, takes_turns=takes_turns)
+
+    def end(error: BaseException | None) -> None:
+        streams.pop(number, None)
+        outbox.end(number, _make_portable(error) if error else None, client.model_info)
+
+    reporter = _RemoteReporter(put) if call.has_reporter else None
+    stream = streams[number] = client.call(call.method, *call.arguments, reporter=reporter)
+    stream.forward(put, end)
+
+
+def _beat(outbox: Outbox, client: LocalEngine) -> None:
+    """Tell every second that this process lives, unless the thread that owns the models has given no sign since."""
+    while True:
+        if client.silent_s < _BEAT_S:
+            outbox.beat()
+        sleep(_BEAT_S)
+
+
+class Outbox:
+    """What the process sends: the one place that gathers events into messages, one for all streams.
+
+    Every message wakes the other process, and takes both some of the time for a fast model's token.
+    """
+
+    def __init__(self, link: Connection) -> None:
+        self._link = link
+        self._lock = threading.RLock()
+        self._events: dict[int, list[Any]] = {}
+        self._talking: set[int] = set()  # streams whose text has begun
+        self._model_info: ModelInfo | None = None  # that the parent knows
+        self._sent_s = 0.0
+        self._is_urgent = False  # whether a text begins
+
+    def put(self, number: int, events: Sequence[Any], *, takes_turns: bool) -> None:
+        """Add events of a stream. They are sent now, unless it takes turns: then after this or a later one."""
+        with self._lock:
+            self._events.setdefault(number, []).extend(events)
+            if number not in self._talking and any(isinstance(event, Piece) for event in events):
+                self._talking.add(number)
+                self._is_urgent = True
+            if not takes_turns:
+                self._flush()
+
+    def flush_after_turn(self) -> None:
+        """All running jobs have advanced, and the next forward begins."""
+        with self._lock:
+            is_due = self._is_urgent or perf_counter() - self._sent_s >= _SEND_EVERY_S
+            if self._events and is_due:
+                self._flush()
+
+    def end(self, number: int, error: BaseException | None, model_info: ModelInfo | None) -> None:
+        """Send the end of a stream, after all events that were put."""
+        with self._lock:
+            self._talking.discard(number)
+            changed = None if model_info == self._model_info else (model_info,)
+            self._model_info = model_info
+            self._flush(number, error, changed)
+
+    def beat(self) -> None:
+        """Send a sign of life."""
+        with self._lock:
+            self._flush()
+
+    def _flush(self, *end: Any) -> None:
+        """Send the events, and the end of a stream: its number, error and the model, as an Update has them."""
+        message = Update(self._events, *end)
+        self._events, self._sent_s, self._is_urgent = {}, perf_counter(), False
+        with suppress(OSError):  # the parent has died
+            self._link.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+
+class _RemoteReporter:
+    """A Reporter whose calls are events of a stream."""
+
+    def __init__(self, put: Callable[[Sequence[Any]], None]) -> None:
+        self._put = put
+
+    def __getattr__(self, method: str) -> Callable[..., None]:
+        return lambda *arguments: self._put([Report(method, arguments)])
+
+
+def _make_portable(error: BaseException) -> BaseException:
+    """An error that can be pickled; a bug carries its traceback as a note."""
+    if isinstance(error, EdgespecError | Cancelled):
+        return error
+    bug = RuntimeError(f"{type(error).__name__}: {reason_of(error)}")
+    bug.add_note("".join(traceback.format_exception(error)))
+    return bug

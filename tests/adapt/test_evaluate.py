@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -14,113 +12,12 @@ from edgespec.adapt.evaluate import (
     count_rounds,
     expected_tokens,
     find_hits,
-    find_rounds,
     measure_chains,
     read_best,
 )
 from edgespec.adapt.texts import TrainingText
-from edgespec.backends import Model, open_model
-from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import Budget, Draft
-from edgespec.core.sampling import Ints, SamplingParams
-from edgespec.core.tree import DraftTree
-from edgespec.core.verify import read_prompt
-from edgespec.drafters import drafter_specs
-from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
-from edgespec.engine.drafting import LoadedDrafter, Speculation
-from edgespec.engine.engine import Engine
-from edgespec.engine.events import Finished, Request
 from edgespec.errors import Cancelled, InvalidRequest
 from tests.models import DRAFT
-
-PROMPTS = ("the rate of ", "a test", "hold on", "the end", "nothing is ", "ha", "rain and sun", "sounds like ")
-LENGTH = 24  # of an answer
-VOCABULARY = 257
-
-
-def open_toy(name: str) -> Model:
-    options = LoadOptions(context_size=512)
-    return open_model("toy", Path(name), options, progress=lambda fraction: None, check=lambda: None)
-
-
-def read_argmax(model: Model, tokens: list[int]) -> Ints:
-    """[n] the best token after each token."""
-    session = model.open_session(lambda: None)
-    read_prompt(session, tokens[:1])
-    session.rewind(0)
-    return session.forward(tokens[0], Draft.chain(tokens[1:])).argmax()
-
-
-def answer(prompt: str, depth: int) -> Finished:
-    """A greedy answer of the toy target, with drafts of its draft model."""
-    drafters = [LoadedDrafter(drafter_specs()["model"], "draft", open_toy("draft"))] if depth else []
-    engine = Engine(open_toy("tree"), drafters, Speculation(("model",) if depth else (), depth))
-    *_, last = engine.stream(Request(prompt, max_tokens=LENGTH, sampling=SamplingParams(temperature=0)))
-    engine.close()
-    assert isinstance(last, Finished)
-    return last
-
-
-@pytest.fixture(scope="module")
-def texts() -> list[TrainingText]:
-    """Greedy answers of plain decoding."""
-    found = []
-    for prompt in PROMPTS:
-        tokens = [*prompt.encode(), *answer(prompt, 0).tokens]
-        found.append(TrainingText(np.array(tokens, np.int32), 0, len(prompt), prompt, 0.0))
-    return found
-
-
-def hits_of(text: TrainingText) -> np.ndarray:
-    return find_hits(read_argmax(open_toy("draft"), text.tokens.tolist()), text)
-
-
-def run_round(drafter: SequentialDrafter, target: Model, text: list[int], at: int, depth: int) -> int:
-    """The tokens that a round before position `at` emits: drafted by the draft, verified by the target's argmax."""
-    drafter.begin(text[:at], None)
-    tree = DraftTree()
-    for _ in drafter.expand(tree, text[:at], Budget(depth, depth)):
-        pass
-    chain, parent = [], -1
-    while parent in tree.parents:  # the first child is the best one
-        parent = tree.parents.index(parent)
-        chain.append(tree.tokens[parent])
-    choices = read_argmax(target, [*text[:at], *chain])[at - 1 :]
-    accepted = 0
-    while accepted < len(chain) and at + accepted < len(text) and chain[accepted] == choices[accepted]:
-        accepted += 1
-    return accepted + 1
-
-
-@pytest.mark.parametrize("depth", [1, 2, 5])
-def test_expected_tokens_are_those_of_simulated_rounds(texts: list[TrainingText], depth: int) -> None:
-    drafter = SequentialDrafter("model", ModelDraftSession(open_toy("draft").open_session(lambda: None), VOCABULARY))
-    target = open_toy("tree")
-    for text in texts:
-        positions, rounds = find_rounds(text), 0
-        at = positions.start
-        while at < positions.stop:
-            at, rounds = at + run_round(drafter, target, text.tokens.tolist(), at, depth), rounds + 1
-        matrix = chain_matrix(hits_of(text), depth)
-        assert len(matrix) == len(positions) and count_rounds(matrix) == rounds
-        assert expected_tokens([matrix]) == len(positions) / rounds
-
-
-@pytest.mark.parametrize("depth", [1, 3, 7])
-def test_an_engine_takes_the_rounds_that_the_matrix_tells(texts: list[TrainingText], depth: int) -> None:
-    for text in texts:
-        last = answer(text.source, depth)
-        assert list(last.tokens) == text.tokens[text.answer :].tolist()
-        assert last.metrics.target_forwards == count_rounds(chain_matrix(hits_of(text), depth))
-
-
-def test_positions_of_rounds() -> None:
-    def rounds(n_lead: int, answer: int) -> list[int]:
-        return list(find_rounds(TrainingText(np.zeros(8, np.int32), n_lead, answer, "", 0.0)))
-
-    assert rounds(0, 5) == [6, 7], "the first token of the answer comes from the prefill"
-    assert rounds(4, 0) == [4, 5, 6, 7], "an answer that began in another text"
-    assert rounds(0, 0) == [1, 2, 3, 4, 5, 6, 7] and rounds(0, 7) == rounds(2, 8) == []
 
 
 def test_hits_and_chains() -> None:

@@ -19,7 +19,7 @@ from edgespec.adapt.texts import TrainingText
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.core.verify import read_prompt
-from edgespec.errors import CacheError, DraftRefused
+from edgespec.errors import DraftRefused
 from edgespec.formats.head_file import read_head
 from tests.mlx_models import DENSE, load_target, make_model
 from tests.models import REPOSITORY
@@ -102,7 +102,7 @@ def test_a_trained_head_is_saved_and_run(kind: str, target: MlxModel, text: Trai
     texts, objective = open_texts(student, target, text), recursion("forward-kl", DEPTH)
     gradient = nn.value_and_grad(student.network, lambda batch: objective(student.network, batch))
     optimizer, losses = optimizers.AdamW(learning_rate=1e-3, bias_correction=True), []
-    for step in range(25):
+    for step in range(15):
         loss, gradients = gradient(texts.take(step))
         optimizer.update(student.network, optimizers.clip_grad_norm(gradients, 1.0)[0])
         mx.eval(student.network.parameters(), optimizer.state)
@@ -122,24 +122,6 @@ def test_a_trained_head_is_saved_and_run(kind: str, target: MlxModel, text: Trai
         name: (each.shape, each.dtype) for name, each in now.items()
     }
     assert json.loads((saved / "config.json").read_text()) == json.loads((folder_of(kind) / "config.json").read_text())
-
-
-def test_the_output_matrix_of_a_head_is_not_trained(target: MlxModel) -> None:
-    student = open_student("eagle3", target)
-    arrays = mx.load(str(folder_of("eagle3") / "model.safetensors"))
-    fixed = {"lm_head.weight", "d2t"}
-    trained = sum(each.size for name, each in arrays.items() if name not in {*fixed, "t2d"})
-    assert sum(each.size for each in student.network.tensors) == trained
-    assert all(student.network.arrays[name] is not None for name in fixed)
-
-
-def test_features_are_computed_again_where_they_do_not_fit(target: MlxModel, text: TrainingText) -> None:
-    student = open_student("eagle3", target)
-    kept, dropped = (open_texts(student, target, text, max_bytes=size) for size in (2**30, 0))
-    one, other = kept.read(0), dropped.read(0)
-    assert kept.read(0) is one and dropped.read(0) is not other
-    assert mx.allclose(one.features, dropped.read(0).features, atol=1e-5)
-    assert one.features.shape == (len(text.tokens) - 1, 3 * 256)
 
 
 def test_parts_of_long_texts(target: MlxModel, text: TrainingText) -> None:
@@ -175,22 +157,9 @@ def test_other_heads_are_refused(kind: str, target: MlxModel) -> None:
         open_student(kind, target)
 
 
-def test_a_file_is_refused(target: MlxModel, tmp_path: Path) -> None:
-    spec = read_head(folder_of("eagle3"))
-    assert spec is not None
-    (tmp_path / "head.gguf").touch()
-    with pytest.raises(DraftRefused, match=r"head\.gguf cannot be trained"):
-        HeadStudent(tmp_path / "head.gguf", spec, target.network, target.layer_count)
-
-
 def test_a_head_of_another_target_is_refused() -> None:
     other = make_model({**DENSE, "vocab_size": 4096})
     spec = read_head(folder_of("mtp"))
     assert spec is not None
     with pytest.raises(Unsupported, match="hidden size"):
         HeadStudent(folder_of("mtp"), spec, other, 2)
-
-
-def test_a_folder_that_cannot_be_written(target: MlxModel, tmp_path: Path) -> None:
-    with pytest.raises(CacheError, match="cannot be written"):
-        open_student("mtp", target).save(tmp_path / "missing" / "saved")

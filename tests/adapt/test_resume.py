@@ -1,23 +1,27 @@
-"""However a run ends, the next one goes on from its last good checkpoint, with the same bits."""
+"""However a run ends, the next one goes on from its last checkpoint, with the same bits."""
 
 from __future__ import annotations
 
 import re
+import resource
 import shutil
+import stat
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from time import time
 
 import mlx.core as mx
 import pytest
 
 from edgespec.adapt.options import Progress, Throttle
+from edgespec.adapt.run import open_run
 from edgespec.adapt.student import Student
 from edgespec.adapt.trainer import Trainer, distillation
 from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import Cancelled, InvalidRequest
-from tests.adapt.runs import FREE, OPTIONS, digest_weights, make_batches, make_trainer, train
+from edgespec.errors import CacheError, Cancelled, InvalidRequest
+from tests.adapt.runs import FREE, OPTIONS, cancel_at, digest_weights, make_batches, make_trainer, train
 from tests.models import DRAFT, REPOSITORY
 
 SHORT = replace(OPTIONS, epochs=2)
@@ -31,112 +35,65 @@ def ignore(progress: Progress) -> None:
     """Reports to nobody."""
 
 
+def train_on(folder: Path) -> tuple[list[int], str]:
+    """The steps that are made, and the weights after them."""
+    steps: list[int] = []
+    return steps, train(folder, lambda progress: steps.append(progress.step))
+
+
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The weights of a run with OPTIONS that nothing has interrupted."""
     return train(tmp_path_factory.mktemp("whole"), ignore)
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.adapt.runs", str(folder)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
-
-
 def test_kill_and_resume(tmp_path: Path, expected: str) -> None:
-    """kill -9 between steps and while a checkpoint is being written, three times; then the run is finished."""
+    """kill -9 between steps and while a checkpoint is being written, twice; then the run is finished."""
     reached = 0
-    for kill_after in (2, 7, 13):
-        child = start(tmp_path)
-        assert child.stdout is not None
-        first = None
-        for line in child.stdout:
-            step = int(line.removeprefix("step "))
-            first = first or step
-            if step >= kill_after:
-                break
-        child.kill()
-        child.communicate()
-        assert first is not None and first > reached  # a step is reported after its checkpoint
+    for kill_after in (2, 13):
+        command = [sys.executable, "-m", "tests.adapt.runs", str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as child:
+            assert child.stdout is not None
+            steps = [int(re.findall(r"\d+", child.stdout.readline())[0])]
+            while steps[-1] < kill_after:
+                steps.append(int(re.findall(r"\d+", child.stdout.readline())[0]))
+            child.kill()
+        assert steps[0] > reached  # a step is reported after its checkpoint
         reached = kill_after
-    last = start(tmp_path)
-    out, err = last.communicate()
-    assert last.returncode == 0, err
-    steps = [int(step) for step in re.findall(r"step (\d+)", out)]
-    assert len(steps) <= 21 - reached and steps == list(range(22 - len(steps), 22))
-    assert out.split()[-1] == expected
-    again = start(tmp_path).communicate()[0]  # a finished run is not repeated
-    assert again == f"weights {expected}\n"
+    steps, weights = train_on(tmp_path)
+    assert len(steps) <= 21 - reached and steps == list(range(22 - len(steps), 22)) and weights == expected
+    assert train_on(tmp_path) == ([], expected), "a finished run is not repeated"
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path, expected: str) -> None:
-    def stop_at(step: int) -> None:
-        _, trainer = make_trainer(tmp_path)
-        seen: list[int] = []
-
-        def check() -> None:
-            if seen and seen[-1] >= step:
-                raise Cancelled
-
-        with pytest.raises(Cancelled):
-            trainer.run(lambda progress: seen.append(progress.step), check)
-
-    def run_on() -> tuple[int, str]:
-        network, trainer = make_trainer(tmp_path)
-        seen: list[int] = []
-        trainer.run(lambda progress: seen.append(progress.step), idle)
-        return seen[0], digest_weights(network)
-
-    stop_at(9)
-    newest = sorted(tmp_path.iterdir())[-1]
-    assert len(list(tmp_path.iterdir())) == 2
-    data = newest.read_bytes()
-    damages = [data[:-1], data[: len(data) // 2], b"", data + b"\0", *(flip(data, i) for i in (0, 9, 300, -200, -1))]
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    for damaged in damages:
-        for path in tmp_path.iterdir():
-            path.unlink()
-        for path, content in before.items():
-            path.write_bytes(damaged if path == newest else content)
-        (tmp_path / f".{newest.name}.1234abcd").write_bytes(data[:100])  # what a killed process leaves
-        assert run_on() == (9, expected)
-        assert len(list(tmp_path.iterdir())) == 2
-    for path in tmp_path.iterdir():
-        path.write_bytes(path.read_bytes()[:1000])
-    assert run_on() == (1, expected)
-
-
-def flip(data: bytes, place: int) -> bytes:
-    changed = bytearray(data)
-    changed[place] ^= 1
-    return bytes(changed)
-
-
-FULL_DISK = """
-import resource
-from edgespec.errors import CacheError
-from tests.adapt.runs import *
-def report(progress):
-    if progress.step == 6:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
-try:
-    train(Path(sys.argv[1]), report)
-except CacheError as error:
-    sys.exit(error.message + "|" + error.hint)
-"""
+@pytest.mark.parametrize("damage", [lambda data: data[:100], lambda data: b"", lambda data: b"\xff" * 100])
+def test_after_a_damaged_checkpoint_a_run_begins_anew(tmp_path: Path, expected: str, damage: object) -> None:
+    with pytest.raises(Cancelled):
+        make_trainer(tmp_path)[1].run(ignore, cancel_at(4))
+    file = tmp_path / "checkpoint"
+    file.write_bytes(damage(file.read_bytes()))  # type: ignore[operator]
+    (tmp_path / ".checkpoint.1234abcd").write_bytes(b"what a killed process leaves")
+    steps, weights = train_on(tmp_path)
+    assert steps[0] == 1 and weights == expected
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
 def test_a_full_disk(tmp_path: Path, expected: str) -> None:
     """A limit on the size of files makes the write fail midway, as a full disk would."""
-    command = [sys.executable, "-c", FULL_DISK, str(tmp_path)]
-    child = subprocess.run(command, capture_output=True, text=True, check=False, cwd=REPOSITORY)
-    assert child.returncode == 1
-    message, hint = child.stderr.strip().split("|")
-    assert message == f"the training in {tmp_path} cannot be saved: File too large."
-    assert hint.startswith("Free some space")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0000000005.checkpoint", "0000000006.checkpoint"]
-    seen: list[int] = []
-    assert train(tmp_path, lambda progress: seen.append(progress.step)) == expected
-    assert seen[0] == 7
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def report(progress: Progress) -> None:
+        if progress.step == 6:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+
+    try:
+        with pytest.raises(CacheError) as caught:
+            train(tmp_path, report)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.message == f"the training in {tmp_path} cannot be saved: File too large."
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+    steps, weights = train_on(tmp_path)
+    assert steps[0] == 7 and weights == expected
 
 
 def test_a_run_whose_folder_is_removed_ends(tmp_path: Path) -> None:
@@ -152,41 +109,26 @@ def test_a_run_whose_folder_is_removed_ends(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_cancelling_anywhere(tmp_path: Path) -> None:
+@pytest.mark.parametrize("n", [1, 2, 7, 14])
+def test_cancelling_anywhere(tmp_path: Path, n: int) -> None:
     """Weights and state belong together."""
-
-    def run(folder: Path, n: int | None) -> tuple[int, str]:
-        calls = 0
-
-        def check() -> None:
-            nonlocal calls
-            calls += 1
-            if calls == n:
-                raise Cancelled
-
-        network, trainer = make_trainer(folder, SHORT)
-        trainer.run(ignore, check)
-        return calls, digest_weights(network)
-
-    n_calls, whole = run(tmp_path / "whole", None)
-    assert n_calls == 2 * len(make_batches())
-    for n in (1, 2, *range(3, n_calls, 3), n_calls):
-        with pytest.raises(Cancelled):
-            run(tmp_path / str(n), n)
-        assert run(tmp_path / str(n), None)[1] == whole
-
-
-def test_checkpoints_of_another_run_are_not_used(tmp_path: Path) -> None:
-    make_trainer(tmp_path, SHORT)[1].run(ignore, idle)
-    changed = replace(SHORT, learning_rate=1e-3)
-    seen: list[int] = []
-    network, trainer = make_trainer(tmp_path, changed)
-    trainer.run(lambda progress: seen.append(progress.step), idle)
-    assert seen[0] == 1
-    fresh, trainer = make_trainer(tmp_path / "fresh", changed)
+    whole, trainer = make_trainer(tmp_path / "whole", SHORT)
+    assert trainer.run(ignore, idle).step == 14 == 2 * len(make_batches())
+    with pytest.raises(Cancelled):
+        make_trainer(tmp_path / "parts", SHORT)[1].run(ignore, cancel_at(n))
+    network, trainer = make_trainer(tmp_path / "parts", SHORT)
     trainer.run(ignore, idle)
-    assert digest_weights(network) == digest_weights(fresh)
-    assert sorted(path.name for path in tmp_path.glob("*.checkpoint"))[-1] == "0000000014.checkpoint"
+    assert digest_weights(network) == digest_weights(whole)
+
+
+def test_a_checkpoint_of_other_texts_is_not_used(tmp_path: Path) -> None:
+    network, trainer = make_trainer(tmp_path, SHORT)
+    trainer.run(ignore, idle)
+    seen: list[int] = []
+    batches = make_batches(seed=1)
+    other = Trainer(network, distillation(SHORT.loss), batches, SHORT, tmp_path, FREE)
+    other.run(lambda progress: seen.append(progress.step), idle)
+    assert seen[0] == 1
 
 
 def test_the_throttle_stops_and_resumes(tmp_path: Path, expected: str) -> None:
@@ -200,9 +142,7 @@ def test_the_throttle_stops_and_resumes(tmp_path: Path, expected: str) -> None:
     _, trainer = make_trainer(tmp_path, OPTIONS, Throttle(must_wait=lambda: False, must_stop=must_stop))
     result = trainer.run(ignore, idle)
     assert (result.step, result.n_steps, result.stopped) == (5, 21, "battery")
-    network, trainer = make_trainer(tmp_path, OPTIONS, FREE)
-    assert trainer.run(ignore, idle).step == 21
-    assert digest_weights(network) == expected
+    assert train_on(tmp_path)[1] == expected
 
 
 def test_a_draft_model_goes_on(tmp_path: Path) -> None:
@@ -212,21 +152,66 @@ def test_a_draft_model_goes_on(tmp_path: Path) -> None:
         mx.random.seed(seed)
         student = Student.open(DRAFT)
         student.train_lora(2)
-        batches = make_batches(n=4)
         folder.mkdir(exist_ok=True)
-        Trainer(student.network, distillation("tv"), batches, OPTIONS, folder, FREE).run(ignore, check)
+        Trainer(student.network, distillation("tv"), make_batches(n=4), SHORT, folder, FREE).run(ignore, check)
         return digest_weights(student.network)
-
-    n_checks = 0
-
-    def stop() -> None:
-        nonlocal n_checks
-        n_checks += 1
-        if n_checks == 3:
-            raise Cancelled
 
     whole = run(tmp_path / "whole", 1, idle)
     with pytest.raises(Cancelled):
-        run(tmp_path / "parts", 1, stop)
+        run(tmp_path / "parts", 1, cancel_at(2))
     assert run(tmp_path / "parts", 2, idle) == whole
     assert run(tmp_path / "other", 2, idle) != whole
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "adapted" / "pair" / "training"
+
+
+def stop(folder: Path, options: str) -> float:
+    """Begin a run, leave a checkpoint, and stop it; returns when it began."""
+    with pytest.raises(Cancelled), open_run(folder, options) as began_s:
+        (folder / "checkpoint").touch()
+        raise Cancelled
+    return began_s
+
+
+def test_the_same_run_goes_on(folder: Path) -> None:
+    before_s = time()
+    began_s = stop(folder, "one")
+    assert before_s <= began_s <= time() and stop(folder, "one") == began_s
+    with open_run(folder, "one") as again_s:
+        assert again_s == began_s and (folder / "checkpoint").exists()
+        modes = {stat.S_IMODE(path.stat().st_mode) for path in (folder / "run.json", folder / "lock")}
+        assert modes == {0o600} and stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not folder.exists()
+
+
+def test_a_run_with_other_options_starts_anew(folder: Path) -> None:
+    """It may start from another version, whose weights no key of a checkpoint tells."""
+    began_s = stop(folder, "one")
+    with open_run(folder, "two") as later_s:
+        assert later_s > began_s and not list(folder.glob("checkpoint"))
+
+
+def test_a_run_that_kept_nothing_is_forgotten(folder: Path) -> None:
+    """A refusal for want of texts would hide all later texts from the same command."""
+    with pytest.raises(InvalidRequest), open_run(folder, "one") as began_s:
+        raise InvalidRequest("too few.", hint="Chat.")
+    assert not folder.exists()
+    with open_run(folder, "one") as later_s:
+        assert later_s > began_s
+
+
+def test_one_process_runs_it(folder: Path) -> None:
+    with open_run(folder, "one"):
+        (folder / "checkpoint").touch()
+        with pytest.raises(InvalidRequest, match="already"), open_run(folder, "two"):
+            pass
+        assert (folder / "checkpoint").exists()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "adapted").touch()
+    with pytest.raises(CacheError, match="cannot be written"), open_run(tmp_path / "adapted" / "pair" / "run", "one"):
+        pass

@@ -1,26 +1,33 @@
-"""What is read from the memory to train on, and what of it is held out."""
+"""What is read from the memory to train on, what of it is held out, and when an earlier version is used again."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from edgespec.adapt.evaluate import Matrix, Return, return_to_best
 from edgespec.adapt.texts import (
     MIN_CONVERSATIONS,
     MIN_HELD_OUT,
     MIN_TOKENS,
+    RECENT_TOKENS,
     TrainingText,
     count_tokens,
     read_texts,
+    split_newest,
     split_texts,
 )
 from edgespec.errors import InvalidRequest
 from edgespec.memory.store import TextStore
-from tests.adapt.stores import TOKENIZER, add_conversations, add_document, add_texts
+from edgespec.registry.adapted import BASE, AdaptedDrafts, AdaptedPair
+from tests.adapt.stores import TOKENIZER, add_document, add_texts
 from tests.memory.texts import make_tokens
+from tests.registry.test_adapted import CARD, writing
 
 
 @pytest.fixture
@@ -58,13 +65,6 @@ def test_conversations_and_documents_come_back_as_they_were_stored(folder: Path)
         assert read_texts(store, "another", documents=True) == []
 
 
-def test_more_texts_than_a_page(folder: Path) -> None:
-    add_conversations(folder, 600, length=70)
-    texts = read(folder)
-    assert [text.source for text in texts] == [f"chat:{i + 1}" for i in range(600)]
-    assert [text.tokens.tolist() for text in texts] == [make_tokens(i, 70) for i in range(600)]
-
-
 def test_a_token_is_counted_once(folder: Path) -> None:
     first = make_tokens(1, 640)
     second = first + make_tokens(2, 200)
@@ -99,24 +99,6 @@ def test_the_split_keeps_conversations_apart_and_stays_the_same() -> None:
     assert held_out == {text.source for text in later.held_out} & {text.source for text in texts}
 
 
-def test_documents_are_trained_on_and_never_held_out() -> None:
-    documents = [TrainingText(np.zeros(500, np.int32), 0, 500, f"/{i}.py", 0.0) for i in range(100)]
-    split = split_texts(make_texts(100) + documents)
-    assert sum(text.source.startswith("/") for text in split.train) == 100
-    assert all(text.source.startswith("chat:") for text in split.held_out)
-
-
-def test_a_few_conversations_are_enough_to_measure() -> None:
-    """By their share alone, too few of these would be held out; more texts never bring a trained one to the others."""
-    texts = make_texts(MIN_CONVERSATIONS, length=5000)
-    trained: set[str] = set()
-    for n in range(MIN_CONVERSATIONS, 60):
-        split = split_texts([*texts, *make_texts(n - MIN_CONVERSATIONS, first=MIN_CONVERSATIONS)])
-        held_out = {text.source for text in split.held_out}
-        assert len(held_out) >= MIN_HELD_OUT and not held_out & trained
-        trained |= {text.source for text in split.train}
-
-
 def test_too_few_tokens_are_told_with_their_number() -> None:
     texts = make_texts(30, length=200)
     n_train = 200 * len(split_texts(make_texts(30)).train)
@@ -135,3 +117,77 @@ def test_too_few_conversations_are_told_with_their_number() -> None:
     assert refusal.value.message == told
     with pytest.raises(InvalidRequest, match="there are 0 tokens of 0 conversations; 16 more"):
         split_texts([])
+
+
+def make_timed_texts(n: int, length: int = 1000, first: int = 0) -> list[TrainingText]:
+    """One text for each of `n` conversations, stored a second apart."""
+    tokens = np.zeros(length, np.int32)
+    return [TrainingText(tokens, 0, 100, f"chat:{i}", float(i)) for i in range(first, first + n)]
+
+
+def begins(texts: Sequence[TrainingText]) -> set[float]:
+    return {text.time for text in texts}
+
+
+def test_the_newest_conversations_are_held_out() -> None:
+    split = split_newest(make_timed_texts(60))
+    assert begins(split.held_out) == set(range(50, 60)) and begins(split.train) == set(range(50))
+
+
+def test_older_texts_are_drawn_against_forgetting() -> None:
+    split = split_newest(make_timed_texts(400))
+    assert begins(split.held_out) == set(range(390, 400))
+    recent = {time for time in begins(split.train) if time >= 350}
+    older = begins(split.train) - recent
+    assert recent == set(range(350, 390)) and len(older) == RECENT_TOKENS / 1000
+    assert min(older) < 60 and max(older) > 290, "they come from all times"
+    assert begins(split_newest(make_timed_texts(400)).train) == begins(split.train)
+
+
+def test_what_was_held_out_once_was_never_trained_on() -> None:
+    seen: set[str] = set()
+    for n in range(20, 200, 7):
+        split = split_newest(make_timed_texts(n))
+        assert not seen & {text.source for text in split.held_out}
+        seen |= {text.source for text in split.train}
+
+
+def test_documents_are_left_out_and_too_little_is_refused() -> None:
+    documents = [replace(text, source=f"/{i}", answer=1000) for i, text in enumerate(make_timed_texts(90, first=500))]
+    split = split_newest([*make_timed_texts(60), *documents])
+    assert count_tokens([*split.train, *split.held_out]) == 60_000
+    with pytest.raises(InvalidRequest, match="conversation"):
+        split_newest([*make_timed_texts(MIN_CONVERSATIONS - 1), *documents])
+    with pytest.raises(InvalidRequest, match="tokens to train on"):
+        split_newest(make_timed_texts(MIN_CONVERSATIONS, length=200))
+    assert len(split_newest(make_timed_texts(MIN_CONVERSATIONS, length=5000)).held_out) == MIN_HELD_OUT
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> AdaptedPair:
+    """Versions 1 to 3, of which the last one is in use; the base draft has the text 'base'."""
+    (tmp_path / "base").write_bytes(b"base")
+    pair = AdaptedDrafts(tmp_path / "adapted").pair(tmp_path / "base", tmp_path / "base")
+    for version in (1, 2, 3):
+        pair.add(CARD, writing(str(version).encode()))
+    return pair
+
+
+def returns(pair: AdaptedPair, tmp_path: Path, rates: Mapping[str, float]) -> Return | None:
+    """With drafts that are right at these rates; texts are the drafts in use at a time."""
+
+    def measure(path: Path) -> dict[str, Matrix]:
+        rng, rate = np.random.default_rng(1), rates[path.read_text()]
+        return {f"chat:{i}": (rng.random((80, 4)) < rate).astype(np.float32) for i in range(12)}
+
+    return return_to_best(pair, tmp_path / "base", measure)
+
+
+def test_a_draft_that_has_become_worse_is_given_up(pair: AdaptedPair, tmp_path: Path) -> None:
+    assert returns(pair, tmp_path, {"base": 0.5, "2": 0.55, "3": 0.6}) is None and pair.active_number() == 3
+    assert returns(pair, tmp_path, {"base": 0.4, "2": 0.602, "3": 0.6}) is None, "that may be chance"
+    found = returns(pair, tmp_path, {"base": 0.7, "2": 0.8, "3": 0.6})
+    assert found is not None and found.version == pair.active_number() == 2 and found.gain.low > 0
+    found = returns(pair, tmp_path, {"base": 0.7, "1": 0.6, "2": 0.5})
+    assert found is not None and found.version == pair.active_number() == BASE
+    assert returns(pair, tmp_path, {"base": 0.1}) is None

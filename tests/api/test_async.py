@@ -36,20 +36,6 @@ def test_generate_stream_and_chat(model: edgespec.Model) -> None:
     asyncio.run(run())
 
 
-def test_the_loop_goes_on_while_text_is_generated() -> None:
-    async def run() -> int:
-        ticks = 0
-        async with await edgespec.load_async("linear", backend="toy") as toy:
-            task = asyncio.create_task(toy.generate("abc", max_tokens=200))
-            while not task.done():
-                await asyncio.sleep(0)
-                ticks += 1
-            await task
-        return ticks
-
-    assert asyncio.run(run()) > 10
-
-
 def test_errors_are_raised_where_they_are_awaited() -> None:
     async def run() -> None:
         with pytest.raises(edgespec.UnknownModel):
@@ -74,14 +60,5 @@ def test_a_cancelled_task_cancels_its_generation() -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert len((await loaded.generate(PROMPT, max_tokens=4)).tokens) <= 4
-
-    asyncio.run(run())
-
-
-def test_loading_can_be_cancelled() -> None:
-    async def run() -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.01):
-                await edgespec.load_async(threads=1)
 
     asyncio.run(run())

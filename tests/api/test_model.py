@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jsonschema
@@ -22,10 +21,6 @@ SCHEMA: dict[str, Any] = {
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "resize", "parameters": SCHEMA}}
 
 
-def test_the_embedded_pair_is_the_default(model: edgespec.Model) -> None:
-    assert (model.info.name, model.info.draft, model.info.context_size) == ("python-6m", "ngram", 1024)
-
-
 def test_a_draft_does_not_change_the_text(model: edgespec.Model) -> None:
     drafted = model.generate(PROMPT, max_tokens=48, temperature=0)
     with edgespec.load(threads=1, draft="none", exact=True, ctx=1024) as plain:
@@ -34,20 +29,6 @@ def test_a_draft_does_not_change_the_text(model: edgespec.Model) -> None:
     assert drafted.stats.accepted_tokens > 0
     assert drafted.finish_reason == "length"
     assert len(drafted.tokens) == 48
-
-
-def test_stats_are_those_of_the_last_generation(model: edgespec.Model) -> None:
-    first = model.generate(PROMPT, max_tokens=24, temperature=0)
-    assert model.stats is first.stats
-    assert first.stats.emitted_tokens == 24
-    assert first.stats.tau is not None and first.stats.tau > 1
-    second = model.stream(PROMPT, max_tokens=8).read()
-    assert model.stats is second.stats
-
-
-def test_there_are_no_stats_before_the_first_generation() -> None:
-    with edgespec.load("linear", backend="toy") as toy, pytest.raises(edgespec.InvalidRequest, match="nothing"):
-        _ = toy.stats
 
 
 def test_pieces_add_up_to_the_reply(model: edgespec.Model) -> None:
@@ -72,23 +53,12 @@ def test_leaving_a_stream_cancels_the_generation(model: edgespec.Model) -> None:
     assert len(model.generate(PROMPT, max_tokens=4).tokens) <= 4
 
 
-def test_a_seed_repeats_the_text(model: edgespec.Model) -> None:
-    arguments: edgespec.GenerationArguments = {"max_tokens": 32, "temperature": 1.0, "top_k": 50}
-    first = model.generate(PROMPT, **arguments)
-    assert model.generate(PROMPT, seed=first.seed, **arguments).tokens == first.tokens
-
-
 def test_a_stop_text_ends_the_answer(model: edgespec.Model) -> None:
     whole = model.generate(PROMPT, max_tokens=48, temperature=0).text
     reply = model.generate(PROMPT, max_tokens=48, temperature=0, stop="return")
     assert (reply.finish_reason, reply.stop) == ("stop", "return")
     assert reply.text == whole.partition("return")[0]
     assert model.generate(PROMPT, max_tokens=48, temperature=0, stop=["zzz", "return"]).text == reply.text
-
-
-def test_a_bias_changes_the_text(model: edgespec.Model) -> None:
-    first = model.generate(PROMPT, max_tokens=1, temperature=0).tokens[0]
-    assert model.generate(PROMPT, max_tokens=1, temperature=0, logit_bias={first: -1000.0}).tokens[0] != first
 
 
 def test_messages_and_a_system_message(model: edgespec.Model) -> None:
@@ -123,15 +93,6 @@ def test_a_tool_is_called_and_its_result_is_read(model: edgespec.Model) -> None:
     assert answer.tool_calls == ()
 
 
-def test_threads_share_a_model(model: edgespec.Model) -> None:
-    def generate(prompt: str) -> tuple[int, ...]:
-        return model.generate(prompt, max_tokens=24, temperature=0).tokens
-
-    prompts = ["def a(", "class B", "import ", "for x in"]
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(generate, prompts)) == [generate(prompt) for prompt in prompts]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -147,19 +108,6 @@ def test_threads_share_a_model(model: edgespec.Model) -> None:
 def test_a_value_that_cannot_work(model: edgespec.Model, arguments: edgespec.GenerationArguments, message: str) -> None:
     with pytest.raises(edgespec.InvalidRequest, match=message):
         model.generate(PROMPT, **arguments)
-
-
-@pytest.mark.parametrize(
-    ("messages", "message"), [([{"role": "user"}], "empty"), ([{"content": "x"}], "a role"), ([], "empty")]
-)
-def test_messages_that_cannot_work(model: edgespec.Model, messages: list[dict[str, Any]], message: str) -> None:
-    with pytest.raises(edgespec.InvalidRequest, match=message):
-        model.chat(messages)
-
-
-def test_generate_takes_no_messages(model: edgespec.Model) -> None:
-    with pytest.raises(edgespec.InvalidRequest, match="takes a text"):
-        model.generate([{"role": "user", "content": "x"}])  # type: ignore[arg-type]
 
 
 def test_a_prompt_that_does_not_fit(model: edgespec.Model) -> None:

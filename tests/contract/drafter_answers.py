@@ -18,7 +18,7 @@ from edgespec.drafters import DrafterSpec, SlotResources
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, MemoryUse, Notice, Request
-from edgespec.engine.structured_output import Structure, Text, json_part
+from edgespec.engine.structured_output import Structure, json_part
 from edgespec.errors import Cancelled
 from tests.contract.drafter_pair import make_cheap_stats
 from tests.contract.drafter_subjects import Subject
@@ -35,7 +35,7 @@ _FIELDS = {"name": {"type": "string", "maxLength": 6}, "kind": {"enum": ["first"
 STRUCTURE = Structure(
     (
         (
-            Text("answer: "),
+            "answer: ",
             json_part({"type": "object", "properties": _FIELDS, "required": [*_FIELDS], "additionalProperties": False}),
         ),
     )

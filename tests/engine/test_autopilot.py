@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,9 +19,9 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Notice, Request
 from edgespec.errors import Cancelled
 from tests.core.toys import Alarm
-from tests.engine.conftest import PLAIN, eager, generate, list_loaded, open_engine
+from tests.engine.conftest import PLAIN, eager, generate, list_loaded
 from tests.engine.prompts import CODE
-from tests.models import DRAFT, TARGET, hybrid, mamba
+from tests.models import TARGET, hybrid, mamba
 
 GREEDY = SamplingParams(temperature=0)
 WARM = SamplingParams(temperature=0.8, top_p=0.95)
@@ -32,14 +31,6 @@ KINDS = {"model": Speculation(("ngram", "model")), "ngram": Speculation(("ngram"
 def loaded(path: Path, options: LoadOptions, n: int) -> Engine:
     models = [open_model("llamacpp", path, options, progress=lambda f: None, check=lambda: None) for _ in range(n)]
     return Engine(models[0], list_loaded(model=models[1]) if n > 1 else [], PLAIN)
-
-
-@pytest.fixture(scope="module")
-def exact_engine() -> Iterator[Engine]:
-    """The packaged pair with numerics that do not depend on the number of rows."""
-    opened = open_engine(TARGET, DRAFT, LoadOptions(threads=1, context_size=512, exact=True))
-    yield opened
-    opened.close()
 
 
 def rules(draft_stats: DraftStats) -> set[str]:
@@ -59,12 +50,11 @@ def check_equal_or_near_tie(engine: Engine, prompt: str, expected: tuple[int, ..
         assert fork is not None and fork.is_near_tie, (prompt, fork)
 
 
-@pytest.mark.parametrize("costs", ["eager", "measured"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_output_is_plain_decodings(engine: Engine, kind: str, costs: str) -> None:
-    engine.draft_stats = eager() if costs == "eager" else DraftStats(engine.measure(0.1))
+def test_greedy_output_is_plain_decodings(engine: Engine, kind: str) -> None:
+    engine.draft_stats = eager()
     accepted = rejected = 0
-    for prompt in CODE[:6]:
+    for prompt in CODE[:4]:
         request = Request(prompt, GREEDY, max_tokens=40)
         engine.speculation = PLAIN
         expected = generate(engine, request)[1].tokens
@@ -73,37 +63,7 @@ def test_greedy_output_is_plain_decodings(engine: Engine, kind: str, costs: str)
         check_equal_or_near_tie(engine, prompt, expected, finished.tokens)
         accepted += finished.metrics.accepted_tokens
         rejected += finished.metrics.drafted_tokens - finished.metrics.accepted_tokens
-    if costs == "eager":
-        assert accepted > 20 and rejected > 20
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_seed_gives_plain_decodings_text(exact_engine: Engine, kind: str) -> None:
-    exact_engine.draft_stats = eager()
-    accepted = 0
-    for seed, prompt in enumerate(CODE[:5]):
-        request = Request(prompt, WARM, max_tokens=40, seed=seed)
-        exact_engine.speculation = PLAIN
-        expected = generate(exact_engine, request)[1]
-        exact_engine.speculation = KINDS[kind]
-        finished = generate(exact_engine, request)[1]
-        assert finished.tokens == expected.tokens
-        assert finished.seed == seed
-        accepted += finished.metrics.accepted_tokens
-    assert accepted > 3
-    assert rules(exact_engine.draft_stats) == {"sample at 0.8"}
-
-
-def test_without_a_seed_drafts_are_drawn_and_verified_as_blocks(engine: Engine) -> None:
-    engine.draft_stats = eager()
-    engine.speculation = KINDS["model"]
-    seeds, accepted = set(), 0
-    for prompt in CODE[:4]:
-        finished = generate(engine, Request(prompt, WARM, max_tokens=30))[1]
-        accepted += finished.metrics.accepted_tokens
-        seeds.add(finished.seed)
-    assert len(seeds) == 4 and accepted > 10
-    assert rules(engine.draft_stats) == {"block at 0.8"}
+    assert accepted > 10 and rejected > 10
 
 
 @pytest.mark.parametrize(
@@ -161,19 +121,6 @@ def test_a_low_acceptance_over_many_answers_is_told_once_with_its_cures() -> Non
     assert len(told) == 1 and told[0].startswith("Drafts of model are accepted 3") and told[0].endswith(cures)
     finished = [event for event in events if isinstance(event, Finished)]
     assert all(event.records["model"].is_told and event.records["model"].answers >= 57 for event in finished)
-
-
-def test_nothing_is_measured_where_nobody_asks() -> None:
-    target, draft = load("tree", LoadOptions()), load("draft", LoadOptions())
-    engine = Engine(target, list_loaded(model=draft), Speculation(("model",), 3))
-    generate(engine, Request("a tale of", GREEDY, max_tokens=20))
-    assert not engine.has_draft_stats
-    engine.speculation = Speculation(("ngram", "model"))
-    text = generate(engine, Request("a tale of", GREEDY, max_tokens=60))[0]
-    assert engine.has_draft_stats and 1 in engine.draft_stats.costs.profile.rows
-    engine.speculation = PLAIN
-    assert generate(engine, Request("a tale of", GREEDY, max_tokens=60))[0] == text
-    engine.close()
 
 
 def test_measuring_leaves_the_sessions_usable(engine: Engine) -> None:

@@ -13,11 +13,11 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import AnswerStart, Finished, Request
-from edgespec.engine.structured_output import Block, Json, Structure, Text
+from edgespec.engine.structured_output import Block, Json, Structure
 from edgespec.text.chat_template import Message
 from tests.engine.conftest import PLAIN, generate, list_loaded
 
-BLOCK = Block("nn", Structure(((Json('{"enum": [1, 23, 235]}'), Text("]")),)))
+BLOCK = Block("nn", Structure(((Json('{"enum": [1, 23, 235]}'), "]"),)))
 WAYS = (Speculation(("ngram",), 4), Speculation(("model",), 3, None, "sample"), Speculation(("model",), 2, 5))
 
 
@@ -77,6 +77,6 @@ def test_what_the_opening_s_last_token_holds_beyond_it_belongs_to_the_block(engi
     free, _ = generate(engine, Request(prompt, greedy, 12))
     assert "().__init__" in free
     for text, written in ((".__new__", free[: free.index("init")] + "new__"), ("other", free)):
-        block = Block("()", Structure(((Text(text),),)))
+        block = Block("()", Structure(((text,),)))
         for engine.speculation in (PLAIN, Speculation(("model",), 3)):
             assert generate(engine, Request(prompt, greedy, 12, block=block))[0].startswith(written)

@@ -8,7 +8,6 @@ from benchmarks.distribution import compare_distribution, enumerate_distribution
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Request
 
 PROMPT = "self."
 PARAMS = SamplingParams(temperature=1.0, top_k=2)
@@ -33,17 +32,6 @@ def test_three_tokens_follow_the_enumerated_law(engine: Engine, speculation: Spe
     assert found.bins == 8
     assert found.smallest_expected > 1  # or chi-square would not apply
     assert found.chi_square < CRITICAL, found
-
-
-def test_a_tree_is_the_same_sample(engine: Engine) -> None:
-    """With `sample` a seed gives one text whatever is drafted, so a tree needs no samples of its own."""
-    texts = []
-    for speculation in (Speculation(), Speculation(("model",), 3, 3), Speculation(("model",), 2, 5)):
-        engine.speculation = speculation
-        requests = (Request(PROMPT, PARAMS, LENGTH, seed) for seed in range(100))
-        texts.append([[*engine.stream(request)][-1].tokens for request in requests])
-    assert texts[0] == texts[1] == texts[2]
-    assert len({tuple(each) for each in texts[0]}) > 5
 
 
 def test_another_law_is_told_apart(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

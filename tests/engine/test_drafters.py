@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -13,10 +13,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
 from edgespec.controller.cost_model import DraftCost
 from edgespec.controller.stats import DraftStats
-from edgespec.core.drafter import Drafter
-from edgespec.core.protocols import Budget
 from edgespec.core.sampling import SamplingParams
-from edgespec.core.tree import DraftTree
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
@@ -36,7 +33,7 @@ from tests.engine.packages import (
     open_toy,
 )
 from tests.engine.prompts import CODE
-from tests.models import DRAFT, TARGET, hybrid
+from tests.models import DRAFT, TARGET
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +68,7 @@ def test_several_together_give_plain_decodings_text(trio: Engine, way: str, samp
     drafters: set[str] = set()
     origins: set[str] = set()
     accepted = 0
-    for seed, prompt in enumerate(CODE[:5]):
+    for seed, prompt in enumerate(CODE[:3]):
         request = Request(prompt, sampling, max_tokens=40, seed=seed)
         expected = answer(trio, request, PLAIN).tokens
         found = answer(trio, request, TOGETHER[way])
@@ -80,51 +77,13 @@ def test_several_together_give_plain_decodings_text(trio: Engine, way: str, samp
         accepted += sum(step.n_accepted for step in found.steps)
         drafters |= found.drafters
         origins |= found.origins
-    assert accepted > 20
+    assert accepted > 10
     if way == "chain":
         assert drafters == {"ngram", "model"}, "the first that proposes anything"
         return
     assert drafters == set(THREE)
     assert any("+" in origin for origin in origins), "tokens that several have proposed"
     assert {name for origin in origins for name in origin.split("+")} <= set(THREE)
-
-
-def test_tokens_are_drawn_by_those_who_can(trio: Engine) -> None:
-    """Without a seed, drafted tokens are drawn by the first drafter that can; lookups are verified by matching."""
-    trio.draft_stats = cheap("model", "self")
-    request = Request(CODE[0], SamplingParams(temperature=1.0), max_tokens=40)
-    for speculation in (Speculation(("ngram", "model"), 3), Speculation(THREE[::-1], 3), Speculation(THREE)):
-        found = [answer(trio, request, speculation) for _ in range(3)]
-        assert sum(step.n_accepted for each in found for step in each.steps) > 0
-        assert not any(each.notices for each in found)
-
-
-def test_branches_of_several_lookups_where_the_target_takes_chains(tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("models") / "hybrid.gguf"
-    hybrid(path)
-    options = LoadOptions(threads=1, context_size=256)
-    target = open_model("llamacpp", path, options, progress=lambda f: None, check=lambda: None)
-
-    class Contrary(Drafter):
-        """Proposes other tokens than lookups do, and siblings of them."""
-
-        name = "contrary"
-        is_free = True
-
-        def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
-            for token in range(5, 9):
-                tree.add(tree.add(-1, token, self.name, 0.9), text[-1], self.name, 0.9)
-            yield
-
-    package = add_package("contrary", lambda resources: Contrary())
-    engine = Engine(target, [*list_loaded(), package], PLAIN)
-    engine.draft_stats = cheap()
-    request = Request(CODE[0] + CODE[0], GREEDY, max_tokens=30)
-    expected = answer(engine, request).tokens
-    for speculation in (Speculation(("contrary", "ngram")), Speculation(("contrary", "ngram"), 3, 9)):
-        found = answer(engine, request, speculation)
-        assert found.tokens == expected and sum(step.n_drafted for step in found.steps) > 0
-    engine.close()
 
 
 def test_a_request_may_ask_for_fewer_drafters() -> None:
@@ -160,14 +119,6 @@ def test_a_drafter_that_is_not_loaded_is_refused(name: str, length: int | None) 
     engine.close()
 
 
-def test_lookups_need_not_be_loaded() -> None:
-    engine = Engine(load("tree", LoadOptions()), [], PLAIN)
-    expected = answer(engine, TALE).tokens
-    found = answer(engine, TALE, Speculation(("ngram",), 4))
-    assert found.tokens == expected and found.drafters == {"ngram"}
-    engine.close()
-
-
 def test_what_is_measured() -> None:
     """Those that take time and work; what was known is kept when a drafter joins."""
     broken, working = Faults("expand", 1000), Faults("none", 0)
@@ -189,24 +140,4 @@ def test_what_is_measured() -> None:
     assert set(found.drafts) == {"model", "working"} and found.drafts["working"] == known
     assert found.rows == profile.rows and 0 < found.drafts["model"].seconds(1) < 100
     assert generate(engine, TALE)[1].tokens == answer(engine, TALE, Speculation(("model",), 3)).tokens
-    engine.close()
-
-
-def test_a_drafter_without_a_price_is_measured_before_it_is_asked() -> None:
-    engine = open_toy()
-    engine.draft_stats = cheap()
-    assert not engine.draft_stats.costs.has_cost("model")
-    found = answer(engine, TALE, Speculation(("ngram", "model")))
-    assert found.tokens == answer(engine, TALE, PLAIN).tokens
-    assert engine.draft_stats.costs.has_cost("model")
-    engine.close()
-
-
-def test_a_drafter_that_cannot_be_measured_is_tried_once() -> None:
-    engine = open_toy(add_package("broken", lambda resources: Flaky(Faults("expand", 1000), "broken")))
-    engine.draft_stats = cheap()
-    first = answer(engine, TALE, Speculation(("broken",)))
-    assert first.tokens == answer(engine, TALE, PLAIN).tokens and len(first.notices) == 1
-    assert answer(engine, TALE, Speculation(("broken",))).notices == ()
-    assert not engine.draft_stats.costs.has_cost("broken")
     engine.close()

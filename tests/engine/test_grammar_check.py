@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from typing import Any
 
 import psutil
 import pytest
@@ -104,19 +103,3 @@ def test_others_decode_and_callers_leave_while_a_grammar_compiles() -> None:
     assert isinstance(last, Finished) and last.reason == "cancelled"
     engine.close()
     assert not helpers()
-
-
-def many(n: int) -> dict[str, Any]:
-    return {f"k{i}": {"type": "string"} for i in range(n)}
-
-
-def test_large_schemas_compile() -> None:
-    compiler, properties = GrammarCompiler(TOY.tokenizer, deadline_s=60), many(3744)
-    for schema in (
-        {"type": "object", "properties": properties, "required": list(properties)},
-        {"type": "object", "properties": many(256)},
-        {"type": "object", "patternProperties": {f"^k{i}_": {} for i in range(64)}},
-        {"enum": [f"value {i}" for i in range(4096)]},
-    ):
-        assert not compiler.compile(json_structure(schema)).result().is_error()
-    compiler.close()

@@ -17,8 +17,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load as load_toy
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.grammar import GrammarCompiler
-from edgespec.engine.json_schema import adapt_schema
-from edgespec.engine.structured_output import GrammarMask, json_structure
+from edgespec.engine.structured_output import GrammarMask, adapt_schema, json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.text.tokenizer import Tokenizer
 from tests.engine.everyday_schemas import ALL

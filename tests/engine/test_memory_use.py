@@ -83,15 +83,6 @@ def test_a_namespace_serves_nobody_else(engine: Engine) -> None:
         assert count_accepted(again) > 20
 
 
-def test_the_memory_drafts_after_a_restart(tmp_path: Path) -> None:
-    with open_engine(tmp_path) as engine:
-        wanted = answer(engine, ask(use=MemoryUse()))
-    with open_engine(tmp_path) as engine:
-        found = answer(engine, ask(use=MemoryUse()))
-    assert found.tokens == wanted.tokens
-    assert count_accepted(found) > 20
-
-
 def test_what_was_said_before_a_cancel_is_kept(engine: Engine) -> None:
     steps = 0
 

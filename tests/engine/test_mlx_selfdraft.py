@@ -15,51 +15,28 @@ from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.text.chat_template import encode_prompt
-from tests.backends.test_mlx_selfdraft import METHODS, SIX, make_draft
+from tests.backends.test_mlx_selfdraft import METHODS, make_draft
 from tests.engine.conftest import PLAIN, eager, generate, list_loaded
 from tests.engine.prompts import CODE
-from tests.mlx_models import make_folder
-from tests.models import TARGET, find_trained
+from tests.models import TARGET
 
 TOKENS = 10
 
 
 @pytest.fixture(scope="module")
-def quantized() -> Iterator[MlxModel]:
+def model() -> Iterator[MlxModel]:
     model = load(TARGET, LoadOptions(context_size=256))
     yield model
     model.close()
 
 
-@pytest.fixture(scope="module")
-def floating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlxModel]:
-    folder = find_trained("target").parent
-    if not (folder / "config.json").is_file():
-        folder = make_folder(tmp_path_factory.mktemp("mlx") / "m", SIX)
-    model = load(folder, LoadOptions(context_size=256))
-    yield model
-    model.close()
-
-
-@pytest.fixture(scope="module")
-def texts() -> dict[str, list[tuple[int, ...]]]:
-    """What models say by plain decoding, greedily and drawn."""
-    return {}
-
-
-@pytest.mark.parametrize("which", ["quantized", "floating"])
 @pytest.mark.parametrize("method", METHODS)
-def test_text_is_plain_decodings(
-    request: pytest.FixtureRequest, texts: dict[str, list[tuple[int, ...]]], which: str, method: str
-) -> None:
+def test_text_is_plain_decodings(model: MlxModel, method: str) -> None:
     """Greedy, by fixed chains and trees and by the autopilot; and drawn with a seed."""
-    model: MlxModel = request.getfixturevalue(which)
     prompt = CODE[1]
     asked = Request(prompt, SamplingParams(temperature=0), max_tokens=TOKENS)
     drawn = Request(prompt, SamplingParams(temperature=0.8), max_tokens=TOKENS, seed=5)
-    if which not in texts:
-        texts[which] = [generate(Engine(model, [], PLAIN), each)[1].tokens for each in (asked, drawn)]
-    expected, sampled = texts[which]
+    expected, sampled = (generate(Engine(model, [], PLAIN), each)[1].tokens for each in (asked, drawn))
     engine = Engine(model, list_loaded(self=make_draft(model, method)), PLAIN)
     engine.draft_stats = eager(0.0)
     n_accepted = 0

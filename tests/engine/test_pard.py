@@ -14,7 +14,6 @@ from edgespec.drafters import drafter_specs
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
-from edgespec.registry.resolve import LocalModel, find_pard_token, read_metadata
 from tests.engine.prompts import CODE
 from tests.models import TARGET
 
@@ -39,7 +38,7 @@ def test_blocks_are_accepted_and_change_no_text(backend: str) -> None:
     engine = Engine(target, [LoadedDrafter(drafter_specs()["pard"], "pard", pard, MASK)], Speculation())
     try:
         drafted = accepted = 0
-        for text in CODE[:4]:
+        for text in CODE[:2]:
             expected = {t: answer(engine, text, t).tokens for t in (0.0, 0.8)}
             for speculation in (Speculation(("pard",), 3), Speculation(("pard",), 3, 6)):
                 engine.speculation = speculation
@@ -55,31 +54,3 @@ def test_blocks_are_accepted_and_change_no_text(backend: str) -> None:
         assert accepted > drafted / 4, "a model that saw no mask tokens in training gets next to nothing right"
     finally:
         engine.close()
-
-
-def test_an_ordinary_draft_model_does_not_draft_blocks() -> None:
-    """The test above measures the training: with the embedded draft model the positions after the first are wrong."""
-    from tests.models import DRAFT
-
-    def count(path: Path) -> tuple[int, int]:
-        target, draft = open_("llamacpp", TARGET), open_("llamacpp", path)
-        engine = Engine(
-            target, [LoadedDrafter(drafter_specs()["pard"], "pard", draft, MASK)], Speculation(("pard",), 3)
-        )
-        try:
-            metrics = [answer(engine, text).metrics for text in CODE[:4]]
-        finally:
-            engine.close()
-        return sum(m.accepted_tokens for m in metrics), sum(m.target_forwards for m in metrics)
-
-    (trained, trained_rounds), (ordinary, ordinary_rounds) = count(FOLDER / "model.gguf"), count(DRAFT)
-    assert trained / trained_rounds > 1.3 * ordinary / ordinary_rounds
-
-
-def test_files_name_the_mask_token() -> None:
-    from edgespec.hub.hub import Hub
-
-    hub = Hub.from_environment()
-    assert find_pard_token(read_metadata(LocalModel(FOLDER / "model.gguf", "gguf"), hub)) == MASK
-    assert find_pard_token(read_metadata(LocalModel(FOLDER, "mlx"), hub)) == MASK
-    assert find_pard_token(read_metadata(LocalModel(TARGET, "gguf"), hub)) is None

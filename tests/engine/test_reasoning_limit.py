@@ -23,7 +23,7 @@ from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request, Scored
 from edgespec.engine.generation import ReasoningLimit
-from edgespec.engine.structured_output import Structure, Text
+from edgespec.engine.structured_output import Structure
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece, TextStream, detect_format
 from tests.core.enumerate import PROMPT, Enumerated, Rule, Table, Target, Tokens, deterministic
@@ -173,7 +173,7 @@ def test_the_answer_goes_on_as_after_any_text(budget: int, temperature: float, t
 
 
 def test_a_structure_begins_after_it(thinker: Engine) -> None:
-    structure = Structure(((Text("seven"),),))
+    structure = Structure((("seven",),))
     request = Request((Message("user", "hi"),), max_tokens=90, seed=1, structure=structure, max_reasoning=5)
     reasoning, text, finished, _ = answer(thinker, request, Speculation(("ngram",), draft_max=4))
     assert (len(reasoning), text, finished.reason) == (5, "seven", "stop")

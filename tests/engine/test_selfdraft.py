@@ -9,20 +9,16 @@ import pytest
 from edgespec.backends import Model, open_model
 from edgespec.backends.attached_draft import parse
 from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
-from edgespec.errors import Cancelled
 from tests.engine.conftest import PLAIN, eager, generate, list_loaded
 from tests.engine.prompts import CODE
 from tests.models import TARGET
 
 GREEDY = SamplingParams(temperature=0)
-METHODS = [
-    "layerskip:2", "layerskip:0,1,4,5", "qspec", "layerskip:0,1,4,5+qspec:2", "sparse:2,24", "qspec:4+sparse:2,24",
-]  # fmt: skip
+METHODS = ["layerskip:2", "layerskip:0,1,4,5+qspec:2", "qspec:4+sparse:2,24"]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +56,7 @@ def engine(target: Model, request: pytest.FixtureRequest, tmp_path_factory: pyte
 def test_the_text_is_plain_decodings(
     engine: Engine, speculation: Speculation, sampling: SamplingParams, plain: dict[Request, tuple[str, Finished]]
 ) -> None:
-    for prompt in CODE[:3]:
+    for prompt in CODE[:2]:
         request = Request(prompt, sampling, max_tokens=40, seed=7)
         if request not in plain:
             engine.speculation = PLAIN
@@ -72,27 +68,6 @@ def test_the_text_is_plain_decodings(
             assert finished.metrics.accepted_tokens > 0
 
 
-def test_drawn_drafts_are_served(engine: Engine) -> None:
-    engine.speculation = Speculation(("self",), 3, acceptance="block")
-    _, finished = generate(engine, Request(CODE[1], SamplingParams(temperature=1.0), max_tokens=60, seed=1))
-    assert finished.metrics.accepted_tokens > 0 and len(finished.tokens) == 60
-
-
-def test_a_second_text_and_one_after_a_cancelled_one(engine: Engine) -> None:
-    engine.speculation = PLAIN
-    expected = [generate(engine, Request(prompt, GREEDY, max_tokens=30))[0] for prompt in CODE[:2]]
-    engine.speculation = Speculation(("self",), 3)
-    stop = False
-
-    def check() -> None:
-        if stop:
-            raise Cancelled
-
-    for event in engine.stream(Request(CODE[2], GREEDY, max_tokens=60), check):
-        stop = isinstance(event, Step) and event.index == 3
-    assert [generate(engine, Request(prompt, GREEDY, max_tokens=30))[0] for prompt in CODE[:2]] == expected
-
-
 def test_a_long_text_leaves_the_window(engine: Engine) -> None:
     prompt = "\n".join(CODE[:6])
     engine.speculation = PLAIN
@@ -102,7 +77,7 @@ def test_a_long_text_leaves_the_window(engine: Engine) -> None:
     assert text == expected and finished.metrics.drafted_tokens > 50
 
 
-@pytest.mark.parametrize("read_s", [0.0, 0.05, 1.0])
+@pytest.mark.parametrize("read_s", [0.0, 1.0])
 def test_the_autopilot_asks_whatever_reading_takes(engine: Engine, read_s: float) -> None:
     """A draft that is not worth reading the text for is given its end alone; a follower has it anyway."""
     request = Request("\n".join(CODE[:4]), GREEDY, max_tokens=60)

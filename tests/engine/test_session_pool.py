@@ -55,15 +55,6 @@ def test_conversations_that_take_turns_keep_their_slots() -> None:
     assert not engine._slots._kept
 
 
-def test_another_text_with_a_short_beginning_in_common_does_not_push_a_long_one_out() -> None:
-    engine = made(2)
-    answer(engine, ONE)
-    (first,) = engine._slots._kept
-    answer(engine, ONE[:40] + TWO)
-    assert len(engine._slots._kept) == 2 and engine._slots._kept[-1] is not first
-    engine.close()
-
-
 def test_a_prompt_that_is_asked_again_is_answered_in_the_same_slot() -> None:
     engine = made(2)
     first = answer(engine, "ab")  # the answer, which is lost, is longer

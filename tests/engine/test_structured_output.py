@@ -22,17 +22,11 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.engine.grammar import GrammarCompiler
 from edgespec.engine.structured_output import (
-    Json,
-    Structure,
-    Text,
-    _list_bits,
     json_part,
     json_structure,
 )
 from edgespec.errors import InvalidRequest
-from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
-from edgespec.text.tool_formats import MARKERS
 from tests.engine.conftest import PLAIN, list_loaded
 from tests.engine.prompts import CODE
 
@@ -158,17 +152,6 @@ def test_nesting_is_bounded() -> None:
         json_part(deep)
 
 
-def test_texts_around_json_and_alternatives(engine: Engine) -> None:
-    parts = (Text("<call>"), Json('{"enum": [1, 2]}'), Text("</call>"))
-    structure = Structure((parts, (Text("none"),)))
-    seen = set()
-    for seed in range(12):
-        text, finished, _ = answer(engine, Request(CODE[0], max_tokens=40, seed=seed, structure=structure), WAYS[1])
-        assert finished.reason == "stop"
-        seen.add(text)
-    assert seen <= {"<call>1</call>", "<call>2</call>", "none"} and seen
-
-
 @pytest.fixture(scope="module")
 def compiler(engine: Engine) -> Iterator[GrammarCompiler]:
     with closing(GrammarCompiler(engine.target.tokenizer)) as made:
@@ -197,37 +180,6 @@ def test_reasoning_before_it_is_free(engine: Engine, compiler: GrammarCompiler) 
     assert (
         best([*thought, *seven]) in tokenizer.end_of_generation or not tokenizer.piece(best([*thought, *seven])).strip()
     )
-
-
-def test_reasoning_is_counted_where_its_markers_are_text() -> None:
-    """As where GPT-OSS is asked for a call: its messages are read by another reader, the engine counts all the same."""
-    target = load_toy("tree", LoadOptions(context_size=1024))
-    target.chat_template = "{{ messages[0].content }}{# <|channel|> <|message|> analysis #}"
-    thought, end = "<|channel|>analysis<|message|>abc", "<|end|><|start|>assistant<|channel|>final<|message|>de"
-    prompt = (Message("user", "a b"),)
-    request = Request(prompt, max_tokens=200, seed=0, structure=Structure(((Text(thought + end),),)), visible=MARKERS)
-    text, finished, _ = answer(Engine(target, [], PLAIN), request, WAYS[0])
-    assert text == thought + end
-    # The token that completes the marker before it, and the three letters; `<|end|>` is reasoning until it is complete.
-    assert finished.metrics.reasoning_tokens == 1 + len("abc") + len("<|end|>") - 1
-
-
-def test_a_prompt_that_is_text_is_continued_as_it_stands() -> None:
-    """Markers are text there, also for stop strings; a chat has them read."""
-    target = load_toy("tree", LoadOptions(context_size=1024))
-    target.chat_template = "{{ messages[0].content }}{# <think></think> #}"
-    engine = Engine(target, [], PLAIN)
-    structure = Structure(((Text("<think>ab</think>cd"),),))
-
-    def written(prompt: str | tuple[Message, ...], *stop: str) -> tuple[str, str | None]:
-        text, finished, _ = answer(engine, Request(prompt, max_tokens=99, stop=stop, structure=structure), PLAIN)
-        return text, finished.stop
-
-    assert written("x") == ("<think>ab</think>cd", None)
-    assert written("x", "</think>") == ("<think>ab", "</think>")
-    assert written("x", "b") == ("<think>a", "b")
-    chat = (Message("user", "x"),)
-    assert written(chat) == written(chat, "b") == ("abcd", None), "the pieces of both channels"
 
 
 @pytest.fixture
@@ -294,10 +246,3 @@ def test_a_greedy_token_is_the_best_of_those_that_sampling_allows(engine: Engine
             assert best == allowed[logits[allowed].argmax()]
             unmasked += best == logits.argmax()
     assert unmasked > 5
-
-
-def test_bits_are_listed_at_any_density() -> None:
-    rng = np.random.default_rng(0)
-    for density in (0.0, 0.001, 0.05, 0.5, 1.0):
-        flags = rng.random(4001) < density
-        assert _list_bits(np.packbits(flags, bitorder="little")).tolist() == np.flatnonzero(flags).tolist()

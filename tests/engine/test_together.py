@@ -15,14 +15,13 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, Request
-from edgespec.engine.structured_output import json_structure
 from edgespec.errors import BackendError, Cancelled
 from tests.engine.conftest import PLAIN, eager, open_engine
 from tests.engine.prompts import CODE
 from tests.models import find_trained
 
 GREEDY = SamplingParams(temperature=0)
-AT_ONCE = 16
+AT_ONCE = 12  # more than 8, above which slots may have streams of cells
 KINDS = {
     "plain": PLAIN,
     "chains": Speculation(("model",), 4),
@@ -65,7 +64,7 @@ def tokens(events: Sequence[Event]) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sixteen_at_once_say_what_each_says_alone(engine: Engine, shared: Engine, kind: str) -> None:
+def test_twelve_at_once_say_what_each_says_alone(engine: Engine, shared: Engine, kind: str) -> None:
     requests = [Request(CODE[i], GREEDY, max_tokens=20 + 3 * i) for i in range(AT_ONCE)]
     engine.speculation = PLAIN
     alone = [tokens(list(engine.stream(request))) for request in requests]
@@ -82,25 +81,6 @@ def test_sixteen_at_once_say_what_each_says_alone(engine: Engine, shared: Engine
         assert (sum(step.n_accepted for step in steps) > 0) == (kind != "plain")
 
 
-def test_drawn_texts_are_those_of_their_seeds(shared: Engine) -> None:
-    """Logits move by rounding alone, so that a draw goes elsewhere in some texts: in 6 of 16 on a CPU with AVX-512."""
-    requests = [Request(CODE[i], SamplingParams(temperature=0.8), 24, seed=i) for i in range(AT_ONCE)]
-    alone = [tokens(list(shared.stream(request))) for request in requests]
-    beside = [tokens(events) for events in together(shared, requests, KINDS["lookups"])]
-    assert sum(a == b for a, b in zip(alone, beside, strict=True)) >= AT_ONCE // 2
-
-
-def test_structures_hold_for_each(shared: Engine) -> None:
-    requests = [
-        Request(CODE[i], SamplingParams(temperature=0.9), 60, seed=i,
-                structure=json_structure({"type": "integer"}) if i % 2 else None)
-        for i in range(6)
-    ]  # fmt: skip
-    for i, events in enumerate(together(shared, requests)):
-        text = b"".join(shared.target.tokenizer.piece(token) for token in tokens(events)).strip()
-        assert text.lstrip(b"-").isdigit() == bool(i % 2), text
-
-
 def test_some_leave_and_others_come(engine: Engine, shared: Engine) -> None:
     """Cancelled at any place, one frees its cache for the next, and the rest go on as if it had not been there."""
     engine.speculation = PLAIN
@@ -110,10 +90,10 @@ def test_some_leave_and_others_come(engine: Engine, shared: Engine) -> None:
         if who in gone:
             raise Cancelled
 
-    requests = [Request(CODE[i], GREEDY, max_tokens=24) for i in range(20)]
+    requests = [Request(CODE[i], GREEDY, max_tokens=24) for i in range(12)]
     running = {}
-    found: dict[int, list[Event]] = {i: [] for i in range(20)}
-    waiting = list(range(20))
+    found: dict[int, list[Event]] = {i: [] for i in range(12)}
+    waiting = list(range(12))
     rounds = 0
     while waiting or running:
         rounds += 1
@@ -136,18 +116,6 @@ def test_some_leave_and_others_come(engine: Engine, shared: Engine) -> None:
             assert fork is not None or last.tokens == expected
     assert any(isinstance(events[-1], Finished) and events[-1].reason == "cancelled" for events in found.values())
     session.close()
-
-
-def test_a_common_beginning_is_read_once(shared: Engine) -> None:
-    head = "".join(f"import module_{i}\n" for i in range(12))
-    requests = [Request(head + CODE[i], GREEDY, max_tokens=4) for i in range(6)]
-    n = len(shared.encode(head))
-    first = together(shared, requests[:1])
-    later = together(shared, requests[1:])
-    for events in (*first, *later):
-        assert isinstance(events[-1], Finished)
-    read = [events[-1].metrics.cached_tokens for events in later]  # type: ignore[union-attr]
-    assert min(read) >= n - 2
 
 
 def test_what_another_has_read_is_taken_over_where_it_is_more(shared: Engine) -> None:

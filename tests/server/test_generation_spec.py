@@ -109,7 +109,7 @@ def test_a_structured_answer_may_be_a_call_where_there_are_tools(family: str, co
     if not frame.holds_name:
         call = f'{{"name": "weather", "{form.argument}": {call}}}'
     called = "".join((*frame.first, *frame.before, call, *frame.after, *frame.last)).replace("{name}", "weather")
-    said = "".join(part.text for part in answer.first) + '{"done": true}'
+    said = "".join(answer.first) + '{"done": true}'
     tokenizer = load("tree", LoadOptions()).tokenizer
     sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
     for text, is_let in ((called, True), (said, True), ('{"done": false}', False), ("Well.", False)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -16,7 +15,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Step
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Finished, MemoryUse
-from edgespec.errors import Cancelled, DoesNotFit, InvalidRequest, UnknownModel
+from edgespec.errors import DoesNotFit, InvalidRequest, UnknownModel
 from edgespec.planner.plan import LoadConfig, MemoryOptions
 from edgespec.service.client import EngineClient, require_model
 from edgespec.service.local import LocalEngine
@@ -66,16 +65,6 @@ def test_earlier_answers_are_drafted_from(client: EngineClient, tmp_path: Path) 
     assert count_drafted(MemoryUse())
 
 
-def test_the_two_give_the_same_tokens(apart: EngineProcess) -> None:
-    here = LocalEngine()
-    try:
-        for each in (here, apart):
-            list(each.open(TOY, Heard()))
-        assert tokens_of(here.stream(request())) == tokens_of(apart.stream(request()))
-    finally:
-        here.close()
-
-
 def test_another_way_to_draft_is_for_one_generation(client: EngineClient) -> None:
     list(client.open(TOY, Heard()))
     client.speculate("off").result()
@@ -100,17 +89,6 @@ def test_speculation_is_switched_amid_an_answer(client: EngineClient) -> None:
     job.cancel()
     assert [event.reason for event in events if isinstance(event, Finished)] == ["cancelled"]
     assert len(tokens_of(client.stream(request()))) == 40
-
-
-def test_a_job_that_has_not_begun_can_be_cancelled(client: EngineClient) -> None:
-    list(client.open(TOY, Heard()))
-    first, second = client.stream(endless()), client.stream(request())
-    until_it_speaks(first)
-    second.cancel()
-    first.cancel()
-    assert any(isinstance(event, Finished) for event in first)
-    with suppress(Cancelled):
-        assert [event.reason for event in second if isinstance(event, Finished)] == ["cancelled"]
 
 
 def test_errors_are_told_and_nothing_is_lost(client: EngineClient) -> None:

@@ -117,13 +117,14 @@ def test_nothing_is_learned_without_consent_or_texts(config: LoadConfig, pair: A
         assert not trainings() and len(heard.notices) == 2
 
 
-def test_trainings_that_fail_are_told_of_and_end(config: LoadConfig) -> None:
+def test_trainings_that_fail_are_told_of_and_end(config: LoadConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.service.learn._MAX_FAILURES", 2)
     allow_training(adapted_folder())
     failing = replace(config, learn=replace(SOON, training=("--draft", "missing.gguf")))
     told: list[str] = []
     with closing(LocalEngine()) as engine:
         engine.open(failing, Heard()).result()
-        for _ in range(3):
+        for _ in range(2):
             wait(trainings)
             wait(lambda: not trainings())
             sleep(0.5)

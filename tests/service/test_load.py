@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -26,7 +25,7 @@ from edgespec.service.load import Loader
 from edgespec.service.loaded_model import LoadedModel
 from edgespec.service.local import LocalEngine
 from tests.engine.conftest import generate
-from tests.models import DRAFT, REPOSITORY, TARGET
+from tests.models import REPOSITORY, TARGET
 from tests.reporter import Heard
 
 ONE = LoadOptions(threads=1, context_size=128)
@@ -103,34 +102,6 @@ def test_another_setting_is_measured_and_said(open_: Open, measured: list[float]
     assert len(measured) == 2, "both are known, and the context's size does not matter"
 
 
-def test_drafts_are_known_apart(open_: Open, measured: list[float], heard: Heard) -> None:
-    open_(LoadConfig(load=ONE)).save_stats()
-    lookups = open_(LoadConfig(load=ONE, draft="ngram"))
-    assert (len(measured), heard.notices) == (2, [])
-    assert lookups.engine.draft_stats.costs.profile.drafts == {}
-    lookups.save_stats()
-    assert open_(LoadConfig(load=ONE)).engine.draft_stats.costs.profile.drafts["model"].units == {1: 0.001}
-
-
-@pytest.mark.parametrize("request_", [LoadConfig(load=ONE, draft="none"), LoadConfig(load=ONE, draft_max=3)])
-def test_nothing_is_measured_for_plain_decoding_and_fixed_lengths(
-    open_: Open, measured: list[float], request_: LoadConfig
-) -> None:
-    loaded = open_(request_)
-    assert not measured and not loaded.engine.has_draft_stats
-    loaded.save_stats()
-    assert not ProfileStore(loaded.target_path, loaded.draft_paths).path.exists()
-
-
-def test_a_fixed_length_does_not_forget_what_is_known(open_: Open, measured: list[float]) -> None:
-    """A chat may begin with --gamma and leave it to the autopilot later."""
-    first = open_(LoadConfig(load=ONE))
-    known = converse(first)
-    first.save_stats()
-    assert open_(LoadConfig(load=ONE, draft_max=3)).engine.draft_stats.to_dict() == known
-    assert measured == [0.4]
-
-
 def test_another_draft_and_back(open_: Open, measured: list[float], heard: Heard) -> None:
     loaded = open_(LoadConfig(load=ONE))
     known = converse(loaded)
@@ -140,22 +111,6 @@ def test_another_draft_and_back(open_: Open, measured: list[float], heard: Heard
     assert (back.info.drafters, len(back.draft_paths)) == ({"model": "package:python-6m/draft.gguf"}, 1)
     assert (back.engine.draft_stats.to_dict(), len(measured)) == (known, 2)
     back.engine.release_draft()
-
-
-def test_the_same_draft_again_keeps_what_was_learned(open_: Open, heard: Heard) -> None:
-    loaded = open_(LoadConfig(load=ONE))
-    loaded.save_stats()
-    known = converse(loaded)
-    again = changed(loaded, LoadConfig(load=ONE, draft="model"), heard)
-    assert again.engine.draft_stats.to_dict() == known
-    again.engine.release_draft()
-
-
-def test_files_that_have_gone_meanwhile_cost_no_answer(open_: Open, tmp_path: Path) -> None:
-    target, draft = (Path(shutil.copy(path, tmp_path)) for path in (TARGET, DRAFT))
-    loaded = open_(LoadConfig(load=ONE, model=str(target), draft=str(draft)))
-    draft.unlink()
-    loaded.save_stats()
 
 
 def test_a_damaged_file_is_measured_again_and_healed(open_: Open, measured: list[float], heard: Heard) -> None:
@@ -186,40 +141,10 @@ def test_auto_loads_all_drafters_that_are_paired(open_: Open, pard: None, measur
     assert {key.partition(";")[0] for key in known["drafters"]} >= {"ngram", "model"} and measured == [0.4]  # type: ignore[attr-defined]
 
 
-def test_several_drafters_by_name_give_the_text_of_plain_decoding(open_: Open, pard: None) -> None:
-    def text(draft: str) -> tuple[int, ...]:
-        loaded = open_(LoadConfig(load=LoadOptions(threads=1, context_size=128, exact=True), draft=draft, draft_max=3))
-        request = Request("def fibonacci(n):\n    ", SamplingParams(temperature=0), max_tokens=30)
-        return generate(loaded.engine, request)[-1].tokens
-
-    plain = text("none")
-    for draft in ("pard", "ngram+model+pard", f"pard+{DRAFT}", "ngram+layerskip:2", "model+layerskip:2+qspec:2"):
-        assert text(draft) == plain, draft
-
-
-def test_drafts_of_one_file_name_are_known_apart(open_: Open, measured: list[float], tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    one = Path(shutil.copy(PARD, tmp_path / "one" / "model.gguf"))
-    two = Path(shutil.copy(DRAFT, tmp_path / "two" / "model.gguf"))
-    stores = [ProfileStore(TARGET, paths) for paths in ([one, two], [two, two], [one], [two])]
-    assert len({store.path for store in stores}) == 4
-    assert list(stores[0].digests) == ["target target.gguf", "draft model.gguf", "draft 2 model.gguf"]
-
-
-def test_a_self_draft_beside_lookups(open_: Open, heard: Heard) -> None:
-    loaded = open_(LoadConfig(load=ONE, draft="ngram+layerskip:2"))
-    assert loaded.info.drafters == {"ngram": "ngram", "self": "layerskip:2"}
-    assert open_(LoadConfig(load=ONE, draft="layerskip:2+ngram")).engine.speculation.drafters == ("self", "ngram")
-    assert (loaded.draft_paths, heard.notices) == ((), [])
-    known = converse(loaded)
-    assert {key.partition(";")[0] for key in known["drafters"]} == {"ngram", "self"}  # type: ignore[attr-defined]
-
-
 @pytest.fixture
 def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search for a self-draft ends after a few trials."""
-    monkeypatch.setattr("edgespec.service.drafts.EVALUATION_S", 0.5)
+    monkeypatch.setattr("edgespec.service.loaded_model.EVALUATION_S", 0.5)
     monkeypatch.setattr("edgespec.service.local._IDLE_S", 0.05)
 
 

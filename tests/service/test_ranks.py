@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from subprocess import Popen
 
 import pytest
 
@@ -21,6 +20,7 @@ from tests.backends.mlx_pairs import read_spec
 from tests.mlx_models import CONFIGS, DENSE, make_folder
 from tests.models import DRAFT, REPOSITORY
 from tests.ranks import RANK_CONFIGS, load_on_two_ranks, start_rank, write_hosts
+from tests.zygote import run_command
 
 WIDE = {**DENSE, "hidden_size": 96, "intermediate_size": 192, "num_attention_heads": 12, "num_key_value_heads": 12}
 HEAD = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle3-python-6m"
@@ -70,45 +70,37 @@ def command(model: Path | str, *more: str) -> list[str]:
             *more]  # fmt: skip
 
 
-@pytest.mark.parametrize(("n", "how"), [(2, "greedy"), (2, "sampled"), (3, "tree")])
-def test_the_text_is_that_of_one_process(stack: ExitStack, tmp_path: Path, wide: Path, n: int, how: str) -> None:
-    options = {
-        "greedy": ("--temperature", "0"),
-        "sampled": ("--temperature", "0.8", "--seed", "3", "--draft", "ngram", "--draft-max", "3"),
-        "tree": ("--temperature", "0", "--draft", "ngram+recycling", "--draft-max", "3", "--draft-tree", "7"),
-    }[how]
-    alone = run_alone(stack, command(wide, *options))
-    text, err = run_on(stack, tmp_path, n, command(wide, *options)).wait()
+def test_the_text_is_that_of_one_process(stack: ExitStack, tmp_path: Path, wide: Path) -> None:
+    options = ("--temperature", "0", "--draft", "ngram+recycling", "--draft-max", "3", "--draft-tree", "7")
+    alone = run_alone(command(wide, *options))
+    text, err = run_on(stack, tmp_path, 3, command(wide, *options)).wait()
     assert text == alone, err
     assert len(text) > 20
 
 
 def test_a_head_of_a_split_target_drafts(stack: ExitStack, tmp_path: Path) -> None:
     arguments = command("python-6m", "--temperature", "0", "--draft", str(HEAD), "--draft-max", "3")
-    alone = run_alone(stack, arguments)
+    alone = run_alone(arguments)
     text, err = run_on(stack, tmp_path, 2, arguments).wait()
     assert text == alone, err
     assert "eagle3-python-6m)" in err, "tokens of the head were accepted"
 
 
-def run_alone(stack: ExitStack, arguments: Sequence[str]) -> str:
-    process: Popen[str] = start_rank(0, {"MLX_HOSTFILE": "/dev/null"}, ("run", *arguments))
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    return out
+def run_alone(arguments: Sequence[str]) -> str:
+    done = run_command(("run", *arguments), dict(os.environ), REPOSITORY, b"")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_a_killed_rank_is_named_and_ends_the_command(stack: ExitStack, tmp_path: Path, wide: Path) -> None:
     arguments = command(wide, "--temperature", "0", "--ctx", "2048", "--max-tokens", "2000", "--draft", "none")
-    ranks = run_on(stack, tmp_path, 3, arguments)
-    first, killed, other = ranks.processes
+    first, killed = run_on(stack, tmp_path, 2, arguments).processes
     assert first.stdout is not None
     first.stdout.read(20)  # the answer has begun
     killed.send_signal(signal.SIGKILL)
     _, err = first.communicate(timeout=END_S)
     assert first.returncode == 7
-    assert "error: Rank 1 of 3 has ended.\nhint: Start all ranks again.\n" in err or "error: Rank 2 of 3 has" in err
-    other.communicate(timeout=END_S)  # it ends too
+    assert "error: Rank 1 of 2 has ended.\nhint: Start all ranks again.\n" in err
 
 
 def test_no_rank_outlives_rank_0(stack: ExitStack, tmp_path: Path, wide: Path) -> None:
@@ -138,15 +130,13 @@ def test_ctrl_c_ends_all_ranks(stack: ExitStack, tmp_path: Path, wide: Path) -> 
     ("arguments", "code", "said"),
     [
         (["run", "hi"], 2, "error: Under mlx.launch a model runs on MLX, and python-6m opens with llama.cpp."),
-        (["run", "hi", "--backend", "mlx"], 2, "error: 3 ranks cannot share 4 attention heads."),
         (["run", "hi", "--model", "./nothing", "--backend", "mlx"], 3, "error:"),
-        (["--version"], 0, ""),
     ],
 )
 def test_commands_that_load_nothing_end_all_ranks(
     stack: ExitStack, tmp_path: Path, arguments: list[str], code: int, said: str
 ) -> None:
-    ranks = Ranks(tmp_path, 3, arguments)
+    ranks = Ranks(tmp_path, 2, arguments)
     stack.callback(ranks.close)
     _, err = ranks.wait()
     assert ranks.processes[0].returncode == code

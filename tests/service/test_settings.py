@@ -12,15 +12,9 @@ import pytest
 from edgespec.backends.llamacpp import settings as tuning
 from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.options import LoadOptions, RuntimeSettings
-from edgespec.controller.store import SettingsStore
-from edgespec.core.sampling import SamplingParams
-from edgespec.engine.events import Request
-from edgespec.errors import Cancelled
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.load import Loader
 from edgespec.service.loaded_model import LoadedModel
-from tests.engine.conftest import generate
-from tests.models import TARGET
 from tests.reporter import Heard
 
 CONFIG = LoadConfig(load=LoadOptions(threads=1, context_size=1024), draft_max=3)
@@ -80,27 +74,6 @@ def test_measured_once_and_used_by_target_and_draft(open_: Open, measured: list[
     assert len(measured) == 3
 
 
-def test_another_draft_takes_the_settings(open_: Open, measured: list[float]) -> None:
-    loaded = open_(replace(CONFIG, draft="ngram"))
-    changed = Loader(Heard(), lambda: None).change_draft(loaded, CONFIG)
-    assert (changed.settings, len(measured)) == (FOUND, 1)
-    assert [each.flash_attention for each in options_of(changed)] == [False, False]
-    changed.engine.release_draft()
-
-
-def test_options_of_the_user_win(open_: Open, measured: list[float]) -> None:
-    loaded = open_(replace(CONFIG, load=replace(CONFIG.load, flash_attention=True)))
-    assert (loaded.settings, loaded.key.flash_attention) == (None, True)
-    assert not SettingsStore(TARGET).path.exists()
-
-
-def test_too_little_time_to_measure_again_keeps_the_stored(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    SettingsStore(TARGET).save("llamacpp", CONFIG.load, FOUND)
-    monkeypatch.setattr(tuning, "_MAX_STEP_S", 0.0)
-    loaded = open_(CONFIG, 1e-6)
-    assert loaded.settings == FOUND and loaded.key.flash_attention is False
-
-
 def test_a_model_that_was_too_slow_to_measure_keeps_its_settings(open_: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that is busy at the first load only would else give the model another rounding at the second."""
     with monkeypatch.context() as busy:
@@ -109,31 +82,3 @@ def test_a_model_that_was_too_slow_to_measure_keeps_its_settings(open_: Open, mo
         assert open_(CONFIG).settings == RuntimeSettings()
     assert open_(CONFIG).settings == RuntimeSettings()
     assert open_(CONFIG, 0.4).settings != RuntimeSettings(), "until it is measured again"
-
-
-def test_a_cancelled_load_stores_nothing() -> None:
-    def check() -> None:
-        if progress[-1] == 1.0:
-            calls.append(0)
-            if len(calls) > 3:
-                raise Cancelled
-
-    class Progress(Heard):
-        def loading(self, name: str, fraction: float) -> None:
-            progress.append(fraction)
-
-    progress, calls = [0.0], list[int]()
-    with pytest.raises(Cancelled):
-        Loader(Progress(), check).load(CONFIG)
-    assert not SettingsStore(TARGET).path.exists()
-
-
-def test_texts_under_measured_settings(open_: Open) -> None:
-    """With real measurements: both loads answer, the second without measuring."""
-    found = []
-    for _ in range(2):
-        loaded = open_(CONFIG)
-        assert loaded.settings is not None and list(loaded.settings.without_flash) == [440, 100]
-        text = generate(loaded.engine, Request("import os\n", SamplingParams(temperature=0), 20))[-1].tokens
-        found.append((text, loaded.settings))
-    assert found[0] == found[1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Iterator
 
@@ -57,7 +56,7 @@ def test_cancel_ends_a_job_that_nobody_reads(worker: Worker) -> None:
             yield 0
 
     job = worker.submit(endless)
-    while not job._is_full:
+    while not job.is_full:
         pass
     job.cancel()
     assert worker.call(lambda: "next") == "next"
@@ -159,36 +158,6 @@ def test_a_job_that_ends_badly_or_is_cancelled_leaves_the_others_alone(worker: W
     assert worker.call(lambda: 7) == 7
 
 
-def test_a_task_that_is_cancelled_cancels_the_job_that_it_waits_for(worker: Worker) -> None:
-    def endless(check: CheckCancelled) -> Iterator[int]:
-        while True:
-            check()
-            yield from ()
-
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(worker.submit(endless).wait(), 0.05)
-
-    asyncio.run(main())
-    assert worker.call(lambda: 7) == 7
-
-
-def test_it_says_when_it_has_nothing_to_do() -> None:
-    said: list[bool] = []
-    has_nothing = threading.Event()
-
-    def set_idle(is_idle: bool) -> None:
-        said.append(is_idle)
-        if is_idle:
-            has_nothing.set()
-
-    worker = Worker(set_idle=set_idle)
-    assert has_nothing.wait(10)
-    assert worker.call(lambda: list(said)) == [True, False]
-    worker.close()
-    assert said[:3] == [True, False, True]
-
-
 @pytest.mark.parametrize("shares", [False, True])
 def test_a_callback_that_fails_leaves_nobody_waiting(shares: bool) -> None:
     def fail() -> None:
@@ -205,16 +174,5 @@ def test_a_callback_that_fails_leaves_nobody_waiting(shares: bool) -> None:
         with pytest.raises(RuntimeError, match="full disk"):
             list(job)
     with pytest.raises(RuntimeError, match="full disk"):
-        worker.call(lambda: 1)
-    worker.close()
-
-
-def test_an_idle_callback_that_fails_is_told_to_the_next_job() -> None:
-    def fail(is_idle: bool) -> None:
-        if not is_idle:
-            raise RuntimeError("no clock")
-
-    worker = Worker(set_idle=fail)
-    with pytest.raises(RuntimeError, match="no clock"):
         worker.call(lambda: 1)
     worker.close()

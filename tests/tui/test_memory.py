@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec.conversations.database import memory_folder
-from edgespec.engine.prompts import RawText
 from edgespec.planner.plan import LoadConfig, MemoryOptions
 from edgespec.tui.picker import History
 from tests.memory.texts import find_bytes
@@ -23,7 +22,7 @@ def remembering() -> LoadConfig:
 
 
 async def encode(chat: Driver, text: str) -> list[int]:
-    return await chat.app.client.tokenize(RawText(text)).wait()
+    return await chat.app.client.tokenize(text).wait()
 
 
 def find_text(folder: Path, text: str) -> set[str]:
