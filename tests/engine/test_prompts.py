@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from tokenizers import models, pre_tokenizers, trainers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load as load_toy
@@ -14,9 +14,36 @@ from edgespec.engine.events import Gap, TokenPrompt
 from edgespec.engine.prompts import PromptEncoder
 from edgespec.errors import InvalidRequest, PromptTooLong
 from edgespec.text.chat_template import Message
-from tests.text.conftest import TrainedTokenizer
 
 MARKERS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+
+
+class TrainedTokenizer:
+    """A byte-level BPE of the `tokenizers` package. Texts of these tests are ASCII."""
+
+    bos: int | None = 0
+    eos: int | None = 0
+    add_bos = True
+    end_of_generation = frozenset([0])
+
+    def __init__(self, bpe: tokenizers.Tokenizer) -> None:
+        self.bpe = bpe
+        self.special = {i for i, added in bpe.get_added_tokens_decoder().items() if added.special}
+        self.decoder = decoders.ByteLevel()
+        self.vocab_size = bpe.get_vocab_size()
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        self.bpe.encode_special_tokens = not parse_special
+        ids: list[int] = self.bpe.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def piece(self, token: int) -> bytes:
+        return b"" if token in self.special else self.decoder.decode([self.special_text(token)]).encode()
+
+    def special_text(self, token: int) -> str:
+        text = self.bpe.id_to_token(token)
+        assert text is not None
+        return text
 
 
 def make_encoder(*special: str) -> tuple[PromptEncoder, TrainedTokenizer]:
