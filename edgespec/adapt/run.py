@@ -87,7 +87,7 @@ class AdaptReporter(Reporter, Protocol):
         """`done` of `total` tokens are read by the target."""
 
     def training(self, step: int, n_steps: int, loss: float, tokens: float | None) -> None:
-        """After a step; `tokens` of a round on held-out texts are known after each epoch, else None."""
+        """Reports a step; `tokens` of a round on held-out texts are known after each epoch, else None."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def draft_listening_options(command: F) -> F:
 
 
 class Listening(NamedTuple):
-    """Where a server listens: its sockets, TLS for those that are not Unix sockets, and its URLs."""
+    """The sockets of a server, TLS for those that are not Unix sockets, and its URLs."""
 
     sockets: Sequence[socket.socket]
     tls: ssl.SSLContext | None

@@ -181,7 +181,7 @@ class AcceptanceModel:
 
 
 def make_acceptance_model(confidence: Confidence) -> AcceptanceModel:
-    """For a drafter that gives each token a probability, or the number of matching tokens before it."""
+    """Returns a model for a drafter that gives each token a probability, or the number of matching tokens before it."""
     if confidence == "length":
         rates = [0.1, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95]
         return AcceptanceModel([2, 3, 4, 5, 7, 11, 17, 32], rates)

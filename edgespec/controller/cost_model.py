@@ -167,7 +167,7 @@ class Profile:
         return {0: seconds} | {c: max(seconds, cost.seconds(n)) for c, cost in longer.items()}
 
     def _weights_s(self, rows: int) -> float:
-        """After a few tokens: linear between the measured numbers of rows, and beyond the last from the first to it."""
+        """Interpolates between the measured numbers of rows; beyond, extends the line from the first to the last."""
         curve = self.rows
         known = sorted(curve)
         if rows in curve or len(known) == 1:

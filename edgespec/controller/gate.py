@@ -92,7 +92,7 @@ _READ_SHARE = 0.03  # plain steps for each emitted token that reading may take, 
 
 
 class DraftGate:
-    """For the drafters of one generation that take time.
+    """Decides which of the drafters that take time may draft in a generation.
 
     They compete: the one with the highest gain is asked. A drafter that does not pay is asked from time to time in
     place of those that do, to measure it again; all of them together have one budget for that.

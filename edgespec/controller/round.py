@@ -131,7 +131,7 @@ class DraftSize(NamedTuple):
         return self.tokens / self.seconds
 
     def value(self, price: float) -> float:
-        """In tokens; `price` in tokens per second."""
+        """The value in tokens; `price` is in tokens per second."""
         return self.tokens - price * self.seconds
 
 

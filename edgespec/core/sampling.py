@@ -1,4 +1,4 @@
-"""From logits to the target distribution p, in the same order for all backends. A function of logits and prefix.
+"""Turns logits into the target distribution p, in the same order for all backends, as a function of logits and prefix.
 
 Order: logit bias, penalties (repetition, then frequency and presence), top-k, typical, top-p, min-p, temperature.
 Truncation uses probabilities at temperature 1. Temperature comes last, as in llama.cpp's default chain and in mlx-lm.

@@ -184,7 +184,7 @@ class DraftTree:
             del values[n:]
 
     def children(self, parent: int) -> Sequence[int]:
-        """In the order in which they were added."""
+        """The child nodes, in the order in which they were added."""
         return self._children.get(parent, ())
 
     def proposals(self, parent: int, source: str) -> list[int]:

@@ -32,7 +32,7 @@ class TargetDistribution(Protocol):
 
 
 class SampleMatching:
-    """For deterministic drafts: sample y from the target; descend if a child of the node is y, else emit y.
+    """Verifies deterministic drafts: samples y from the target, and descends if a child of the node is y, else emits y.
 
     Exact, since every emitted token is the target's own sample, and no exact rule accepts more of these children. With
     `CounterRng` the sample depends on seed and position alone, so that a seed gives the same text as plain decoding.

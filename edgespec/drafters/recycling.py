@@ -202,7 +202,7 @@ class Bigram:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """From a file of `save`. Raises InvalidModelFile, CacheError."""
+        """Read a file of `save`. Raises InvalidModelFile, CacheError."""
         shapes = read_safetensors_shapes(FileSource(path), path.name)
         try:
             data = path.read_bytes()

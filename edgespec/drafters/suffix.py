@@ -54,7 +54,7 @@ class SuffixRates:
 
     @staticmethod
     def load(data: bytes | None) -> SuffixRates:
-        """From what `dump` has returned; the first guesses for None, and for what it cannot have returned."""
+        """Restore what `dump` has returned; the first guesses for None, and for what it cannot have returned."""
         rates = SuffixRates()
         try:
             state = json.loads(data or b"{}")

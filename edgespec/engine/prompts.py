@@ -1,4 +1,4 @@
-"""From the prompt of a request to tokens: template, beginning of the answer, tokenizer, limits."""
+"""Encodes the prompt of a request: template, beginning of the answer, tokenizer, limits."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def open_segment(path: Path, key: SpaceKey) -> Segment:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where earlier texts go on after a match."""
+    """A position in earlier texts at which they go on after a match."""
 
     segment: Segment
     position: int

@@ -38,7 +38,7 @@ class SpaceKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a text is from.
+    """The source of a text.
 
     source     the conversation or file, if any
     time       seconds since the epoch

@@ -349,7 +349,7 @@ class Recommendation:
 
     @property
     def parameters(self) -> float | None:
-        """In billions."""
+        """The number of parameters, in billions."""
         return (self.facts.parameters if self.facts else None) or self.candidate.about.parameters
 
     @property
@@ -389,7 +389,7 @@ class Recommendation:
 
 @dataclass(frozen=True, slots=True)
 class Recommendations:
-    """In order; `notices` say what could not be asked, `speed` is what is measured of this machine."""
+    """Models in order; `notices` say what could not be asked, `speed` is what is measured of this machine."""
 
     models: Sequence[Recommendation]
     notices: Sequence[str] = ()

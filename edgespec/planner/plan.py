@@ -136,7 +136,7 @@ def keep_local(drafters: Sequence[PlannedDrafter], reporter: Reporter, *, leave_
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
-    """Where the texts of earlier answers are kept, and how many bytes of them at most."""
+    """The folder of earlier texts, and how many bytes of them are kept at most."""
 
     folder: Path
     limit_bytes: int = DEFAULT_LIMIT_BYTES

@@ -1,1 +1,1 @@
-"""From names to models: models.toml, resolution of references, models of other programs, tokenizer compatibility."""
+"""Finds models by name: models.toml, resolution of references, models of other programs, tokenizer compatibility."""

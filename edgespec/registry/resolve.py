@@ -1,4 +1,4 @@
-"""From a model reference to the target and draft that it names; no weights are downloaded, no runtime is loaded."""
+"""Resolves a model reference to its target and draft; no weights are downloaded, no runtime is loaded."""
 
 from __future__ import annotations
 

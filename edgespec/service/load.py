@@ -1,4 +1,4 @@
-"""From a LoadConfig to an Engine: plan, fetch, load, profile. Runs on the thread that will use the engine."""
+"""Opens the engine of a LoadConfig: plan, fetch, load, profile. Runs on the thread that will use the engine."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def mlx_leader(check: CheckCancelled) -> LeadingTeam:
 
 
 def write_source(source: Source) -> dict[str, str]:
-    """For read_source on another machine. A GGUF file is that of a package: MLX opens no other."""
+    """Describe a source for read_source on another machine. A GGUF file is that of a package: MLX opens no other."""
     match source:
         case RemoteModel():
             return {"reference": str(HubRepo(source.repo, source.revision)), "commit": source.commit}

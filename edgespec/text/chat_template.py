@@ -1,4 +1,4 @@
-"""From chat messages to the prompt: Jinja templates rendered under limits, and exactly one BOS."""
+"""Turns chat messages into the prompt: Jinja templates rendered under limits, and exactly one BOS."""
 
 from __future__ import annotations
 

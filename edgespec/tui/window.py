@@ -346,5 +346,5 @@ class Window(App[None]):
 
 
 def _capitalize(text: str) -> str:
-    """With a capital letter, unless the first word is a name such as python-6m."""
+    """Capitalize a sentence, unless its first word is a name such as python-6m."""
     return text[:1].upper() + text[1:] if text.split(" ", 1)[0].rstrip(":,").isalpha() else text

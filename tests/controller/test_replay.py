@@ -101,15 +101,15 @@ def test_a_drafter_that_is_always_wrong_costs_next_to_nothing(named: str) -> Non
 
 @pytest.mark.parametrize("traces", [SAMPLED, GREEDY], ids=["sampled", "greedy"])
 def test_ten_useless_drafters_lose_no_more_than_one(traces: list[Trace]) -> None:
-    """Each has its own name and its own wrong token."""
+    """Each has its own name and its own wrong token; the noise of the clock is an independent one for each seed."""
     ratios = []
-    for curve, seed in product(CURVES, range(1)):
+    for curve, seed in product(CURVES, range(2)):
         one, _ = replay_with(traces, make_clock(curve, seed=seed), ["wrong"])
         ten, drafting = replay_with(traces, make_clock(curve, seed=seed), [f"wrong {i}" for i in range(10)])
         assert ten.min() > 0.9, (curve, seed)
         assert drafting < 0.02, "plain steps for each token, reading of the text included"
         ratios.append(mean(ten) / mean(one))
-    assert mean(np.array(ratios)) >= 0.98
+    assert mean(np.array(ratios)) >= 0.985
 
 
 def test_a_good_drafter_after_a_useless_one_is_adopted() -> None:

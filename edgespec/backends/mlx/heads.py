@@ -129,7 +129,7 @@ def open_head(model: Any, n_layers: int, tokenizer: Tokenizer, path: Path, spec:
 
 
 def _draft(draft: DraftSession | BlockSession, text: list[int]) -> list[int]:
-    """At most three tokens after `text`, read from the device."""
+    """Draft at most three tokens after `text` and read them from the device."""
     if isinstance(draft, BlockSession):
         return [int(row.argmax()) for row in draft.block(text, len(text), _DRAFT) or ()]
     found = draft.rollout(text, len(text), _DRAFT)
