@@ -152,6 +152,7 @@ def report(files: Sequence[int]) -> None:
 
 def start(request: tuple[list[str], dict[str, str], str], files: Sequence[int]) -> None:
     """Become `python -m edgespec ARGUMENTS`, and exit."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored where the tests run in the background
     arguments, environment, folder = request
     for target, file in enumerate(files):
         os.dup2(file, target)

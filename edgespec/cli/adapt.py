@@ -13,7 +13,7 @@ import click
 
 from edgespec.adapt.options import LOSS_NAMES, WEIGHTS, TrainOptions
 from edgespec.cli.completion import complete_model
-from edgespec.cli.options import force_option, json_option, load_config, load_options, offer, rare_option
+from edgespec.cli.options import FloatRange, force_option, json_option, load_config, load_options, offer, rare_option
 from edgespec.cli.terminal import TerminalReporter
 from edgespec.options import DRAFT
 from edgespec.units import count
@@ -291,8 +291,8 @@ for _command in (list_command, use_command, revert_command, data_command):
 )
 @rare_option("--loss", type=click.Choice(LOSS_NAMES), default="forward-kl", show_default=True, help="What to minimize.")
 @rare_option("--epochs", type=click.IntRange(1, 1000), default=3, show_default=True, help="Times to read the texts.")
-@rare_option("--learning-rate", type=click.FloatRange(1e-8, 1), default=TrainOptions().learning_rate, show_default=True)
-@click.option("--minutes", type=click.FloatRange(0.1), help="Train no longer than this.")
+@rare_option("--learning-rate", type=FloatRange(1e-8, 1), default=TrainOptions().learning_rate, show_default=True)
+@click.option("--minutes", type=FloatRange(0.1), help="Train no longer than this.")
 @click.option("--documents/--no-documents", default=True, show_default=True, help="Learn from added documents too.")
 @rare_option(
     "--newest",

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.options import json_option, load_config, load_options, model_argument, offer, worker_options
+from edgespec.cli.options import (
+    FloatRange,
+    json_option,
+    load_config,
+    load_options,
+    model_argument,
+    offer,
+    worker_options,
+)
 from edgespec.options import DRAFT
 
 if TYPE_CHECKING:
@@ -310,7 +318,7 @@ def _format_workers(are_possible: bool) -> str:
 @click.command("tune")
 @model_argument
 @offer(DRAFT, help="As for run.")
-@click.option("--seconds", type=click.FloatRange(1), default=20, show_default=True, help="Time for measuring costs.")
+@click.option("--seconds", type=FloatRange(1), default=20, show_default=True, help="Time for measuring costs.")
 @click.option("--max-tokens", type=click.IntRange(2), default=64, show_default=True, help="Tokens per practice answer.")
 @json_option
 @load_options

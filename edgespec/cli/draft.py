@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.completion import complete_model, complete_self_drafts
-from edgespec.cli.options import json_option, load_config, load_options, model_argument, offer
+from edgespec.cli.options import FloatRange, json_option, load_config, load_options, model_argument, offer
 from edgespec.cli.serve import access_rules, draft_listening_options, listen
 from edgespec.cli.terminal import print_result
 from edgespec.errors import DraftRefused, InvalidRequest
@@ -203,7 +203,7 @@ def _format_trials(rows: Sequence[Compared]) -> Iterator[str]:
     metavar="METHOD",
     help="layerskip, qspec:BITS, sparse, joined by '+'; repeatable. [default: all]",
 )
-@click.option("--seconds", type=click.FloatRange(1), default=120, show_default=True, help="Time for the layer search.")
+@click.option("--seconds", type=FloatRange(1), default=120, show_default=True, help="Time for the layer search.")
 @json_option
 @load_options
 def build_command(model: str | None, methods: tuple[str, ...], seconds: float, as_json: bool, **options: Any) -> None:

@@ -11,6 +11,7 @@ import click
 
 from edgespec.cli.completion import complete_download, complete_model
 from edgespec.cli.options import (
+    FloatRange,
     json_option,
     load_config,
     load_options,
@@ -325,9 +326,7 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
     type=click.Choice(["chat", "code", "agents", "documents", "reasoning"]),
     help="What the model is for; says which drafter suits it.",
 )
-@click.option(
-    "--max-size", type=click.FloatRange(0, min_open=True), metavar="GIB", help="Maximum size of the download."
-)
+@click.option("--max-size", type=FloatRange(0, min_open=True), metavar="GIB", help="Maximum size of the download.")
 @offer(BACKEND, help="Runtime that is to run the models.")
 @click.option("--again", is_flag=True, help="Measure this machine again, such as when it was busy the first time.")
 @click.option("--no-speed", is_flag=True, help="Skip the measurement, which takes some seconds once.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from copy import copy
 from functools import partial
+from math import isnan
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
@@ -24,6 +25,16 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _SHOWS_ALL = "help_all"
+
+
+class FloatRange(click.FloatRange):
+    """A range of numbers, to which NaN does not belong."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if isnan(number):
+            self.fail(f"{value} is not in the range {self._describe_range()}.", param, ctx)
+        return number
 
 
 class RareOption(click.Option):
@@ -168,7 +179,7 @@ def _select_type(option: Option) -> Any:
         return _Bias()
     if isinstance(option.kind, tuple):
         return click.Choice(option.kind)
-    ranged: Any = {int: click.IntRange, float: click.FloatRange}.get(option.kind)
+    ranged: Any = {int: click.IntRange, float: FloatRange}.get(option.kind)
     if ranged is None or (option.low is None and option.high is None):
         return None if option.kind is bool else option.kind
     return ranged(option.low, None if option.high == options.LARGEST else option.high)

@@ -16,6 +16,7 @@ import click
 from edgespec.cli.completion import complete_served
 from edgespec.cli.options import (
     DURATION,
+    FloatRange,
     OptionWithSynonym,
     add_options,
     load_config,
@@ -226,7 +227,7 @@ _EMBEDDED = "embedded"
 @rare_option(
     "--call-seconds",
     "timeout_s",
-    type=click.FloatRange(0.1),
+    type=FloatRange(0.1),
     default=600,
     show_default=True,
     metavar="SECONDS",
@@ -235,7 +236,7 @@ _EMBEDDED = "embedded"
 @rare_option(
     "--silence-seconds",
     "max_silence_s",
-    type=click.FloatRange(1),
+    type=FloatRange(1),
     default=60,
     show_default=True,
     metavar="SECONDS",

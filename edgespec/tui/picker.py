@@ -16,6 +16,7 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical, VerticalScroll
+from textual.css.query import NoMatches
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Input, Static
 
@@ -282,7 +283,7 @@ class Picker(FilterList[Pick]):
         try:
             while (listed := await asyncio.to_thread(next, found, None)) is not None:
                 show(*listed)
-        except Cancelled:
+        except (Cancelled, NoMatches):  # the screen is closing
             return
         except Exception as error:  # noqa: BLE001 - an internal error must not end the conversation
             self.set_status(describe_error(error))

@@ -169,7 +169,7 @@ def test_what_cannot_be_trained_is_said(cli: Cli, tmp_path: Path, draft: str) ->
     keep_texts(tmp_path / "data")
     assert "can be trained" in refuse("--draft", "ngram")
     assert "learning-rate" in refuse("--learning-rate", "7")
-    assert "cannot take nan seconds" in refuse("--minutes", "nan")
+    assert "nan is not in the range" in refuse("--minutes", "nan")
     assert "not downloaded" in refuse("llama-70b-q4") or "offline" in refuse("llama-70b-q4")
     assert "trained whole" in refuse("--draft", str(HEAD), "--backend", "mlx", "--method", "lora", "--on-battery")
     damaged = tmp_path / "damaged.gguf"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import pytest
 
@@ -10,7 +10,7 @@ from edgespec.backends.toy import ToyModel, ToySession
 from edgespec.controller.cost_model import DraftCost
 from edgespec.controller.profiler import measure_drafter, measure_drafters, measure_rows
 from edgespec.core.drafter import Drafter
-from edgespec.core.protocols import Budget, Draft
+from edgespec.core.protocols import Budget, Draft, PrefillProgress
 from edgespec.core.scores import Scores
 from edgespec.core.tree import DraftTree
 from edgespec.drafters.block import BlockDrafter
@@ -36,10 +36,11 @@ class Recorded(ToySession):
         self.rows.append(1 + len(draft))
         return super().forward(root, draft)
 
-    def _advance(self, tokens: Sequence[int]) -> None:
-        if self._pending is None and len(tokens) > 1:
-            self.read.append(len(tokens))
-        super()._advance(tokens)
+    def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress, None, Scores]:
+        progress = super().prefill(tokens)
+        scores = yield from progress
+        self.read.append(len(tokens))
+        return scores
 
 
 def sequential(session: ToySession) -> SequentialDrafter:

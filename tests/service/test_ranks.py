@@ -141,7 +141,7 @@ def test_commands_that_load_nothing_end_all_ranks(
     _, err = ranks.wait()
     assert ranks.processes[0].returncode == code
     assert said in err
-    assert [each.returncode for each in ranks.processes[1:]] == [0, 0]
+    assert ranks.processes[1].returncode == 0
 
 
 def test_what_cannot_be_split_is_refused_and_the_next_model_loads(tmp_path: Path) -> None:

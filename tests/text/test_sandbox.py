@@ -105,6 +105,7 @@ def test_other_bombs(name: str) -> None:
 @pytest.mark.parametrize("name", ENDLESS)
 def test_time_is_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgespec.text.sandbox.MAX_TIME_S", 0.1)
+    monkeypatch.setattr("edgespec.text.sandbox.MAX_SIZE", 4 * 1024 * 1024)
     attack(ENDLESS[name], r"longer than 0\.1 s")
 
 
