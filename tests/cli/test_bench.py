@@ -108,7 +108,6 @@ def test_prompts_of_ones_own_those_too_long_left_out(cli: Cli, tmp_path: Path) -
         ("--prompts bad.jsonl", "error: bad.jsonl, line 1 is not JSON.\nhint: Write one object a line: "),
         ("--prompts good.jsonl --category chat", "error: good.jsonl has no prompts of these categories.\nhint: "),
         ("--draft none", "error: There is nothing to compare without a draft.\nhint: Use --draft auto or ngram."),
-        ("--temperature nan", "error: Temperature must be between 0 and 100, not nan.\nhint: "),
     ],
 )
 def test_what_cannot_be_run_is_said_at_once(cli: Cli, tmp_path: Path, options: str, told: str) -> None:
