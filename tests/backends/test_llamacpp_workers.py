@@ -90,6 +90,12 @@ def test_scores_over_workers_are_those_of_one_process_but_for_rounding(addresses
     assert np.abs(score(addresses) - expected).max() < 0.15
 
 
+def test_exact_texts_over_a_worker_do_not_depend_on_the_draft(addresses: tuple[str, str]) -> None:
+    plain = answer(addresses[:1], exact=True, exact_width=4)
+    assert len(plain) == 80
+    assert answer(addresses[:1], "ngram+model", exact=True, exact_width=4) == plain
+
+
 @pytest.mark.parametrize("draft", ["layerskip:2", "qspec:4", "sparse:4,64"])
 def test_self_drafts_of_a_divided_target(draft: str, addresses: tuple[str, str], alone: tuple[int, ...]) -> None:
     assert answer(addresses, draft) == alone
@@ -108,6 +114,10 @@ def test_a_worker_is_free_again_once_the_model_is_closed(addresses: tuple[str, s
             load(TARGET, LoadOptions(context_size=256, threads=1, workers=addresses))
     model.close()
     assert answer(addresses) == alone
+
+
+def test_layers_outside_of_the_processor(addresses: tuple[str, str], alone: tuple[int, ...]) -> None:
+    assert answer(addresses[:1], gpu_layers=1) == alone == answer(addresses[:1], gpu_layers=6)
 
 
 def test_a_worker_without_memory_for_its_part(tmp_path: Path) -> None:
