@@ -180,6 +180,7 @@ async def driving(request: LoadConfig = TOY, *, then: str = "", **more: Any) -> 
     async with app.run_test(size=(100, 24), message_hook=hear) as pilot:
         driver = Driver(app, pilot, toasts)
         await driver.until(lambda: app.activity.job is None or then)
+        await pilot.pause()  # what was said of the load may wait in the app's queue
         try:
             yield driver
         finally:
