@@ -28,13 +28,12 @@ from edgespec.tui.blocks import may_be_code
 from edgespec.tui.panel import Panel, StatusLine, add_metrics, footer_metrics, format_footer
 from edgespec.tui.progress import Activity, Progress, Toast, describe_error
 from edgespec.tui.prompt import Prompt, sanitize
-from edgespec.tui.race import Race
+from edgespec.tui.race import FRAME_S, Race
 from edgespec.tui.transcript import Answer, Notice, Transcript, UserMessage
 from edgespec.tui.window import Opening, Queued, Window
 
 T = TypeVar("T")
 _REFRESH_INTERVAL_S = 0.5  # of the instruments, whose drawing costs more than that of an answer's new words
-_FRAME_S = 1 / 30
 _REST_FACTOR = 9  # rest over the CPU time of a frame: drawing takes at most a tenth of a core
 _MAX_REST_S = 0.25
 _RECENT = 3  # conversations on the opening screen
@@ -75,7 +74,7 @@ class Dialogue(Window):
             await self.show_notice("stopped.")
         except Exception as error:  # noqa: BLE001 - an internal error must not end the conversation
             await self.add_notice(describe_error(error), "error")
-        await self._end_job()
+        self.call_later(self._end_job)  # in order with what the user does
 
     # What surrounds the conversation.
 
@@ -142,6 +141,8 @@ class Dialogue(Window):
                 return
             self._show_queued(rest)
             await self.submit(text)
+            if not _is_command(text):
+                return
 
     def queue(self, text: str) -> None:
         """Send `text`, as it was typed, once the running job has ended."""
@@ -243,7 +244,12 @@ class Dialogue(Window):
         await self._watch_context()
         self.refresh_instruments(_REFRESH_INTERVAL_S)
         before_s, self._drawn_cpu_s = self._drawn_cpu_s, thread_time()
-        await asyncio.sleep(max(_FRAME_S, min(_MAX_REST_S, (self._drawn_cpu_s - before_s) * _REST_FACTOR)))
+        await asyncio.sleep(max(FRAME_S, min(_MAX_REST_S, (self._drawn_cpu_s - before_s) * _REST_FACTOR)))
+
+    @on(Progress.Changed)
+    def _show_progress(self, message: Progress.Changed) -> None:
+        if self.activity.job is not None:  # it may have ended since
+            self.query_one("#progress", Progress).show(message.text, message.fraction)
 
     async def _end_job(self) -> None:
         activity = self.activity

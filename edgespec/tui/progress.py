@@ -43,8 +43,6 @@ class Toast(Message):
 
 def describe_error(error: BaseException) -> str:
     """Say what has ended some work, and the next step. An unexpected error is written to a log file, which is named."""
-    if isinstance(error, Cancelled):
-        return "stopped."
     if isinstance(error, EdgespecError):
         return f"{error.message} {error.hint}".strip()
     path = save_traceback(error)
@@ -95,7 +93,7 @@ _SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
 class Progress(Static):
-    """One line; hidden while there is nothing to show. It is told of progress by `Changed`, from any thread."""
+    """One line; hidden while there is nothing to show. `Changed` tells of progress, from any thread."""
 
     @dataclass(eq=False)
     class Changed(Message):
@@ -117,16 +115,9 @@ class Progress(Static):
             spinner = _SPINNER[next(self._beats) % len(_SPINNER)]
             self.update(Content.assemble((f"{spinner} {text}{bar}", "$text-accent"), "   Esc stops"))
 
-    @on(Changed)
-    def _change(self, message: Changed) -> None:
-        message.stop()
-        self.show(message.text, message.fraction)
-
     def show_activity(self, activity: Activity) -> None:
         """Say what an answer waits for, and for how long: to be called several times a second."""
-        if activity.job is None:
-            self.show(None)
-        elif activity.answer is not None:
+        if activity.answer is not None:
             self.show(*describe_wait(activity, perf_counter() - activity.meter.started_s))
 
 
@@ -180,6 +171,11 @@ class Downloads(Progress):
     def __init__(self) -> None:
         super().__init__("download")
         self._worker: Worker[Any] | None = None
+
+    @on(Progress.Changed)
+    def _change(self, message: Progress.Changed) -> None:
+        message.stop()
+        self.show(message.text, message.fraction)
 
     @property
     def is_active(self) -> bool:

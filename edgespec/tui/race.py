@@ -28,7 +28,7 @@ from edgespec.tui.prompt import sanitize
 from edgespec.units import count
 
 Steps = Sequence[Step]
-_FRAME_S = 1 / 30
+FRAME_S = 1 / 30
 
 
 def describe_race(plain: Sequence[int], fast: Sequence[int], plain_steps: Steps, fast_steps: Steps) -> str:
@@ -99,7 +99,7 @@ class Race(ModalScreen[None]):
                     lane.add(batch)
                     if lane is self._fast:
                         self._plain.expect(lane, self._plain_speed)
-                    await asyncio.sleep(_FRAME_S)
+                    await asyncio.sleep(FRAME_S)
             self._finish()
         except Cancelled:  # before it had begun
             return

@@ -291,7 +291,7 @@ class Transcript(ScrollView):
         """Fold the reasoning and show the origins of every answer."""
         for answer in self.answers:
             answer.is_folded, answer.shows_origins = is_folded, shows_origins
-        self._lay_out_anew()
+        self._lay_out_all()
 
     def cut(self, number: int, *, keep_question: bool = False) -> None:
         """Remove question `number` and everything after it; everything where that question is not shown."""
@@ -336,11 +336,14 @@ class Transcript(ScrollView):
         slot.update(self._columns)
         return slot
 
-    def _lay_out_anew(self) -> None:
-        """Lay out everything at the present width; the first block of the window stays the first."""
+    def _lay_out_all(self) -> None:
+        """Lay out what has changed, and everything at another width; the first block of the window stays the first."""
         place = None if self._is_following else self._locate(self.scroll_offset.y)
-        self._columns = max(1, self.size.width - 2 * _MARGIN)
-        self._slots = [self._lay_out(item) for item in self.items]
+        columns = max(1, self.size.width - 2 * _MARGIN)
+        if columns != self._columns:
+            self._columns, self._slots = columns, [Slot(item) for item in self.items]
+        for slot in self._slots:
+            slot.update(columns)
         self._settle()
         if place is not None:
             self._reveal(place.slot, min(place.block, len(self._slots[place.slot].blocks) - 1))
@@ -415,7 +418,7 @@ class Transcript(ScrollView):
 
     def on_resize(self, event: Resize) -> None:
         if event.size.height:
-            self._lay_out_anew()
+            self._lay_out_all()
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
