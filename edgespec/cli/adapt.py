@@ -233,7 +233,6 @@ def clear_command() -> None:
 
     This is `edgespec memory clear` for the user's own texts, with documents. Adapted drafts stay.
     """
-
     from edgespec.adapt.texts import clear_runs
     from edgespec.conversations.database import memory_folder
     from edgespec.memory.store import TextStore

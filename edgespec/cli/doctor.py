@@ -367,15 +367,17 @@ def _practise(local: LocalEngine, max_tokens: int) -> bool:
     from edgespec.text.chat_template import Message
 
     reporter, answers = TerminalReporter(), [*product(CATEGORIES, (0.0, 0.7))]
-    for i, (category, temperature) in enumerate(answers):
-        reporter.draw("tuning", i + 1, len(answers), category)
-        message = Message("user", read_shipped_prompts([category])[0].turns[0])
-        request = Request((message,), SamplingParams(temperature=temperature), max_tokens)
-        with suppress(ContextOverflow):  # the prompt is longer than the context
-            for event in interruptible(local.stream(request)):
-                if isinstance(event, Finished) and event.reason == "cancelled":
-                    reporter.end_bar()
-                    return True
+    try:
+        for i, (category, temperature) in enumerate(answers):
+            message = Message("user", read_shipped_prompts([category])[0].turns[0])
+            request = Request((message,), SamplingParams(temperature=temperature), max_tokens)
+            with suppress(ContextOverflow):  # the prompt is longer than the context
+                for event in interruptible(local.stream(request)):
+                    if isinstance(event, Finished) and event.reason == "cancelled":
+                        return True
+            reporter.draw("tuning", i + 1, len(answers), category)
+    finally:
+        reporter.end_bar()
     return False
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -138,9 +140,10 @@ def build_indexes(spaces: Iterable[tuple[str, str]]) -> None:
     from edgespec.memory.store import DEFAULT_LIMIT_BYTES
 
     report_activity("building the index; Ctrl-C leaves it to the next chat")
-    for tokenizer, namespace in spaces:
+    for tokenizer, group in groupby(sorted(spaces), key=itemgetter(0)):
         with closing(Memory(memory_folder(), tokenizer, DEFAULT_LIMIT_BYTES)) as memory:
-            memory.space(namespace)
+            for _, namespace in group:
+                memory.space(namespace)
             memory.set_idle(True)
             memory.flush()
         if notice := memory.take_notice():

@@ -435,17 +435,27 @@ def _parse_remote(name: str, table: dict[str, Any]) -> RemoteModel:
 def _read_keys_of(command: click.Command, name: str, table: dict[str, Any], hint: str) -> dict[str, Any]:
     """The values of a table, which has the options of `command` as keys."""
     renamed = {each.synonym[2:]: each.name for each in command.params if isinstance(each, OptionWithSynonym)}
-    known = {str(each.name) for each in command.params}
+    known = {str(each.name): each for each in command.params if isinstance(each, click.Option)}
     values: dict[str, Any] = {}
     for key, value in table.items():
         option = key.replace("-", "_")
         option = renamed.get(option, option)
         if option not in known:
             raise InvalidRequest(f"[{name}]: there is no key '{key}'.", hint=f"Keys are {', '.join(sorted(known))}.")
-        if not isinstance(value, str | int | float):
-            raise InvalidRequest(f"[{name}]: {key} must be a string, a number, true or false.", hint=hint)
-        values[option] = value
+        if wanted := _describe_mismatch(known[option], value):
+            raise InvalidRequest(f"[{name}]: {key} must be {wanted}.", hint=hint)
+        values[option] = value if known[option].is_flag else str(value)  # read as on the command line
     try:
         return command.make_context(name, [], default_map=values).params
     except click.UsageError as error:
         raise InvalidRequest(f"[{name}]: {error.format_message().rstrip('.')}.", hint=hint) from error
+
+
+def _describe_mismatch(option: click.Option, value: Any) -> str:
+    """The kind of value that `option` takes, where a value of a TOML file is of another kind; else ""."""
+    if option.is_flag:
+        return "" if isinstance(value, bool) else "true or false"
+    if isinstance(option.type, click.types.StringParamType):
+        return "" if isinstance(value, str) else "a string"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return "" if is_number or isinstance(value, str) else "a string or a number"

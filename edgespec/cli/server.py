@@ -19,7 +19,7 @@ import click
 from click.core import ParameterSource
 
 from edgespec.cli.options import add_options, json_option
-from edgespec.cli.serve import PORT
+from edgespec.cli.serve import PORT, serve_command
 from edgespec.cli.terminal import format_speed, format_table, print_result
 from edgespec.errors import InvalidRequest
 
@@ -302,8 +302,7 @@ def launch_command(client: str, model: str | None, url: str, api_key: str | None
 
     CLIENT is aider, claude, codex, continue, llm, open-webui, opencode or zed.
     """
-
-    if url.startswith("unix:"):
+    if url.startswith(_UNIX):
         raise InvalidRequest("other programs do not call Unix sockets.", hint="Start the server with --port as well.")
     models = http_json("GET", url, "/props", api_key)["models"]
     names = [each["name"] for each in models]
@@ -516,8 +515,6 @@ def service_command(manager: str, arguments: tuple[str, ...]) -> None:
     Paths among ARGUMENTS may be relative: the service runs in the present folder. It gets the variables that name the
     folders of models and settings. Keys do not belong into a unit: use --keys FILE.
     """
-    from edgespec.cli.serve import serve_command
-
     context = serve_command.make_context("edgespec serve", list(arguments))
     if context.get_parameter_source("api_key") is ParameterSource.COMMANDLINE:
         raise InvalidRequest("a unit is no place for a key.", hint="Use --keys FILE; `edgespec key add` makes keys.")
