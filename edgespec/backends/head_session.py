@@ -135,9 +135,11 @@ class HeadRunner(ABC):
     def rollout(self, n: int) -> tuple[Draft, Scores]:
         """A chain of `n` best tokens after the text, and the scores that they were chosen from."""
         rows = [self.score()]
+        tokens = [int(rows[0].argmax())]
         while len(rows) < n:
-            rows.append(self.step(int(rows[-1].argmax())))
-        return Draft.chain([int(row.argmax()) for row in rows]), HostScores(rows)
+            rows.append(self.step(tokens[-1]))
+            tokens.append(int(rows[-1].argmax()))
+        return Draft.chain(tokens), HostScores(rows)
 
     def block(self, n: int) -> list[Logits]:
         """Up to `n` rows [V] of a head that drafts several tokens at once."""

@@ -7,9 +7,9 @@ import pickle
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
-from multiprocessing import resource_tracker
+from contextlib import contextmanager
 from subprocess import PIPE, Popen, TimeoutExpired
+from tempfile import TemporaryFile
 from typing import Any, TypeVar
 
 from edgespec.core.protocols import CheckCancelled
@@ -17,7 +17,6 @@ from edgespec.errors import Cancelled
 
 T = TypeVar("T")
 _POLL_S = 0.1
-_COMMAND = (sys.executable, "-c", f"from {__name__} import serve_once; serve_once()")
 
 
 class ChildDied(Exception):
@@ -32,20 +31,22 @@ def run_in_child(
     The main module of the program is not imported again, as multiprocessing does: a script that has no guard for that
     may call this too. Raises what `work` raises, ChildDied, Cancelled.
     """
-    call: bytes | None = pickle.dumps((sys.path, work, args))
-    with block_sigint(), Popen(_COMMAND, stdin=PIPE, stdout=PIPE) as child:
-        while True:
-            try:
-                answer, _ = child.communicate(call, timeout=_POLL_S)
-                break
-            except TimeoutExpired:
-                call = None
-            try:
-                check()
-                on_poll()
-            except Cancelled:
-                child.terminate()
-                raise
+    with TemporaryFile() as call:
+        pickle.dump((work, args), call)
+        call.seek(0)
+        with block_sigint(), Popen(python_command(serve_once), stdin=call, stdout=PIPE) as child:
+            while True:
+                try:
+                    answer, _ = child.communicate(timeout=_POLL_S)
+                    break
+                except TimeoutExpired:
+                    pass
+                try:
+                    check()
+                    on_poll()
+                except Cancelled:
+                    child.terminate()
+                    raise
     if child.returncode or not answer:
         raise ChildDied
     result, error = pickle.loads(answer)
@@ -54,11 +55,21 @@ def run_in_child(
     return result  # type: ignore[no-any-return]
 
 
+def python_command(function: Callable[[], None]) -> list[str]:
+    """The command that calls an importable function in a process of its own.
+
+    It finds modules where this process does, and none in the present folder, where a user may have a numpy.py.
+    """
+    path, name = [each for each in sys.path if each], function.__name__
+    start = f"import sys; sys.path[:] = {path!r}; from {function.__module__} import {name}; {name}()"
+    return [sys.executable, "-c", start]
+
+
 def serve_once() -> None:
     """Run the call that arrives on stdin and write its outcome; what the function prints goes to stderr."""
     with os.fdopen(os.dup(1), "wb") as output:
         os.dup2(2, 1)
-        sys.path, work, args = pickle.load(sys.stdin.buffer)
+        work, args = pickle.load(sys.stdin.buffer)
         outcome: tuple[Any, Exception | None]
         try:
             outcome = (work(*args), None)
@@ -73,8 +84,6 @@ def block_sigint() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    with redirect_stderr(sys.__stderr__):  # a full-screen terminal replaces it by one without a descriptor
-        resource_tracker.ensure_running()  # its start unblocks signals, so it comes first
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -178,7 +178,9 @@ class RuntimeSettings:
         try:
             speeds = [{int(n): float(x) for n, x in stored[name].items()} for name in _SPEEDS]
             flash, threads, batch = (stored[name] for name in ("flash_attention", "threads", "batch_threads"))
-            is_sound = flash in (None, True, False) and all(n is None or 1 <= int(n) <= 512 for n in (threads, batch))
+            is_sound = (flash is None or type(flash) is bool) and all(
+                n is None or (type(n) is int and 1 <= n <= 512) for n in (threads, batch)
+            )
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
             raise ValueError("not runtime settings") from error
         if not is_sound or not all(0 < each < math.inf for table in speeds for each in table.values()):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import subprocess
-import sys
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -13,6 +12,7 @@ from functools import cached_property, lru_cache
 from threading import Lock, Timer
 from typing import IO, TYPE_CHECKING, Any, cast
 
+from edgespec.backends.isolated import python_command
 from edgespec.core.protocols import YIELD, CheckCancelled, Verifier, Yield
 from edgespec.core.sampling import Sampler
 from edgespec.engine.events import Request
@@ -92,10 +92,8 @@ class GrammarCheck:
         if self._process is not None and self._process.poll() is not None:  # it died while it had nothing to do
             self._end()
         if self._process is None:
-            path = [each for each in sys.path if each]
-            start = f"import sys; sys.path[:] = {path!r}; from {main.__module__} import main; main()"
             self._process = process = subprocess.Popen(
-                [sys.executable, "-c", start],
+                python_command(main),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

@@ -54,3 +54,13 @@ def test_errors_and_deaths_are_told() -> None:
 
 def _die() -> None:
     os.abort()
+
+
+def test_modules_of_the_present_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "numpy.py").write_text("raise SystemExit\n")
+    monkeypatch.chdir(tmp_path)
+    assert run_in_child(divmod, 7, 2, check=lambda: None) == (3, 1)
+
+
+def test_large_arguments_arrive() -> None:
+    assert run_in_child(len, b"x" * 300_000, check=lambda: None) == 300_000

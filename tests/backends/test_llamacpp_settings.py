@@ -148,3 +148,13 @@ def test_every_kind_of_session_uses_the_threads(tmp_path: Path) -> None:
         drafting.close()
         draft.close()
     model.close()
+
+
+@pytest.mark.parametrize(
+    "change", [{"threads": "4"}, {"threads": 2.7}, {"batch_threads": True}, {"flash_attention": 1.0}]
+)
+def test_stored_settings_of_other_types_are_refused(change: dict[str, object]) -> None:
+    stored = RuntimeSettings(True, 1, 2).to_dict()
+    assert RuntimeSettings.from_dict(stored) == RuntimeSettings(True, 1, 2)
+    with pytest.raises(ValueError, match="out of range"):
+        RuntimeSettings.from_dict({**stored, **change})

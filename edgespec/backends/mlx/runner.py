@@ -151,7 +151,7 @@ def _layer_class(kind: type) -> Any:
             hooks.states.note(index, x, y)
         return y
 
-    return _derive(kind, call)
+    return derive_class(kind, call)
 
 
 @cache
@@ -165,10 +165,11 @@ def _trunk_class(kind: type) -> Any:
             hooks.states.note(index, None, y)
         return y
 
-    return _derive(kind, call)
+    return derive_class(kind, call)
 
 
-def _derive(kind: type, call: Any) -> Any:
+def derive_class(kind: type, call: Any) -> Any:
+    """A subclass under the same name, whose `__call__` is `call`."""
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
 

@@ -16,7 +16,7 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Unsupported
 from edgespec.backends.mlx.caches import SLACK, KeyValues
 from edgespec.backends.mlx.library import map_errors
-from edgespec.backends.mlx.runner import LayerHooks, LayerPass, ModelRunner, get_layers
+from edgespec.backends.mlx.runner import LayerHooks, LayerPass, ModelRunner, derive_class, get_layers
 from edgespec.backends.mlx.scores import DeviceDraft, MlxScores, chain_rows, greedy_chain
 from edgespec.backends.mlx.session import MAX_ROWS, MlxSession
 from edgespec.backends.sequence import check_committed, check_ids, check_prompt, kept_tokens, shared_prefix
@@ -336,7 +336,7 @@ def _low_bit_class(kind: type) -> Any:
             return plain(linear, *args, **kwargs)
         return low(*args, **kwargs)
 
-    return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
+    return derive_class(kind, call)
 
 
 def _choose_bits(linear: Any, bits: int) -> int:
