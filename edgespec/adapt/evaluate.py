@@ -207,7 +207,6 @@ def measure_blocks(
 
 Floats = npt.NDArray[np.float32]
 RANK = 32
-MAX_ROWS = 200_000
 _BATCH = 2048  # rows of a step
 _RATE, _DECAY = 0.1, 0.03  # of Adagrad
 _SPREAD = 0.04  # of the first values
@@ -229,7 +228,7 @@ class CandidateRows:
 
 
 def read_rows(
-    session: BlockSession, texts: Sequence[TrainingText], depth: int, check: CheckCancelled, most: int = MAX_ROWS
+    session: BlockSession, texts: Sequence[TrainingText], depth: int, check: CheckCancelled, most: int
 ) -> CandidateRows:
     """Rows of blocks of `depth` tokens over texts, without the first, which knows its token before.
 

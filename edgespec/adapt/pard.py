@@ -173,7 +173,7 @@ def parallel(name: LossName) -> Objective[PardBatch]:
 def measure_packed(
     network: Any, texts: Sequence[TrainingText], mask_token: int, depth: int, check: CheckCancelled
 ) -> dict[str, Matrix]:
-    """The Matrix of each conversation, for blocks of `depth` tokens: what proposals.measure_blocks would find.
+    """The Matrix of each conversation, for blocks of `depth` tokens: what evaluate.measure_blocks would find.
 
     All blocks of a part of a text lie in one forward. Raises Cancelled.
     """

@@ -28,7 +28,7 @@ from edgespec.backends.mlx.library import map_errors
 from edgespec.backends.mlx.model import load_error
 from edgespec.errors import BackendError, CacheError, DraftRefused, InvalidModelFile, reason_of
 from edgespec.files import new_folder, replace_file
-from edgespec.formats.gguf import GGML_IDS, GGML_TYPES
+from edgespec.formats.gguf import GGML_IDS, GGML_NAMES, GGML_TYPES
 from edgespec.formats.gguf_validate import ROPE_FACTORS, read_file, read_gguf_config, to_folder_name
 from edgespec.formats.head_file import read_head
 from edgespec.formats.mlx_folder import read_folder, read_json
@@ -224,7 +224,7 @@ class FolderStudent(Student):
 
 _MASK_TOKEN = gguf.Keys.Tokenizer.MASK_ID
 _COARSE = ("IQ1", "IQ2", "TQ")  # types that ruin a matrix without an importance matrix, or need training of their own
-_Q8_0 = GGML_TYPES[GGML_IDS["Q8_0"]]
+_Q8_0 = GGML_NAMES["Q8_0"]
 
 
 class GgufStudent(Student):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
 from itertools import accumulate
-from time import perf_counter
 from typing import NamedTuple
 
 from edgespec.controller.acceptance import LEAST_REACHED
@@ -180,7 +179,7 @@ class DrafterCall:
     size      the size that was chosen with it
     tree      what it proposes in, with the lookups where the target takes trees
     units     the tokens on a path that each of its units proposed
-    seen_s    measured seconds
+    seen_s    measured seconds, once the round is over
     """
 
     drafter: Drafter
@@ -291,7 +290,7 @@ class DraftRound:
 
         Drafters that take no time continue its path afterwards, unless its tokens are drawn.
         """
-        drafter, tree, started = call.drafter, call.tree, perf_counter()
+        drafter, tree = call.drafter, call.tree
         max_nodes = self.max_nodes if drafter.is_drawn else self.limit.nodes
         max_depth = min(self.limit.depth, max_nodes, _MAX_DRAFTED)
         if drafter.block_size > 1:
@@ -301,7 +300,6 @@ class DraftRound:
             call.units.append(min(drafter.block_size, max_depth))
             if not self._pays_to_continue(drafter, tree, max_depth):
                 break
-        call.seen_s = perf_counter() - started
         if call.units and not drafter.is_drawn:
             self.ask_free(tree)
 

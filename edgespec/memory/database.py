@@ -312,7 +312,8 @@ def add_segment(database: Database, key: SpaceKey, plan: BuildPlan, data: bytes,
             f"INSERT INTO segments (name, space, first, last, n_tokens, bytes) VALUES (?, {_SPACE}, ?, ?, ?, ?)",
             (name, *key, plan.first, plan.last, plan.n_tokens, len(data)),
         )
-    database.remove_leftovers()
+    if plan.replaced:
+        database.remove_leftovers()
 
 
 def drop_segments(database: Database, segments: Sequence[SegmentRow]) -> None:

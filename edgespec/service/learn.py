@@ -23,7 +23,7 @@ import psutil
 
 from edgespec.controller.store import calibration_folder
 from edgespec.errors import EdgespecError, InvalidRequest, reason_of
-from edgespec.files import write_private
+from edgespec.files import lock_file, write_private
 from edgespec.memory.store import TextStore
 from edgespec.planner.plan import LearnOptions, LoadConfig
 from edgespec.registry.adapted import BASE, may_train
@@ -44,7 +44,7 @@ SHARE = 0.2
 """The share of the time that trainings may take, their pauses included."""
 _POLL_S = 0.2
 _MAX_FAILURES = 3  # in a row
-_LEARNED = "learned"  # in the folder of a pair: when the last training began, which has seen all texts up to then
+_LEARNED, _LOCK = "learned", "learning.lock"  # in the folder of a pair: when a training began, and who trains
 _NOTHING = "Nothing is learned"
 _log = logging.getLogger(__name__)
 
@@ -92,7 +92,9 @@ class Learner:
         while self._n_failures < _MAX_FAILURES and not self._closing.wait(_POLL_S):
             try:
                 if self._is_due():
-                    self._train()
+                    self._pair.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    with suppress(BlockingIOError), lock_file(self._pair / _LOCK, wait=False):
+                        self._train()  # but where another engine learns this draft
             except (EdgespecError, OSError, ValueError, KeyError) as error:  # the last two: of what the child printed
                 self._note_failure(f"{reason_of(error)}.")
 
@@ -135,7 +137,6 @@ class Learner:
         # Refused are too few texts, those that may no longer be trained on, and a draft that another process trains. On
         # battery the next training goes on with this one's checkpoint.
         if child.returncode == 0 or not is_on_battery():
-            self._pair.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_private(self._pair / _LEARNED, str(began_s))
         if child.returncode == 0:
             self._n_failures = 0

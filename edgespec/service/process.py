@@ -12,14 +12,15 @@ import os
 import pickle
 import re
 import signal
+import sys
 import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from itertools import count
-from multiprocessing import get_context, reduction
+from multiprocessing import get_context, reduction, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -95,7 +96,8 @@ class EngineProcess(EngineClient):
         return link.silent_s if (link := self._link) is not None else 0.0
 
     def take_failure(self) -> BackendError | None:
-        failure, self._untold = self._untold, None
+        with self._lock:
+            failure, self._untold = self._untold, None
         return failure
 
     def kill(self, reason: str) -> None:
@@ -118,6 +120,8 @@ class EngineProcess(EngineClient):
         context = get_context("spawn")
         ours, theirs = context.Pipe()
         log = EngineLog()
+        with redirect_stderr(sys.__stderr__):  # a full-screen terminal replaces it by one without a descriptor
+            resource_tracker.ensure_running()  # its start unblocks signals, so it comes first
         with block_sigint():
             self._process: SpawnProcess = context.Process(
                 target=serve, args=(theirs, log.output, get_rank_address()), name=_NAME
@@ -142,7 +146,7 @@ class EngineProcess(EngineClient):
         try:
             self._send(Call(number, method, arguments, reporter is not None))
         except BaseException:  # arguments that cannot be pickled
-            del self._pending[number]
+            self._pending.pop(number, None)  # the process may have ended meanwhile
             raise
         return stream
 
@@ -487,6 +491,7 @@ class Outbox:
         with self._lock:
             is_due = self._is_urgent or perf_counter() - self._sent_s >= _SEND_EVERY_S
             if self._events and is_due:
+                self._sent_s = perf_counter()
                 self._flush()
 
     def end(self, number: int, error: BaseException | None, model_info: ModelInfo | None) -> None:
@@ -505,7 +510,7 @@ class Outbox:
     def _flush(self, *end: Any) -> None:
         """Send the events, and the end of a stream: its number, error and the model, as an Update has them."""
         message = Update(self._events, *end)
-        self._events, self._sent_s, self._is_urgent = {}, perf_counter(), False
+        self._events, self._is_urgent = {}, False
         with suppress(OSError):  # the parent has died
             self._link.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from edgespec.memory.memory import Memory
 from edgespec.memory.store import TextStore
-from tests.memory.texts import make_tokens
 
 TOKENIZER = "tokenizer"
 LIMIT = 2**30
@@ -18,12 +17,6 @@ def add_texts(folder: Path, texts: list[tuple[list[int], int, str | None]], name
     with closing(Memory(folder, TOKENIZER, LIMIT)) as memory:
         for tokens, n_prompt, source in texts:
             memory.space(namespace).add(tokens, n_prompt, source)
-
-
-def add_conversations(folder: Path, n: int, length: int = 1000, n_prompt: int = 100, first: int = 0) -> None:
-    """Store conversations chat:1, chat:2, ..., of tokens that no other one has."""
-    texts = [(make_tokens(first + i, length), n_prompt, f"chat:{first + i + 1}") for i in range(n)]
-    add_texts(folder, texts)
 
 
 def add_document(folder: Path, path: str, tokens: list[int]) -> None:

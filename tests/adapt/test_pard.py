@@ -45,10 +45,6 @@ MASK, V = 3, 4096
 OPTIONS = LoadOptions(context_size=256, threads=1)
 
 
-def random_tokens(n: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).integers(4, V, n).astype(np.int32)
-
-
 def make_batch(lengths: list[int], first: int) -> Batch:
     """Windows of random tokens and rows, filled up to the longest."""
     shape, rng = (len(lengths), max(lengths)), np.random.default_rng(1)
@@ -211,7 +207,7 @@ def test_the_rows_of_a_drafter() -> None:
     tokens = np.array([*prompt, *chain.tokens], np.int32)
     text = TrainingText(tokens, 0, len(prompt), "a", 0.0)
     session = PardSession(model.open_session(), V, MASK)
-    rows = read_rows(session, [text], 3, lambda: None)
+    rows = read_rows(session, [text], 3, lambda: None, most=1000)
     at = 0
     session.begin(tokens.tolist())
     for position in range(len(prompt) + 1, len(tokens)):
