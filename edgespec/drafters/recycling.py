@@ -19,7 +19,7 @@ from edgespec.core.protocols import Budget, Round
 from edgespec.core.sampling import Ints, Logits, top_k
 from edgespec.core.scores import Scores
 from edgespec.core.tree import DraftTree
-from edgespec.errors import CacheError, InvalidModelFile, reason_of
+from edgespec.errors import InvalidModelFile, reading, reason_of
 from edgespec.files import write_atomically
 from edgespec.formats.gguf import FileSource
 from edgespec.formats.head_file import read_safetensors_shapes
@@ -205,7 +205,8 @@ class Bigram:
         """Read a file of `save`. Raises InvalidModelFile, CacheError."""
         shapes = read_safetensors_shapes(FileSource(path), path.name)
         try:
-            data = path.read_bytes()
+            with reading(path):
+                data = path.read_bytes()
             start = 8 + struct.unpack("<Q", data[:8])[0]
             header = json.loads(data[8:start])
             arrays = []
@@ -213,8 +214,6 @@ class Bigram:
                 low, high = header[name]["data_offsets"]
                 arrays.append(np.frombuffer(data[start + low : start + high], _DTYPE).reshape(shapes[name]))
             return cls(arrays[0], arrays[1])
-        except OSError as error:
-            raise CacheError(f"{path} cannot be read: {reason_of(error)}.", hint="Check its permissions.") from error
         except (LookupError, ValueError) as error:
             raise InvalidModelFile(
                 f"{path} is not what a draft has learned of pairs of tokens: {reason_of(error)}.",

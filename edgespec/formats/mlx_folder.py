@@ -152,9 +152,11 @@ def read_json(file: Path) -> dict[str, Any]:
     """The JSON object of a small file. Raises InvalidModelFile, CacheError."""
     try:
         with reading(file):
-            if not file.exists():
-                raise InvalidModelFile(f"{file.parent} lacks {file.name}.", hint=_PULL)
-            content = json.loads(file.read_text(encoding="utf-8"))
+            try:
+                text = file.read_text(encoding="utf-8")
+            except FileNotFoundError:
+                raise InvalidModelFile(f"{file.parent} lacks {file.name}.", hint=_PULL) from None
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidModelFile(f"{file} is not valid JSON: {error}.", hint=_PULL) from error
     if not isinstance(content, dict):

@@ -13,10 +13,8 @@ from edgespec.backends import FileBackend
 from edgespec.backends.devices import Memory
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import EdgespecError
-from edgespec.formats.gguf import join_parts
-from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.mlx_folder import read_config
-from edgespec.hub.cache import CachedModel, HubRepo, Kind, LocalPath, Reference, RemoteModel, list_parts
+from edgespec.hub.cache import CachedModel, HubRepo, Kind, LocalPath, Reference, RemoteModel
 from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub, search_repos
 from edgespec.planner.memory import ModelFacts, describe_model, guess_facts, read_facts
@@ -27,6 +25,7 @@ from edgespec.registry.resolve import (
     detect_local_backend,
     find_local,
     is_head,
+    read_parts,
     resolve_pair,
     resolve_source,
 )
@@ -262,7 +261,7 @@ def _read_facts(model: Component) -> ModelFacts | None:
     try:
         if model.kind == "mlx":
             return describe_model(read_config(path, path.name, _weight_bytes(path)))
-        return describe_model(join_parts([read_file(path.with_name(name)) for name in list_parts(path.name)]))
+        return describe_model(read_parts(path))
     except _UNUSABLE:
         return None
 

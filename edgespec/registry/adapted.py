@@ -185,7 +185,8 @@ class AdaptedPair:
         try:
             values = json.loads((folder / _CARD).read_bytes())
             card = Card(**{**values, "gain": Gain(**values["gain"])})
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            _ = card.date, card.gain.is_better  # raise for values that no card has
+        except (OSError, ArithmeticError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise InvalidModelFile(f"the card of version {version} of the draft is damaged.", hint=_HINT) from error
         if card.version != version or card.fingerprint != fingerprint_weights(path):
             raise InvalidModelFile(f"the files of version {version} of the draft are damaged.", hint=_HINT)

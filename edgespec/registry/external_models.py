@@ -190,7 +190,11 @@ def _walk_files(root: Path) -> Iterator[Path]:
                     count += 1
                     if count > MAX_ENTRIES:
                         return
-                    if not os.path.isdir(entry):  # which is false, too, for a circular link
+                    try:
+                        is_folder = entry.is_dir()
+                    except OSError:  # a circular link
+                        is_folder = False
+                    if not is_folder:
                         yield folder / entry.name
                     elif depth < MAX_DEPTH:
                         waiting.append((folder / entry.name, depth + 1))

@@ -119,8 +119,12 @@ def read_metadata(source: Source, hub: Hub, progress: Progress | None = None) ->
         return read_config(hub.fetch(replace(source, files=small), progress), source.repo, weights)
     if source.kind == "mlx":
         return read_folder(source.path)
-    names = list_parts(source.path.name)
-    return join_parts([read_file(source.path.with_name(name)) for name in names])
+    return read_parts(source.path)
+
+
+def read_parts(path: Path) -> Header:
+    """The header of a local GGUF model, all its parts together. Raises InvalidModelFile, CacheError."""
+    return join_parts([read_file(path.with_name(name)) for name in list_parts(path.name)])
 
 
 def fetch_source(source: Source, hub: Hub, progress: Progress | None = None) -> Path:

@@ -193,7 +193,10 @@ def load_registry(user_file: Path | None = None) -> Registry:
     path = user_file or config_dir() / _FILE_NAME
     try:
         with reading(path):
-            text = path.read_text(encoding="utf-8") if path.exists() else ""
+            try:
+                text = path.read_text(encoding="utf-8")
+            except (FileNotFoundError, NotADirectoryError):
+                text = ""
     except UnicodeDecodeError as error:
         raise RegistryError(f"{path} is not UTF-8 text (byte {error.start}).", hint=f"Save {path} as UTF-8.") from None
     tables = _merge(_parse_file(_read_shipped(), _FILE_NAME), _parse_file(text, str(path)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from edgespec.errors import CacheError, InvalidModelFile, InvalidRequest, PromptTooLong
+from edgespec.errors import InvalidModelFile, InvalidRequest, PromptTooLong, reading
 from edgespec.text.tokenizer import Tokenizer
 
 SHORTEN = "Shorten it, or set a larger --ctx. In a chat, /clear starts a new one."
@@ -164,14 +164,13 @@ def _choose(entry: object, file: Path) -> str:
 
 
 def _read(file: Path) -> str | None:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except UnicodeDecodeError as error:
-        raise _damage_error(file, "is not UTF-8 text") from error
-    except OSError as error:
-        raise CacheError(f"{file} cannot be read: {error.strerror}.", hint="Check the file's permissions.") from error
+    with reading(file):
+        try:
+            return file.read_text(encoding="utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except UnicodeDecodeError as error:
+            raise _damage_error(file, "is not UTF-8 text") from error
 
 
 def _damage_error(file: Path, problem: str) -> InvalidModelFile:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from time import sleep
 
 import pytest
 
@@ -202,6 +203,8 @@ def test_two_processes_that_pull_the_same_file_transfer_it_once(hub: Hub, server
     source = serve(root, pad_bytes=2**22)
     command = [sys.executable, "-c", FETCH, str(HubFile(REPO, FILE))]
     with subprocess.Popen(command, env=environment(hub), stdout=subprocess.PIPE, text=True) as other:
+        while not server.log and other.poll() is None:  # it asks the hub, too
+            sleep(0.01)
         path = hub.fetch(hub.resolve(HubFile(REPO, FILE)))
         assert other.communicate(timeout=60)[0].strip() == str(path) and other.returncode == 0
     assert path.read_bytes() == source.read_bytes()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -132,6 +134,14 @@ def test_damage_is_told_in_a_sentence(pair: AdaptedPair, name: str, content: byt
     assert pair.revert() == 1, "the damaged one is passed over"
 
 
+@pytest.mark.parametrize("wrong", [{"created_s": 1e300}, {"gain": {**asdict(GAIN), "low": "much"}}])
+def test_values_that_no_card_has_are_damage(pair: AdaptedPair, wrong: dict[str, object]) -> None:
+    path = pair.folder / str(pair.add(CARD, writing(b"one")).version) / "card.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | wrong))
+    with pytest.raises(InvalidModelFile, match="the card of version 1 of the draft is damaged"):
+        pair.active()
+
+
 def test_a_damaged_choice(pair: AdaptedPair) -> None:
     pair.add(CARD, writing(b"one"))
     (pair.folder / "active").write_text("one")
@@ -215,5 +225,6 @@ def test_processes_that_add_at_the_same_time(pair: AdaptedPair) -> None:
         while child.poll() is None:
             added.append(pair.add(CARD, writing(b"draft")).version)
         added += map(int, child.communicate()[0].split())
+        assert child.returncode == 0
     assert sorted(added) == list(range(1, len(added) + 1))
     assert all(card is not None for card in pair.versions().values()) and pair.active_number() == len(added)
