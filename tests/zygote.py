@@ -25,7 +25,7 @@ from tempfile import TemporaryFile
 from typing import BinaryIO
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-_COMMANDS = "draft engine export main memory models run serve server"  # modules of edgespec.cli
+_COMMANDS = "main run serve server"  # modules of edgespec.cli
 _SERVER = ("app", "connections")  # modules of edgespec.server
 MAX_S = 300  # for one command; trainings have a low priority
 _MAX_BYTES = 2**18  # of a request
@@ -98,12 +98,10 @@ def open_zygote() -> Zygote:
 
 
 def run_command(
-    arguments: Sequence[str], environment: Mapping[str, str], folder: Path, stdin: bytes = b"", *, is_new: bool = False
+    arguments: Sequence[str], environment: Mapping[str, str], folder: Path, stdin: bytes = b""
 ) -> subprocess.CompletedProcess[str]:
-    """`edgespec ARGUMENTS` in a process of its own: forked, or a new one with `is_new`, and where libraries of the
-    system do not expect forks.
-    """
-    if not is_new and sys.platform == "linux":
+    """`edgespec ARGUMENTS` in a process of its own: forked, but where libraries of the system do not expect forks."""
+    if sys.platform == "linux":
         return open_zygote().run(arguments, stdin, environment, folder)
     command = [sys.executable, "-m", "edgespec", *arguments]
     done = subprocess.run(

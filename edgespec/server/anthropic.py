@@ -70,9 +70,9 @@ class AnthropicMessage(Body):
         text, reasoning, calls = "", "", list[dict[str, Any]]()
         for block in self.content:
             match block.type:
-                case "tool_result":
+                case "tool_result" if block.tool_use_id:
                     yield make_message("tool", join_text(block.content), tool_call_id=block.tool_use_id)
-                case "tool_use":
+                case "tool_use" if block.id and block.name:
                     calls.append(format_call(block.id, block.name, block.input))
                 case "thinking" | "redacted_thinking":
                     reasoning += block.thinking
@@ -181,6 +181,7 @@ class MessagesRequest(CountRequest, GenerationBody):
         return MessagesWriter(self.model)
 
     def generation_spec(self) -> GenerationSpec:
+        self.require_supported()
         form = self.output_format or (self.output_config.format if self.output_config else None)
         return replace(
             super().generation_spec(),

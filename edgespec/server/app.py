@@ -139,6 +139,7 @@ def _describe_slot(slot: AnySlot, records: Mapping[str, AcceptanceRecord]) -> di
     limiter = slot.limiter
     state: dict[str, Any] = {
         "name": slot.name,
+        "state": slot.state,
         "is_busy": slot.is_busy,
         "answering": limiter.active,
         "waiting": limiter.waiting,
@@ -147,7 +148,6 @@ def _describe_slot(slot: AnySlot, records: Mapping[str, AcceptanceRecord]) -> di
     if isinstance(slot, RemoteSlot):
         return {
             **state,
-            "state": "remote",
             "is_open": True,
             "is_stalled": False,
             "silent_seconds": 0.0,
@@ -165,7 +165,6 @@ def _describe_slot(slot: AnySlot, records: Mapping[str, AcceptanceRecord]) -> di
         }
     model_info = slot.model_info
     state |= {
-        "state": slot.state,
         "is_open": model_info is not None,
         "is_stalled": slot.is_stalled,
         "silent_seconds": slot.silent_s,

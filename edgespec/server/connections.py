@@ -124,10 +124,10 @@ class HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])  # which has no connections yet
+        loop = asyncio.get_running_loop()
         for each in sockets or ():
             tls = self._tls if each.family != socket.AF_UNIX else None
             timeout_s = _HANDSHAKE_S if tls is not None else None
-            loop = asyncio.get_running_loop()
             self.servers.append(
                 await loop.create_server(
                     self._connect, sock=each, ssl=tls, ssl_handshake_timeout=timeout_s, backlog=_ACCEPTS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -14,6 +14,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     StringConstraints,
     ValidationError,
     model_validator,
@@ -130,7 +131,7 @@ class GenerationBody(ResidencyBody):
     """
 
     refused: ClassVar[tuple[str, ...]] = ()
-    """Fields that are not supported, and must not be ignored."""
+    """Fields that are not supported, and must not be ignored where the model runs here."""
 
     model: AnyModelName = ""
     stream: bool | None = False
@@ -139,13 +140,20 @@ class GenerationBody(ResidencyBody):
     draft_min: Count | None = Field(default=None, validation_alias=AliasChoices("draft_min", "speculative.n_min"))
     memory: bool | None = None
 
-    @model_validator(mode="before")
+    _unsupported: list[str] = PrivateAttr(default_factory=list)
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _refuse(cls, fields: Any) -> Any:
-        for name in cls.refused:
-            if isinstance(fields, dict) and fields.get(name):
-                raise InvalidRequest(f"{name} is not supported.", hint=f"Remove {name}.")
-        return fields
+    def _note_unsupported(cls, fields: Any, read: Callable[[Any], Self]) -> Self:
+        body = read(fields)
+        if isinstance(fields, dict):
+            body._unsupported = [name for name in cls.refused if fields.get(name)]
+        return body
+
+    def require_supported(self) -> None:
+        """Raise InvalidRequest for a field that would have to be ignored."""
+        for name in self._unsupported:
+            raise InvalidRequest(f"{name} is not supported.", hint=f"Remove {name}.")
 
     def draft_length(self) -> DraftLength:
         return DraftLength(self.draft_max, self.draft_min or 0)

@@ -49,7 +49,7 @@ _OPENAI_ERRORS = {  # status -> type, code; other statuses are a server_error
     415: ("invalid_request_error", None),
     429: ("rate_limit_error", "rate_limit_exceeded"),
 }
-_FOLDERS = re.compile(r"(?<![\w.:/\\])(?:~|[A-Za-z]:)?(?:[/\\][^/\\\s'\"`]+)+[/\\](?=[^/\\\s'\"`])")
+_FOLDERS = re.compile(r"(?<![\w.:/\\#])(?:~|[A-Za-z]:)?(?:[/\\][^/\\\s'\"`]+)+[/\\](?=[^/\\\s'\"`])")
 """The folders of a file on this machine, which an engine or the hub may name: for the log, not for callers."""
 _ANTHROPIC_ERRORS = {  # status -> type; other statuses are an api_error
     400: "invalid_request_error",

@@ -299,11 +299,11 @@ class Downloads:
             raise InvalidRequest(f"{_MAX_DOWNLOADS} models are being downloaded.", hint="Try again later.")
         download = self._running.setdefault(config, _Download(config))
         download.n_callers += 1
-        if download.thread.ident is None:
-            download.thread.start()
         shown: dict[str, Progress] = {}
+        is_over = False
         try:
-            is_over = False
+            if download.thread.ident is None:
+                download.thread.start()
             while not is_over:
                 is_over = not download.thread.is_alive()
                 for name, each in tuple(download.files.items()):

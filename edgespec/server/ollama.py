@@ -7,7 +7,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from time import monotonic
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, ConfigDict, Field
 from starlette.requests import Request
@@ -183,7 +183,7 @@ class OllamaOptions(SamplingBody):
 class OllamaBody(GenerationBody, ThinkingBody):
     """The fields that /api/chat and /api/generate share."""
 
-    refused = ("logprobs", "images", "template", "context")
+    refused: ClassVar[tuple[str, ...]] = ("logprobs",)
 
     stream: bool | None = True
     format: Literal["", "json"] | dict[str, Any] | None = None
@@ -196,6 +196,7 @@ class OllamaBody(GenerationBody, ThinkingBody):
         return json_structure() if self.format == "json" else json_structure(self.format)
 
     def make_spec(self, prompt: Prompt, **more: Any) -> GenerationSpec:
+        self.require_supported()
         options = self.options or OllamaOptions()
         effort = self.think if isinstance(self.think, str) else None
         thinking = self.make_thinking(is_on=None if self.think is None else bool(self.think), effort=effort)
@@ -254,6 +255,8 @@ class OllamaChatRequest(OllamaBody):
 
 class OllamaGenerateRequest(OllamaBody):
     """The body of /api/generate. With `raw` the prompt is text to continue, without a chat template."""
+
+    refused = ("logprobs", "images", "template", "context")
 
     prompt: str | None = None
     suffix: str | None = None

@@ -268,6 +268,7 @@ class ChatRequest(CompletionBody, ThinkingBody):
         return ChatWriter(self)
 
     def generation_spec(self) -> GenerationSpec:
+        self.require_supported()
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs needs logprobs.", hint="Set logprobs to true.")
         if set(self.modalities or ()) - {"text"}:

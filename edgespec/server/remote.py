@@ -278,6 +278,7 @@ class RemoteAnswer:
         delta = choice.get("delta") or choice.get("message") or {}
         yield from _read_scores(choice.get("logprobs") or {})
         if text := delta.get("reasoning_content") or delta.get("reasoning"):
+            yield from self._end_call()
             yield ReasoningDelta(str(text))
         if text := delta.get("content") or delta.get("refusal") or choice.get("text"):
             yield from self._end_call()

@@ -245,6 +245,7 @@ class ResponsesRequest(GenerationBody, ThinkingBody):
         )
 
     def generation_spec(self) -> GenerationSpec:
+        self.require_supported()
         if self.previous_response_id is not None:
             raise InvalidRequest(
                 "previous_response_id is not supported: responses are not stored.",
@@ -282,7 +283,7 @@ class ResponsesRequest(GenerationBody, ThinkingBody):
         """The instructions and leading system texts as one message; consecutive calls as one assistant message."""
         system, messages, calls = [self.instructions or ""], list[Message](), list[dict[str, Any]]()
         for item in [InputItem(content=self.input)] if isinstance(self.input, str) else self.input:
-            if item.type == "function_call":
+            if item.type == "function_call" and item.call_id and item.name:
                 if calls:
                     messages.pop()
                 name = _qualify(item.namespace, item.name) if item.namespace else item.name
@@ -295,7 +296,7 @@ class ResponsesRequest(GenerationBody, ThinkingBody):
                 system.append(join_text(item.content))
             elif item.type == "message":
                 messages.append(make_message(role, join_text(item.content)))
-            elif item.type == "function_call_output":
+            elif item.type == "function_call_output" and item.call_id:
                 messages.append(make_message("tool", join_text(item.output), tool_call_id=item.call_id))
             elif item.type != "reasoning":
                 raise InvalidRequest(

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.errors import InvalidRequest
 from edgespec.server.anthropic import MessagesRequest
 from edgespec.server.http import HttpError, dump_json
 from edgespec.server.ollama import OllamaChatRequest, OllamaGenerateRequest
+from edgespec.server.openai import ChatRequest
 from edgespec.server.remote import _MALFORMED, CHAT, TEXT, RemoteAnswer, RemoteCall, pass_chat, translate
 from edgespec.server.remote_client import RemoteModel, explain_error, read_error
 from edgespec.server.responses import ResponsesRequest
@@ -121,6 +123,26 @@ def test_any_event_is_read_or_refused(events: list[dict[str, Any]]) -> None:
     metrics = answer.summarize().metrics
     assert metrics.emitted_tokens >= 0 and metrics.target_forwards >= 0
     json.dumps(done.extensions())
+
+
+def test_reasoning_between_calls_is_kept() -> None:
+    def call(number: int, arguments: str) -> dict[str, Any]:
+        return {"tool_calls": [{"index": number, "function": {"name": "f", "arguments": arguments}}]}
+
+    answer, writer = RemoteAnswer(()), ChatRequest.model_validate({"model": "m", "messages": [USER]}).writer()
+    deltas = (call(0, '{"a":1}'), {"reasoning_content": "hmm"}, call(1, '{"b":2}'))
+    parts = [part for delta in deltas for part in answer.parts({"choices": [{"delta": delta}]})]
+    for part in (*parts, *answer.finish()):
+        list(writer.events(0, part))
+    message = writer.response_body()["choices"][0]["message"]
+    assert message["reasoning_content"] == "hmm"
+    assert [each["function"]["arguments"] for each in message["tool_calls"]] == ['{"a":1}', '{"b":2}']
+
+
+def test_what_is_not_supported_here_is_passed_on() -> None:
+    body = ChatRequest.model_validate({"model": "m", "messages": [USER], "web_search_options": {"a": 1}})
+    with pytest.raises(InvalidRequest, match="web_search_options is not supported"):
+        body.require_supported()
 
 
 @pytest.mark.parametrize("before", [0, 990, 995, 1000])
