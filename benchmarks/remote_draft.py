@@ -4,10 +4,8 @@
 
 The draft server, with one thread, and the target are processes on two hosts of `benchmarks.slow_link`. For each delay
 the target continues code in turns: plainly, with the draft in its own process ("local"), with the one of the server
-("ahead", "waiting"), and by the autopilot's choice ("autopilot"). In "ahead" the server drafts ahead for what it
-guesses; in "waiting" it does not. Drafts otherwise have a fixed length. A gain is the median over the repeats of
-tokens/s over plain decoding's. "draft_ms" is the mean of a round, "ready" the share of drafted rounds that waited for
-less than a tenth of a plain step.
+("remote"), and by the autopilot's choice ("autopilot"). Drafts otherwise have a fixed length. A gain is the median over
+the repeats of tokens/s over plain decoding's. "draft_ms" is the mean of a drafted round.
 
 Texts that are not plain decoding's are counted, and those among them that rounding explains. At last the server is
 killed in the middle of an answer, and started again while another one is generated. stdout ends with one JSON line.
@@ -50,7 +48,7 @@ from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
-from edgespec.drafters.remote.drafter import RemoteDraft, parse_address
+from edgespec.drafters.remote import RemoteDraft, parse_address
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, Notice, Request
@@ -130,13 +128,9 @@ def _run_client(target: str, draft: str, address: str, threads: str, sizes: str)
     with ExitStack() as stack:
         model = load_model("llamacpp", Path(target), replace(options, threads=int(threads)))
         local = LoadedDrafter(specs["model"], "local", load_model("llamacpp", Path(draft), options))
-        engines = {
-            "ahead": Engine(model, [local, LoadedDrafter(specs["remote"], "remote", RemoteDraft(url))], PLAIN),
-            "waiting": Engine(model, [LoadedDrafter(specs["remote"], "", RemoteDraft(url, guesses=0))], PLAIN),
-        }
-        for engine in engines.values():
-            stack.callback(engine.release_draft)
-        client = _Client(engines, **json.loads(sizes))
+        engine = Engine(model, [local, LoadedDrafter(specs["remote"], "remote", RemoteDraft(url))], PLAIN)
+        stack.callback(engine.release_draft)
+        client = _Client(engine, **json.loads(sizes))
         for line in sys.stdin:
             print(json.dumps(getattr(client, line.strip())()), flush=True)
 
@@ -153,7 +147,6 @@ class _Counts:
     accepted: int = 0
 
     def describe(self, plain: _Counts) -> dict[str, float]:
-        step_s = 1 / median(plain.speeds)
         gains = [ours / theirs for ours, theirs in zip(self.speeds, plain.speeds, strict=True)]
         return {
             "tokens_per_second": median(self.speeds),
@@ -162,7 +155,6 @@ class _Counts:
             "accepted": self.accepted / max(1, self.drafted),
             "drafted_rounds": len(self.draft_s) / self.rounds,
             "draft_ms": 1000 * mean(self.draft_s or [0.0]),
-            "ready": mean([each < step_s / 10 for each in self.draft_s] or [0.0]),
         }
 
 
@@ -170,17 +162,15 @@ class _Client:
     """The target's process."""
 
     def __init__(
-        self, engines: dict[str, Engine], draft_max: int, temperature: float, prompts: int, tokens: int, repeats: int
+        self, engine: Engine, draft_max: int, temperature: float, prompts: int, tokens: int, repeats: int
     ) -> None:
-        remote = Speculation(("remote",), draft_max)
         self._arms = {
-            "plain": (engines["ahead"], PLAIN),
-            "local": (engines["ahead"], Speculation(("model",), draft_max)),
-            "ahead": (engines["ahead"], remote),
-            "waiting": (engines["waiting"], remote),
-            "autopilot": (engines["ahead"], Speculation(("remote",))),
+            "plain": PLAIN,
+            "local": Speculation(("model",), draft_max),
+            "remote": Speculation(("remote",), draft_max),
+            "autopilot": Speculation(("remote",)),
         }
-        self._engine, self._repeats = engines["ahead"], repeats
+        self._engine, self._repeats = engine, repeats
         self._requests = [Request(text, SamplingParams(temperature), tokens, seed=None if temperature else 1)
                           for text in CODE[:prompts]]  # fmt: skip
         self._texts = [generate(self._engine, PLAIN, each).tokens for each in self._requests]
@@ -197,10 +187,10 @@ class _Client:
         counts = {name: _Counts() for name in self._arms}
         others: list[tuple[list[int], Sequence[int], Sequence[int]]] = []
         for _ in range(self._repeats):
-            for name, (engine, speculation) in self._arms.items():
+            for name, speculation in self._arms.items():
                 n, seconds = 0, 0.0
                 for i, request in enumerate(self._requests):
-                    finished, rounds = generate_rounds(engine, speculation, request)
+                    finished, rounds = generate_rounds(self._engine, speculation, request)
                     n += sum(len(step.tokens) for step in rounds)
                     seconds += rounds[-1].at_s - rounds[0].at_s if len(rounds) > 1 else 0.0
                     n -= len(rounds[0].tokens)
@@ -215,7 +205,7 @@ class _Client:
 
     def begin(self) -> dict[str, Any]:
         """Generate a quarter of an answer with remote drafts of a fixed length."""
-        self._engine.speculation = self._arms["ahead"][1]
+        self._engine.speculation = self._arms["remote"]
         self._events, self._seen = self._engine.stream(self._long), []
         while sum(isinstance(event, Step) for event in self._seen) < (self._long.max_tokens or 0) // 12:
             self._seen.append(next(self._events))

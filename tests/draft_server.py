@@ -13,20 +13,18 @@ from edgespec.backends import Model
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import LetterModel, ToyRuntimeModel
 from edgespec.drafters import drafter_specs
-from edgespec.drafters.remote.drafter import RemoteDraft, parse_address
-from edgespec.drafters.remote.link import Patience
-from edgespec.drafters.remote.messages import MAX_GUESSES
+from edgespec.drafters.remote import RemoteDraft, RemoteDrafter, parse_address
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.server.auth import Rules
 from edgespec.server.connections import Connection, HttpServer, listen_tcp
 from edgespec.server.draft import DraftModel, ServedDraft, draft_application
 
-PATIENT = Patience(least_s=20.0, most_s=20.0)
+PATIENT = (20.0, 20.0)
 """Waits for every draft, so that answers do not depend on the clock."""
 V = 257
 PROMPT = [*b"the rain in"]
-QUICK = Patience(least_s=0.05, most_s=0.05)
+QUICK = (0.05, 0.05)
 REMOTE = Speculation(("remote",), 3)
 
 
@@ -52,8 +50,14 @@ class DraftServer:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve([self._socket])))
         self._thread.start()
 
-    def connect(self, patience: Patience = PATIENT, key: str = "", *, guesses: int = MAX_GUESSES) -> RemoteDraft:
-        return RemoteDraft(parse_address(self.url), key, patience, guesses=guesses)
+    def connect(self, waits_s: tuple[float, float] = PATIENT, key: str = "") -> RemoteDraft:
+        return RemoteDraft(parse_address(self.url), key, waits_s)
+
+    def open_drafter(self, waits_s: tuple[float, float] = PATIENT) -> RemoteDrafter:
+        """A drafter of a generation after PROMPT."""
+        drafter = RemoteDrafter(self.connect(waits_s).open_link(V, lambda: None), V)
+        drafter.begin(PROMPT, None)
+        return drafter
 
     def close(self) -> None:
         self._server.should_exit = True

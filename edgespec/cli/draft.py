@@ -41,13 +41,12 @@ if TYPE_CHECKING:
 def serve_command(model: str | None, target: str | None, **options: Any) -> int:
     """Serve the draft model REF to targets on other machines, which use it by `--draft http://HOST:PORT`.
 
-    Without REF it is the draft of the model that commands open without a name, if it has one. Each session of a client
-    has one of the --parallel caches. A client that finds none goes on without this draft until one is free. Clients
-    have the key in EDGESPEC_DRAFT_KEY.
+    Without REF it is the draft of the model that commands open without a name, if it has one. Each client has one of
+    the --parallel caches; a further one takes that of the client that has waited longest, whose text is then read
+    again. Clients have the key in EDGESPEC_DRAFT_KEY.
     """
     from edgespec.cli.serve import run_app
     from edgespec.server.draft import DraftModel, draft_application
-    from edgespec.sockets import keep_alive
 
     if model is not None and target is not None:
         raise InvalidRequest("REF and --for both name a draft.", hint="Give one of them.")
@@ -55,13 +54,11 @@ def serve_command(model: str | None, target: str | None, **options: Any) -> int:
     rules = access_rules(options)
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # as `edgespec serve`
     with listen(options) as listening:
-        for each in listening.sockets:
-            keep_alive(each, idle_s=30, interval_s=10, probes=3)  # a client that is gone gives its cache back
         config = load_config(model or target, options)
         draft = DraftModel(lambda: _load(config, is_paired=model is None), options["parallel"])
         urls = ", ".join(url.removesuffix("/v1") for url in listening.urls)
         click.echo(f"Serving the draft {draft.name} at {urls}; press Ctrl-C to stop.")
-        return run_app(draft_application(draft, rules), listening, "info")
+        return run_app(draft_application(draft, rules), listening, "warning")  # a line for each draft is of no use
 
 
 def _load(config: LoadConfig, *, is_paired: bool) -> ServedDraft:

@@ -107,9 +107,6 @@ class Adaptive:
         """The drafters that were dropped, and why."""
         return self._drafters.failures
 
-    def prefill_started(self, prompt: Sequence[int]) -> None:
-        self._drafters.prefill_started(prompt)
-
     def begin(self, prompt: Sequence[int]) -> None:
         self._drafters.begin(prompt, has_cheap_rows=self._cost.has_cheap_rows)
         self._gate.begin(len(prompt))

@@ -96,7 +96,7 @@ class DraftCost:
 
     units   of a unit of its work, by the tokens on a path that the unit proposes
     read_s  of a token of the text that it reads
-    varies  whether some units take no time, so that the usual one is the mean, not the median
+    varies  whether units wait for another machine, so that the usual one is the mean, not the median
     """
 
     units: Mapping[int, float]

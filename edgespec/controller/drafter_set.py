@@ -38,11 +38,6 @@ class DrafterSet:
         self.free = tuple(each for each in self._drafters if each.is_free)
         self.timed = tuple(each for each in self._drafters if not each.is_free)
 
-    def prefill_started(self, text: Sequence[int]) -> None:
-        """The target starts to read `text`."""
-        for drafter in self:
-            self._call(drafter, partial(drafter.prefill_started, text, self._draw), None)
-
     def begin(self, text: Sequence[int], *, has_cheap_rows: bool = True) -> None:
         """A generation begins. Where rows are not cheap, drafters that only fill rows are left out beside others."""
         self._passed = ()

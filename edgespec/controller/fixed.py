@@ -43,9 +43,6 @@ class FixedLength:
         """The drafters that were dropped, and why."""
         return self._drafters.failures
 
-    def prefill_started(self, prompt: Sequence[int]) -> None:
-        self._drafters.prefill_started(prompt)
-
     def begin(self, prompt: Sequence[int]) -> None:
         self._drafters.begin(prompt)
 
@@ -158,9 +155,6 @@ class SteeredController:
     @property
     def failures(self) -> Mapping[str, str]:
         return self._controller.failures
-
-    def prefill_started(self, prompt: Sequence[int]) -> None:
-        self._controller.prefill_started(prompt)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._controller.begin(prompt)

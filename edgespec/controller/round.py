@@ -244,8 +244,8 @@ class DraftRound:
 
     @property
     def charged_s(self) -> float:
-        """`drafting_s`, or the measured seconds of a drafter that runs ahead."""
-        return self.call.seen_s if self.call is not None and self.call.drafter.runs_ahead else self.drafting_s
+        """`drafting_s`, or the measured seconds of a drafter that waits for another machine."""
+        return self.call.seen_s if self.call is not None and self.call.drafter.waits else self.drafting_s
 
     def choose_size(self, tree: ScoredTree) -> DraftSize:
         """The size of the highest value within the regret budget; sets the price."""

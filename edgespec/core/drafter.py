@@ -65,7 +65,7 @@ class Drafter(Protocol):
     is_drawn    whether its tokens are drawn from q in this generation, as a chain for the rejection rules
     is_async     whether `draft_async` makes chains in this generation
     pads_batch  whether it drafts beside others only where further rows of a forward take little time
-    runs_ahead  whether some of its drafts are ready before they are asked for, so that their time varies
+    waits       whether its units wait for another machine, so that their time varies
     """
 
     name: str
@@ -75,13 +75,7 @@ class Drafter(Protocol):
     is_drawn: bool = False
     is_async: bool = False
     pads_batch: bool = False
-    runs_ahead: bool = False
-
-    def prefill_started(self, text: Sequence[int], draw: TokenDraw | None) -> None:
-        """The target starts to read `text`; `begin` may follow, with the same `text` and `draw`. For drafters that can
-        read on another machine meanwhile.
-        """
-        return
+    waits: bool = False
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         """A generation starts from `text`, which may continue the last one or be another; nothing expensive here.

@@ -56,8 +56,6 @@ def speculate(
     drafted. Without max_tokens, the prompt is read and no Step follows. Needs len(prompt) >= 1. Raises Cancelled from
     `check`, between steps, or from the session.
     """
-    if max_tokens:
-        controller.prefill_started(prompt)
     scores = yield from session.prefill(prompt)
     session.checkpoint()  # the next turn may return here
     if not max_tokens:

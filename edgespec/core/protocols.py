@@ -236,9 +236,6 @@ class Controller(Protocol):
     def expects_plain(self) -> bool:
         """Whether the round after this one will probably have no draft."""
 
-    def prefill_started(self, prompt: Sequence[int]) -> None:
-        """The target starts to read `prompt`."""
-
     def begin(self, prompt: Sequence[int]) -> None:
         """A generation begins: the target has read `prompt`."""
 

@@ -19,7 +19,7 @@ from edgespec.errors import reason_of
 
 if TYPE_CHECKING:
     from edgespec.drafters.recycling import Bigram
-    from edgespec.drafters.remote.link import Link
+    from edgespec.drafters.remote import Link
     from edgespec.memory.memory import MemorySpace
 
 GROUP = "edgespec.drafters"
@@ -60,7 +60,7 @@ class SlotResources:
     head        a session of the trained head that was loaded for this drafter, likewise
     memory      the memory of earlier texts, whose `space` may change from generation to generation
     bigram      what a block drafter has learned of pairs of tokens; None if nothing
-    link        a session of the draft on another machine; the drafter closes it
+    link        a connection to the draft on another machine; the drafter closes it
     """
 
     target: Session
@@ -247,7 +247,7 @@ def _open_pard(resources: SlotResources) -> Drafter:
 
 
 def _open_remote(resources: SlotResources) -> Drafter:
-    from edgespec.drafters.remote.drafter import RemoteDrafter
+    from edgespec.drafters.remote import RemoteDrafter
 
     if resources.link is None:
         raise ValueError("there is no draft server for this drafter")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -96,7 +95,6 @@ class TextReader:
 
 
 MAX_SIBLINGS = 3  # candidates besides the best token
-_TAIL = 64  # tokens in which the texts of a round may differ
 _MAX_GAP = 4.0  # nats below the best token; less probable tokens are not candidates
 
 
@@ -124,41 +122,6 @@ class RequestDraw:
     def draw(self, logits: Logits, prefix: Sequence[int]) -> tuple[int, Probs]:
         distribution = self._sampler.distribution(logits, prefix)
         return distribution.token(index_at(distribution.weights, self._rng.random())), distribution.dense(len(logits))
-
-
-class TruncatedDraw:
-    """A TokenDraw from the most probable tokens of a sampler chain alone, so that its distributions are short.
-
-    They are float32 and hold the very weights that decide the draw. The number that decides depends on the seed, on
-    `start`, the length of the text that is drafted for, and on the text before the token. So a draft is the same
-    whenever it is made, and drafts for different texts are independent.
-    """
-
-    def __init__(self, sampler: Sampler, seed: int, most: int) -> None:
-        """`most` is the number of tokens that a distribution has at most."""
-        self.sampling = sampler.params
-        self.start = 0
-        self._sampler = sampler
-        self._seed = seed
-        self._most = most
-
-    def spawn_seed(self) -> int:
-        return self._seed
-
-    def draw(self, logits: Logits, prefix: Sequence[int]) -> tuple[int, Probs]:
-        found = self._sampler.distribution(logits, prefix)
-        weights = found.weights
-        ids = np.arange(len(weights), dtype=np.int32) if found.ids is None else found.ids
-        kept = np.argpartition(weights, -self._most)[-self._most :] if len(weights) > self._most else slice(None)
-        weights, ids = weights[kept], ids[kept]
-        order = np.argsort(ids)  # not that of the weights, which rounding may change from one draft to another
-        weights, ids = (weights[order] / weights.sum()).astype(np.float32), ids[order]
-        tail = np.asarray(prefix[-_TAIL:], np.int32).tobytes()
-        key = [self._seed, self.start, len(prefix), zlib.crc32(tail)]
-        token = int(ids[index_at(weights, np.random.Generator(np.random.PCG64(key)).random())])
-        q = np.zeros(len(logits), np.float32)
-        q[ids] = weights
-        return token, q
 
 
 class ModelDraftSession(TextReader):

@@ -23,8 +23,7 @@ from edgespec.drafters.sequential import RequestDraw
 from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from edgespec.drafters.remote.drafter import RemoteDraft
-    from edgespec.drafters.remote.link import Link
+    from edgespec.drafters.remote import Link, RemoteDraft
 
 Rule = Literal["auto", "sample", "rejection", "block"]
 

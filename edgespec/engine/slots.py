@@ -21,7 +21,7 @@ from edgespec.memory.memory import Memory
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch, hash_vocabulary
 
 if TYPE_CHECKING:
-    from edgespec.drafters.remote.drafter import RemoteDraft
+    from edgespec.drafters.remote import RemoteDraft
 
 
 _CHEAP_PREFILL = 64  # tokens that are read again rather than opening another slot
@@ -267,9 +267,9 @@ class DrafterPool:
 
 def _refuse_other_tokenizer(draft: RemoteDraft, target: Model) -> None:
     """Raise DraftRefused unless the draft on another machine has the target's tokenizer."""
-    if draft.description.tokenizer != hash_vocabulary(target.tokenizer):
+    if draft.tokenizer != hash_vocabulary(target.tokenizer):
         raise DraftRefused(
-            f"the tokenizer of {draft.description.model} at {draft.address} is not the target's.",
+            f"the tokenizer of {draft.model} at {draft.address} is not the target's.",
             hint="Serve a draft of the target's family there, or use --draft ngram.",
         )
 

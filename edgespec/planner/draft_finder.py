@@ -57,7 +57,7 @@ from edgespec.registry.schema import Registry
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 
 if TYPE_CHECKING:
-    from edgespec.drafters.remote.drafter import RemoteDraft
+    from edgespec.drafters.remote import RemoteDraft
 
 
 # What a value of --draft asks for: drafters of the registry by name, and models by reference.
@@ -445,7 +445,7 @@ class DraftFinder:
 
 def open_server(address: str | None) -> RemoteDraft:
     """The draft on another machine. Raises InvalidRequest, and DraftRefused where no draft server answers."""
-    from edgespec.drafters.remote.drafter import RemoteDraft, parse_address
+    from edgespec.drafters.remote import RemoteDraft, parse_address
 
     return RemoteDraft(parse_address(address or ""))
 

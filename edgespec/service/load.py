@@ -53,7 +53,7 @@ from edgespec.service.loaded_model import (
 from edgespec.service.ranks import check_ranks, load_leading
 
 if TYPE_CHECKING:
-    from edgespec.drafters.remote.drafter import RemoteDraft
+    from edgespec.drafters.remote import RemoteDraft
 
 
 # Options that a loaded model, its runtime or a load without drafts ignores.

@@ -20,7 +20,7 @@ from edgespec.core.scores import Scores
 from edgespec.core.tree import DraftTree, path_to
 from edgespec.core.verify import read_prompt
 from edgespec.drafters import SlotResources
-from edgespec.drafters.remote.drafter import RemoteDraft
+from edgespec.drafters.remote import RemoteDraft
 from edgespec.drafters.sequential import RequestDraw
 from tests.contract.drafter_subjects import Subject
 

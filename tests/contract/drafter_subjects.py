@@ -20,7 +20,7 @@ from edgespec.backends.toy import LetterModel, ToyRuntimeModel
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.drafters import SELF, DrafterSpec, SlotMemory, drafter_specs
-from edgespec.drafters.remote.drafter import RemoteDraft
+from edgespec.drafters.remote import RemoteDraft
 from edgespec.engine.drafting import LoadedDrafter
 from edgespec.formats.head_file import read_head
 from edgespec.memory.memory import Memory

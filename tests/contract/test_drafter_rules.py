@@ -99,7 +99,6 @@ def test_toy_distribution_of_two_tokens(
 
 @pytest.mark.parametrize("rule", [TokenRejection, BlockVerification])
 def test_distribution_with_a_draft_server(rule: type[TokenRejection] | type[BlockVerification]) -> None:
-    """Of which some drafts were made for what was only guessed."""
     server = DraftServer(lambda: ToyRuntimeModel("recurrent", DRAFT, LoadOptions(context_size=256)))
     remote = server.connect()
     target = open_session("linear", MODEL)

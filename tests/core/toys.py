@@ -170,11 +170,7 @@ class Maker:
         self._make = make
         self.rounds: list[Round] = []
         self.recorded: list[Step] = []
-        self.announced: list[list[int]] = []
         self.begun: list[list[int]] = []
-
-    def prefill_started(self, prompt: Sequence[int]) -> None:
-        self.announced.append(list(prompt))
 
     def begin(self, prompt: Sequence[int]) -> None:
         self.begun.append(list(prompt))
@@ -204,11 +200,6 @@ class RandomBudgets(Maker):
         self.drafters = drafters
         self._rng = rng
         self.proposed: dict[int, tuple[list[int], Budget, Draft]] = {}  # length of the text -> (text, limit, draft)
-
-    def prefill_started(self, prompt: Sequence[int]) -> None:
-        super().prefill_started(prompt)
-        for drafter in self.drafters:
-            drafter.prefill_started(prompt, None)
 
     def begin(self, prompt: Sequence[int]) -> None:
         super().begin(prompt)
