@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -71,21 +70,14 @@ class ReasoningFormat:
         return thought + self.after + text if text else thought
 
 
-def _block(name: str, opening: str, closing: str) -> ReasoningFormat:
-    """One block at the beginning. Later the markers are text, since an answer may quote them."""
+def _block(name: str, opening: str, closing: str, *, anywhere: bool = False) -> ReasoningFormat:
+    """One block at the beginning; later the markers are text, since an answer may quote them. Or blocks `anywhere`: the
+    markers are control tokens, which an answer does not quote.
+    """
     states = {
-        "answer": State("answer", {opening: "reasoning"}, settled="text"),
+        "answer": State("answer", {opening: "reasoning"}, settled=None if anywhere else "text"),
         "reasoning": State("reasoning", {closing: "answer"}),
         "text": State("answer", {}),
-    }
-    return ReasoningFormat(name, states, (opening.rstrip(),), opening, closing)
-
-
-def _blocks(name: str, opening: str, closing: str) -> ReasoningFormat:
-    """Blocks anywhere: the markers are control tokens, which an answer does not quote."""
-    states = {
-        "answer": State("answer", {opening: "reasoning"}),
-        "reasoning": State("reasoning", {closing: "answer"}),
     }
     return ReasoningFormat(name, states, (opening.rstrip(),), opening, closing)
 
@@ -126,10 +118,13 @@ _SOLAR = ReasoningFormat(
 # The markers in a chat template -> the format its model writes; the first row that applies counts.
 _FORMATS: tuple[tuple[tuple[str, ...], ReasoningFormat], ...] = (
     (("<|channel|>", "<|message|>", "analysis"), HARMONY_MESSAGES),
-    (("<|channel>", "<channel|>"), _blocks("gemma", "<|channel>thought\n", "<channel|>")),
+    (("<|channel>", "<channel|>"), _block("gemma", "<|channel>thought\n", "<channel|>", anywhere=True)),
     (("<|think|>", "<|content|>"), _SOLAR),
-    (("<|START_THINKING|>", "<|END_THINKING|>"), _blocks("cohere", "<|START_THINKING|>", "<|END_THINKING|>")),
-    (("[THINK]", "[/THINK]"), _blocks("mistral", "[THINK]", "[/THINK]")),
+    (
+        ("<|START_THINKING|>", "<|END_THINKING|>"),
+        _block("cohere", "<|START_THINKING|>", "<|END_THINKING|>", anywhere=True),
+    ),
+    (("[THINK]", "[/THINK]"), _block("mistral", "[THINK]", "[/THINK]", anywhere=True)),
     (("</seed:think>",), _block("seed", "<seed:think>", "</seed:think>")),
     (("</mm:think>",), _block("minimax", "<mm:think>", "</mm:think>")),
     (("</think>",), _block("think", "<think>", "</think>")),
@@ -208,35 +203,13 @@ class Piece(NamedTuple):
     origin: str
 
 
-class _Origins:
-    """The origins of a text's characters, consumed in order."""
-
-    def __init__(self) -> None:
-        self._runs: deque[tuple[int, str]] = deque()  # (characters, origin)
-
-    def add(self, length: int, origin: str) -> None:
-        if length:
-            self._runs.append((length, origin))
-
-    def take(self, text: str) -> list[tuple[str, str]]:
-        """Consume `text`, the next characters; returns it cut where the origin changes."""
-        parts: list[tuple[str, str]] = []
-        while text:
-            length, origin = self._runs.popleft()
-            if length > len(text):
-                self._runs.appendleft((length - len(text), origin))
-            before = parts.pop()[0] if parts and parts[-1][1] == origin else ""
-            parts.append((before + text[:length], origin))
-            text = text[length:]
-        return parts
-
-
 class TextStream:
     """The text of one reply, token by token.
 
     Stop strings (limits: see StopStrings) count in the answer only, not in the reasoning, and do not match across a
     block of reasoning. `prompt_tail` is the end of the rendered prompt; it shows whether the model begins inside its
-    reasoning. A character belongs to the token that completed it, even if it is held back for some tokens.
+    reasoning. Text that was held back, since a marker or a stop string may have begun, has the origin of the token with
+    which it is shown.
     """
 
     def __init__(
@@ -269,10 +242,7 @@ class TextStream:
         self._splitter.finish()  # what may begin a marker there has been shown
         self._stop_strings = tuple(stops)
         self._stops = StopStrings(self._stop_strings)
-        self._decoded = _Origins()  # of the text that enters the splitter
-        self._answer = _Origins()  # of the text that enters the stop strings
         self._origin = ""  # of the latest token
-        self._is_whole = reasoning is None and not stops  # nothing is split off or held back
 
     @property
     def channel(self) -> Channel:
@@ -299,46 +269,31 @@ class TextStream:
         if token in self._silent:
             return []
         self._origin = origin
-        return self._split(self._decoder.push(token))
+        return self._route(self._splitter.push(self._decoder.push(token)))
 
     def finish(self) -> list[Piece]:
         """End the reply; returns the text that was held back."""
-        pieces = self._split(self._decoder.finish())
-        pieces += self._route(self._splitter.finish())
-        return pieces + self._release(self._stops.finish())
-
-    def _split(self, text: str) -> list[Piece]:
-        if self._is_whole:
-            return [Piece(text, "answer", self._origin)] if text else []
-        self._decoded.add(len(text), self._origin)
-        return self._route(self._splitter.push(text))
+        segments = [*self._splitter.push(self._decoder.finish()), *self._splitter.finish()]
+        return [*self._route(segments), *self._piece("answer", self._stops.finish())]
 
     def _route(self, segments: Iterable[Segment]) -> list[Piece]:
         pieces: list[Piece] = []
         for segment in segments:
+            if segment.channel == "answer":
+                pieces += self._piece("answer", self._stops.push(segment.text))
+                continue
+            # No stop string counts in this text, and one that began before it cannot be completed after it.
+            pieces += self._piece("answer", self._stops.finish())
             if self.stopped:
                 break
-            parts = self._decoded.take(segment.text)
-            if segment.channel == "answer":
-                for text, origin in parts:
-                    self._answer.add(len(text), origin)
-                pieces += self._release(self._stops.push(segment.text))
-            elif self._shows_markers:
-                pieces += self._bypass_stops("answer", parts)
-            elif segment.channel is not None:
-                pieces += self._bypass_stops(segment.channel, parts)
+            self._stops = StopStrings(self._stop_strings)
+            channel: Channel | None = "answer" if self._shows_markers else segment.channel
+            if channel is not None:
+                pieces += self._piece(channel, segment.text)
         return pieces
 
-    def _bypass_stops(self, channel: Channel, parts: Iterable[tuple[str, str]]) -> list[Piece]:
-        """Text in which no stop string counts; a stop string that began before it cannot be completed after it."""
-        pieces = self._release(self._stops.finish())
-        if self.stopped:
-            return pieces
-        self._stops = StopStrings(self._stop_strings)
-        return pieces + [Piece(text, channel, origin) for text, origin in parts]
-
-    def _release(self, text: str) -> list[Piece]:
-        return [Piece(part, "answer", origin) for part, origin in self._answer.take(text)]
+    def _piece(self, channel: Channel, text: str) -> list[Piece]:
+        return [Piece(text, channel, self._origin)] if text else []
 
 
 def _control_tokens(tokenizer: Tokenizer, markers: Iterable[str]) -> frozenset[int]:

@@ -76,11 +76,7 @@ class StreamDecoder:
         """The text that `token` completes; often empty, or one character late."""
         if token in self._visible:
             return self.finish() + self._tokenizer.special_text(token)
-        text = self._utf8.decode(self._tokenizer.piece(token))
-        waiting, _ = self._utf8.getstate()
-        if waiting[:1] == b"\xed" and waiting[1:] >= b"\xa0":  # half a surrogate is invalid, but Python waits
-            text += self.finish()
-        return text
+        return self._utf8.decode(self._tokenizer.piece(token))
 
     def finish(self) -> str:
         """U+FFFD for a character that was cut short, else nothing."""

@@ -163,10 +163,6 @@ class ToolFormat:
 # The arguments of a call while a model writes them: a JSON object in a stream of text.
 
 
-_OUTSIDE = re.compile(r'["{}\[\]<]')  # "<" is no JSON: the markup behind arguments that were not closed
-_INSIDE = re.compile(r'["\\\x00-\x1f]')
-
-
 class OpenCall:
     """A call whose arguments are being written. They are passed on as they are, except that control characters in
     strings, which JSON forbids, are escaped.
@@ -174,52 +170,42 @@ class OpenCall:
 
     def __init__(self, index: int, name: str) -> None:
         self.start = CallStart(index, name)
-        self._arguments: list[str] = []
+        self._arguments = ""
         self._depth = 0
         self._is_inside = False  # of a string
         self._is_escaped = False  # the next character of the string
 
     def push(self, text: str) -> tuple[list[CallDelta | CallEnd], str]:
         """The parts that `text` adds, and the text behind the arguments, which is empty while they may go on."""
-        out, at, has_ended = list[str](), 0, False
+        delta, at, has_ended = "", 0, False
         while at < len(text) and not has_ended:
-            if self._is_escaped:
-                out.append(text[at])
-                at, self._is_escaped = at + 1, False
-                continue
-            found = (_INSIDE if self._is_inside else _OUTSIDE).search(text, at)
-            if found is None:
-                out.append(text[at:])
-                at = len(text)
-                break
-            out.append(text[at : found.start()])
-            at = found.start()
-            if has_ended := found[0] == "<" and not self._is_inside:
-                break
-            out.append(self._take(found[0]))
-            at, has_ended = at + 1, self._depth == 0
-        parts: list[CallDelta | CallEnd] = []
-        if delta := "".join(out):
-            self._arguments.append(delta)
-            parts.append(CallDelta(self.start.index, delta))
+            if text[at] == "<" and not self._is_inside:  # no JSON: the markup behind arguments that were not closed
+                has_ended = True
+            else:
+                delta += self._take(text[at])
+                at, has_ended = at + 1, self._depth == 0
+        self._arguments += delta
+        parts: list[CallDelta | CallEnd] = [CallDelta(self.start.index, delta)] if delta else []
         if has_ended:
             parts.append(self.finish())
         return parts, text[at:]
 
     def finish(self) -> CallEnd:
         """The end of the call, wherever it is."""
-        arguments = "".join(self._arguments)
-        return CallEnd(self.start.index, ToolCall(self.start.name, arguments), is_cut=self._depth > 0 or not arguments)
+        call = ToolCall(self.start.name, self._arguments)
+        return CallEnd(self.start.index, call, is_cut=self._depth > 0 or not self._arguments)
 
     def _take(self, character: str) -> str:
-        """Note a character that delimits; returns it as JSON has it."""
-        if self._is_inside and character < " ":
+        """Read a character; returns it as JSON has it."""
+        if self._is_escaped:
+            self._is_escaped = False
+        elif self._is_inside and character < " ":
             return f"\\u{ord(character):04x}"
-        if character == '"':
+        elif character == '"':
             self._is_inside = not self._is_inside
         elif self._is_inside:
-            self._is_escaped = True
-        else:
+            self._is_escaped = character == "\\"
+        elif character in "{}[]":
             self._depth += 1 if character in "{[" else -1
         return character
 
@@ -260,8 +246,12 @@ class ToolCallReader:
         """Add `text`; returns the parts that are certain."""
         self._held += text
         parts: list[AnswerPart] = []
-        while self._step(parts):
-            pass
+        goes_on = True
+        while goes_on:  # up to the next boundary
+            if self._call is not None:
+                goes_on = self._read_arguments(self._call, parts)
+            else:
+                goes_on = self._read_block(parts) if self._is_inside else self._read_text(parts)
         return parts
 
     def finish(self) -> list[AnswerPart]:
@@ -272,15 +262,8 @@ class ToolCallReader:
             return self._end_block(self._held, self._held if self._is_bare else self._format.opening + self._held)
         return [self._held] if self._held else []
 
-    def _step(self, parts: list[AnswerPart]) -> bool:
-        """Consume held text up to the next boundary; False if more text is needed."""
-        if self._call is not None:
-            return self._read_arguments(self._call, parts)
-        if self._is_inside:
-            return self._read_block(parts)
-        return self._read_text(parts)
-
     def _read_text(self, parts: list[AnswerPart]) -> bool:
+        """Go on to the next block; False if more text is needed, as the others return it."""
         if self._is_after_call:
             self._held = self._held.lstrip("\n")
             self._is_after_call = not self._held

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from edgespec.text.stream import HARMONY_MESSAGES, ReasoningSplitter, Segment, detect_format
+from edgespec.text.stream import HARMONY_MESSAGES, ReasoningSplitter, Segment
 from edgespec.text.tool_calls import (
     JSON_HEAD,
     JSON_REST,
@@ -274,6 +274,7 @@ QWEN_CODER = replace(HERMES, name="xml", read=_read_qwen)
 
 # The markers in a chat template -> the format its model writes; the first row that applies counts.
 _FORMATS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
+    (("<|channel|>", "<|message|>", "analysis"), HARMONY),
     (("<｜tool▁calls▁begin｜>", "```json"), DEEPSEEK_V3),
     (("<｜tool▁calls▁begin｜>",), DEEPSEEK_V31),
     (("[TOOL_CALLS]", "[ARGS]"), MISTRAL_ARGS),
@@ -293,9 +294,6 @@ Reader = HarmonyReader | ToolCallReader
 def detect_tool_format(template: str | None) -> ToolFormat:
     """The format a model writes, judged by its chat template; Hermes' where the template has no known marker."""
     source = template or ""
-    reasoning = detect_format(source)
-    if reasoning is not None and reasoning.name == HARMONY.name:
-        return HARMONY
     return next((found for markers, found in _FORMATS if all(marker in source for marker in markers)), HERMES)
 
 

@@ -40,7 +40,7 @@ def test_characters_are_whole_and_prompt(table: Table, text: str, data: st.DataO
         assert shown == seen.decode("utf-8", "ignore")  # every finished character, and no other
 
 
-@given(st.sampled_from([b"\xed\xa0", b"\xe0\x80", b"\xf4\x90", b"\xc0", b"\xff", b"\x80", b"\xe2\x41"]))
+@given(st.sampled_from([b"\xe0\x80", b"\xf4\x90", b"\xc0", b"\xff", b"\x80", b"\xe2\x41"]))
 def test_invalid_bytes_do_not_wait(table: Table, invalid: bytes) -> None:
     assert StreamDecoder(table([invalid])).push(4) == invalid.decode("utf-8", "replace")
 
