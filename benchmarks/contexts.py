@@ -41,6 +41,7 @@ from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Controller, Session, Step
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import read_prompt
+from edgespec.drafters import SlotMemory
 from edgespec.engine.drafting import make_adaptive_controller, make_draw, make_verifier
 
 MAX_PROMPT = 512  # tokens
@@ -134,7 +135,7 @@ def open_arms(model: Model, session: Session, sources: dict[str, Model | Attache
     arms = [Arm("plain", (), unknown)]
     names = [("ngram",), *(("ngram", name) for name in sources), ("ngram", *sources)]
     for each in dict.fromkeys(names):
-        drafters = [loaded[name].open(session, vocab_size, None, lambda: None) for name in each]
+        drafters = [loaded[name].open(session, vocab_size, None, lambda: None, SlotMemory()) for name in each]
         for drafter in drafters:
             undo.callback(drafter.close)
         arms.append(Arm("+".join(each), drafters, unknown))

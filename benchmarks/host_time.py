@@ -26,7 +26,7 @@ from edgespec.core.sampling import CounterRng, Logits, Sampler, SamplingParams
 from edgespec.core.scores import HostScores
 from edgespec.core.verify import SampleMatching, TargetDistribution
 from edgespec.engine.grammar import GrammarCompiler
-from edgespec.engine.structured_output import json_structure
+from edgespec.engine.structured_output import GrammarMask, json_structure
 
 COMMON = SamplingParams(temperature=0.8, top_k=40, top_p=0.95)
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.1, "frequency_penalty": 0.1}
@@ -144,7 +144,7 @@ def make_cases(vocab_size: int, n_rows: int) -> Iterator[Case]:
         for chain, params in CHAINS.items():
             yield make_case(name, chain, sets, Sampler(params, vocab_size), before)
         for chain, params in MASKED.items():
-            masked = compiler.constrain(structure, Sampler(params, vocab_size), len(before))
+            masked = GrammarMask(compiler.compile(structure).result(), Sampler(params, vocab_size), len(before))
             yield make_case(name, chain, sets, masked, [*before, *ANSWER])
 
 

@@ -23,7 +23,7 @@ from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 from edgespec.engine.grammar import GrammarCompiler
-from edgespec.engine.structured_output import Structure, json_structure
+from edgespec.engine.structured_output import GrammarMask, Structure, json_structure
 
 PROMPTS = (
     "def read_lines(path):\n",
@@ -98,7 +98,7 @@ def time_mask(engine: Engine, structure: Structure) -> float:
     """Seconds that the mask adds to one row's distribution within a string, beyond the sampler's own."""
     tokenizer = engine.target.tokenizer
     sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
-    masked = GrammarCompiler(tokenizer).constrain(structure, sampler, 0)
+    masked = GrammarMask(GrammarCompiler(tokenizer).compile(structure).result(), sampler, 0)
     prefix = tokenizer.encode('{"identifier": "read', parse_special=False)
     logits = np.random.default_rng(0).standard_normal(tokenizer.vocab_size).astype(np.float32)
     times = []

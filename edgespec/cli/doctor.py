@@ -140,8 +140,8 @@ def _check_runtime(name: str) -> dict[str, Any]:
     import importlib.metadata
     import platform
 
-    from edgespec.backends.isolated import ChildDied, run_in_child
     from edgespec.errors import Cancelled, reason_of
+    from edgespec.isolated import ChildDied, run_in_child
 
     def check() -> None:
         if monotonic() > until_s:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from edgespec.backends.attached_draft import AttachedDraft, AttachedHead
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.fixed import FixedLength
 from edgespec.controller.stats import DraftStats
-from edgespec.core.drafter import BlockSession, Drafter, DraftSession, TokenDraw
+from edgespec.core.drafter import Drafter, TokenDraw
 from edgespec.core.protocols import Budget, CheckCancelled, Session, Verifier
 from edgespec.core.sampling import CounterRng, Sampler
 from edgespec.core.verify import AutoVerifier, BlockVerification, SampleMatching, TargetDistribution, TokenRejection
@@ -23,7 +23,7 @@ from edgespec.drafters.sequential import RequestDraw
 from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from edgespec.drafters.remote import Link, RemoteDraft
+    from edgespec.drafters.remote import RemoteDraft
 
 Rule = Literal["auto", "sample", "rejection", "block"]
 
@@ -112,33 +112,28 @@ class LoadedDrafter:
         vocab_size: int,
         saved: bytes | None,
         check: CheckCancelled,
-        memory: SlotMemory | None = None,
+        memory: SlotMemory,
     ) -> Drafter:
         """The drafter of one slot, whose target session is `target`. Raises EdgespecError, ValueError.
 
         `saved` is what an earlier drafter of this name has left, `memory` that of the slot.
         """
-        session: Session | None = None
-        head: DraftSession | BlockSession | None = None
-        link: Link | None = None
+        made: dict[str, Any] = {}  # what the source opens for this slot
         if isinstance(self.source, AttachedHead):
             target.rewind(0)  # it needs the hidden states of the whole text
-            head = self.source.open_session(target, check)
+            made["head"] = self.source.open_session(target, check)
         elif isinstance(self.source, AttachedDraft):
-            session = self.source.open_session(target, check)
+            made["session"] = self.source.open_session(target, check)
         elif self.spec.needs == "server":
-            link = cast("RemoteDraft", self.source).open_link(vocab_size, check)
+            made["link"] = cast("RemoteDraft", self.source).open_link(vocab_size, check)
         elif self.source is not None:
-            session = cast(Model, self.source).open_session(check)
+            made["session"] = cast(Model, self.source).open_session(check)
+        known: dict[str, Any] = {"mask_token": self.mask_token, "saved": saved, "memory": memory, "bigram": self.bigram}
         try:
-            opened = SlotResources(
-                target, vocab_size, session, self.mask_token, saved, head, memory or SlotMemory(), self.bigram, link
-            )
-            return self.spec.open(opened)
+            return self.spec.open(SlotResources(target, vocab_size, **known, **made))
         except BaseException:
-            for each in (session, head, link):
-                if each is not None:
-                    each.close()
+            for each in made.values():
+                each.close()
             raise
 
 

@@ -103,10 +103,12 @@ class Engine:
             sampler = Sampler(request.sampling, tokenizer.vocab_size)
             generation.matcher = yield from compile_constraint(request, self._grammars, check)
             spec = speculation or self.speculation
-            self._drafters.require(() if spec.is_plain else spec.drafters)
+            has_joined = self._drafters.require(() if spec.is_plain else spec.drafters)
             if spec.is_adaptive:
                 self._measure_once(check)
-                self._measure_new(spec.drafters, check)
+                with suppress(BackendError):  # where no slot is free, those that have joined stay unasked
+                    if has_joined:
+                        self.measure_missing(check)
             while (slot := self._slots.acquire(prompt, check)) is None:  # there is no memory for one more
                 check()
                 yield YIELD
@@ -197,7 +199,7 @@ class Engine:
         if slot is None:
             raise BackendError("all slots are in use.", hint="Try again.")
         try:
-            self._drafters.open_missing(slot, check)
+            self._drafters.open_missing(slot)
             yield slot
         finally:
             self._slots.release(slot, [])
@@ -234,12 +236,6 @@ class Engine:
             self._draft_stats = DraftStats(self.measure(_PROFILE_S, check))
         return self._draft_stats
 
-    def _measure_new(self, names: Sequence[str], check: CheckCancelled) -> None:
-        """Measure, once, drafters that have joined since. Those stay unasked for which no slot is free."""
-        if self._drafters.take_unpriced(names, self.draft_stats.costs):
-            with suppress(BackendError):
-                self.measure_missing(check)
-
     def _encode(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> EncodedPrompt:
         if self._is_closed:
             raise BackendError("the model has been closed.", hint="Open it again.")
@@ -275,15 +271,10 @@ class Engine:
         ), verifier
 
     def _open_slot(self) -> Slot:
-        def check() -> None:
-            if slot is not None:
-                slot.check()
-
-        slot: Slot | None = None
-        target = self.target.open_session(check, shared=True)
-        slot = Slot(target, saved=self._drafters.saved)
+        slot = Slot(self._drafters.saved)
+        slot.target = self.target.open_session(slot.poll, shared=True)
         with ExitStack() as undo:
             undo.callback(slot.close)
-            self._drafters.open_missing(slot, check, is_new=True)
+            self._drafters.open_missing(slot, is_new=True)
             undo.pop_all()
         return slot

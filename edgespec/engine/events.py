@@ -10,7 +10,7 @@ from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import FinishReason, PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.structured_output import Block, Structure
+from edgespec.engine.structured_output import Structure
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 
@@ -63,7 +63,8 @@ class Request:
     seed          None: a fresh one, reported in Finished
     variables     JSON values that the chat template may read, such as `tools`
     structure     the grammar of the answer; reasoning before it is free
-    block         parts of the answer that have a grammar, without `structure`
+    opening       where it is given, `structure` is that of each part of the answer which follows this text; the text
+                  around those parts is free
     visible       control tokens, by their spelling, that count as text, such as those around tool calls; if markers of
                   reasoning are among them, reasoning is not split off
     top_logprobs  alternatives of each token to report as Scored; None: no scores
@@ -81,7 +82,7 @@ class Request:
     stop: tuple[str, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict, hash=False)
     structure: Structure | None = None
-    block: Block | None = None
+    opening: str | None = None
     visible: tuple[str, ...] = ()
     top_logprobs: int | None = None
     start: AnswerStart | None = None
@@ -89,11 +90,6 @@ class Request:
     reports_steps: bool = True
     max_reasoning: int | None = None
     memory: MemoryUse | None = None
-
-    @property
-    def grammar(self) -> Structure | None:
-        """The structure of the answer or of its blocks."""
-        return self.block.structure if self.block is not None else self.structure
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,9 +74,9 @@ class Generation:
         return TextStream(self.tokenizer, stop, self.reasoning, tail, self.request.visible, is_raw=is_raw, start=start)
 
     @property
-    def stop(self) -> str | None:
-        """The stop string that ended the text."""
-        return self._text.stop
+    def starts_inside(self) -> bool:
+        """Whether the prompt has begun the model's reasoning."""
+        return self.reasoning is not None and self.reasoning.starts_inside(self.encoded.tail)
 
     def run(
         self, session: Session, controller: Controller, verifier: Verifier, costs: ForwardCost, check: CheckCancelled
@@ -129,7 +129,7 @@ class Generation:
         yield from self._text.finish()
 
     def finished(self) -> Finished:
-        return Finished(self.reason, tuple(self.emitted), self.seed, self._meter.metrics(), self.stop)
+        return Finished(self.reason, tuple(self.emitted), self.seed, self._meter.metrics(), self._text.stop)
 
     def _emit(self, token: int, source: str) -> bool:
         """Take a token into the text; returns whether a stop string ends it."""
@@ -208,12 +208,12 @@ class BlockVerifier(_TextVerifier):
     """Leaves the text free up to the end of an opening, masks it up to the end of the block, and so on.
 
     Each token of a block is distributed as the target's within the grammar. Outside of blocks no mask is computed.
-    Openings in the reasoning do not count.
+    Openings in the reasoning do not count. Without an opening the one block begins where the reasoning ends.
     """
 
     def __init__(
         self,
-        opening: str,
+        opening: str | None,
         matcher: LLMatcher,
         make_verifier: MakeVerifier,
         free: Verifier,
@@ -239,29 +239,29 @@ class BlockVerifier(_TextVerifier):
 
     def _take(self, token: int, position: int) -> bool:
         pieces = self._text.push(token, "")
-        if self._mask is None:
-            self._tail += "".join(piece.text for piece in pieces if piece.channel == "answer")
-            return self._find_opening(position)
-        self._block.append(token)
-        if not self._mask.ends(self._block):
-            return False
-        self._verifier, self._mask, self._block = self._free, None, []
-        return True
-
-    def _find_opening(self, position: int) -> bool:
-        """Enter a block if the tail has an opening. What its last token holds beyond it belongs to the block; if the
-        grammar does not take that, the text stays free.
-        """
+        if self._mask is not None:
+            self._block.append(token)
+            return self._opening is not None and self._mask.ends(self._block) and self._leave()
+        if self._opening is None:
+            return self._text.channel == "answer" and self._enter("", position)
+        self._tail += "".join(piece.text for piece in pieces if piece.channel == "answer")
         _, opening, rest = self._tail.partition(self._opening)
-        if not opening:
-            self._tail = self._tail[-len(self._opening) :]
-            return False
-        self._tail = ""
+        self._tail = "" if opening else self._tail[-len(self._opening) :]
+        return bool(opening) and self._enter(rest, position)
+
+    def _enter(self, rest: str, position: int) -> bool:
+        """Begin a block. What the opening's last token holds beyond it, `rest`, belongs to the block; if the grammar
+        does not take that, the text stays free.
+        """
         matcher, begun = self._matcher.deep_copy(), self._tokenizer.encode(rest, parse_special=False)
         if begun and matcher.try_consume_tokens(begun) < len(begun):
             return False
-        self._mask = GrammarMask(matcher, self._sampler, self._tokenizer, position, b"")
+        self._mask = GrammarMask(matcher, self._sampler, position)
         self._verifier = self._make_verifier(self._mask)
+        return True
+
+    def _leave(self) -> bool:
+        self._verifier, self._mask, self._block = self._free, None, []
         return True
 
 
@@ -306,16 +306,9 @@ class ReasoningLimit(_TextVerifier):
 
 
 def limit_reasoning(verifier: Verifier, generation: Generation) -> Verifier:
-    """`verifier` within the request's limit, if it has one and its answer may have reasoning.
-
-    A structure that begins with the answer leaves no place for reasoning.
-    """
+    """`verifier` within the request's limit, if it has one and its answer may have reasoning."""
     request, reasoning = generation.request, generation.reasoning
     if request.max_reasoning is None or reasoning is None or not isinstance(request.prompt, tuple):
         return verifier
-    if request.structure is not None and not reasoning.starts_inside(generation.encoded.tail):
-        return verifier
-    tokenizer, encoded = generation.tokenizer, generation.encoded
-    text = TextStream(tokenizer, (), reasoning, encoded.tail, start=encoded.start)
-    closing = tokenizer.encode(reasoning.after, parse_special=True)
-    return ReasoningLimit(verifier, text, request.max_reasoning, closing)
+    closing = generation.tokenizer.encode(reasoning.after, parse_special=True)
+    return ReasoningLimit(verifier, generation.open_text(), request.max_reasoning, closing)

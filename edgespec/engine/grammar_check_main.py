@@ -1,23 +1,20 @@
-"""The helper process of grammar_check: reads grammars, compiles them, and writes what is wrong with each.
+"""Compiles grammars, in the engine and in a helper process, where one that takes too long can be ended.
 
-It imports little, since it starts again after each grammar that hung.
+It imports little, since the helper starts again after each grammar that hung.
 """
 
 from __future__ import annotations
 
-import pickle
 import re
-import signal
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from edgespec.isolated import answer_questions
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_MAX_EXTRA_BYTES = 2**30  # of memory, for all that compilation takes
 _MAX_FAULT = 300  # characters
 _NOISE = re.compile(
     r"^(?:at )?(?:\d+\(\d+\): )*(?:failed to compile JSON schema: )?| <non-verbose/>| \(at .*\)$| \(in regex\)"
@@ -49,24 +46,18 @@ class TokenBytes:
 
 
 def main() -> None:
-    """Compile grammars until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that reads the answers
-    source, target = sys.stdin.buffer, sys.stdout.buffer
-    token_bytes, deadline_s = pickle.load(source)
+    """Run the helper process: it gets a vocabulary, and says what is wrong with each grammar, "" for nothing."""
+    answer_questions(_begin)
+
+
+def _begin(token_bytes: TokenBytes) -> Callable[[str], str]:
     vocabulary = make_vocabulary(token_bytes)
-    _limit_memory()
-    fault = ""  # the first answer says that the vocabulary is built
-    while True:
-        pickle.dump(fault, target)
-        target.flush()
-        try:
-            grammar = pickle.load(source)
-        except EOFError:
-            return
-        _set_alarm(deadline_s + 1)  # the kernel ends this process where the parent has died meanwhile
-        matcher = compile_grammar(vocabulary, grammar)
-        fault = describe_fault(matcher.get_error()) if matcher.is_error() else ""
-        _set_alarm(0)
+
+    def find_fault(lark: str) -> str:
+        matcher = compile_grammar(vocabulary, lark)
+        return describe_fault(matcher.get_error()) if matcher.is_error() else ""
+
+    return find_fault
 
 
 def compile_grammar(vocabulary: LLTokenizer, lark: str) -> LLMatcher:
@@ -99,19 +90,3 @@ def make_vocabulary(token_bytes: TokenBytes) -> LLTokenizer:
     from llguidance import LLTokenizer, TokenizerWrapper
 
     return LLTokenizer(TokenizerWrapper(token_bytes), eos_token=list(token_bytes.ends))
-
-
-def _limit_memory() -> None:
-    """Let this process take no more than a fixed number of bytes from here, where the system can bound it."""
-    with suppress(ImportError, ValueError, OSError):
-        import resource
-
-        with open("/proc/self/statm", encoding="ascii") as file:
-            size = int(file.read().split()[0]) * resource.getpagesize()
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (size + _MAX_EXTRA_BYTES, hard))
-
-
-def _set_alarm(seconds: float) -> None:
-    """Have the kernel end this process after `seconds`, native code or not; 0: it lives on."""
-    signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -58,11 +58,14 @@ class PromptEncoder:
         """Raises InvalidRequest for an empty prompt, PromptTooLong, TemplateError."""
         encoded = self._encode(prompt, variables, start)
         self._counted = None
-        n_prompt, size = len(encoded.tokens), self._model.context_size
-        if n_prompt > size:
-            message = f"the prompt has {n_prompt:,} tokens, the context holds {size:,}."
-            raise PromptTooLong(message, hint=SHORTEN, n_prompt=n_prompt, n_context=size)
+        self._require_fit(encoded.tokens)
         return encoded
+
+    def read(self, text: str | Sequence[int]) -> list[int]:
+        """The tokens of a text as it stands, or these token ids. Raises InvalidRequest, PromptTooLong."""
+        tokens = self._tokenize(text) if isinstance(text, str) else self._check_ids(text)
+        self._require_fit(tokens)
+        return tokens
 
     # These may be called on another thread than the model's while the model is open.
 
@@ -121,6 +124,12 @@ class PromptEncoder:
             text = "".join(message.content for message in prompt)
         return text, self._write(start, text[-_TAIL:]) if start is not None else ""
 
+    def _require_fit(self, tokens: Sequence[int]) -> None:
+        n_prompt, size = len(tokens), self._model.context_size
+        if n_prompt > size:
+            message = f"the prompt has {n_prompt:,} tokens, the context holds {size:,}."
+            raise PromptTooLong(message, hint=SHORTEN, n_prompt=n_prompt, n_context=size)
+
     def _tokenize(self, text: str) -> list[int]:
         tokens = self.tokenize(text, add_special=True, parse_special=True) if text else []
         if not tokens:
@@ -163,24 +172,11 @@ def embed(model: Model, texts: Sequence[str | Sequence[int]], check: CheckCancel
     """Yield an embedding for each text, in order; a text may be token ids. Raises InvalidRequest, PromptTooLong,
     BackendError, Cancelled.
     """
-    tokenizer, size = model.tokenizer, model.context_size
-    read: list[list[int]] = []
+    prompts, read = PromptEncoder(model), list[list[int]]()
     for text in texts:
         check()
         yield YIELD
-        if isinstance(text, str):
-            check_length(text, size)
-            tokens = encode_prompt(tokenizer, text, parse_special=True) if text else []
-        else:
-            tokens = list(text)
-        if not tokens:
-            raise InvalidRequest("an input is empty.", hint="Leave it out.")
-        if len(tokens) > size:
-            message = f"an input has {len(tokens):,} tokens, the context holds {size:,}."
-            raise PromptTooLong(message, hint="Cut it.", n_prompt=len(tokens), n_context=size)
-        if min(tokens) < 0 or max(tokens) >= tokenizer.vocab_size:
-            raise InvalidRequest(f"token ids go from 0 to {tokenizer.vocab_size - 1:,}.", hint="Send text instead.")
-        read.append(tokens)
+        read.append(prompts.read(text))
     embedder = model.open_embedder(max(map(len, read)), check)
     try:
         for tokens in read:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, cast, get_args
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.backends.sequence import shared_prefix
-from edgespec.controller.cost_model import CostModel
 from edgespec.core.drafter import Confidence, Drafter
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.drafters import SlotMemory, drafter_specs
@@ -29,21 +28,25 @@ _CHEAP_PREFILL = 64  # tokens that are read again rather than opening another sl
 
 @dataclass(eq=False)
 class Slot:
-    """A session of the target, its drafters by name, the tokens of their last text, and the check that all poll.
+    """A session of the target, its drafters by name, the tokens of their last text, and the request's check.
 
-    prompt  how many of those tokens were the prompt
     saved   what drafters have left when they were closed, by name; the slots of an engine share it
+    prompt  how many of those tokens were the prompt
     memory  the earlier texts that its drafters may use
     """
 
-    target: Session
+    saved: dict[str, bytes]
+    target: Session = field(init=False)
     drafters: dict[str, Drafter] = field(default_factory=dict)
-    saved: dict[str, bytes] = field(default_factory=dict)
     tokens: list[int] = field(default_factory=list)
     prompt: int = 0
     check: CheckCancelled = lambda: None
     is_taken: bool = False
     memory: SlotMemory = field(default_factory=SlotMemory)
+
+    def poll(self) -> None:
+        """The check of the session and the drafters, which outlive requests."""
+        self.check()
 
     def close_drafter(self, name: str, *, has_failed: bool = False) -> None:
         """Close a drafter and keep what it saves, unless it has failed; what it raises does not matter any more."""
@@ -166,23 +169,18 @@ class DrafterPool:
     def __init__(self, loaded: Sequence[LoadedDrafter], target: Model) -> None:
         """Raises DraftRefused where a draft's vocabulary is not the target's."""
         for each in loaded:
-            if each.spec.needs == "server":
-                _refuse_other_tokenizer(cast("RemoteDraft", each.source), target)
-            elif each.spec.needs == "model" and each.source is not None:
-                reason = find_tokenizer_mismatch(target.tokenizer, cast(Model, each.source).tokenizer)
-                if reason:
-                    raise DraftRefused(
-                        f"this draft does not fit this target: {reason}.", hint="Use --draft ngram, or another."
-                    )
+            if each.source is not None and (reason := _find_mismatch(each, target)):
+                raise DraftRefused(
+                    f"this draft does not fit this target: {reason}.", hint="Use --draft ngram, or another."
+                )
         self.loaded = {each.spec.name: each for each in loaded}
         self.saved: dict[str, bytes] = {}  # see Slot
         self._vocab_size = target.tokenizer.vocab_size
         self._refused: set[str] = set()  # drafters that cannot be opened
         self._warned: set[str] = set()  # drafters that the user knows to have failed
-        self._priced: set[str] = set()  # drafters that take no time, or whose measurement was tried
         self._notices: list[str] = []
 
-    def open_missing(self, slot: Slot, check: CheckCancelled, *, is_new: bool = False) -> None:
+    def open_missing(self, slot: Slot, *, is_new: bool = False) -> None:
         """Open the drafters that `slot` does not have. Raises Cancelled.
 
         Raises BackendError where there is no memory for the draft of a slot that `is_new`. Another slot goes on without
@@ -193,13 +191,11 @@ class DrafterPool:
                 continue
             try:
                 saved = slot.saved.get(name)
-                drafter = loaded.open(slot.target, self._vocab_size, saved, check, slot.memory)
+                drafter = loaded.open(slot.target, self._vocab_size, saved, slot.poll, slot.memory)
                 if reason := _find_fault(drafter, name):
                     drafter.close()
                     raise ValueError(reason)
                 slot.drafters[name] = drafter
-                if drafter.is_free:
-                    self._priced.add(name)
             except Cancelled:
                 raise
             except Exception as error:  # somebody else's drafter
@@ -214,26 +210,22 @@ class DrafterPool:
         sources = {name: self.loaded[name].source for name in names}
         return {name: source for name, source in sources.items() if isinstance(source, AttachedDraft)}
 
-    def take_unpriced(self, names: Sequence[str], costs: CostModel) -> bool:
-        """Whether one of `names` has no known cost; each is returned once."""
-        unpriced = {name for name in names if not costs.has_cost(name)} - self._priced
-        self._priced |= unpriced
-        return bool(unpriced)
-
-    def require(self, names: Sequence[str]) -> None:
-        """Raise DraftRefused for a drafter that is not loaded; those that need nothing are added."""
-        specs = drafter_specs()
-        for name in names:
-            if name not in self.loaded and name in specs and specs[name].needs in ("nothing", "memory"):
-                self.loaded[name] = LoadedDrafter(specs[name], name)
-            elif name not in self.loaded:
+    def require(self, names: Sequence[str]) -> bool:
+        """Load those of `names` that need nothing; returns whether there were any. Raises DraftRefused for others that
+        are not loaded.
+        """
+        specs, missing = drafter_specs(), [name for name in names if name not in self.loaded]
+        for name in missing:
+            if name not in specs or specs[name].needs not in ("nothing", "memory"):
                 raise DraftRefused(
                     f"the drafter '{name}' is not loaded.", hint="Start with --draft, or use the n-gram draft."
                 )
+            self.loaded[name] = LoadedDrafter(specs[name], name)
+        return bool(missing)
 
     def select(self, slot: Slot, names: Sequence[str]) -> list[Drafter]:
         """The drafters of `slot` by name, without those that cannot be opened, or have no memory. Raises Cancelled."""
-        self.open_missing(slot, slot.check)
+        self.open_missing(slot)
         has_memory = slot.memory.space is not None
         useful = [name for name in names if has_memory or self.loaded[name].spec.needs != "memory"]
         return [slot.drafters[name] for name in useful if name in slot.drafters]
@@ -265,21 +257,23 @@ class DrafterPool:
             self._notices.append(f"The drafter {name} {text}")
 
 
-def _refuse_other_tokenizer(draft: RemoteDraft, target: Model) -> None:
-    """Raise DraftRefused unless the draft on another machine has the target's tokenizer."""
-    if draft.tokenizer != hash_vocabulary(target.tokenizer):
-        raise DraftRefused(
-            f"the tokenizer of {draft.model} at {draft.address} is not the target's.",
-            hint="Serve a draft of the target's family there, or use --draft ngram.",
-        )
+def _find_mismatch(drafter: LoadedDrafter, target: Model) -> str | None:
+    """How the vocabulary of a draft model differs from the target's; None where it does not."""
+    if drafter.spec.needs == "server":
+        draft = cast("RemoteDraft", drafter.source)
+        fits = draft.tokenizer == hash_vocabulary(target.tokenizer)
+        return None if fits else f"the tokenizer of {draft.model} at {draft.address} is not the target's"
+    if drafter.spec.needs == "model":
+        return find_tokenizer_mismatch(target.tokenizer, cast(Model, drafter.source).tokenizer)
+    return None
 
 
 def _find_fault(drafter: Drafter, name: str) -> str | None:
     """What is wrong with what a drafter says of itself; None if nothing is."""
-    if drafter.name != name:  # what is learned of it is stored by this name
-        return f"it calls itself '{drafter.name}'"
-    if drafter.confidence not in get_args(Confidence):
-        return f"its confidence is {drafter.confidence!r}, neither 'probability' nor 'length'"
-    if not isinstance(drafter.block_size, int) or drafter.block_size < 1:
-        return f"its block size is {drafter.block_size!r}, not a number of tokens"
-    return None
+    is_sound = drafter.confidence in get_args(Confidence) and isinstance(drafter.block_size, int)
+    if drafter.name == name and is_sound and drafter.block_size > 0:  # what is learned of it is stored by its name
+        return None
+    return (
+        f"its name is {drafter.name!r}, its confidence is {drafter.confidence!r} and its block size is "
+        f"{drafter.block_size!r}; they must be '{name}', 'probability' or 'length', and a number of tokens"
+    )

@@ -19,7 +19,6 @@ from time import perf_counter, process_time
 from typing import Any
 
 from edgespec.backends import device_memory, open_model
-from edgespec.backends.isolated import ChildDied, run_in_child
 from edgespec.backends.llamacpp.shape import block_of, count_blocks, write_shape
 from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.controller.cost_model import Profile, choose_chain_length
@@ -29,6 +28,7 @@ from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import BackendError, BackendUnavailable, CacheError
 from edgespec.formats.gguf import GGML_NAMES, Header, TensorInfo
 from edgespec.formats.gguf_validate import read_file
+from edgespec.isolated import ChildDied, run_in_child
 
 ASSUMED = (0.5, 0.8)  # acceptance per draft token if the registry states none
 ATTENTION = "attention"  # in place of a type: its unit is a head that looks at a token of context

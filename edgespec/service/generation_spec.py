@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from edgespec.engine.drafting import MAX_DRAFT, Speculation
 from edgespec.engine.events import AnswerStart, MemoryUse, Prompt, Request
-from edgespec.engine.structured_output import Block, Part, Structure, either, is_shallow, json_part
+from edgespec.engine.structured_output import Part, Structure, either, is_shallow, json_part
 from edgespec.errors import InvalidRequest
 from edgespec.service.client import ModelInfo
 from edgespec.service.response import ResponseStream
@@ -76,20 +76,19 @@ class Thinking:
         if detect_format(source) is None:
             is_ignored = wants or bool(self.budget)
             return ThinkingPlan(warnings=("the model's chat template has no reasoning.",) if is_ignored else ())
-        variables, warnings = dict[str, Any](), list[str]()
-        switches = [name for name, reads in _SWITCHES.items() if reads.search(source)]
+        variables: dict[str, Any] = {}
+        warnings: tuple[str, ...] = ()
         if wants is not None:
-            variables |= dict.fromkeys(switches, wants)
-        if wants is False:
-            if _LEVELS in source and _LEVEL_OFF.search(source):
-                variables[_LEVELS] = "none"
-        elif self.effort is not None and self.effort != "none":
+            variables = {name: wants for name, reads in _SWITCHES.items() if reads.search(source)}
+        if wants is False and _LEVELS in source and _LEVEL_OFF.search(source):
+            variables[_LEVELS] = "none"
+        if wants is not False and self.effort and self.effort != "none":
             if _LEVELS in source:
                 variables[_LEVELS] = _NEAREST.get(self.effort, self.effort)
             else:
-                warnings.append("the model's chat template has no levels of reasoning effort.")
+                warnings = ("the model's chat template has no levels of reasoning effort.",)
         limit = self.budget if variables or wants is not False else 0
-        return ThinkingPlan(variables, limit, tuple(warnings))
+        return ThinkingPlan(variables, limit, warnings)
 
 
 # The tools that a request offers to the model, and the form of their calls.
@@ -158,26 +157,19 @@ class DraftLength:
         """What replaces the server's `speculation` for the request; None where nothing does."""
         if self.longest == 0:
             return replace(speculation, draft_max=0, draft_tree=None)
-        if not speculation.drafters or (self.longest is None and not self._bounds_fixed(speculation)):
-            return None
         shortest = min(self.shortest, MAX_DRAFT)
-        if self.longest is None:
+        if self.longest and speculation.drafters:
+            longest = min(self.longest, MAX_DRAFT)
+            return replace(speculation, draft_max=longest, draft_tree=None, draft_min=shortest)
+        if shortest and speculation.drafters and speculation.draft_max:
             return replace(speculation, draft_min=shortest)
-        return replace(speculation, draft_max=min(self.longest, MAX_DRAFT), draft_tree=None, draft_min=shortest)
+        return None
 
     def warnings(self, speculation: Speculation) -> tuple[str, ...]:
         """What the server's `speculation` does not allow, in sentences."""
-        if self.longest and not speculation.drafters:
-            return ("draft_max is ignored: the model has no drafter.",)
-        if self.longest and self.longest > MAX_DRAFT:
-            return (f"draft_max is {MAX_DRAFT}, the most that is possible.",)
-        if self.shortest and self.longest is None and not self._bounds_fixed(speculation):
-            return ("draft_min is ignored: it needs draft_max.",)
+        if (self.longest or self.shortest) and self.apply(speculation) is None:
+            return ("draft_max and draft_min need a drafter, and draft_min needs draft_max.",)
         return ()
-
-    def _bounds_fixed(self, speculation: Speculation) -> bool:
-        """Whether `shortest` bounds the server's fixed length."""
-        return self.shortest > 0 and bool(speculation.draft_max)
 
 
 _MAX_ARGUMENTS_DEPTH = 64
@@ -284,7 +276,7 @@ class GenerationSpec:
         thinking = self.thinking.plan(model_info.chat_template)
         prompt, variables = self.prompt, {**thinking.variables, **self.variables}
         structure = add_answer_header(self.structure, tool_format) if self.structure is not None else None
-        block: Block | None = None
+        opening: str | None = None
         if tools := self.tools_in_use:
             descriptions = [tool.to_dict() for tool in tools]
             variables["tools"] = descriptions
@@ -296,7 +288,8 @@ class GenerationSpec:
             elif structure is not None:
                 structure = either(structure, build_call_structure(tool_format, tools))
             elif tool_format.is_marked and self._free_strict_tools():
-                block = build_call_block(tool_format, tools, parallel_calls=self.parallel_calls is not False)
+                opening = tool_format.opening
+                structure = build_opened_calls(tool_format, tools, parallel_calls=self.parallel_calls is not False)
         longest = model_info.sampling.max_tokens if self.max_tokens is None else self.max_tokens
         return Request(
             prompt,
@@ -306,7 +299,7 @@ class GenerationSpec:
             stop=() if self.must_call else self.stop,
             variables=variables,
             structure=structure,
-            block=block,
+            opening=opening,
             visible=tool_format.visible if self._needs_reader(tool_format) else (),
             top_logprobs=self.top_logprobs,
             start=self.start,
@@ -349,18 +342,16 @@ def build_call_structure(tool_format: ToolFormat, tools: Sequence[Tool], *, para
     return Structure(tuple(alternatives), frame.first, frame.last, frame.between if parallel_calls else None)
 
 
-def build_call_block(tool_format: ToolFormat, tools: Sequence[Tool], *, parallel_calls: bool) -> Block:
-    """The calls of `tools` that an answer may have among its text, in a format that marks them. Raises InvalidRequest.
+def build_opened_calls(tool_format: ToolFormat, tools: Sequence[Tool], *, parallel_calls: bool) -> Structure:
+    """What follows the opening of calls of `tools` among the text of an answer, in a format that marks them.
 
-    `parallel_calls`: where the format puts several calls into one block, there may be several.
+    `parallel_calls`: where the format puts several calls into one block, there may be several. Raises InvalidRequest.
     """
     has_several = parallel_calls and bool(tool_format.frame.first)
     structure = build_call_structure(tool_format, tools, parallel_calls=has_several)
     if structure.first:
-        return Block(tool_format.opening, replace(structure, first=structure.first[1:]))
-    return Block(
-        tool_format.opening, replace(structure, alternatives=tuple(each[1:] for each in structure.alternatives))
-    )
+        return replace(structure, first=structure.first[1:])
+    return replace(structure, alternatives=tuple(each[1:] for each in structure.alternatives))
 
 
 def add_answer_header(structure: Structure, tool_format: ToolFormat) -> Structure:

@@ -30,11 +30,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
-from edgespec.backends.isolated import block_sigint
 from edgespec.backends.ranks import RankAddress, get_rank_address, set_rank_address
 from edgespec.controller.store import calibration_folder
 from edgespec.errors import BackendError, Cancelled, EdgespecError, reason_of
 from edgespec.files import write_atomically
+from edgespec.isolated import block_sigint
 from edgespec.planner.plan import Reporter
 from edgespec.service.client import EngineClient, ModelInfo, Stream
 from edgespec.text.stream import Piece

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from itertools import dropwhile
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
-from edgespec.errors import InvalidModelFile, InvalidRequest, PromptTooLong, reading
+from edgespec.errors import InvalidModelFile, InvalidRequest, PromptTooLong, TemplateError, reading, reason_of
+from edgespec.isolated import ChildDied, Helper
 from edgespec.text.tokenizer import Tokenizer
 
 SHORTEN = "Shorten it, or set a larger --ctx. In a chat, /clear starts a new one."
@@ -35,15 +36,20 @@ class Message:
         return {**self.extra, "role": self.role, "content": self.content}
 
 
+RENDERER = Helper("edgespec.text.sandbox", None, deadline_s=2.0, max_bytes=2**29)
+"""Renders the templates of this process. It takes 0.1 seconds to start."""
+atexit.register(RENDERER.close)
+
+
 class _Refusal(InvalidRequest):
     """The template refused the conversation through `raise_exception`."""
 
 
-@dataclass(frozen=True)  # no slots: the compiled template is cached on it
+@dataclass(frozen=True, slots=True)
 class ChatTemplate:
     """A model's chat template. `bos_text` and `eos_text` are the spellings of these tokens, "" where there is none.
 
-    `render` may be called from any thread. The first call compiles the source.
+    `render` may be called from any thread. Templates come from anywhere, so a process of its own runs them.
     """
 
     source: str
@@ -81,23 +87,20 @@ class ChatTemplate:
         return text
 
     def _render(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str:
-        from edgespec.text import sandbox  # jinja2 is imported with it
-
         variables = {**values, "bos_token": self.bos_text, "eos_token": self.eos_text}
-        return sandbox.run(self._code, [m.as_dict() for m in messages], variables, _reject)
-
-    @cached_property
-    def _code(self) -> CodeType:
-        from edgespec.text import sandbox
-
-        return sandbox.compile_source(self.source)
-
-
-def _reject(message: str) -> None:
-    raise _Refusal(
-        f"the model's chat template refuses this conversation: {message.rstrip('.')}.",
-        hint="Change the order or the roles of the messages.",
-    )
+        try:
+            kind, text = RENDERER.ask((self.source, {**variables, "messages": [m.as_dict() for m in messages]}))
+        except ChildDied as error:
+            kind, text = "fault", str(error)
+        if kind == "refusal":
+            raise _Refusal(
+                f"the model's chat template refuses this conversation: {text.rstrip('.')}.",
+                hint="Change the order or the roles of the messages.",
+            )
+        if kind == "fault":
+            hint = "Use another file of this model or another template."
+            raise TemplateError(f"the chat template {text}.", hint=hint)
+        return str(text)
 
 
 def _foldings(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
@@ -114,19 +117,16 @@ def _fold_system(messages: Sequence[Message]) -> list[Message]:
     else as a user message.
     """
     folded: list[Message] = []
-    waiting: list[str] = []
+    is_open = False  # whether the last one is of system messages alone
     for message in messages:
-        if message.role == "system" and folded and folded[-1].role == "user":
-            folded[-1] = replace(folded[-1], content=f"{folded[-1].content}\n\n{message.content}")
-        elif message.role == "system":
-            waiting.append(message.content)
-        elif waiting and message.role == "user":
-            folded.append(replace(message, content="\n\n".join([*waiting, message.content])))
-            waiting = []
+        is_system, last = message.role == "system", folded[-1] if folded else None
+        if last is not None and last.role == "user" and (is_system or (is_open and message.role == "user")):
+            folded[-1] = replace(last if is_system else message, content=f"{last.content}\n\n{message.content}")
+            is_open = is_open and is_system
         else:
-            folded += [Message("user", "\n\n".join(waiting)), message] if waiting else [message]
-            waiting = []
-    return [*folded, Message("user", "\n\n".join(waiting))] if waiting else folded
+            folded.append(replace(message, role="user") if is_system else message)
+            is_open = is_system
+    return folded
 
 
 def read_template(path: Path) -> str | None:
@@ -136,45 +136,25 @@ def read_template(path: Path) -> str | None:
     named templates, it is the one called "default". Raises InvalidModelFile for a damaged file, CacheError for an
     unreadable one.
     """
-    template = _read(path / "chat_template.jinja")
-    if template is not None:
-        return template
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        text = _read(path / name)
-        if text is None:
-            continue
-        try:
-            config = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise _damage_error(path / name, f"is not valid JSON: {error}") from error
-        if not isinstance(config, dict):
-            raise _damage_error(path / name, "holds no JSON object")
-        if config.get("chat_template") is not None:
-            return _choose(config["chat_template"], path / name)
+    for file in (path / name for name in ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")):
+        with reading(file):
+            try:
+                text = file.read_text(encoding="utf-8")
+                entry = text if file.suffix == ".jinja" else json.loads(text).get("chat_template")
+                if isinstance(entry, list):
+                    entry = next(each["template"] for each in entry if each["name"] == "default")
+                if not isinstance(entry, str | None):
+                    raise TypeError("it is no text")
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except (ValueError, TypeError, LookupError, AttributeError, StopIteration, RecursionError) as error:
+                raise InvalidModelFile(
+                    f"{file} has no chat template that can be read: {reason_of(error)}.",
+                    hint="Download the model again.",
+                ) from error
+        if entry is not None:
+            return entry
     return None
-
-
-def _choose(entry: object, file: Path) -> str:
-    if isinstance(entry, list):
-        named = {e.get("name"): e.get("template") for e in entry if isinstance(e, dict)}
-        entry = named.get("default")
-    if not isinstance(entry, str):
-        raise _damage_error(file, "has a chat_template that is neither text nor a list with a template named default")
-    return entry
-
-
-def _read(file: Path) -> str | None:
-    with reading(file):
-        try:
-            return file.read_text(encoding="utf-8")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except UnicodeDecodeError as error:
-            raise _damage_error(file, "is not UTF-8 text") from error
-
-
-def _damage_error(file: Path, problem: str) -> InvalidModelFile:
-    return InvalidModelFile(f"{file} {problem}.", hint="Download the model again.")
 
 
 def check_length(text: str, context_size: int) -> None:
@@ -193,11 +173,8 @@ def encode_prompt(tokenizer: Tokenizer, text: str, *, parse_special: bool) -> li
 
     There is never a second BOS, even if both the template and the tokenizer add one.
     """
-    tokens = tokenizer.encode(text, parse_special=parse_special)
-    bos = tokenizer.bos
+    tokens, bos = tokenizer.encode(text, parse_special=parse_special), tokenizer.bos
     if bos is None:
         return tokens
-    start = 0
-    while start < len(tokens) and tokens[start] == bos:
-        start += 1
-    return [bos, *tokens[start:]] if start or tokenizer.add_bos else tokens
+    rest = list(dropwhile(lambda token: token == bos, tokens))
+    return [bos, *rest] if tokenizer.add_bos or len(rest) < len(tokens) else tokens

@@ -15,7 +15,7 @@ PACKAGE = REPOSITORY / "edgespec"
 # Lowest first. A package imports itself and the layers below its own.
 LAYERS = (
     ("errors", "files", "options", "sockets", "units"),
-    ("databases",),
+    ("databases", "isolated"),
     ("core", "formats", "memory", "text"),
     ("backends", "drafters", "hub"),
     ("controller", "registry"),
@@ -30,6 +30,7 @@ RUNTIMES = ("llama_cpp", "mlx", "mlx_lm")
 ALLOWED = {
     "databases": set(),
     "errors": set(),
+    "isolated": {"psutil"},
     "files": set(),
     "options": set(),
     "sockets": set(),

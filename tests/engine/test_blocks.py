@@ -13,11 +13,11 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import AnswerStart, Finished, Request
-from edgespec.engine.structured_output import Block, Json, Structure
+from edgespec.engine.structured_output import Json, Structure
 from edgespec.text.chat_template import Message
 from tests.engine.conftest import PLAIN, generate, list_loaded
 
-BLOCK = Block("nn", Structure(((Json('{"enum": [1, 23, 235]}'), "]"),)))
+BLOCK: dict[str, Any] = {"opening": "nn", "structure": Structure(((Json('{"enum": [1, 23, 235]}'), "]"),))}
 WAYS = (Speculation(("ngram",), 4), Speculation(("model",), 3, None, "sample"), Speculation(("model",), 2, 5))
 
 
@@ -38,14 +38,14 @@ def test_blocks_follow_the_grammar_and_drafts_change_nothing(temperature: float,
     for seed in range(12):
         fields = {"sampling": SamplingParams(temperature=temperature), "seed": seed}
         free, _ = write(toy, PLAIN, **fields)
-        text, _ = write(toy, PLAIN, block=BLOCK, **fields)
+        text, _ = write(toy, PLAIN, **BLOCK, **fields)
         assert "nn" in free and text[: free.index("nn") + 2] == free[: free.index("nn") + 2]
         *blocks, last = text.split("nn")[1:]
         assert all(re.match(r"(1|23|235)\]", each) for each in blocks), text
         assert any(f"{value}]".startswith(last[:4]) or last.startswith(f"{value}]") for value in (1, 23, 235)), text
         n_blocks += len(blocks)
         for way in WAYS:
-            drafted, finished = write(toy, way, block=BLOCK, **fields)
+            drafted, finished = write(toy, way, **BLOCK, **fields)
             assert drafted == text, way
             n_accepted += finished.metrics.accepted_tokens
     assert n_blocks > 12 and n_accepted > 200
@@ -54,7 +54,7 @@ def test_blocks_follow_the_grammar_and_drafts_change_nothing(temperature: float,
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_drawn_drafts_keep_to_the_blocks_too(rule: Any, toy: Engine) -> None:
     for seed in range(12):
-        text, _ = write(toy, Speculation(("model",), 3, None, rule), block=BLOCK, seed=seed)
+        text, _ = write(toy, Speculation(("model",), 3, None, rule), **BLOCK, seed=seed)
         assert all(re.match(r"(1|23|235)\]", each) for each in text.split("nn")[1:-1]), text
 
 
@@ -63,10 +63,10 @@ def test_an_opening_in_the_reasoning_or_in_the_prompt_is_text() -> None:
     target.chat_template = "{{ messages[0].content }}{# <think></think> #}"
     chat = (Message("user", "ta"),)
     engine = Engine(target, [], PLAIN)
-    request = Request(chat, max_tokens=120, seed=1, block=BLOCK, start=AnswerStart("", "so "))
+    request = Request(chat, max_tokens=120, seed=1, **BLOCK, start=AnswerStart("", "so "))
     text, _ = generate(engine, request)
     assert "]" not in text
-    assert "]" in generate(engine, Request(chat, max_tokens=120, seed=1, block=BLOCK))[0]
+    assert "]" in generate(engine, Request(chat, max_tokens=120, seed=1, **BLOCK))[0]
 
 
 def test_what_the_opening_s_last_token_holds_beyond_it_belongs_to_the_block(engine: Engine) -> None:
@@ -77,6 +77,6 @@ def test_what_the_opening_s_last_token_holds_beyond_it_belongs_to_the_block(engi
     free, _ = generate(engine, Request(prompt, greedy, 12))
     assert "().__init__" in free
     for text, written in ((".__new__", free[: free.index("init")] + "new__"), ("other", free)):
-        block = Block("()", Structure(((text,),)))
+        request = Request(prompt, greedy, 12, structure=Structure(((text,),)), opening="()")
         for engine.speculation in (PLAIN, Speculation(("model",), 3)):
-            assert generate(engine, Request(prompt, greedy, 12, block=block))[0].startswith(written)
+            assert generate(engine, request)[0].startswith(written)

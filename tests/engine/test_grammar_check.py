@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -56,7 +55,7 @@ def helpers() -> list[psutil.Process]:
 def test_a_grammar_is_refused_at_the_deadline(compiler: GrammarCompiler) -> None:
     assert not compiler.compile(json_structure(SMALL)).result().is_error()
     (first,) = helpers()
-    with pytest.raises(InvalidRequest, match=r"needs more than 1.5 seconds"):
+    with pytest.raises(InvalidRequest, match=r"too complex: its compilation takes more than 1.5 seconds"):
         compiler.compile(hostile()).result()
     assert not first.is_running() and not helpers(), "what compiled it was killed"
     refused = compiler.compile(hostile())
@@ -66,14 +65,6 @@ def test_a_grammar_is_refused_at_the_deadline(compiler: GrammarCompiler) -> None
     assert not compiler.compile(json_structure({"const": 1})).result().is_error(), "the helper starts again"
     compiler.close()
     assert not helpers()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not bound what a process takes")
-def test_compilation_may_not_take_all_memory(compiler: GrammarCompiler) -> None:
-    compiler.compile(json_structure(SMALL)).result()
-    (helper,) = helpers()
-    soft, _ = helper.rlimit(psutil.RLIMIT_AS)
-    assert 2**30 < soft < helper.memory_info().vms + 2**30 + 2**28
 
 
 def test_others_decode_and_callers_leave_while_a_grammar_compiles() -> None:

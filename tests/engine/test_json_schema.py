@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-import numpy as np
 import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
@@ -43,7 +42,7 @@ def write(mask: GrammarMask, tokenizer: Tokenizer, seed: int) -> str | None:
     blank = {token for char in " \n\t" for token in tokenizer.encode(char, parse_special=False)}
     while len(tokens) < LONG:
         assert mask._follow(tokens)
-        bits = np.unpackbits(mask._read_bits(), bitorder="little")[: tokenizer.vocab_size]
+        bits = mask._allowed()[: tokenizer.vocab_size]
         allowed = [int(token) for token in bits.nonzero()[0] if token not in blank] or [int(bits.argmax())]
         closing = [token for token in allowed if token in ends or token in short]
         token = chance.choice(closing if closing and chance.random() < 0.5 else allowed)
@@ -58,7 +57,7 @@ def test_every_schema_is_served(name: str, tokenizer: Tokenizer, compiler: Gramm
     schema = ALL[name]
     structure, sampler = json_structure(schema), Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
     matcher = compiler.compile(structure).result()
-    mask, left_out = GrammarMask(matcher, sampler, tokenizer, 0, b""), matcher.get_grammar_warnings()
+    mask, left_out = GrammarMask(matcher, sampler, 0), matcher.get_grammar_warnings()
     is_whole = not left_out and not structure.unenforced
     for seed in range(4):
         text = write(mask, tokenizer, seed)
@@ -77,16 +76,19 @@ def test_every_schema_is_served(name: str, tokenizer: Tokenizer, compiler: Gramm
 NAMED = {
     *(f"pydantic {name}" for name in ("bytes", "set", "set of few", "frozenset", "set of an enum", "path", "file")),
     *(f"pydantic {name}" for name in ("secret", "base64", "ipv4 network", "look-ahead")),
+    *(f"pydantic dict of {name}" for name in ("an enum", "literals", "ids", "dates", "short names")),
+    *(f"zod {name}" for name in ("never", "record of an enum", "partial record", "record of lengths")),
     *(f"zod {name}" for name in ("email", "jwt", "duration", "record of emails", "xor", "file", "password rules")),
     *(f"zod {name}" for name in ("regex with a flag", "back reference")),
 }
 
 
 def test_what_is_dropped_is_named() -> None:
-    assert json_structure(ALL["zod email"]).unenforced == ("pattern at # is not enforced.",)
+    (told,) = json_structure(ALL["zod email"]).unenforced
+    assert told.startswith("the pattern ") and told.endswith(" is not enforced: it has (?!.")
     (told,) = json_structure(ALL["look-ahead in a name"]).unenforced
-    assert told.startswith("patternProperties at #")
-    with pytest.raises(InvalidRequest, match="strict is true, but the schema cannot be enforced: pattern"):
+    assert told.startswith("the pattern ")
+    with pytest.raises(InvalidRequest, match="strict is true, but the schema cannot be enforced: the pattern"):
         json_structure(ALL["zod email"], is_strict=True)
 
 
@@ -95,18 +97,13 @@ def spell(value: Any, mask: GrammarMask, tokenizer: Tokenizer) -> bool:
     tokens = tokenizer.encode(json.dumps(value), parse_special=False)
     if not mask._follow(tokens):
         return False
-    bits = np.unpackbits(mask._read_bits(), bitorder="little")
+    bits = mask._allowed()
     return any(bits[end] for end in tokenizer.end_of_generation)
 
 
 RULES: list[tuple[str, list[Any], list[Any]]] = [
-    ("zod partial record", [{"a": 1}, {}], [{"c": 1}]),
-    ("zod record of an enum", [{"a": 1, "b": 2}], [{"a": 1}, {"a": 1, "b": 2, "c": 3}]),
-    ("zod record of lengths", [{"ab": True}, {}], [{"a": True}, {"abcd": True}, {"ab": 1}]),
-    ("zod never", [{"a": "x"}], [{"a": "x", "b": 1}]),
     ("zod discriminated", [{"t": "a", "x": 1}], [{"t": "a", "y": "x"}]),
-    ("pydantic dict of an enum", [{"red": 1}, {}], [{"green": 1}]),
-    ("pydantic dict of dates", [{"2020-01-31": 1}], [{"2020": 1}]),
+    ("zod record", [{"x": 1}, {}], [{"x": "1"}]),
 ]
 
 
@@ -115,7 +112,7 @@ def test_rules_are_kept_and_no_more(
     name: str, good: list[Any], bad: list[Any], tokenizer: Tokenizer, compiler: GrammarCompiler
 ) -> None:
     sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
-    mask = compiler.constrain(json_structure(ALL[name]), sampler, 0)
+    mask = GrammarMask(compiler.compile(json_structure(ALL[name])).result(), sampler, 0)
     assert [value for value in good if not spell(value, mask, tokenizer)] == []
     assert [value for value in bad if spell(value, mask, tokenizer)] == []
 

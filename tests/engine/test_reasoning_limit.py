@@ -23,7 +23,7 @@ from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request, Scored
 from edgespec.engine.generation import ReasoningLimit
-from edgespec.engine.structured_output import Structure
+from edgespec.engine.structured_output import Json, Structure
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece, TextStream, detect_format
 from tests.core.enumerate import PROMPT, Enumerated, Rule, Table, Target, Tokens, deterministic
@@ -172,11 +172,22 @@ def test_the_answer_goes_on_as_after_any_text(budget: int, temperature: float, t
     assert answer(thinker, rest, PLAIN)[1] == text
 
 
-def test_a_structure_begins_after_it(thinker: Engine) -> None:
-    structure = Structure((("seven",),))
-    request = Request((Message("user", "hi"),), max_tokens=90, seed=1, structure=structure, max_reasoning=5)
-    reasoning, text, finished, _ = answer(thinker, request, Speculation(("ngram",), draft_max=4))
-    assert (len(reasoning), text, finished.reason) == (5, "seven", "stop")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_structure_begins_after_it(temperature: float, thinker: Engine) -> None:
+    """The answer does not end before it, and drafts change nothing."""
+    structure, sampling = Structure((("seven", Json('{"enum": [1, 23]}')),)), SamplingParams(temperature=temperature)
+    for seed in range(6):
+        request = Request((Message("user", "hi"),), sampling, 90, seed, structure=structure, max_reasoning=30)
+        plain = answer(thinker, request, PLAIN)
+        assert (len(plain[0]), plain[2].reason) == (30, "stop") and plain[1] in ("seven1", "seven23")
+        for way in (
+            Speculation(("ngram",), 4),
+            Speculation(("model",), 3, None, "sample"),
+            Speculation(("model",), 2, 5),
+        ):
+            assert answer(thinker, request, way)[:2] == plain[:2], way
+        drawn = answer(thinker, request, Speculation(("model",), 3, None, "block"))
+        assert len(drawn[0]) == 30 and drawn[1] in ("seven1", "seven23")
 
 
 def test_without_reasoning_nothing_is_limited(thinker: Engine) -> None:

@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from pydantic import BaseModel
 
@@ -19,7 +18,7 @@ from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Finished
 from edgespec.engine.grammar import GrammarCompiler
-from edgespec.engine.structured_output import either, json_structure
+from edgespec.engine.structured_output import GrammarMask, either, json_structure
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.server.openai import ChatRequest
 from edgespec.server.responses import ResponsesRequest
@@ -74,7 +73,7 @@ def test_forced_calls_are_read_back(
     structure = build_call_structure(form, [tool], parallel_calls=parallel_calls)
     tokenizer = load("tree", LoadOptions()).tokenizer
     sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
-    distribution = compiler.constrain(structure, sampler, 0)
+    distribution = GrammarMask(compiler.compile(structure).result(), sampler, 0)
     frame = form.frame
     before, after = "".join(frame.before).replace("{name}", "weather"), "".join(frame.after)
     calls = []
@@ -113,7 +112,8 @@ def test_a_structured_answer_may_be_a_call_where_there_are_tools(family: str, co
     tokenizer = load("tree", LoadOptions()).tokenizer
     sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
     for text, is_let in ((called, True), (said, True), ('{"done": false}', False), ("Well.", False)):
-        distribution = compiler.constrain(either(answer, build_call_structure(form, [tool])), sampler, 0)
+        matcher = compiler.compile(either(answer, build_call_structure(form, [tool]))).result()
+        distribution = GrammarMask(matcher, sampler, 0)
         assert distribution._follow(tokenizer.encode(text, parse_special=False)) == is_let, text
     reader = make_reader(form, {tool.name: tool.parameters})
     found = [*reader.push(said), *reader.finish()]
@@ -127,10 +127,10 @@ def test_a_strict_tool_that_may_be_called(family: str, compiler: GrammarCompiler
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [strict]}
     spec = ChatRequest.model_validate(body).generation_spec()
     model_info = replace(MODEL_INFO, chat_template=TEMPLATES[family])
-    block = spec.build_request(model_info, token_limit=64).block
+    request = spec.build_request(model_info, token_limit=64)
     (done,) = [*spec.make_response(model_info).parts(Finished("stop", (), 0, Meter(7, 0.0).metrics()))][1:]
     assert isinstance(done, Done)
-    if block is None:
+    if request.opening is None or request.structure is None:
         assert family in {"llama", "harmony"}
         assert done.warnings == ("the tool 'f' is strict only where a call is demanded.",)
         return
@@ -139,9 +139,10 @@ def test_a_strict_tool_that_may_be_called(family: str, compiler: GrammarCompiler
     call = "{}" if frame.holds_name else '{"name": "f", "arguments": {}}'
     text = "".join((*frame.first, *frame.before, call, *frame.after, *frame.last)).replace("{name}", "f")
     tokenizer = load("tree", LoadOptions()).tokenizer
-    tokens = tokenizer.encode(text.removeprefix(block.opening), parse_special=False)
-    mask = compiler.constrain(block.structure, Sampler(SamplingParams(), tokenizer.vocab_size), 0)
-    assert text.startswith(block.opening) and mask.ends(tokens) and not mask.ends(tokens[:-1])
+    tokens = tokenizer.encode(text.removeprefix(request.opening), parse_special=False)
+    sampler = Sampler(SamplingParams(), tokenizer.vocab_size)
+    mask = GrammarMask(compiler.compile(request.structure).result(), sampler, 0)
+    assert text.startswith(request.opening) and mask.ends(tokens) and not mask.ends(tokens[:-1])
 
 
 def test_tools_with_a_structure_in_a_request() -> None:
@@ -171,7 +172,8 @@ def test_no_more_calls_than_sixteen(compiler: GrammarCompiler) -> None:
     tokenizer = load("tree", LoadOptions()).tokenizer
     sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
     for n, is_let in ((16, True), (17, False)):
-        distribution = compiler.constrain(build_call_structure(HERMES, [tool], parallel_calls=True), sampler, 0)
+        structure = build_call_structure(HERMES, [tool], parallel_calls=True)
+        distribution = GrammarMask(compiler.compile(structure).result(), sampler, 0)
         call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
         assert distribution._follow(tokenizer.encode("\n".join([call] * n), parse_special=False)) == is_let
 
@@ -214,7 +216,7 @@ def test_a_demanded_call_that_is_cut(text: str, names: list[str], expected: list
 
 
 def _allowed(distribution: Any) -> list[int]:
-    bits: list[int] = np.unpackbits(distribution._read_bits(), bitorder="little").nonzero()[0].tolist()
+    bits: list[int] = distribution._allowed().nonzero()[0].tolist()
     return bits
 
 

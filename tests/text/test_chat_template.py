@@ -167,7 +167,6 @@ def test_what_templates_use(source: str, text: str) -> None:
         ("{{ messages.append(1) }}", "append"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ nothing|tojson }}", "Undefined"),
-        ("x" * 100_000, "100,000 characters"),
     ],
 )
 def test_broken_templates(source: str, words: str) -> None:
@@ -205,7 +204,7 @@ def test_damaged_files(tmp_path: Path, content: object) -> None:
 
 def test_template_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
-    with pytest.raises(InvalidModelFile, match="UTF-8"):
+    with pytest.raises(InvalidModelFile, match="decode"):
         read_template(tmp_path)
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Unsupported
-from edgespec.backends.isolated import ChildDied, run_in_child
 from edgespec.backends.llamacpp.context import MAX_ROWS
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
@@ -23,6 +22,7 @@ from edgespec.core.scores import HostScores, Scores
 from edgespec.errors import BackendError, CacheError, RollbackError
 from edgespec.formats.gguf import Header
 from edgespec.formats.gguf_validate import read_file
+from edgespec.isolated import ChildDied, run_in_child
 
 # Low-bit copies of a model for its own drafts: each made once, in a process of its own, and cached on disk.
 
