@@ -54,8 +54,9 @@ def write_private(path: Path, data: bytes | str) -> None:
 
 
 @contextmanager
-def lock_file(path: Path, *, wait: bool) -> Iterator[None]:
-    """Hold the lock of a file, which is created if missing; the system ends that of a process that dies.
+def lock_file(path: Path, *, wait: bool, shared: bool = False) -> Iterator[None]:
+    """Hold the lock of a file, which is created if missing; the system ends that of a process that dies. A `shared` one
+    may have several holders.
 
     Raises BlockingIOError where another process holds it and this one shall not wait, OSError.
     """
@@ -63,7 +64,8 @@ def lock_file(path: Path, *, wait: bool) -> Iterator[None]:
 
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)

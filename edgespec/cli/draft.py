@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from edgespec.planner.plan import LoadConfig
     from edgespec.planner.selfdraft_search import Choice
     from edgespec.server.draft import ServedDraft
-    from edgespec.service.compare import Compared, Comparison
+    from edgespec.service.compare import Answers, Compared
     from edgespec.text.chat_template import Message
 
 
@@ -117,29 +116,23 @@ def compare_command(target: str, drafts: tuple[str, ...], max_tokens: int, as_js
     """
     from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import TerminalReporter, report_activity
-    from edgespec.service.compare import Compared, Comparison
+    from edgespec.service.compare import Compared, compare_drafts
 
     config = load_config(target, {**options, "draft": "none"})
-    reporter = TerminalReporter()
     rows: list[Compared] = []
-
-    def work(check: CheckCancelled) -> Iterator[Comparison | Compared]:
-        with closing(Comparison(config, reporter, check)) as comparison:
-            report_activity(f"{comparison.name} answers prompts …")
-            for row in comparison.compare(drafts, _read_prompts(), max_tokens):
-                report_activity(f"{len(rows) + 1} of {len(drafts)} drafts are measured …")
-                yield row
-            yield comparison
-
-    events: Iterator[Comparison | Compared] = run_work(work)
+    report_activity(f"{target} answers prompts …")
+    events: Iterator[Answers | Compared] = run_work(
+        lambda check: compare_drafts(config, drafts, _read_prompts(), max_tokens, TerminalReporter(), check)
+    )
     for event in events:
         if isinstance(event, Compared):
             rows.append(event)
         else:
-            comparison = event
+            answers = event
+        report_activity(f"{len(rows) + 1} of {len(drafts)} drafts are measured …")
     report_activity("")
     rows.sort(key=lambda each: -each.trial.speedup if each.trial else 0)
-    print_result(_describe_comparison(comparison, rows), _format_comparison(comparison, rows), as_json=as_json)
+    print_result(_describe_comparison(answers, rows), _format_comparison(answers, rows), as_json=as_json)
     return 0 if rows[0].trial else DraftRefused.exit_code
 
 
@@ -152,14 +145,14 @@ def _read_prompts() -> list[tuple[Message, ...]]:
     return [(Message("user", each.turns[0]),) for each in prompts]
 
 
-def _describe_comparison(comparison: Comparison, rows: list[Compared]) -> dict[str, Any]:
+def _describe_comparison(answers: Answers, rows: list[Compared]) -> dict[str, Any]:
     drafts = [
         {"draft": each.draft, **asdict(each.trial), "bytes": each.memory}
         if each.trial
         else {"draft": each.draft, "refused": each.refusal}
         for each in rows
     ]
-    counts = {"target": comparison.name, "answers": comparison.answers, "tokens": comparison.tokens}
+    counts = {"target": answers.name, "answers": answers.answers, "tokens": answers.tokens}
     return {**counts, "best": _find_best(rows), "drafts": drafts}
 
 
@@ -168,9 +161,9 @@ def _find_best(rows: list[Compared]) -> str | None:
     return rows[0].draft if rows[0].trial is not None and rows[0].trial.length else None
 
 
-def _format_comparison(comparison: Comparison, rows: list[Compared]) -> Iterator[str]:
+def _format_comparison(answers: Answers, rows: list[Compared]) -> Iterator[str]:
     yield from _format_trials(rows)
-    yield f"agreement with {comparison.tokens} tokens of {comparison.answers} greedy answers of {comparison.name}"
+    yield f"agreement with {answers.tokens} tokens of {answers.answers} greedy answers of {answers.name}"
     best = _find_best(rows)
     yield f"best: --draft {best}" if best else "no draft is expected to pay: --draft ngram costs next to nothing"
 

@@ -26,7 +26,6 @@ from edgespec.registry.schema import SamplingDefaults
 T = TypeVar("T")
 
 MAX_UNREAD = 2048  # events that a job may be ahead of its reader
-_POLL_S = 0.1  # waits are cut into these, so that Ctrl-C and cancellation are seen on every platform
 
 
 class Stream(Generic[T]):
@@ -76,8 +75,7 @@ class Stream(Generic[T]):
                 return self._raise()
             arrived.clear()
             self._wait_for_events(arrived.set)
-            while not arrived.wait(_POLL_S):
-                pass
+            arrived.wait()
 
     async def __aiter__(self) -> AsyncIterator[T]:
         async for batch in self.batches():

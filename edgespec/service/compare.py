@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Skip
 from edgespec.controller.store import ProfileKey
 from edgespec.core.protocols import CheckCancelled, Session
@@ -17,7 +19,7 @@ from edgespec.engine.events import Finished, Prompt, Request
 from edgespec.errors import ContextOverflow, DraftRefused, EdgespecError, InvalidRequest
 from edgespec.formats.heads import HeadSpec
 from edgespec.planner.head_probe import HeadProbe, ProbeResult, ProbeStore
-from edgespec.planner.plan import LoadConfig, Reporter
+from edgespec.planner.plan import LoadConfig, Plan, Reporter
 from edgespec.planner.selfdraft_search import (
     Choice,
     DraftEval,
@@ -89,85 +91,86 @@ class Compared:
     refusal: str | None = None
 
 
-class Comparison:
-    """Measures drafts of the target that `config` names, on the thread that uses models.
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What drafts are compared on: `tokens` that the target `name` has chosen in its `answers`."""
 
-    name     what the user calls the target
-    tokens   how many of its own choices the drafts are compared with
-    answers  the answers that these belong to
+    name: str
+    tokens: int
+    answers: int
+
+
+def compare_drafts(
+    config: LoadConfig,
+    drafts: Sequence[str],
+    prompts: Sequence[Prompt],
+    max_tokens: int,
+    reporter: Reporter,
+    check: CheckCancelled,
+) -> Iterator[Answers | Compared]:
+    """Measure each of `drafts`, as --draft takes them, on greedy answers to `prompts` of the target of `config`.
+
+    Yields the Answers first. Raises InvalidRequest where no prompt gets an answer, and whatever a load of the target
+    raises.
     """
-
-    def __init__(self, config: LoadConfig, reporter: Reporter, check: CheckCancelled) -> None:
-        """Raises whatever a load of the target raises."""
-        self._config = config
-        self._loader = Loader(reporter, check)
-        self._check = check
-        self._open = ExitStack()
-        planned = self._loader.plan(replace(config, draft="none"))
-        self._target, self._path, self._planned = self._open.enter_context(self._loader.open_target(planned))
-        self.name = self._planned.name
-        self.tokens = self.answers = 0
-
-    def compare(self, drafts: Sequence[str], prompts: Sequence[Prompt], max_tokens: int) -> Iterator[Compared]:
-        """Measure each of `drafts`, as --draft takes them, on greedy answers of the target to `prompts`.
-
-        Raises InvalidRequest where no prompt gets an answer, Cancelled, BackendError.
-        """
-        passages = list(self._answer(prompts, max_tokens))
+    loader = Loader(reporter, check)
+    with loader.open_target(loader.plan(replace(config, draft="none"))) as (target, path, planned):
+        passages = list(_answer(target, prompts, max_tokens, check))
         if not passages:
             raise InvalidRequest("no prompt fits in the context.", hint="Use a larger --ctx.")
-        self.answers, self.tokens = len(passages), sum(len(each.text) - each.start for each in passages)
-        session = self._target.open_session(self._check)
-        try:
-            evaluator = Evaluator(session, passages, self._check)
+        yield Answers(planned.name, sum(len(each.text) - each.start for each in passages), len(passages))
+        with closing(target.open_session(check)) as session:
+            evaluator = Evaluator(session, passages, check)
             for draft in drafts:
-                self._check()
+                check()
                 try:
-                    with self._open_draft(draft, session) as (opened, memory):
+                    asked = loader.plan(replace(config, draft=draft))
+                    with _open_draft(loader, asked, target, path, planned, session) as (opened, memory):
                         yield Compared(draft, evaluator.evaluate(opened), memory)
                 except EdgespecError as refusal:
                     yield Compared(draft, refusal=refusal.message)
-        finally:
-            session.close()
 
-    def close(self) -> None:
-        self._open.close()
 
-    def _answer(self, prompts: Sequence[Prompt], max_tokens: int) -> Iterator[Passage]:
-        """The answers, without those whose prompt does not fit and those of a few tokens."""
-        engine = Engine(self._target, (), Speculation())
-        try:
-            for prompt in prompts:
-                with suppress(ContextOverflow):
-                    before = engine.encode(prompt)
-                    request = Request(prompt, SamplingParams(temperature=0), max_tokens)
-                    for event in engine.stream(request, self._check):
-                        if isinstance(event, Finished) and len(event.tokens) >= _MIN_ANSWER:
-                            yield Passage([*before, *event.tokens[:-1]], len(before) - 1)
-        finally:
-            engine.release_draft()
+def _answer(target: Model, prompts: Sequence[Prompt], max_tokens: int, check: CheckCancelled) -> Iterator[Passage]:
+    """The answers, without those whose prompt does not fit and those of a few tokens."""
+    engine = Engine(target, (), Speculation())
+    try:
+        for prompt in prompts:
+            with suppress(ContextOverflow):
+                before = engine.encode(prompt)
+                request = Request(prompt, SamplingParams(temperature=0), max_tokens)
+                for event in engine.stream(request, check):
+                    if isinstance(event, Finished) and len(event.tokens) >= _MIN_ANSWER:
+                        yield Passage([*before, *event.tokens[:-1]], len(before) - 1)
+    finally:
+        engine.release_draft()
 
-    @contextmanager
-    def _open_draft(self, draft: str, target: Session) -> Iterator[tuple[Session, int]]:
-        """A session that drafts for `target`, and the bytes that it takes. Raises EdgespecError, Cancelled."""
-        loader, planned = self._loader, self._loader.plan(replace(self._config, draft=draft))
-        (drafter,) = planned.drafters if len(planned.drafters) == 1 else (None,)
-        if drafter is None or drafter.spec.name not in ("model", SELF):
-            message = "neither a draft model nor a self-draft; `edgespec bench` measures it."
-            raise InvalidRequest(message, hint="Name a draft model.")
-        if drafter.self_draft is not None and drafter.self_draft.skip == Skip():
-            message = "the layers are not named: layerskip:K; `edgespec draft build` searches for the best ones."
-            raise InvalidRequest(message, hint="Use layerskip:K.")
-        path = loader.fetch(drafter.model.source) if drafter.model is not None else None
-        with ExitStack() as undo:
-            source = loader.load_source(self._target, self._path, drafter, path, self._planned)
-            undo.callback(source.close)
-            if isinstance(source, AttachedDraft):
-                session, size = source.open_session(target, self._check), source.extra_bytes
-            elif reason := find_tokenizer_mismatch(self._target.tokenizer, source.tokenizer):
-                raise DraftRefused(f"this draft does not fit this target: {reason}.", hint="Use another draft.")
-            else:
-                session = source.open_session(self._check)
-                size = planned.fit.draft.total if planned.fit.draft is not None else 0
-            undo.callback(session.close)
-            yield session, size
+
+@contextmanager
+def _open_draft(
+    loader: Loader, asked: Plan, target: Model, path: Path, planned: Plan, session: Session
+) -> Iterator[tuple[Session, int]]:
+    """A session of the one draft of `asked` for the target's `session`, and the bytes that it takes.
+
+    Raises EdgespecError, Cancelled.
+    """
+    (drafter,) = asked.drafters if len(asked.drafters) == 1 else (None,)
+    if drafter is None or drafter.spec.name not in ("model", SELF):
+        message = "neither a draft model nor a self-draft; `edgespec bench` measures it."
+        raise InvalidRequest(message, hint="Name a draft model.")
+    if drafter.self_draft is not None and drafter.self_draft.skip == Skip():
+        message = "the layers are not named: layerskip:K; `edgespec draft build` searches for the best ones."
+        raise InvalidRequest(message, hint="Use layerskip:K.")
+    found = loader.fetch(drafter.model.source) if drafter.model is not None else None
+    with ExitStack() as undo:
+        source = loader.load_source(target, path, drafter, found, planned)
+        undo.callback(source.close)
+        if isinstance(source, AttachedDraft):
+            opened, size = source.open_session(session, loader.check), source.extra_bytes
+        elif reason := find_tokenizer_mismatch(target.tokenizer, source.tokenizer):
+            raise DraftRefused(f"this draft does not fit this target: {reason}.", hint="Use another draft.")
+        else:
+            opened = source.open_session(loader.check)
+            size = asked.fit.draft.total if asked.fit.draft is not None else 0
+        undo.callback(opened.close)
+        yield opened, size

@@ -6,7 +6,6 @@ The engine takes the version that it leaves as it takes any other.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -14,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from math import inf
 from pathlib import Path
 from time import monotonic, time
@@ -29,7 +28,6 @@ from edgespec.planner.plan import LearnOptions, LoadConfig
 from edgespec.registry.adapted import BASE, may_train
 from edgespec.registry.tokenizer_compat import identify_tokenizer
 from edgespec.service.loaded_model import LoadedModel
-from edgespec.service.process import name_signal
 
 # Where the machine's power comes from.
 
@@ -43,14 +41,13 @@ def is_on_battery() -> bool:
 SHARE = 0.2
 """The share of the time that trainings may take, their pauses included."""
 _POLL_S = 0.2
-_MAX_FAILURES = 3  # in a row
 _LEARNED, _LOCK = "learned", "learning.lock"  # in the folder of a pair: when a training began, and who trains
 _NOTHING = "Nothing is learned"
 _log = logging.getLogger(__name__)
 
 
 class Learner:
-    """Starts trainings from a thread of its own, until it is closed or three of them have failed in a row."""
+    """Starts trainings from a thread of its own, until it is closed or one has failed."""
 
     def __init__(
         self,
@@ -74,7 +71,6 @@ class Learner:
         self._idle_s = inf  # since when the engine is idle
         self._counted_s = inf  # the idle time in which new texts were counted last
         self._rest_s = 0.0  # when the next training may begin
-        self._n_failures = 0
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edgespec-learn", daemon=True)
         self._thread.start()
@@ -89,14 +85,14 @@ class Learner:
         self._thread.join()
 
     def _run(self) -> None:
-        while self._n_failures < _MAX_FAILURES and not self._closing.wait(_POLL_S):
-            try:
+        try:
+            while not self._closing.wait(_POLL_S):
                 if self._is_due():
                     self._pair.mkdir(mode=0o700, parents=True, exist_ok=True)
                     with suppress(BlockingIOError), lock_file(self._pair / _LOCK, wait=False):
                         self._train()  # but where another engine learns this draft
-            except (EdgespecError, OSError, ValueError, KeyError) as error:  # the last two: of what the child printed
-                self._note_failure(f"{reason_of(error)}.")
+        except (EdgespecError, OSError, ValueError, KeyError) as error:  # the last two: of what the child printed
+            self._notify(f"Learning has failed and stops: {reason_of(error)}.")
 
     def _is_due(self) -> bool:
         """Whether to train now. Texts are counted once in each idle time. Raises CacheError."""
@@ -119,7 +115,7 @@ class Learner:
             return store.count_answers(self._tokenizer, began_s)
 
     def _train(self) -> None:
-        """Run one training to its end. Raises OSError."""
+        """Run one training to its end. Raises OSError, and ValueError or KeyError where it fails."""
         began_s, start_s = time(), monotonic()
         command = (*self._command, "--parent", str(os.getpid()))
         with subprocess.Popen(
@@ -132,17 +128,15 @@ class Learner:
         if self._closing.is_set():
             return
         if child.returncode not in (0, InvalidRequest.exit_code):
-            self._note_failure(_explain(child.returncode, told))
-            return
+            errors = [line.removeprefix("error: ") for line in told.splitlines() if line.startswith("error: ")]
+            raise ValueError(errors[-1] if errors else f"the training ended with the exit code {child.returncode}")
         # Refused are too few texts, those that may no longer be trained on, and a draft that another process trains. On
         # battery the next training goes on with this one's checkpoint.
         if child.returncode == 0 or not is_on_battery():
             write_private(self._pair / _LEARNED, str(began_s))
-        if child.returncode == 0:
-            self._n_failures = 0
-            if (version := json.loads(output)["returned"]) is not None:
-                draft = "the draft before any training" if version == BASE else f"version {version} of the draft"
-                self._notify(f"Drafting with {draft} again: it predicts the newest texts better.")
+        if child.returncode == 0 and (version := json.loads(output)["returned"]) is not None:
+            draft = "the draft before any training" if version == BASE else f"version {version} of the draft"
+            self._notify(f"Drafting with {draft} again: it predicts the newest texts better.")
 
     def _wait(self, child: subprocess.Popen[str]) -> tuple[str, str]:
         """What the child writes to stdout and stderr until it ends; `close` kills it."""
@@ -151,13 +145,6 @@ class Learner:
                 return child.communicate(timeout=_POLL_S)
             if self._closing.is_set():
                 child.kill()
-
-    def _note_failure(self, reason: str) -> None:
-        self._n_failures += 1
-        if self._n_failures == 1:
-            self._notify(f"Learning failed: {reason}")
-        elif self._n_failures == _MAX_FAILURES:
-            self._notify(f"Learning has failed three times and stops: {reason}")
 
 
 def open_learner(loaded: LoadedModel, notice: Callable[[str], None], notify: Callable[[str], None]) -> Learner | None:
@@ -170,14 +157,11 @@ def open_learner(loaded: LoadedModel, notice: Callable[[str], None], notify: Cal
         return None
     found = [each for each in planned.drafters if each.spec.name == "model"] if planned is not None else []
     pair = next((each.adaptation.pair.folder for each in found if each.adaptation is not None), None)
-    if config.memory is None:
-        notice(f"{_NOTHING}, because no texts are kept.")
-        return None
+    reason = ""
     if config.load.workers:
-        notice(f"{_NOTHING}, because a part of the model is on workers, which serve one program at a time.")
-        return None
-    if pair is None:
-        notice(f"{_NOTHING}, because there is no draft model to train.")
+        reason = "a part of the model is on workers, which serve one program at a time"
+    if config.memory is None or pair is None or reason:
+        notice(f"{_NOTHING}, because {reason or 'it takes kept texts and a draft model to train'}.")
         return None
     if not may_train(pair.parent):
         notice(f"{_NOTHING} yet: `edgespec adapt` asks whether texts may be trained on.")
@@ -204,16 +188,6 @@ def _make_command(config: LoadConfig, backend: str) -> tuple[str, ...]:
     return (*command, *options, *learn.training, *(() if config.model is None else ("--", config.model)))
 
 
-def _explain(code: int, told: str) -> str:
-    """Why a command has ended, in a sentence."""
-    errors = [line.removeprefix("error: ") for line in told.splitlines() if line.startswith("error: ")]
-    if errors:
-        return errors[-1]
-    if code < 0:
-        return f"the training was ended by {name_signal(-code)}."
-    return f"the training ended with the exit code {code}."
-
-
 # A lock that every engine of this user holds while it works, so that other work on the machine can wait.
 #
 # The system releases it when a process ends, in whatever way. It protects nothing: what fails here is ignored.
@@ -230,32 +204,21 @@ class Activity:
     def __init__(self, path: Path | None = None) -> None:
         """`path`: that of `activity_path` if None."""
         self._path = path or activity_path()
-        self._file: int | None = None
+        self._held = ExitStack()
 
     def set(self, is_working: bool) -> None:
         """Take the lock, or release it. Never waits."""
-        if self._file is None and not is_working:
-            return
+        self._held.close()
         with suppress(OSError):  # one who looks holds it for a moment, and this engine's work is not seen
-            if self._file is None:
+            if is_working:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._file, fcntl.LOCK_SH | fcntl.LOCK_NB if is_working else fcntl.LOCK_UN)
-
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+                self._held.enter_context(lock_file(self._path, wait=False, shared=True))
 
 
 def is_any_engine_working(path: Path | None = None) -> bool:
     """Whether an engine of this user loads a model, reads a prompt or answers now; False where that is not known."""
-    with suppress(OSError):
-        file = os.open(path or activity_path(), os.O_RDWR | os.O_CLOEXEC)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(file)
-    return False
+    try:
+        with lock_file(path or activity_path(), wait=False):
+            return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)

@@ -51,6 +51,7 @@ from edgespec.service.loaded_model import (
     open_memory,
 )
 from edgespec.service.ranks import check_ranks, load_leading
+from edgespec.text.chat_template import RENDERER
 
 if TYPE_CHECKING:
     from edgespec.drafters.remote import RemoteDraft
@@ -60,27 +61,17 @@ if TYPE_CHECKING:
 
 
 def find_ignored_options(target: Model, speculation: Speculation, planned: Plan, config: LoadConfig) -> Iterator[str]:
-    """A sentence for the options that this target or runtime ignores, or that need a draft where there is none."""
-    acceptance = None if config.acceptance == "auto" else config.acceptance
-    drafting = {"--draft-max": config.draft_max, "--draft-tree": config.draft_tree, "--acceptance": acceptance}
-    if speculation.is_plain and (names := [f"{name} {value}" for name, value in drafting.items() if value]):
-        reason = "--draft-max is 0" if speculation.drafters else "there is no draft"
-        yield f"{' and '.join(names)} {_have(names)} no effect, since {reason}."
+    """A sentence for each option that this target or runtime ignores, or that needs a draft where there is none."""
+    reason = "--draft-max is 0" if speculation.drafters else "there is no draft"
+    for option in ("draft_max", "draft_tree", "acceptance"):
+        value = getattr(config, option)
+        if speculation.is_plain and value not in (None, 0, "auto"):
+            yield f"--{option.replace('_', '-')} {value} has no effect, since {reason}."
     if target.no_tree_reason is not None and speculation.is_tree:
         yield f"This model takes chains, not trees, since {target.no_tree_reason}."
-    options = planned.options
-    values = {
-        "--threads": options.threads,
-        "--batch-threads": options.batch_threads,
-        "--gpu-layers": options.gpu_layers,
-        "--flash-attention": options.flash_attention,
-    }
-    if planned.backend == "mlx" and (names := [name for name, value in values.items() if value is not None]):
-        yield f"{' and '.join(names)} {_have(names)} no effect on MLX."
-
-
-def _have(names: Sequence[str]) -> str:
-    return "has" if len(names) == 1 else "have"
+    for option in ("threads", "batch_threads", "gpu_layers", "flash_attention"):
+        if planned.backend == "mlx" and getattr(planned.options, option) is not None:
+            yield f"--{option.replace('_', '-')} has no effect on MLX."
 
 
 _PROFILE_S = 0.4  # of measuring a new pair of models, or a known one under new settings
@@ -103,6 +94,7 @@ class Loader:
         """Load a model and its draft; downloads what is missing."""
         if config.backend == "toy":
             return self._load_toy(config)
+        RENDERER.start()  # it is ready when the model is loaded
         planned = self.plan(config)
         _speculation(config, [each.spec.name for each in planned.drafters])  # refuse wrong options before a load
         target_path = self.fetch(planned.target)
@@ -120,20 +112,12 @@ class Loader:
             undo.pop_all()
         return loaded
 
-    def fits_beside(self, opened: LoadedModel, config: LoadConfig) -> bool:
-        """Whether a model can be loaded while another one stays open. Downloads what is missing.
-
-        Raises what `load` raises before it reads weights; DoesNotFit where the model does not fit in the place of
-        `opened` either. On devices with memory of their own a model is split by what is free, so it needs the place.
-        """
-        if config.backend == "toy":
-            return True
-        freed = opened.info.fit.needed if opened.info.fit is not None else 0
-        planned = self.plan(config, opened.planned, freed)
-        for source in planned.sources:
-            self.fetch(source)
-        has_own_place = count_ranks() == 1 and not planned.fit.memory.own_device_bytes
-        return has_own_place and planned.fit.headroom >= freed
+    def prepare(self, config: LoadConfig, opened: LoadedModel) -> None:
+        """Raise what `load` raises before it reads weights, as if `opened` were closed; download what is missing."""
+        if config.backend != "toy":
+            freed = opened.info.fit.needed if opened.info.fit is not None else 0
+            for source in self.plan(config, opened.planned, freed).sources:
+                self.fetch(source)
 
     def change_draft(self, loaded: LoadedModel, config: LoadConfig) -> LoadedModel:
         """Load another draft for the same target, which is not loaded again. On failure `loaded` is unchanged."""

@@ -24,7 +24,7 @@ from edgespec.controller.store import (
 )
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.engine import Engine
-from edgespec.errors import Cancelled, DoesNotFit, DraftRefused, EdgespecError, InvalidRequest, reason_of
+from edgespec.errors import Cancelled, DraftRefused, EdgespecError, InvalidRequest, reason_of
 from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import fingerprint_weights
 from edgespec.memory.memory import Memory
@@ -152,36 +152,32 @@ def keep_exact(
         setting = asdict(replace(key, threads=options.threads))  # idle cores would make another text of another day
         store = calibration_folder() / f"{fingerprint_weights(path)}-exact.json"
         width = options.exact_width or load_entry(store, "exact", setting, _read_width)
-        _check_room(target, width or min(EXACT_WIDTHS))
+        if target.context_size < (width or max(EXACT_WIDTHS)) + _MIN_CONTEXT:
+            raise InvalidRequest(
+                f"a context of {target.context_size} tokens has no room for a text beside forwards of "
+                f"{width or max(EXACT_WIDTHS)} rows.",
+                hint="Set a larger --ctx.",
+            )
         if width is None:
             width = _measure(target, check)
             save_entry(store, {"setting": setting, "exact": {"width": width}}, "exact")
-            _check_room(target, width)
         elif options.exact_width and not check_width(target, width, check):
             raise InvalidRequest(
                 f"with forwards of {width} rows drafts would change this model's text.", hint="Use --exact-width 1."
             )
         target = FixedWidthModel(target, width)
-        reporter.notice(_describe(width))
+        reporter.notice(
+            f"Forwards have the width {width} for --exact (--exact-width {width}): the text depends on it, and with 1 "
+            "nothing is drafted."
+        )
     if isinstance(target, FixedWidthModel):
         planned = replace(planned, options=replace(options, exact_width=target.width))
     return target, planned
 
 
-def _check_room(target: Model, width: int) -> None:
-    if target.context_size < width + _MIN_CONTEXT:
-        raise InvalidRequest(
-            f"a context of {target.context_size} tokens has no room for a text beside forwards of {width} rows.",
-            hint="Set a larger --ctx.",
-        )
-
-
 def _read_width(exact: dict[str, Any]) -> int:
     """Raises ValueError for a width that is none, KeyError."""
-    width = exact["width"]
-    if type(width) is not int or width not in EXACT_WIDTHS:
-        raise ValueError("no width of forwards")
-    return width
+    return EXACT_WIDTHS[EXACT_WIDTHS.index(exact["width"])]
 
 
 def _measure(target: Model, check: CheckCancelled) -> int:
@@ -189,12 +185,6 @@ def _measure(target: Model, check: CheckCancelled) -> int:
     with closing(target.open_session(check)) as session:
         rows_s = measure_rows(session, _MEASURE_S, check)
     return next(width for width in rank_widths(rows_s) if check_width(target, width, check))
-
-
-def _describe(width: int) -> str:
-    if width == 1:
-        return "Every forward has 1 row for --exact, so nothing is drafted."
-    return f"Every forward has {width} rows for --exact; the text depends on this number (--exact-width {width})."
 
 
 # The runtime's settings for a model: stored ones, or those measured at its first load.
@@ -266,7 +256,7 @@ def search_when_idle(loaded: LoadedModel, check: CheckCancelled) -> None:
     """Searches for a self-draft that pays and remembers the result, for later loads under 'auto'.
 
     Does nothing where a draft model is loaded, `edgespec draft build` compares those, or where the result is known.
-    Raises BackendError, CacheError, Cancelled.
+    Raises Unsupported, DoesNotFit, BackendError, CacheError, Cancelled.
     """
     planned, target = loaded.planned, loaded.engine.target
     if planned is None or planned.models or planned.options.exact or not _is_open(loaded.config):
@@ -275,10 +265,7 @@ def search_when_idle(loaded: LoadedModel, check: CheckCancelled) -> None:
     cache = SelfDraftCache(loaded.target_path, planned.name)
     if cache.look_up(key, AUTO) is None:
         search = SelfDraftSearch(target, cache.folder, EVALUATION_S, check, lambda name, fraction: None)
-        try:
-            cache.remember(key, AUTO, search.choose(quick_methods(planned.backend)))
-        except (Unsupported, DoesNotFit):
-            return
+        cache.remember(key, AUTO, search.choose(quick_methods(planned.backend)))
 
 
 def _is_open(config: LoadConfig) -> bool:
@@ -322,8 +309,8 @@ def load_head(
     if result is None:
         reporter.notice(f"The head {label} is read as its file says, since it could not be probed: {problem}.")
     elif result.is_corrected:
-        change = describe_change(spec, result.chosen.spec)
-        reporter.notice(f"The head's {change}: {describe_agreement(result)}.")
+        change, depths = describe_change(spec, result.chosen.spec), "{:.0%} and {:.0%}".format(*result.chosen.agreement)
+        reporter.notice(f"The head's {change}: agreement {depths} at depths 1 and 2.")
     return head
 
 
@@ -334,14 +321,6 @@ def _adjust(head: AttachedHead, target: Model, check: CheckCancelled) -> None:
     except BaseException:
         head.close()
         raise
-
-
-def describe_agreement(result: ProbeResult) -> str:
-    """The shares of right first choices of the reading that was chosen, and of the stated one."""
-    found = "agreement {:.0%} and {:.0%} at depths 1 and 2".format(*result.chosen.agreement)
-    if result.stated is None:
-        return f"{found}, and as the file says it cannot run"
-    return f"{found} instead of " + "{:.0%} and {:.0%}".format(*result.stated.agreement)
 
 
 def describe_useless(label: str, result: ProbeResult) -> str:

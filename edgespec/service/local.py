@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import queue
 import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from math import inf
 from time import monotonic, sleep
 from typing import Any, Generic, TypeVar
-from weakref import WeakSet
 
 import psutil
 
@@ -50,17 +47,13 @@ _STACK_BYTES = 512 * 2**20
 
 @dataclass(eq=False)
 class _Job(Generic[T]):
-    work: Work[T]
+    events: Iterator[T | Yield]
     stream: Stream[T]
     shares: bool
-    on_sign: Callable[[], None]
-    events: Iterator[T | Yield] | None = None
 
     def advance(self) -> bool:
         """Run up to the next Yield, on the owner thread; returns whether there is more to do."""
         try:
-            if self.events is None:
-                self.events = self.work(self._check)
             for event in self.events:
                 if isinstance(event, Yield):
                     return True
@@ -72,11 +65,6 @@ class _Job(Generic[T]):
         else:
             self.stream.end()
         return False
-
-    def _check(self) -> None:
-        self.on_sign()
-        if self.stream.is_cancelled:
-            raise Cancelled
 
 
 class Worker:
@@ -90,16 +78,16 @@ class Worker:
     ) -> None:
         """`after_turn` is called on the thread each time that every running job has advanced, `set_idle` when it has
         nothing to do and when it has again. `when_idle` is called once in each idle time of two seconds; the check that
-        it is given raises Cancelled when a job arrives. Where one of them raises anything else, the jobs and all later
-        ones end with that error.
+        it is given raises Cancelled when a job arrives. They raise nothing else.
         """
         self.max_concurrency = 1  # of the jobs that share the thread; set on the thread
         self._after_turn = after_turn
         self._set_idle = set_idle
         self._when_idle = when_idle
+        self._is_closing = False
         self._signed_s = inf  # when the thread last gave a sign of life; inf: it waits, or does what may take long
-        self._submitted: queue.Queue[_Job[Any] | None] = queue.Queue()
-        self._waiting: deque[_Job[Any] | None] = deque()
+        self._waiting: deque[_Job[Any] | None] = deque()  # None ends the thread
+        self._arrived = threading.Event()  # one of them, since the last look
         self._running: list[_Job[Any]] = []
         self._thread = threading.Thread(target=self._run, name="edgespec-worker", daemon=True)
         before = threading.stack_size(_STACK_BYTES)
@@ -122,7 +110,17 @@ class Worker:
         Jobs that share the thread may begin while others that share it run; each runs up to its next Yield in turn.
         """
         stream: Stream[T] = Stream()
-        self._submitted.put(_Job(work, stream, shares, self._sign))
+
+        def check() -> None:
+            if self._signed_s != inf:
+                self._signed_s = monotonic()
+            if stream.is_cancelled or self._is_closing:
+                raise Cancelled
+
+        def run() -> Iterator[T | Yield]:
+            yield from work(check)
+
+        self._put(_Job(run(), stream, shares))
         return stream
 
     def call(self, function: Callable[[], T]) -> T:
@@ -133,9 +131,11 @@ class Worker:
 
         return self.submit(work).result()
 
-    def close(self) -> None:
-        """Finish the queued jobs and end the thread."""
-        self._submitted.put(None)
+    def close(self, finish: Callable[[], None] = lambda: None) -> None:
+        """Cancel all jobs, run `finish` on the thread and end it."""
+        self._is_closing = True
+        self.call(finish)
+        self._put(None)
         self._thread.join()
 
     def _run(self) -> None:
@@ -143,32 +143,21 @@ class Worker:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self._take_turns()
-        except Exception as error:  # noqa: BLE001 - of a callback; whoever waits hears of it
-            self._refuse(error)
         finally:
             leave_thread()
 
-    def _refuse(self, error: Exception) -> None:
-        """End the jobs of now and of later with `error`, until the worker is closed."""
-        self._signed_s = inf
-        for job in chain(self._running, self._waiting, iter(self._submitted.get, None)):
-            if job is None:
-                return
-            job.stream.end(error)
+    def _put(self, job: _Job[Any] | None) -> None:
+        self._waiting.append(job)
+        self._arrived.set()
 
     def _take_turns(self) -> None:
-        waiting = self._waiting
         while True:
             self._signed_s = inf
-            if not waiting and not self._running:
-                self._set_idle(True)
-                waiting.append(self._await_job())
-                self._set_idle(False)
-            with suppress(queue.Empty):
-                while True:
-                    waiting.append(self._submitted.get_nowait())
-            while waiting and self._may_begin(waiting[0]):
-                job = waiting.popleft()
+            self._arrived.clear()
+            if not self._waiting and not self._running:
+                self._await_job()
+            while self._waiting and self._may_begin(self._waiting[0]):
+                job = self._waiting.popleft()
                 if job is None:
                     return
                 self._running.append(job)
@@ -177,21 +166,17 @@ class Worker:
             self._running = [job for job in self._running if job.advance()]
             self._after_turn()
 
-    def _await_job(self) -> _Job[Any] | None:
-        if self._when_idle is not None:
-            with suppress(queue.Empty):
-                return self._submitted.get(timeout=_IDLE_S)
+    def _await_job(self) -> None:
+        self._set_idle(True)
+        if self._when_idle is not None and not self._arrived.wait(_IDLE_S):
             with suppress(Cancelled):
                 self._when_idle(self._check_idle)
-        return self._submitted.get()
+        self._arrived.wait()
+        self._set_idle(False)
 
     def _check_idle(self) -> None:
-        if not self._submitted.empty():
+        if self._waiting:
             raise Cancelled
-
-    def _sign(self) -> None:
-        if self._signed_s != inf:
-            self._signed_s = monotonic()
 
     def _may_begin(self, job: _Job[Any] | None) -> bool:
         if not (running := self._running):
@@ -241,11 +226,9 @@ class LocalEngine(EngineClient):
         self._activity = Activity()
         self._worker = Worker(after_turn, self._set_idle, self._search if uses_idle_time else None)
         self._reader = Worker()  # reads prompts for those who only want to know, while the other generates
-        self._running: WeakSet[Stream[Any]] = WeakSet()
         self._free: tuple[DeviceMemory, ...] = ()
         self._notices = Notices()  # for the next generation
         self._look_s = 0.0  # when to look for another version of an adapted draft
-        self._is_following = False  # whether one is being loaded
         self._is_closed = False
         self._answered: LoadedModel | None = None  # a model that has answered since the last search for a self-draft
 
@@ -288,13 +271,18 @@ class LocalEngine(EngineClient):
         self, check: CheckCancelled, config: LoadConfig, settings_s: float | None, reporter: Reporter
     ) -> Iterator[ModelInfo]:
         loader, present = Loader(reporter, check, settings_s), self.loaded
-        if present is not None and loader.fits_beside(present, config):
-            present.save_stats()  # the new model may be the same one
-            loaded = loader.load(config)
+        if present is not None:
+            loader.prepare(config, present)  # what cannot be opened leaves the present model open
             self._close_model()
-            self.loaded = loaded
-        else:
-            self._open_in_place(present, config, loader)
+        try:
+            self.loaded = loader.load(config)
+        except BaseException:
+            with suppress(EdgespecError):
+                if present is not None:
+                    self.loaded = replace(loader, check=lambda: None).load(present.config)
+                    self._learn(reporter)
+                    self._refresh()
+            raise
         self._learn(reporter)
         yield self._refresh()
 
@@ -338,18 +326,13 @@ class LocalEngine(EngineClient):
         if self._is_closed:
             return
         self._is_closed = True
-        for stream in tuple(self._running):
-            stream.cancel()
-        self._worker.call(self._close_model)
-        self._worker.close()
-        self._activity.close()
+        self._worker.close(self._close_model)
+        self._activity.set(False)
         self._reader.close()
 
     def submit(self, work: Work[T], *, shares: bool = False) -> Stream[T]:
         """Run other work on the thread that owns the models. `close` cancels it too."""
-        stream = self._worker.submit(work, shares=shares)
-        self._running.add(stream)
-        return stream
+        return self._worker.submit(work, shares=shares)
 
     def require_loaded(self) -> LoadedModel:
         """The open model, to be used by `submit`ted work. Raises InvalidRequest where there is none."""
@@ -364,31 +347,25 @@ class LocalEngine(EngineClient):
             check()
             yield getattr(self.require_loaded().engine.prompts, method)(*arguments)
 
-        stream = self._reader.submit(work)
-        self._running.add(stream)
-        return stream
+        return self._reader.submit(work)
 
     def _follow_versions(self) -> None:
         """Have the versions of adapted drafts loaded that are in use now. Where that fails, the present ones stay."""
-        if self._is_following or (loaded := self.loaded) is None or monotonic() < self._look_s:
+        if (loaded := self.loaded) is None or monotonic() < self._look_s:
             return
         self._look_s = monotonic() + _LOOK_S
         if not loaded.is_outdated:
             return
-        self._is_following = True
 
         def work(check: CheckCancelled) -> Iterator[None]:
+            present = self.require_loaded()
+            self.loaded = present.mark_seen()  # whatever fails now is not tried again
             try:
-                present = self.require_loaded()
-                self.loaded = present.mark_seen()  # whatever fails now is not tried again
-                self.loaded = Loader(self._notices, check).follow_versions(present)
-                self._refresh()
-            except EdgespecError as refusal:
-                self._notices.notice(f"Drafting as before: {refusal.message}")
+                if present.is_outdated:  # still, after the jobs before this one
+                    self.loaded = Loader(self._notices, check).follow_versions(present)
+                    self._refresh()
             except Exception as error:  # noqa: BLE001 - nobody reads this stream
                 self._notices.notice(f"Drafting as before: {reason_of(error)}.")
-            finally:
-                self._is_following = False
             yield
 
         self.submit(work)
@@ -398,19 +375,6 @@ class LocalEngine(EngineClient):
         if self._learner is not None:
             self._learner.close()
         self._learner = open_learner(self.require_loaded(), reporter.notice, self._notices.notice)
-
-    def _open_in_place(self, present: LoadedModel | None, config: LoadConfig, loader: Loader) -> None:
-        """Close a model and open another; where that fails, open the first one again."""
-        self._close_model()
-        try:
-            self.loaded = loader.load(config)
-        except BaseException:
-            with suppress(EdgespecError):
-                if present is not None:
-                    self.loaded = replace(loader, check=lambda: None).load(present.config)
-                    self._learn(loader.reporter)
-                    self._refresh()
-            raise
 
     def _close_model(self) -> None:
         learner, self._learner = self._learner, None
@@ -427,11 +391,13 @@ class LocalEngine(EngineClient):
         loaded = self._answered
         if loaded is None or loaded is not self.loaded or is_on_battery():
             return
+        self._answered = None
         try:
             search_when_idle(loaded, check)
-        except EdgespecError as refusal:
-            _log.debug("no self-draft was searched: %s", refusal.message)
-        self._answered = None
+        except Cancelled:
+            self._answered = loaded
+        except Exception as error:  # noqa: BLE001 - nobody waits for it
+            _log.debug("no self-draft was searched: %s", error)
 
     def _set_idle(self, is_idle: bool) -> None:
         self._activity.set(not is_idle)

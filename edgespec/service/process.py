@@ -20,13 +20,13 @@ from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from itertools import count
-from multiprocessing import get_context, reduction, resource_tracker
+from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter, sleep
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
@@ -119,18 +119,18 @@ class EngineProcess(EngineClient):
     def _start(self) -> None:
         context = get_context("spawn")
         ours, theirs = context.Pipe()
-        log = EngineLog()
+        output = tempfile.NamedTemporaryFile(prefix=f"{_NAME}-")  # noqa: SIM115 - `_read` closes it
         with redirect_stderr(sys.__stderr__):  # a full-screen terminal replaces it by one without a descriptor
             resource_tracker.ensure_running()  # its start unblocks signals, so it comes first
         with block_sigint():
             self._process: SpawnProcess = context.Process(
-                target=serve, args=(theirs, log.output, get_rank_address()), name=_NAME
+                target=serve, args=(theirs, output.name, get_rank_address()), name=_NAME
             )
             self._process.start()
         theirs.close()  # so that the end of that process is the end of the pipe
         self._death = self._untold = None
         self._link = Link(ours, self._max_silence_s)
-        self._reader = threading.Thread(target=self._read, args=(self._link, log), name=_NAME, daemon=True)
+        self._reader = threading.Thread(target=self._read, args=(self._link, output), name=_NAME, daemon=True)
         self._reader.start()
 
     def call(self, method: str, *arguments: Any, reporter: Reporter | None = None) -> Stream[Any]:
@@ -155,11 +155,11 @@ class EngineProcess(EngineClient):
             if self._link is not None:
                 self._link.send(call)
 
-    def _read(self, link: Link, log: EngineLog) -> None:
+    def _read(self, link: Link, output: IO[bytes]) -> None:
         try:
             while True:
                 self._take(link.receive())
-        except Silence:
+        except TimeoutError:
             self._end(Death("silence", f"the engine said nothing for {self._max_silence_s:g} seconds and was ended"))
         except (EOFError, OSError):
             pass
@@ -170,11 +170,11 @@ class EngineProcess(EngineClient):
             abandoned, self._pending = self._pending, {}
             self._model_info = None
             if has_died:
-                death = self._death or log.explain(self._process.exitcode or 0)
+                death = self._death or explain(self._process.exitcode or 0, output)
                 self._link, self._death = None, death
                 self._untold = None if abandoned else self._describe(death)
         link.close()
-        log.close()
+        output.close()
         if has_died:
             self._on_death(death)
         for stream, _ in abandoned.values():
@@ -195,8 +195,7 @@ class EngineProcess(EngineClient):
                     getattr(reporter, event.method)(*event.arguments)
             stream.put(*(event for event in events if not isinstance(event, Report)))
         if update.ended is not None:
-            if update.model_info is not None:
-                (self._model_info,) = update.model_info
+            self._model_info = update.model_info
             self._pending.pop(update.ended)[0].end(update.error)
 
 
@@ -204,10 +203,6 @@ class EngineProcess(EngineClient):
 
 
 _TICK_S = 0.5
-
-
-class Silence(Exception):
-    """The other process has said nothing for too long."""
 
 
 class Link:
@@ -231,11 +226,11 @@ class Link:
         self._outbox.put(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def receive(self) -> Any:
-        """The next message. Raises Silence, and EOFError or OSError once the process has ended."""
+        """The next message. Raises TimeoutError after a silence, EOFError or OSError once the process has ended."""
         while not self._connection.poll(_TICK_S):
             self.silent_s += _TICK_S * self._has_spoken
             if self.silent_s >= self._max_silence_s:
-                raise Silence
+                raise TimeoutError
         message = pickle.loads(self._connection.recv_bytes())
         self.silent_s, self._has_spoken = 0.0, True
         return message
@@ -276,13 +271,13 @@ class Update(NamedTuple):
     that owns the models goes on.
 
     ended       number of the stream that has ended
-    model_info  the engine's at that time, where it is another than at the last end
+    model_info  the engine's at that time
     """
 
     events: dict[int, list[Any]]
     ended: int | None = None
     error: BaseException | None = None
-    model_info: tuple[ModelInfo | None] | None = None
+    model_info: ModelInfo | None = None
 
 
 # The output of an engine process, and what it tells of the end of the process.
@@ -299,7 +294,7 @@ _CAUSE = re.compile(r"GGML_ASSERT|\berror\b|\bfailed\b|\w(Error|Exception)\b|wha
 class Death:
     """The end of an engine process that nobody had closed.
 
-    cause     for counters: a signal's name, 'exit', 'memory', 'silence', 'stopped' or 'worker'
+    cause     for counters: a signal's name, 'exit', 'silence', 'stopped' or 'worker'
     reason    a clause for people, without a full stop
     is_asked  whether it was ended on request
     log       the file that keeps the output; None if there was none
@@ -313,59 +308,22 @@ class Death:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """A descriptor that goes to the process that is being started."""
-
-    descriptor: int
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _receive, (reduction.DupFd(self.descriptor),)
-
-    def redirect(self) -> None:
-        """Make it the standard output of this process, and its standard error."""
-        for stream in (1, 2):
-            os.dup2(self.descriptor, stream)
-        os.close(self.descriptor)
-
-
-def _receive(duplicate: Any) -> Output:
-    return Output(duplicate.detach())
-
-
-class EngineLog:
-    """The output of an engine process. The file has no name, so that none is left whichever process is killed."""
-
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - `close` closes it
-        self._oom_kills = _count_oom_kills()
-
-    @property
-    def output(self) -> Output:
-        """The descriptor that the process writes to."""
-        return Output(self._file.fileno())
-
-    def close(self) -> None:
-        self._file.close()
-
-    def explain(self, exit_code: int) -> Death:
-        """Why the process has ended, with its last words. Its output is kept in `last_log()`."""
-        name = name_signal(-exit_code) if exit_code < 0 else ""
-        text = self._read()
-        log = _keep(text) if text.strip() else None
-        if name == "SIGKILL" and _count_oom_kills() > self._oom_kills:
-            return Death("memory", "the system ran out of memory and killed the engine (SIGKILL)", log=log)
-        if exit_code == BackendError.exit_code and (told := _TOLD.findall(text)):
-            reason, hint = told[-1]
-            return Death("worker", reason[0].lower() + reason[1:], log=log, hint=hint)
-        words = find_last_words(text)
-        end = name or f"code {exit_code}"
-        return Death(name or "exit", f"the engine's process ended with {end}{words and ': '}{words}", log=log)
-
-    def _read(self) -> str:
-        descriptor = self._file.fileno()  # whose position is that of the process that writes
-        start = max(0, os.fstat(descriptor).st_size - _MAX_BYTES)
-        return os.pread(descriptor, _MAX_BYTES, start).decode("utf-8", "replace")
+def explain(exit_code: int, output: IO[bytes]) -> Death:
+    """Why an engine process has ended, with its last words. What it has written to `output` is kept in `last_log()`."""
+    output.seek(max(0, os.fstat(output.fileno()).st_size - _MAX_BYTES))
+    text, log = output.read().decode("utf-8", "replace"), None
+    with suppress(OSError):
+        if text.strip():
+            last_log().parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(last_log(), text)
+            log = last_log()
+    if exit_code == BackendError.exit_code and (told := _TOLD.findall(text)):
+        reason, hint = told[-1]
+        return Death("worker", reason[0].lower() + reason[1:], log=log, hint=hint)
+    name, words = signal.Signals(-exit_code).name if exit_code < 0 else "", find_last_words(text)
+    hint = "The system kills processes when memory runs out." if name == "SIGKILL" else ""
+    end = f"{name or f'code {exit_code}'}{words and ': '}{words}"
+    return Death(name or "exit", f"the engine's process ended with {end}", log=log, hint=hint)
 
 
 def last_log() -> Path:
@@ -383,31 +341,6 @@ def find_last_words(text: str) -> str:
     return (causes or lines or [""])[-1][:_MAX_WORDS].rstrip(".")
 
 
-def _keep(text: str) -> Path | None:
-    with suppress(OSError):
-        path = last_log()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text)
-        return path
-    return None
-
-
-def name_signal(number: int) -> str:
-    """What people call a signal."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
-
-
-def _count_oom_kills() -> int:
-    """How many processes the kernel has killed for want of memory since its start; 0 where it does not tell."""
-    with suppress(OSError, ValueError):
-        counts = dict(line.split(" ", 1) for line in Path("/proc/vmstat").read_text().splitlines())
-        return int(counts.get("oom_kill", 0))
-    return 0
-
-
 # The engine process: runs the calls that arrive, and sends the events of their streams.
 
 
@@ -415,11 +348,15 @@ _BEAT_S = 1.0
 _SEND_EVERY_S = 0.01  # the events of shorter turns are sent together
 
 
-def serve(link: Connection, output: Output, address: RankAddress | None) -> None:
-    """Run calls until the pipe ends. What this process prints goes to `output`; other ranks come to `address`."""
+def serve(link: Connection, output: str, address: RankAddress | None) -> None:
+    """Run calls until the pipe ends. What this process prints goes to the file `output`, since the terminal belongs to
+    the parent; other ranks come to `address`.
+    """
     from edgespec.service.local import LocalEngine  # the parent imports this module too, and needs no engine
 
-    output.redirect()  # the terminal belongs to the parent
+    with open(output, "ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
     faulthandler.enable(all_threads=False)  # reading the stack of a thread that runs can fault, and hide the signal
     set_rank_address(address)
     outbox = Outbox(link)
@@ -446,7 +383,7 @@ def _begin(call: Call, client: LocalEngine, outbox: Outbox, streams: dict[int, S
 
     def end(error: BaseException | None) -> None:
         streams.pop(number, None)
-        outbox.end(number, _make_portable(error) if error else None, client.model_info)
+        outbox.flush(number, _make_portable(error) if error else None, client.model_info)
 
     reporter = _RemoteReporter(put) if call.has_reporter else None
     stream = streams[number] = client.call(call.method, *call.arguments, reporter=reporter)
@@ -457,7 +394,7 @@ def _beat(outbox: Outbox, client: LocalEngine) -> None:
     """Tell every second that this process lives, unless the thread that owns the models has given no sign since."""
     while True:
         if client.silent_s < _BEAT_S:
-            outbox.beat()
+            outbox.flush()
         sleep(_BEAT_S)
 
 
@@ -471,48 +408,30 @@ class Outbox:
         self._link = link
         self._lock = threading.RLock()
         self._events: dict[int, list[Any]] = {}
-        self._talking: set[int] = set()  # streams whose text has begun
-        self._model_info: ModelInfo | None = None  # that the parent knows
-        self._sent_s = 0.0
-        self._is_urgent = False  # whether a text begins
+        self._sent_s = 0.0  # when text was sent last
 
     def put(self, number: int, events: Sequence[Any], *, takes_turns: bool) -> None:
         """Add events of a stream. They are sent now, unless it takes turns: then after this or a later one."""
         with self._lock:
             self._events.setdefault(number, []).extend(events)
-            if number not in self._talking and any(isinstance(event, Piece) for event in events):
-                self._talking.add(number)
-                self._is_urgent = True
             if not takes_turns:
-                self._flush()
+                self.flush()
 
     def flush_after_turn(self) -> None:
-        """All running jobs have advanced, and the next forward begins."""
+        """All running jobs have advanced, and the next forward begins. Text that soon follows text waits for more."""
         with self._lock:
-            is_due = self._is_urgent or perf_counter() - self._sent_s >= _SEND_EVERY_S
-            if self._events and is_due:
-                self._sent_s = perf_counter()
-                self._flush()
+            if self._events and perf_counter() - self._sent_s >= _SEND_EVERY_S:
+                if any(isinstance(event, Piece) for events in self._events.values() for event in events):
+                    self._sent_s = perf_counter()
+                self.flush()
 
-    def end(self, number: int, error: BaseException | None, model_info: ModelInfo | None) -> None:
-        """Send the end of a stream, after all events that were put."""
+    def flush(self, *end: Any) -> None:
+        """Send the events, if only as a sign of life, and the end of a stream: its number, error and the model."""
         with self._lock:
-            self._talking.discard(number)
-            changed = None if model_info == self._model_info else (model_info,)
-            self._model_info = model_info
-            self._flush(number, error, changed)
-
-    def beat(self) -> None:
-        """Send a sign of life."""
-        with self._lock:
-            self._flush()
-
-    def _flush(self, *end: Any) -> None:
-        """Send the events, and the end of a stream: its number, error and the model, as an Update has them."""
-        message = Update(self._events, *end)
-        self._events, self._is_urgent = {}, False
-        with suppress(OSError):  # the parent has died
-            self._link.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+            message = Update(self._events, *end)
+            self._events = {}
+            with suppress(OSError):  # the parent has died
+                self._link.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
 
 class _RemoteReporter:

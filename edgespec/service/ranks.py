@@ -146,7 +146,8 @@ def mlx_worker(ranks: Ranks) -> int:
     try:
         _Rank(ranks, link).run()
     except Exception as error:  # noqa: BLE001 - rank 0 says it
-        link.reply(error=_describe(error), is_fatal=True)
+        traceback.print_exception(error)  # into the log of this machine
+        link.reply(error=reason_of(error), is_fatal=True)
         sleep(_AGREE_S)  # rank 0's process ends, or has ended, which may be the reason: see _restart
         leave_thread()
         return BackendError.exit_code
@@ -160,14 +161,6 @@ def _restart(ranks: Ranks) -> None:
     os.environ[_AGAIN] = "1"
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
-
-
-def _describe(error: Exception) -> str:
-    """One line for the user of rank 0; the stack of a bug goes to the log of this machine."""
-    if isinstance(error, EdgespecError):
-        return error.message
-    traceback.print_exception(error)
-    return f"{type(error).__name__}: {reason_of(error)}"
 
 
 class _Rank:

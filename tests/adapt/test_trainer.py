@@ -90,7 +90,6 @@ def test_a_run_waits_for_an_engine(tmp_path: Path) -> None:
     make_trainer(tmp_path / "run", SHORT, throttle)[1].run(report, check)
     assert seen[:9] == ["asked", "asked", "asked", 1, "asked", 2, "asked", "asked", "asked"]
     assert seen[9:13] == [3, "asked", 4, "asked"] and seen[-1] == 14
-    engine.close()
 
 
 def test_a_run_is_fitted_to_its_time(tmp_path: Path) -> None:
@@ -173,7 +172,7 @@ def test_engines_of_other_processes(tmp_path: Path) -> None:
         child.kill()  # the system releases its lock
     assert not is_any_engine_working(path)
     ours.set(True)
-    ours.close()
+    ours.set(False)
     assert not is_any_engine_working(path)
 
 
@@ -182,7 +181,6 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     activity = Activity(tmp_path / "file" / "working.lock")
     activity.set(True)
     activity.set(False)
-    activity.close()
     assert not is_any_engine_working(tmp_path / "file" / "working.lock")
 
 

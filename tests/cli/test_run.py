@@ -125,8 +125,7 @@ def test_an_answer_has_no_limit_but_the_context_or_what_the_model_recommends(cli
     ("given", "told"),
     [
         ("--draft none --acceptance block", "--acceptance block has no effect, since there is no draft"),
-        ("--draft none --draft-max 4 --acceptance rejection",
-         "--draft-max 4 and --acceptance rejection have no effect, since there is no draft"),
+        ("--draft none --draft-max 4", "--draft-max 4 has no effect, since there is no draft"),
         ("--draft-max 0 --acceptance block", "--acceptance block has no effect, since --draft-max is 0"),
         ("--draft none --draft-max 0", None),
     ],

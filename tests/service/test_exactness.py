@@ -58,7 +58,7 @@ def test_models_that_run_accepted_tokens_again_draft_nothing(heard: Heard, tmp_p
     with pytest.raises(InvalidRequest, match="4 rows"):
         load(heard, path, width=4)
     loaded = load(heard, path)
-    assert loaded.info.exact_width == 1 and any("nothing is drafted" in text for text in heard.notices)
+    assert loaded.info.exact_width == 1 and any("the width 1" in text for text in heard.notices)
     loaded.engine.close()
 
 

@@ -156,23 +156,3 @@ def test_a_job_that_ends_badly_or_is_cancelled_leaves_the_others_alone(worker: W
     with pytest.raises(Cancelled):
         list(gone)
     assert worker.call(lambda: 7) == 7
-
-
-@pytest.mark.parametrize("shares", [False, True])
-def test_a_callback_that_fails_leaves_nobody_waiting(shares: bool) -> None:
-    def fail() -> None:
-        raise RuntimeError("full disk")
-
-    def work(check: CheckCancelled) -> Iterator[int | Yield]:
-        yield 1
-        yield YIELD
-        yield 2
-
-    worker = Worker(after_turn=fail)
-    jobs = [worker.submit(work, shares=shares) for _ in range(3)]
-    for job in jobs:
-        with pytest.raises(RuntimeError, match="full disk"):
-            list(job)
-    with pytest.raises(RuntimeError, match="full disk"):
-        worker.call(lambda: 1)
-    worker.close()
