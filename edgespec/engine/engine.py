@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from edgespec.backends import Model
-from edgespec.controller.cost_model import DraftCost, Profile
+from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.controller.fixed import SteeredController
 from edgespec.controller.profiler import (
     LOAD_CONTEXTS,
@@ -31,7 +31,7 @@ from edgespec.engine.drafting import (
     make_verifier,
 )
 from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request
-from edgespec.engine.generation import ForwardCost, Generation
+from edgespec.engine.generation import Generation, time_rows
 from edgespec.engine.grammar import GrammarCompiler, compile_constraint, constrain, list_unenforced
 from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
 from edgespec.engine.slots import DrafterPool, Slot, SlotPool, open_space, store_text
@@ -113,7 +113,7 @@ class Engine:
                 check()
                 yield YIELD
             open_space(slot, self.memory, request.memory)
-            costs = ForwardCost(self._draft_stats.costs if self._draft_stats else None, slot.target)
+            costs = self._draft_stats.costs if self._draft_stats else None
             controller, verifier = self._choose_controller(
                 generation, spec, slot, sampler, costs, can_pause=speculation is None
             )
@@ -247,7 +247,7 @@ class Engine:
         spec: Speculation,
         slot: Slot,
         sampler: Sampler,
-        costs: ForwardCost,
+        costs: CostModel | None,
         *,
         can_pause: bool,
     ) -> tuple[Controller, Verifier]:
@@ -267,7 +267,7 @@ class Engine:
         if spec.draft_max == 0:
             forced = None
         return SteeredController(
-            controller, lambda: can_pause and self.is_paused, forced, costs.seconds_by_rows()
+            controller, lambda: can_pause and self.is_paused, forced, time_rows(costs, slot.target)
         ), verifier
 
     def _open_slot(self) -> Slot:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING
@@ -79,7 +80,12 @@ class Generation:
         return self.reasoning is not None and self.reasoning.starts_inside(self.encoded.tail)
 
     def run(
-        self, session: Session, controller: Controller, verifier: Verifier, costs: ForwardCost, check: CheckCancelled
+        self,
+        session: Session,
+        controller: Controller,
+        verifier: Verifier,
+        costs: CostModel | None,
+        check: CheckCancelled,
     ) -> Iterator[Event | Yield]:
         """Generate on `session`: PromptScores if wanted, PrefillProgress, then Steps, each followed by its tokens'
         Pieces. If scores are wanted, that of a token comes before its Pieces.
@@ -103,7 +109,7 @@ class Generation:
             max_tokens=session.capabilities.context_size if request.max_tokens is None else request.max_tokens,
             stop=ends,
             emit=self._emit,
-            row_cost=costs.plain_steps,
+            row_cost=partial(count_plain_steps, costs, session),
             check=check,
         ):
             if request.reports_steps or not isinstance(event, Step):
@@ -143,33 +149,26 @@ class Generation:
         return Scored(token_bytes(self.tokenizer, score.token), score.logprob, top)
 
 
-class ForwardCost:
-    """Usual seconds of a session's forwards, beside the sessions that share them now."""
+def count_plain_steps(costs: CostModel | None, session: Session, n_drafted: int) -> float | None:
+    """The core.loop.RowCost of a session, beside the rows that others have in the forward; None without `costs`."""
+    if costs is None:
+        return None
+    costs.move_to(session.position)
+    rows = 1 + session.peers.rows
+    return costs.seconds(rows + n_drafted) / costs.seconds(rows)
 
-    def __init__(self, costs: CostModel | None, session: Session) -> None:
-        """`costs` is None where nothing has been measured."""
-        self._costs = costs
-        self._session = session
 
-    def plain_steps(self, n_drafted: int) -> float | None:
-        """The core.loop.RowCost of this session, beside the rows that the others have in the forward."""
-        if self._costs is None:
-            return None
-        self._costs.move_to(self._session.position)
-        rows = 1 + self._session.peers.rows
-        return self._costs.seconds(rows + n_drafted) / self._costs.seconds(rows)
+def time_rows(costs: CostModel | None, session: Session) -> Callable[[int], float]:
+    """Usual seconds of a forward by its rows of this session; constant where nothing has been measured."""
+    if costs is None:
+        return lambda rows: 1.0
+    cost = MarginalCost(costs, lambda: session.peers)
 
-    def seconds_by_rows(self) -> Callable[[int], float]:
-        """Forward time by number of rows of this session; constant where nothing has been measured."""
-        if self._costs is None:
-            return lambda rows: 1.0
-        cost = MarginalCost(self._costs, lambda: self._session.peers)
+    def seconds(rows: int) -> float:
+        cost.begin_round(session.position)
+        return cost.seconds(rows)
 
-        def seconds(rows: int) -> float:
-            cost.begin_round(self._session.position)
-            return cost.seconds(rows)
-
-        return seconds
+    return seconds
 
 
 # Blocks of an answer, such as tool calls, that follow a grammar; the text around them is free.

@@ -103,22 +103,22 @@ def load_json(text: str) -> Any:
         return None
 
 
+_BETWEEN = " \t\r\n;,]"  # calls in a row
+
+
 def read_json_calls(body: str, _: Schemas) -> list[ToolCall] | None:
     """The calls of one JSON object, a list of objects, or several in a row, separated by ';' or blanks."""
-    decoder, at, calls = json.JSONDecoder(), 0, list[ToolCall]()
-    while at < len(body):
-        if body[at] in " \t\r\n;,]":
-            at += 1
-            continue
+    calls: list[ToolCall | None] = []
+    rest = body.lstrip(_BETWEEN)
+    while rest:
         try:
-            value, at = decoder.raw_decode(body, at)
+            value, end = json.JSONDecoder().raw_decode(rest)
         except (ValueError, RecursionError):
             return None
-        for each in value if isinstance(value, list) else [value]:
-            if (call := _read_call(each)) is None:
-                return None
-            calls.append(call)
-    return calls or None
+        calls += map(_read_call, value if isinstance(value, list) else [value])
+        rest = rest[end:].lstrip(_BETWEEN)
+    found = [call for call in calls if call is not None]
+    return found if found and len(found) == len(calls) else None
 
 
 def _read_call(value: Any) -> ToolCall | None:
