@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 
 from edgespec.core.drafter import Confidence
@@ -29,22 +27,11 @@ class DecayedMean:
         self._guess = guess
         self._discount = discount
         self._sum = self._n = 0.0
-        self._earlier_sum = self._earlier_n = 0.0
-        self.prior = guess  # their mean, shrunk towards the guess
-
-    def fork(self) -> DecayedMean:
-        """A mean for a new text. Several may exist at a time; `merge` takes in what one has observed."""
-        local = DecayedMean(self._guess, self._discount)
-        local.restore(self.evidence)
-        return local
+        self.restore((0.0, 0.0))
 
     def merge(self, text: DecayedMean) -> None:
-        """Take in `text`, a mean made by `fork`, when its text is complete."""
-        if text._n:
-            weight = min(text._n, _PRIOR_WEIGHT)
-            self._earlier_sum = self._earlier_sum * _TEXT_DISCOUNT + text._sum / text._n * weight
-            self._earlier_n = self._earlier_n * _TEXT_DISCOUNT + weight
-            self._update_prior()
+        """Take in `text`, which was restored from the evidence of this mean, when its text is complete."""
+        self.restore(self._weigh_in(text))
 
     def observe(self, value: float) -> None:
         self._sum = self._sum * self._discount + value
@@ -62,46 +49,20 @@ class DecayedMean:
     @property
     def evidence(self) -> tuple[float, float]:
         """Weighted sum and weight of all texts, the present one included."""
-        if not self._n:
-            return self._earlier_sum, self._earlier_n
-        merged = DecayedMean(self._guess)
-        merged.restore((self._earlier_sum, self._earlier_n))
-        merged.merge(self)
-        return merged._earlier_sum, merged._earlier_n
+        return self._weigh_in(self)
 
     def restore(self, evidence: tuple[float, float]) -> None:
         """Continue from an earlier `evidence`."""
-        self._earlier_sum, self._earlier_n = evidence
-        self._update_prior()
+        self._earlier = total, weight = evidence
+        self.prior = (total + _GUESS_WEIGHT * self._guess) / (weight + _GUESS_WEIGHT)  # the mean of earlier texts
 
-    def _update_prior(self) -> None:
-        total, weight = self._earlier_sum, self._earlier_n
-        self.prior = (total + _GUESS_WEIGHT * self._guess) / (weight + _GUESS_WEIGHT)
-
-
-class RecentRate:
-    """What recent rounds have emitted and drafted. Short discounts, since a text moves from one phase to another."""
-
-    def __init__(self) -> None:
-        self._tokens = DecayedMean(1.0, 0.8)
-        self._steps = DecayedMean(1.0, 0.8)
-        self._drafted = DecayedMean(0.0, 0.9)
-
-    def observe(self, tokens: int, steps: float, *, drafted: bool) -> None:
-        """A round emitted `tokens` in a usual time of `steps` plain steps."""
-        self._tokens.observe(tokens)
-        self._steps.observe(steps)
-        self._drafted.observe(float(drafted))
-
-    @property
-    def tokens_per_step(self) -> float:
-        """Tokens per plain step; at least 1, the rate of plain decoding."""
-        return max(1.0, self._tokens.value / self._steps.value)
-
-    @property
-    def drafted_share(self) -> float:
-        """Share of rounds with a draft."""
-        return self._drafted.value
+    def _weigh_in(self, text: DecayedMean) -> tuple[float, float]:
+        """The evidence of earlier texts and of `text`."""
+        total, weight = self._earlier
+        if not text._n:
+            return total, weight
+        added = min(text._n, _PRIOR_WEIGHT)
+        return total * _TEXT_DISCOUNT + text._sum / text._n * added, weight * _TEXT_DISCOUNT + added
 
 
 LEAST_REACHED = 0.03  # probability that the next token of a chain is reached
@@ -151,39 +112,27 @@ class AcceptanceRecord:
         return f"drafts of {name} are accepted {self.share:.0%} of the time over {count(self.answers, 'answer')}"
 
 
-class AcceptanceModel:
-    """The share of accepted tokens as a function of one feature.
+_BINS: dict[Confidence, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "probability": (
+        (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97),
+        (0.01, 0.03, 0.07, 0.14, 0.27, 0.42, 0.57, 0.72, 0.85, 0.93, 0.98),
+    ),
+    "length": ((2, 3, 4, 5, 7, 11, 17, 32), (0.1, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95)),
+}
+"""The edges between bins of a drafter's confidence, and the rate of each bin before any observation."""
 
-    The feature is the drafter's confidence.
+
+class AcceptanceModel:
+    """The share of accepted tokens as a function of the drafter's confidence, which is a probability, or the number of
+    matching tokens.
     """
 
-    def __init__(self, edges: Sequence[float], guesses: Sequence[float]) -> None:
-        """`edges` separate the bins; `guesses` [len(edges) + 1] are their rates before any observation."""
-        self._edges = edges
+    def __init__(self, confidence: Confidence) -> None:
+        self._edges, guesses = _BINS[confidence]
         self.rates = [DecayedMean(guess) for guess in guesses]
-
-    def fork(self) -> AcceptanceModel:
-        """A model for a new text, see DecayedMean."""
-        local = copy(self)
-        local.rates = [rate.fork() for rate in self.rates]
-        return local
-
-    def merge(self, text: AcceptanceModel) -> None:
-        """Take in `text`, made by `fork`."""
-        for rate, seen in zip(self.rates, text.rates, strict=True):
-            rate.merge(seen)
 
     def observe(self, feature: float, is_right: bool) -> None:
         self.rates[bisect_right(self._edges, feature)].observe(float(is_right))
 
     def rate(self, feature: float) -> float:
         return self.rates[bisect_right(self._edges, feature)].value
-
-
-def make_acceptance_model(confidence: Confidence) -> AcceptanceModel:
-    """Returns a model for a drafter that gives each token a probability, or the number of matching tokens before it."""
-    if confidence == "length":
-        rates = [0.1, 0.4, 0.5, 0.6, 0.65, 0.75, 0.85, 0.9, 0.95]
-        return AcceptanceModel([2, 3, 4, 5, 7, 11, 17, 32], rates)
-    edges = [0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97]
-    return AcceptanceModel(edges, [0.01, 0.03, 0.07, 0.14, 0.27, 0.42, 0.57, 0.72, 0.85, 0.93, 0.98])

@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from statistics import median
 
-from edgespec.controller.acceptance import RecentRate
+from edgespec.controller.acceptance import DecayedMean
 from edgespec.controller.cost_model import MarginalCost
 from edgespec.controller.drafter_set import DrafterSet
-from edgespec.controller.gate import DraftGate, RegretBudget, ShadowDraft, choose_allowed_loss
+from edgespec.controller.gate import DraftGate, RegretBudget, choose_allowed_loss
 from edgespec.controller.round import DrafterCall, DraftRound, DraftSize, ScoredTree, list_counts
 from edgespec.controller.stats import DecisionTime, DraftStats, TextStats
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
@@ -125,9 +125,11 @@ class Adaptive:
         """The reason why this round cannot have a draft; None if it can."""
         if not limit.nodes or not limit.depth:
             return "the draft limit is zero"
-        if self._cost.has_prefill:
+        peers = self._cost.peers
+        if peers.prefilling:
             return "prompts of other generations are being read"
-        return None if self._cost.plain_measured >= _MIN_PLAIN_ROUNDS else "to measure plain decoding"
+        n_measured = self._cost.model.count_recent(peers.sessions + 1)
+        return None if n_measured >= _MIN_PLAIN_ROUNDS else "to measure plain decoding"
 
     def _plan(self, tokens: Sequence[int], limit: Budget) -> Draft:
         for drafter in self._drafters:
@@ -147,7 +149,7 @@ class Adaptive:
         self._recorder.remember_shadow(round_, size)
         if self._drafters.timed:
             return self._ask_others(round_, size)
-        return self._decide(round_, _LOOKUP_REASON, round_.tree, size)
+        return self._decide_lookups(round_, size)
 
     def observe(self, done: Round) -> None:
         if self._pause.is_on:
@@ -195,7 +197,7 @@ class Adaptive:
             drafter, round_.call = call.drafter, call
             if drafter.is_async:
                 if (draft := self._draft_async(round_, call)) is not None:
-                    return draft
+                    return self._decide(round_, call.reason, draft, call.size)
                 break
             is_separate = drafter.is_drawn or not self._trees
             if is_separate:
@@ -206,13 +208,14 @@ class Adaptive:
                 continue
             if drafter.is_drawn:
                 call.size = round_.measure_chain(call.tree)
-                return self._verify_drawn(call)
+                # The whole chain: dropping a token because of its value would change the output distribution.
+                return self._decide(round_, call.reason, call.tree.tree.drawn_chain(), call.size)
             call.size = round_.choose_size(call.tree)
             if is_separate and call.size.speed < lookups.speed:
-                return self._decide(round_, _LOOKUP_REASON, round_.tree, lookups)
-            return self._decide(round_, call.reason, call.tree, call.size)
+                return self._decide_lookups(round_, lookups)
+            return self._decide(round_, call.reason, call.tree.select(call.size.nodes), call.size)
         round_.call = None
-        return self._decide(round_, _LOOKUP_REASON, round_.tree, lookups)
+        return self._decide_lookups(round_, lookups)
 
     def _draft_async(self, round_: DraftRound, call: DrafterCall) -> Draft | None:
         """A chain of the drafter that the host does not wait for; None where lookups are expected to be faster."""
@@ -227,29 +230,21 @@ class Adaptive:
         if draft is None or not len(draft):
             return None
         call.units = [1] * len(draft)
-        self._explain(call)
         return draft
-
-    def _verify_drawn(self, call: DrafterCall) -> Draft:
-        """The whole drawn chain: dropping a token because of its value would change the output distribution."""
-        self._explain(call)
-        return call.tree.tree.drawn_chain()
-
-    def _explain(self, call: DrafterCall) -> None:
-        """State that the draft is all of `call`."""
-        name, size = call.drafter.name, call.size
-        self.decision = Decision(name, call.reason, size.tokens, size.seconds, {name: sum(call.units)})
 
     def _decode_plain(self, reason: str) -> Draft:
         self.decision = Decision("none", reason, 1.0, self._cost.seconds(1))
         return NO_DRAFT
 
-    def _decide(self, round_: DraftRound, reason: str, tree: ScoredTree, size: DraftSize) -> Draft:
+    def _decide_lookups(self, round_: DraftRound, size: DraftSize) -> Draft:
+        return self._decide(round_, _LOOKUP_REASON, round_.tree.select(size.nodes), size)
+
+    def _decide(self, round_: DraftRound, reason: str, draft: Draft, size: DraftSize) -> Draft:
+        """State why `draft`, which has the size `size`, is the round's; returns it."""
         call = round_.call
         drafted = {call.drafter.name: sum(call.units)} if call is not None else {}
         if not size.nodes and not drafted:
             return self._decode_plain(_NO_DRAFT_REASON)
-        draft = tree.select(size.nodes)
         sources = list(dict.fromkeys(name for source in draft.sources for name in source.split("+"))) or list(drafted)
         if not size.nodes:
             reason = "the draft is not worth verifying"
@@ -271,30 +266,39 @@ class RoundRecorder:
         self.regret = RegretBudget(choose_allowed_loss(cost.model.seconds))
         self._cost = cost
         self._stats = stats
-        self._rate = RecentRate()
-        self._shadow = ShadowDraft()
+        # What recent rounds have emitted and drafted: short discounts, since a text moves from one phase to another.
+        self._tokens, self._steps = DecayedMean(1.0, 0.8), DecayedMean(1.0, 0.8)
+        self._drafted_share = DecayedMean(0.0, 0.9)
+        self._shadow: tuple[int, list[int], int] | None = None  # see `remember_shadow`
         self._n_passed = 0  # rounds that are not recorded yet
         self._passed_s: list[float] = []  # of their forwards that no other generation shared
 
     @property
     def expects_plain(self) -> bool:
         """Whether the next round will probably have no draft."""
-        return self._rate.drafted_share < _MIN_DRAFTED_SHARE
+        return self._drafted_share.value < _MIN_DRAFTED_SHARE
 
     @property
     def tokens_per_step(self) -> float:
-        """Recent tokens per plain step, at least 1."""
-        return self._rate.tokens_per_step
+        """Recent tokens per plain step; at least 1, the rate of plain decoding."""
+        return max(1.0, self._tokens.value / self._steps.value)
 
     def begin_round(self, tokens: Sequence[int]) -> None:
         """A round begins after `tokens`. The budget lends for a draft that it did not allow and that they confirm."""
-        if (outcome := self._shadow.resolve(tokens)) is not None:
-            self.regret.add_shadow(outcome[0], self._cost.seconds(outcome[1]) / self._cost.seconds(1))
+        if self._shadow is None:
+            return
+        start, path, nodes = self._shadow
+        emitted = tokens[start : start + len(path)]
+        n_right = next((i for i, token in enumerate(emitted) if token != path[i]), len(emitted))
+        if n_right == len(emitted) < len(path):  # too few tokens to tell
+            return
+        self._shadow = None
+        self.regret.add_shadow(n_right + 1, self._cost.seconds(nodes + 1) / self._cost.seconds(1))
 
     def find_max_nodes(self, limit: int) -> int:
         """The most draft nodes, up to `limit`, whose rejection costs no more than the regret budget allows."""
         seconds = self._cost.seconds
-        max_s = (1.0 + self.regret.allowance(self._cost.n_peers)) * seconds(1)
+        max_s = (1.0 + self.regret.allowance(self._cost.peers.sessions)) * seconds(1)
         few = min(limit, _FEW_NODES)
         found = next((n for n in range(few, 0, -1) if seconds(n + 1) <= max_s), 0)
         if found == few < limit:
@@ -303,22 +307,20 @@ class RoundRecorder:
         return found
 
     def remember_shadow(self, round_: DraftRound, size: DraftSize) -> None:
-        """Remember the draft that would be chosen without the regret budget, if it is larger than `size`."""
-        if not self._shadow.is_pending and round_.max_nodes < min(round_.limit.nodes, len(round_.tree)):
+        """Remember the draft that would be chosen without the regret budget, if it is larger than `size`: where it
+        begins, its most probable path and its nodes. One draft is remembered at a time.
+        """
+        if self._shadow is None and round_.max_nodes < min(round_.limit.nodes, len(round_.tree)):
             wanted = round_.choose_unlimited_size()
             if wanted.nodes > size.nodes:
-                path = round_.tree.path_tokens(wanted.nodes)
-                self._shadow.remember(self._cost.position + 1, path, wanted.nodes)
+                self._shadow = self._cost.position + 1, round_.tree.path_tokens(wanted.nodes), wanted.nodes
 
     def learn(self, round_: DraftRound, done: Round) -> None:
         """Compare what the drafters of the round have proposed with the emitted tokens."""
-        call = round_.call
-        if call is None:
+        if (call := round_.call) is None:
             return
-        if call.drafter.is_drawn:
-            self._learn_drawn(call, done)
-        elif call.drafter.is_async:
-            self._learn_chain(call.drafter, done)
+        if call.drafter.is_drawn or call.drafter.is_async:
+            self._learn_chain(call, done)
         else:
             self._learn_path(call, done.emitted)
 
@@ -331,7 +333,9 @@ class RoundRecorder:
     def record_plain(self, step: Step) -> None:
         """Record a round that could not have a draft."""
         if step.n_peer_rows is not None:
-            self._cost.model.observe(1 + step.n_peer_rows, self._cost.position, step.forward_s(1 + self._cost.n_peers))
+            self._cost.model.observe(
+                1 + step.n_peer_rows, self._cost.position, step.forward_s(1 + self._cost.peers.sessions)
+            )
         self._count_passed()
         self._count_plain(1)
 
@@ -345,8 +349,14 @@ class RoundRecorder:
     def _count_plain(self, n: int) -> None:
         self.regret.add(n, float(n))
         for _ in range(n):
-            self._rate.observe(1, 1.0, drafted=False)
+            self._count(1, 1.0, is_drafted=False)
         self._stats.exploration.add(n)
+
+    def _count(self, tokens: int, steps: float, *, is_drafted: bool) -> None:
+        """A round emitted `tokens` in a usual time of `steps` plain steps."""
+        self._tokens.observe(tokens)
+        self._steps.observe(steps)
+        self._drafted_share.observe(float(is_drafted))
 
     def end(self) -> None:
         """The text has ended; count the rounds that went by since the last look."""
@@ -366,21 +376,21 @@ class RoundRecorder:
                 cost.model.observe_drafting(name, call.seen_s, expected_s)
             self.regret.add_reading(call.n_read * cost.model.read_s(call.drafter.name) / cost.seconds(1))
         if step.n_peer_rows is not None:
-            forward_s = step.forward_s(1 + cost.n_peers)
+            forward_s = step.forward_s(1 + cost.peers.sessions)
             if is_unread:
                 forward_s = max(forward_s - drafting_s, cost.model.seconds(rows) / 2)
             cost.model.observe(rows + step.n_peer_rows, cost.position, forward_s)
         # The usual time of such a round: in a busy moment plain decoding would have been slow too. Both times are those
         # after the round, so that a plain round is one step also where it has changed what a step is known to take.
-        # Of a drafter that runs ahead it is the measured time.
+        # Of a drafter that waits for another machine it is the measured time.
         steps = (drafting_s + cost.seconds(rows)) / cost.seconds(1)
         self._count_passed()
         self.regret.add(len(step.tokens), steps)
-        self._rate.observe(len(step.tokens), steps, drafted=step.n_drafted > 0)
+        self._count(len(step.tokens), steps, is_drafted=step.n_drafted > 0)
         self._stats.exploration.add(steps)
         if call is not None:
             gain = round_.gain(call, step)
-            self._stats.drafter(call.drafter).gain(cost.n_peers).observe(gain)
+            self._stats.drafter(call.drafter).gain(cost.peers.sessions).observe(gain)
             if call.is_trial and gain < 0:
                 self._stats.exploration.charge(-gain)
 
@@ -399,18 +409,11 @@ class RoundRecorder:
                 return
             parent = nodes[0]
 
-    def _learn_drawn(self, call: DrafterCall, done: Round) -> None:
-        """A drawn token is right if the rule has accepted it."""
+    def _learn_chain(self, call: DrafterCall, done: Round) -> None:
+        """Learn from a whole chain: one of drawn tokens, or one that was verified before the host had read it."""
         stats = self._stats.drafter(call.drafter)
         for depth in range(done.n_tested):
             is_right = depth < len(done.path)
-            stats.acceptance.observe(call.tree.tree.votes[depth][call.drafter.name], is_right)
             stats.observe_choice(is_right)
-
-    def _learn_chain(self, drafter: Drafter, done: Round) -> None:
-        """Count the tokens of a chain that was verified before the host had read it."""
-        stats = self._stats.drafter(drafter)
-        for drafted, emitted in zip(done.draft.tokens.tolist(), done.emitted, strict=False):
-            stats.observe_choice(drafted == emitted)
-            if drafted != emitted:
-                return
+            if call.drafter.is_drawn:
+                stats.acceptance.observe(call.tree.tree.votes[depth][call.drafter.name], is_right)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from statistics import mean, median
 
 import numpy as np
@@ -25,54 +26,47 @@ Average = Callable[[Sequence[float]], float]
 
 
 class BandMedians:
-    """Medians of several kinds of measurements, each named by a key."""
+    """Medians of several kinds of measurements, each named by a key.
+
+    round  the number of rounds so far, by which measurements grow older
+    """
 
     def __init__(self) -> None:
-        self._round = 0
-        self._bands: dict[int, dict[Hashable, Measured]] = {0: {}}
-        self._index = 0  # of the present band
-        self._nearest = [self._bands[0]]  # all bands, the nearest first
+        self.round = 0
+        self._band = 0  # the present one
+        self._measured: dict[tuple[int | str, int], Measured] = {}  # by key and band
 
     def move_to(self, position: int) -> bool:
         """The next measurements are at `position`; returns whether that is in another band."""
-        index = (position // _FIRST_BAND).bit_length()
-        if index == self._index:
-            return False
-        self._index = index
-        self._bands.setdefault(index, {})
-        self._nearest = [self._bands[each] for each in sorted(self._bands, key=lambda each: abs(each - index))]
-        return True
+        before, self._band = self._band, (position // _FIRST_BAND).bit_length()
+        return self._band != before
 
-    def count_round(self) -> None:
-        """Measurements grow older by one round."""
-        self._round += 1
-
-    def add(self, key: Hashable, value: float) -> None:
-        self._nearest[0].setdefault(key, deque(maxlen=_WINDOW)).append((self._round, value))
+    def add(self, key: int | str, value: float) -> None:
+        self._measured.setdefault((key, self._band), deque(maxlen=_WINDOW)).append((self.round, value))
 
     @property
-    def keys(self) -> list[Hashable]:
+    def keys(self) -> list[int | str]:
         """What was ever measured."""
-        return list(dict.fromkeys(key for band in self._nearest for key in band))
+        return list(dict.fromkeys(key for key, _ in self._measured))
 
-    def count(self, key: Hashable) -> int:
+    def count(self, key: int | str) -> int:
         """The number of recent measurements in the present band and the two beside it."""
-        beside = (self._bands.get(self._index + step, {}) for step in (-1, 0, 1))
-        return sum(len(self._recent(band.get(key))) for band in beside)
+        return sum(len(self._recent(key, self._band + step)) for step in (-1, 0, 1))
 
-    def estimate(self, key: Hashable, expected: float, average: Average = median) -> float | None:
+    def estimate(self, key: int | str, expected: float, average: Average = median) -> float | None:
         """The median of the present band, given that of the nearest other band with recent measurements.
 
         `expected` is the value where nothing is measured. None if nothing is. `average` may be another one.
         """
-        recent = [values for band in self._nearest if (values := self._recent(band.get(key)))][:2]
+        bands = sorted((band for each, band in self._measured if each == key), key=lambda band: abs(band - self._band))
+        recent = [values for band in bands if (values := self._recent(key, band))][:2]
         for values in reversed(recent):
             expected = _estimate(values, expected, average)
         return expected if recent else None
 
-    def _recent(self, measured: Measured | None) -> list[float]:
-        oldest = self._round - _MAX_AGE
-        return [value for at, value in measured or () if at > oldest]
+    def _recent(self, key: int | str, band: int) -> list[float]:
+        oldest = self.round - _MAX_AGE
+        return [value for at, value in self._measured.get((key, band), ()) if at > oldest]
 
 
 def _estimate(recent: list[float], expected: float, average: Average) -> float:
@@ -111,8 +105,6 @@ class DraftCost:
 
     def seconds(self, n: int) -> float:
         """Seconds of a unit that proposes `n` tokens on a path: linear between the measured ones."""
-        if n in self.units:
-            return self.units[n]
         known = sorted(self.units)
         return float(np.interp(n, known, [self.units[each] for each in known]))
 
@@ -147,10 +139,6 @@ class Profile:
 
     def seconds(self, rows: int, context: int = 0) -> float:
         """Seconds of a target forward of `rows` rows after `context` tokens."""
-        return interpolate(self.by_context(rows), context)
-
-    def by_context(self, rows: int) -> ContextCurve:
-        """Seconds of a target forward of `rows` rows."""
         curve = {0: self._weights_s(rows)}
         for n in sorted(self.longer):
             measured = self.longer[n].rows
@@ -158,13 +146,13 @@ class Profile:
             added = {m: min(max(measured[m] - self._weights_s(m), one), m * one) for m in sorted(measured)}
             attention_s = float(np.interp(rows, list(added), list(added.values())))
             curve[n] = curve[0] + attention_s * max(1.0, rows / max(added))
-        return curve
+        return interpolate(curve, context)
 
-    def draft_by_context(self, drafter: str, n: int) -> ContextCurve:
+    def unit_s(self, drafter: str, n: int, context: int) -> float:
         """Seconds of a unit of `drafter` that proposes `n` tokens on a path. Raises KeyError if it was not measured."""
         seconds = self.drafts[drafter].seconds(n)
         longer = {c: self.longer[c].drafts[drafter] for c in sorted(self.longer) if drafter in self.longer[c].drafts}
-        return {0: seconds} | {c: max(seconds, cost.seconds(n)) for c, cost in longer.items()}
+        return interpolate({0: seconds} | {c: max(seconds, cost.seconds(n)) for c, cost in longer.items()}, context)
 
     def _weights_s(self, rows: int) -> float:
         """Interpolates between the measured numbers of rows; beyond, extends the line from the first to the last."""
@@ -209,14 +197,15 @@ class CostModel:
     The profile says what each takes there, and measurements correct it, apart for each band of positions: one row in
     seconds, more rows as multiples of it, since those stay valid when the machine slows down. Each correction is the
     median of recent measurements. In a band without any it is that of the nearest band that has some.
+
+    predict_unit_s  `unit_s` by the profile alone
     """
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self._position = 0  # for which seconds were looked up in the profile
-        self._curves: dict[int, ContextCurve] = {}  # by rows
-        self._predicted: dict[int | tuple[str, int], float] = {}  # seconds by the profile; of rows, or of units
-        self._n_observed = 0
+        self._predict_s = cache(lambda rows: self.profile.seconds(rows, self._position))
+        self.predict_unit_s = cache(lambda drafter, n=1: self.profile.unit_s(drafter, n, self._position))
         self._measured = BandMedians()  # over what the profile says; by rows, and by drafter
         self._plain = 1.0  # the correction of one row
         self._multiples: dict[int, float] = {}  # rows -> the correction of its plain steps
@@ -226,39 +215,35 @@ class CostModel:
     def observe(self, rows: int, position: int, seconds: float) -> None:
         """A forward of `rows` rows, its root at `position`, took `seconds`, sampling and commit included."""
         self.move_to(position)
-        self._measured.count_round()
-        if rows == 1:
-            self._measured.add(1, seconds / self._predict(1))
-            self._plain = self._measured.estimate(1, 1.0) or 1.0
-        else:
-            self._measured.add(rows, seconds / (self._predict(rows) * self._plain))
-            self._update_multiple(rows)
-        self._n_observed += 1
-        if self._n_observed % _REFRESH_ROUNDS == 0:
+        self._measured.round += 1
+        plain = self._plain if rows > 1 else 1.0
+        self._measured.add(rows, seconds / (self._predict_s(rows) * plain))
+        self._correct(rows)
+        if self._measured.round % _REFRESH_ROUNDS == 0:
             self._refresh()
 
     def observe_drafting(self, drafter: str, seconds: float, expected_s: float) -> None:
         """Units of `drafter` took `seconds`; `expected_s` by the profile, see `predict_unit_s`."""
         self._measured.add(drafter, seconds / expected_s)
-        self._drafting[drafter] = self._estimate_drafting(drafter)
+        self._correct(drafter)
 
     def move_to(self, position: int) -> None:
         """The next forwards are at `position`."""
         if abs(position - self._position) > _REFRESH_TOKENS:
             self._position = position
-            self._predicted = {}
+            self._forget_predictions()
         if self._measured.move_to(position):
             self._refresh()
 
     def seconds(self, rows: int) -> float:
         """Expected seconds of a forward of `rows` rows."""
-        plain = (self._predicted.get(rows) or self._predict(rows)) * self._plain
+        plain = self._predict_s(rows) * self._plain
         return plain if rows == 1 else plain * self._multiples.get(rows, self._drift)
 
     def add_drafters(self, drafts: Mapping[str, DraftCost]) -> None:
         """Add the costs of more drafters to the profile."""
         self.profile = replace(self.profile, drafts={**self.profile.drafts, **drafts})
-        self._predicted = {}
+        self._forget_predictions()
 
     def has_cost(self, drafter: str) -> bool:
         """Whether the time of `drafter` is known."""
@@ -268,14 +253,6 @@ class CostModel:
         """Seconds of a unit of `drafter` that proposes `n` tokens on a path; see `has_cost`."""
         return self.predict_unit_s(drafter, n) * self._drafting.get(drafter, 1.0)
 
-    def predict_unit_s(self, drafter: str, n: int = 1) -> float:
-        """`unit_s` by the profile alone."""
-        found = self._predicted.get((drafter, n))
-        if found is None:
-            curve = self.profile.draft_by_context(drafter, n)
-            found = self._predicted[drafter, n] = interpolate(curve, self._position)
-        return found
-
     def read_s(self, drafter: str) -> float:
         """Seconds of a token of the text that `drafter` reads; see `has_cost`."""
         return self.profile.drafts[drafter].read_s * self._drafting.get(drafter, 1.0)
@@ -284,37 +261,29 @@ class CostModel:
         """The number of recent measurements of `rows` rows in the present band of positions and those beside it."""
         return self._measured.count(rows)
 
-    def _predict(self, rows: int) -> float:
-        """Seconds of a forward by the profile."""
-        found = self._predicted.get(rows)
-        if found is None:
-            if rows not in self._curves:
-                self._curves[rows] = self.profile.by_context(rows)
-            found = self._predicted[rows] = interpolate(self._curves[rows], self._position)
-        return found
+    def _forget_predictions(self) -> None:
+        self._predict_s.cache_clear()
+        self.predict_unit_s.cache_clear()
 
     def _refresh(self) -> None:
         """Recompute all corrections without measurements that are too old."""
-        self._plain = self._measured.estimate(1, 1.0) or 1.0
         self._multiples, self._drafting = {}, {}
         for key in self._measured.keys:
-            if isinstance(key, str):
-                self._drafting[key] = self._estimate_drafting(key)
-            elif isinstance(key, int) and key > 1:
-                self._update_multiple(key)
+            self._correct(key)
 
-    def _estimate_drafting(self, drafter: str) -> float:
-        """The correction of its units."""
-        varies = drafter in self.profile.drafts and self.profile.drafts[drafter].varies
-        average = mean if varies else median
-        return self._measured.estimate(drafter, 1.0, average) or 1.0
-
-    def _update_multiple(self, rows: int) -> None:
-        self._multiples.pop(rows, None)  # the other rows give the expected value of this one
-        correction = self._measured.estimate(rows, self._measure_drift())
-        if correction is not None:
-            self._multiples[rows] = correction
-        self._drift = self._measure_drift()
+    def _correct(self, key: int | str) -> None:
+        """Recompute the correction of a number of rows, or of a drafter's units."""
+        estimate = self._measured.estimate
+        if isinstance(key, str):
+            varies = self.has_cost(key) and self.profile.drafts[key].varies
+            self._drafting[key] = estimate(key, 1.0, mean if varies else median) or 1.0
+        elif key == 1:
+            self._plain = estimate(key, 1.0) or 1.0
+        else:
+            self._multiples.pop(key, None)  # the other rows give the expected value of this one
+            if (correction := estimate(key, self._measure_drift())) is not None:
+                self._multiples[key] = correction
+            self._drift = self._measure_drift()
 
     def _measure_drift(self) -> float:
         return median([1.0, *self._multiples.values()])
@@ -341,29 +310,14 @@ class MarginalCost:
         """`query_peers` returns the peers of the next forward."""
         self.model = model
         self.position = 0  # of the next forward's root
+        self.peers = SOLO  # of that forward
         self._query_peers = query_peers
-        self._peers = SOLO
 
     def begin_round(self, position: int) -> None:
         """The next forward's root is at `position`; queries its peers."""
         self.position = position
         self.model.move_to(position)
-        self._peers = self._query_peers()
-
-    @property
-    def has_prefill(self) -> bool:
-        """Whether the next forward also reads prompts of peers."""
-        return self._peers.prefilling
-
-    @property
-    def n_peers(self) -> int:
-        """Other generations that decode in the next forward."""
-        return self._peers.sessions
-
-    @property
-    def plain_measured(self) -> int:
-        """Recent measurements of a forward in which all generations decode plainly."""
-        return self.model.count_recent(self.n_peers + 1)
+        self.peers = self._query_peers()
 
     @property
     def has_cheap_rows(self) -> bool:
@@ -374,10 +328,9 @@ class MarginalCost:
 
     def seconds(self, rows: int) -> float:
         """Seconds charged for `rows` rows, the root included."""
-        if not self._peers.sessions:
-            return self.model.seconds(rows)
-        n_generations = self.n_peers + 1
-        equal_part = self.model.seconds(n_generations) / n_generations
-        peer_rows = self._peers.rows
-        added = self.model.seconds(peer_rows + rows) - self.model.seconds(peer_rows + 1)
+        seconds, peers = self.model.seconds, self.peers
+        if not peers.sessions:
+            return seconds(rows)
+        equal_part = seconds(peers.sessions + 1) / (peers.sessions + 1)
+        added = seconds(peers.rows + rows) - seconds(peers.rows + 1)
         return max(equal_part + added, equal_part * _MIN_SHARE)

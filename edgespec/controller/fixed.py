@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from edgespec.controller.drafter_set import DrafterSet
+from edgespec.controller.round import ScoredTree
 from edgespec.core.drafter import Drafter, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, Budget, Controller, Decision, Draft, Round, Step
 from edgespec.core.tree import DraftTree
@@ -58,18 +59,18 @@ class FixedLength:
         is_chain = budget.nodes <= budget.depth
         if is_chain:  # a drawn or unread one is taken whole
             budget = replace(budget, depth=budget.nodes)
-        tree = DraftTree()
+        scored = ScoredTree(self._rate, is_chain=is_chain)
         for drafter in self._drafters:
             if is_chain and (chain := self._drafters.draft_async(drafter, tokens, budget)) is not None:
                 return self._decide(chain, drafter.name)
-            own = DraftTree() if drafter.is_drawn else tree
-            for _ in self._drafters.expand(drafter, own, tokens, budget):
+            tree = DraftTree() if drafter.is_drawn else scored.tree
+            for _ in self._drafters.expand(drafter, tree, tokens, budget):
                 pass
-            if len(own) and drafter.is_drawn:
-                return self._decide(own.drawn_chain())
-            if is_chain and (draft := self._select(tree, budget, is_chain=True)) is not NO_DRAFT:
+            if len(tree) and drafter.is_drawn:
+                return self._decide(tree.drawn_chain())
+            if is_chain and (draft := self._select(scored, budget)) is not NO_DRAFT:
                 return self._decide(draft)
-        return self._decide(self._select(tree, budget, is_chain=is_chain))
+        return self._decide(self._select(scored, budget))
 
     def observe(self, done: Round) -> None:
         self._drafters.observe(done, lambda drafter, outcomes: None)
@@ -92,24 +93,16 @@ class FixedLength:
         self.decision = Decision(source or "+".join(names) or "none", _REASON)
         return draft
 
-    def _select(self, tree: DraftTree, budget: Budget, *, is_chain: bool) -> Draft:
-        """The nodes of the most confident paths within `budget`; of a chain each node's best child alone."""
-        scores: list[float] = []
-        for parent, votes in zip(tree.parents, tree.votes, strict=True):
-            above = 1.0 if parent < 0 else scores[parent]
-            scores.append(above * max(_as_rate(c, is_length=name in self._lengths) for name, c in votes.items()))
-        ranked = sorted(range(len(tree)), key=lambda node: (-scores[node], node))
-        kept: list[int] = []
-        for node in ranked:
-            is_taken = is_chain and any(tree.parents[each] == tree.parents[node] for each in kept)
-            is_reached = tree.parents[node] < 0 or tree.parents[node] in kept
-            if scores[node] > 0 and is_reached and not is_taken and tree.depths[node] <= budget.depth:
-                kept.append(node)
-        return tree.select(kept[: budget.nodes])
+    def _select(self, scored: ScoredTree, budget: Budget) -> Draft:
+        """The nodes of the most confident paths within `budget`."""
+        return scored.select(min(budget.nodes, sum(each > 0 for each in scored.probabilities)))
+
+    def _rate(self, votes: Mapping[str, float]) -> float:
+        """A guess at the acceptance of a token; 0 after a short match."""
+        return max(_as_rate(each, is_length=name in self._lengths) for name, each in votes.items())
 
 
 def _as_rate(confidence: float, *, is_length: bool) -> float:
-    """A guess at the acceptance of a token; 0 after a short match."""
     if not is_length:
         return confidence
     return confidence / (confidence + 1.0) if confidence >= _MIN_MATCH else 0.0

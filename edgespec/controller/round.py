@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from heapq import nlargest
 from itertools import accumulate
 from typing import NamedTuple
@@ -227,14 +228,7 @@ class DraftRound:
         self._cost = cost
         self._stats = stats
         self._drafters = drafters
-        self._known: dict[int, float] = {}  # rows -> seconds
-
-    def seconds(self, rows: int) -> float:
-        """Seconds of a forward of `rows` rows that are charged to this generation."""
-        found = self._known.get(rows)
-        if found is None:
-            found = self._known[rows] = self._cost.seconds(rows)
-        return found
+        self.seconds = cache(cost.seconds)  # of a forward by its rows, which are charged to this generation
 
     @property
     def drafting_s(self) -> float:

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from copy import copy
 from dataclasses import asdict, replace
 from typing import Any
 
-from edgespec.controller.acceptance import (
-    AcceptanceRecord,
-    DecayedMean,
-    make_acceptance_model,
-)
+from edgespec.controller.acceptance import AcceptanceModel, AcceptanceRecord, DecayedMean
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.core.drafter import Confidence, Drafter
 
@@ -74,7 +68,7 @@ class DrafterStats:
         """`is_trusted`: whether it is expected to pay before it was ever asked."""
         self.confidence = confidence
         self.is_trusted = is_trusted
-        self.acceptance = make_acceptance_model(confidence)
+        self.acceptance = AcceptanceModel(confidence)
         self.first_choice = DecayedMean(0.6, 0.95)  # acceptance of the best proposal on an accepted path
         self.accepted = self.tested = 0  # of such proposals in the present text
         # Value of a round with the drafter less that of one without, in tokens: for 0, 1, 2-3, 4-7, 8 or more peers,
@@ -96,12 +90,10 @@ class DrafterStats:
         self.tested += 1
 
     def fork(self) -> DrafterStats:
-        """Statistics for a new text, see DecayedMean."""
-        local = copy(self)
-        local.accepted = local.tested = 0
-        local.acceptance = self.acceptance.fork()
-        local.first_choice = self.first_choice.fork()
-        local.gains = [rate.fork() for rate in self.gains]
+        """Statistics for a new text. Several may exist at a time; `merge` takes in what one has observed."""
+        local = DrafterStats(self.confidence, is_trusted=self.is_trusted)
+        for rate, known in zip(local.rates, self.rates, strict=True):
+            rate.restore(known.evidence)
         return local
 
     def merge(self, text: DrafterStats) -> None:
@@ -148,11 +140,9 @@ class DraftStats:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values for `from_dict`."""
-        profile = self.costs.profile
+        """Values for `from_dict`, which are JSON's but for numbers as keys; JSON makes them strings."""
         return {
-            **_profile_to_dict(profile),
-            "longer": {str(context): _profile_to_dict(each) for context, each in profile.longer.items()},
+            **asdict(self.costs.profile),
             "drafters": {
                 key: {
                     "confidence": each.confidence,
@@ -167,20 +157,18 @@ class DraftStats:
 
     @staticmethod
     def from_dict(state: dict[str, Any]) -> DraftStats:
-        """Raises ValueError for values that `to_dict` cannot have returned."""
-        try:
-            longer = {int(context): _profile_from_dict(each) for context, each in state["longer"].items()}
-            stats = DraftStats(replace(_profile_from_dict(state), longer=longer))
-            for key, each in state["drafters"].items():
-                if each["confidence"] not in ("probability", "length"):
-                    raise ValueError("no such kind of confidence")
-                found = stats.drafter(key, each["confidence"], is_trusted=bool(each["is_trusted"]))
-                _restore(found.rates, each["rates"])
-                _check_shares([found.first_choice, *found.acceptance.rates])
-            stats.records = {name: AcceptanceRecord(**each) for name, each in state.get("records", {}).items()}
-            stats.decision_time = DecisionTime(state.get("deciding_s", 0.0))
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError("not the statistics of drafters") from error
+        """Raises ValueError, TypeError, AttributeError or LookupError for what `to_dict` cannot have returned."""
+        longer = {int(context): _read_profile(each) for context, each in state["longer"].items()}
+        stats = DraftStats(replace(_read_profile(state), longer=longer))
+        for key, each in state["drafters"].items():
+            found = stats.drafter(key, each["confidence"], is_trusted=bool(each["is_trusted"]))
+            for rate, (total, weight) in zip(found.rates, each["rates"], strict=True):
+                is_share = rate not in found.gains
+                if not (math.isfinite(total) and 0 <= weight < 1e6) or (is_share and not 0 <= total <= weight + 1e-6):
+                    raise ValueError("not the sum of observations and their weight")
+                rate.restore((float(total), float(weight)))
+        stats.records = {name: AcceptanceRecord(**each) for name, each in state.get("records", {}).items()}
+        stats.decision_time = DecisionTime(state.get("deciding_s", 0.0))
         return stats
 
 
@@ -189,31 +177,24 @@ class TextStats:
 
     def __init__(self, stats: DraftStats, sampling: str) -> None:
         """`sampling` names a way of sampling."""
+        self.exploration = stats.exploration
         self._shared = stats
         self._sampling = sampling
-        self._phase = "answer"
-        self._drafters: dict[str, DrafterStats] = {}
-        self._present: dict[str, DrafterStats] = {}  # of this phase, by the drafter's name
-
-    @property
-    def exploration(self) -> ExplorationBudget:
-        """Shared by all texts."""
-        return self._shared.exploration
+        self._phases: dict[str, dict[str, DrafterStats]] = {}  # by phase, then by the drafter's name
+        self.set_phase("answer")
 
     def set_phase(self, phase: str) -> None:
         """One of PHASES."""
-        self._phase, self._present = phase, {}
+        self._phase, self._present = phase, self._phases.setdefault(phase, {})
 
     def drafter(self, drafter: Drafter) -> DrafterStats:
         """Return the statistics of this phase. Call it before `rate` for every drafter that may vote."""
         found = self._present.get(drafter.name)
         if found is None:
-            key = self._key(drafter.name)
-            if key not in self._drafters:
-                # Of several drafters that take time only the first is trusted: the others are measured by trials.
-                is_trusted = not drafter.is_free and not any(each.is_trusted for each in self._present.values())
-                self._drafters[key] = self._shared.drafter(key, drafter.confidence, is_trusted=is_trusted).fork()
-            found = self._present[drafter.name] = self._drafters[key]
+            # Of several drafters that take time only the first is trusted: the others are measured by trials.
+            is_trusted = not drafter.is_free and not any(each.is_trusted for each in self._present.values())
+            shared = self._share(drafter.name, self._phase, drafter.confidence, is_trusted=is_trusted)
+            found = self._present[drafter.name] = shared.fork()
         return found
 
     def rate(self, votes: dict[str, float]) -> float:
@@ -227,32 +208,22 @@ class TextStats:
     def merge(self) -> None:
         """The text is complete, or its generation has ended."""
         counts: dict[str, tuple[int, int]] = {}
-        for key, stats in self._drafters.items():
-            self._shared.drafter(key, stats.confidence).merge(stats)
-            name = key.partition("; ")[0]
-            accepted, tested = counts.get(name, (0, 0))
-            counts[name] = accepted + stats.accepted, tested + stats.tested
+        for phase, drafters in self._phases.items():
+            for name, stats in drafters.items():
+                self._share(name, phase, stats.confidence).merge(stats)
+                accepted, tested = counts.get(name, (0, 0))
+                counts[name] = accepted + stats.accepted, tested + stats.tested
         for name, (accepted, tested) in counts.items():
             if tested:
-                record = self._shared.records.get(name, AcceptanceRecord())
-                self._shared.records[name] = record.add(accepted, tested)
+                self._shared.records[name] = self._shared.records.get(name, AcceptanceRecord()).add(accepted, tested)
 
-    def _key(self, name: str) -> str:
-        return f"{name}; {self._sampling}, {self._phase}"
-
-
-def _profile_to_dict(profile: Profile) -> dict[str, Any]:
-    """JSON values of a profile without its longer contexts."""
-    return {
-        "rows": {str(rows): seconds for rows, seconds in profile.rows.items()},
-        "drafts": {
-            name: {"units": {str(n): s for n, s in cost.units.items()}, "read_s": cost.read_s, "varies": cost.varies}
-            for name, cost in profile.drafts.items()
-        },
-    }
+    def _share(self, name: str, phase: str, confidence: Confidence, *, is_trusted: bool = True) -> DrafterStats:
+        """The engine's statistics of a drafter."""
+        return self._shared.drafter(f"{name}; {self._sampling}, {phase}", confidence, is_trusted=is_trusted)
 
 
-def _profile_from_dict(state: dict[str, Any]) -> Profile:
+def _read_profile(state: dict[str, Any]) -> Profile:
+    """A profile without longer contexts, of JSON values."""
     drafts = {
         name: DraftCost(_by_number(each["units"]), each["read_s"], bool(each["varies"]))
         for name, each in state["drafts"].items()
@@ -262,15 +233,3 @@ def _profile_from_dict(state: dict[str, Any]) -> Profile:
 
 def _by_number(values: dict[str, Any]) -> dict[int, float]:
     return {int(n): float(value) for n, value in values.items()}
-
-
-def _check_shares(rates: Sequence[DecayedMean]) -> None:
-    if not all(0 <= total <= weight * (1 + 1e-9) for total, weight in (rate.evidence for rate in rates)):
-        raise ValueError("more tokens accepted than tested")
-
-
-def _restore(rates: Sequence[DecayedMean], evidence: Sequence[tuple[float, float]]) -> None:
-    for rate, (total, weight) in zip(rates, evidence, strict=True):
-        if not (math.isfinite(total) and 0 <= weight < 1e6):
-            raise ValueError("not a sum and a weight")
-        rate.restore((float(total), float(weight)))

@@ -109,11 +109,9 @@ class ProfileStore:
 
     def load_newest(self) -> DraftStats | None:
         """The statistics that were stored last on this processor, under whatever settings; None for none."""
-        for entry in read_entries(self.path, "experience"):
-            if entry["setting"].get("processor") == processor_name():
-                with suppress(ValueError):
-                    return DraftStats.from_dict(entry["experience"])
-        return None
+        settings = (each["setting"] for each in read_entries(self.path, "experience"))
+        here: dict[str, Any] = next((each for each in settings if each.get("processor") == processor_name()), {})
+        return load_entry(self.path, "experience", here, DraftStats.from_dict)
 
     def save(self, key: ProfileKey, draft_stats: DraftStats) -> None:
         """Store the statistics under `key`. If the folder cannot be written, the next run has to measure again."""
@@ -124,8 +122,7 @@ def read_entries(path: Path, content: str) -> list[dict[str, Any]]:
     """The well-formed entries of a file, latest first: objects whose 'setting' and `content` are objects."""
     try:
         text = path.read_text(encoding="utf-8")
-        values = json.loads(text, parse_float=_parse_float, parse_int=_parse_int, parse_constant=_parse_float)
-        entries = values["entries"]
+        entries = json.loads(text, parse_float=_parse_float, parse_constant=_parse_float)["entries"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
     return [
@@ -140,7 +137,7 @@ def load_entry(path: Path, content: str, setting: dict[str, Any], read: Callable
     found = (entry[content] for entry in read_entries(path, content) if entry["setting"] == setting)
     try:
         return next((read(each) for each in found), None)
-    except (ValueError, KeyError, TypeError, AttributeError, EdgespecError):
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, EdgespecError):
         return None
 
 
@@ -158,12 +155,6 @@ def _parse_float(text: str) -> float:
     if not isfinite(number := float(text)):
         raise ValueError("not a finite number")
     return number
-
-
-def _parse_int(text: str) -> int:
-    """Raises ValueError unless the number also fits a float."""
-    _parse_float(text)
-    return int(text)
 
 
 def calibration_folder() -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.controller.acceptance import make_acceptance_model
+from edgespec.controller.acceptance import AcceptanceModel
 from edgespec.controller.drafter_set import DrafterSet
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
@@ -77,7 +77,7 @@ def drive(drafters: DrafterSet) -> DraftTree:
 
 def hear(drafters: DrafterSet) -> list[tuple[Drafter, Outcome]]:
     """What the drafters would have said about a round, learned as the autopilot does."""
-    acceptance, found = make_acceptance_model("probability"), []
+    acceptance, found = AcceptanceModel("probability"), []
 
     def learn(drafter: Drafter, outcomes: Sequence[Outcome]) -> None:
         for each in outcomes:
