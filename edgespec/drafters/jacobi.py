@@ -15,7 +15,6 @@ from edgespec.core.tree import DraftTree
 
 _WINDOW = 15  # guessed tokens
 _MAX_POOL = 2**16  # pairs of tokens
-_MAX_REST = 32  # rounds without proposals
 _MAX_MATCH = 2  # tokens before a guess that its row was right about; more of them count as many
 _POOL = _MAX_MATCH + 1  # the kind of a token from the pool; that of a guess is its match
 _GUESSES = (0.05, 0.15, 0.3, 0.4)  # at first, how often tokens of a kind are right
@@ -39,10 +38,7 @@ class _Rates:
 
 
 class JacobiDrafter(Drafter):
-    """Guesses are seldom right, so that they are verified only where rows take next to no time, as on a large GPU.
-
-    Elsewhere it proposes something ever more rarely.
-    """
+    """Guesses are seldom right, so that they are verified only where rows take next to no time, as on a large GPU."""
 
     name = "jacobi"
     is_free = pads_batch = True
@@ -52,32 +48,24 @@ class JacobiDrafter(Drafter):
         self._pool: dict[tuple[int, int], int] = {}  # two tokens -> the one after them
         self._guesses: list[int] = []  # after the text
         self._kinds: list[int] = []  # of each: the tokens before it that its row was right about
-        self._rest = self._last_rest = 0  # rounds without proposals that are left, and were the last time
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         self._rates, self._pool = _Rates(), {}
         self._guesses = list(text[-_WINDOW:])
         self._kinds = [0] * len(self._guesses)
-        self._rest = self._last_rest = 0
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
-        if not self._rest:
-            found = self._follow_pool(text, min(limit.depth, limit.nodes))
-            tree.add_chain(found, self.name, [self._rates.rate(_POOL)] * len(found))
-            n = min(limit.depth, limit.nodes, len(self._guesses))
-            rates = [self._rates.rate(kind) for kind in range(_POOL)]
-            tree.add_chain(self._guesses[:n], self.name, [rates[kind] for kind in self._kinds[:n]])
+        found = self._follow_pool(text, min(limit.depth, limit.nodes))
+        tree.add_chain(found, self.name, [self._rates.rate(_POOL)] * len(found))
+        n = min(limit.depth, limit.nodes, len(self._guesses))
+        rates = [self._rates.rate(kind) for kind in range(_POOL)]
+        tree.add_chain(self._guesses[:n], self.name, [rates[kind] for kind in self._kinds[:n]])
         yield
 
     def observe(self, done: Round) -> Sequence[Outcome]:
         if done.scores is None or done.scores.host_logits(0) is None:
             return ()
         rows = self._find_rows(done)
-        if self._rest and not rows:
-            self._rest -= 1
-            return ()
-        self._last_rest = 0 if rows else min(2 * self._last_rest + 1, _MAX_REST)
-        self._rest = self._last_rest
         outcomes = self._compare(done)
         best = self._read(done, done.scores)
         self._renew_guesses(done, [best[row] for row in rows])

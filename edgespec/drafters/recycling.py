@@ -28,9 +28,6 @@ WIDTH = 8  # successors kept of a token
 _MAX_GAP = 4.0  # nats below the best token; less probable tokens are no successors
 _LEAST_PATH = 0.03  # probability of a path that is proposed
 _FOLLOWED = 0.5  # share of a successor that was emitted, where its row was not read
-_SURE = 0.5  # share of a successor that is worth verifying where rows are cheap
-_MAX_REFUSED = 24  # rounds with such a proposal and none verified, after which it rests
-_REST = 32  # rounds, of which it then proposes and learns in one
 _MAX_ROWS = 16  # that are learned from in a round
 _ROW = np.dtype([("token", "<i4"), ("successors", "<i4", WIDTH), ("shares", "<f2", WIDTH)])
 
@@ -93,10 +90,7 @@ class SuccessorTable:
 
 
 class RecyclingDrafter(Drafter):
-    """It proposes the chain of the most probable successors and, as far as the budget goes, the most probable paths.
-
-    Where its proposals are never verified, since rows take too long, it learns and proposes in few rounds.
-    """
+    """It proposes the chain of the most probable successors and, as far as the budget goes, the most probable paths."""
 
     name = "recycling"
     is_free = pads_batch = True
@@ -105,30 +99,19 @@ class RecyclingDrafter(Drafter):
         """`open_table` returns the table of a generation, at its beginning."""
         self._open_table = open_table
         self._table = open_table()
-        self._refused = 0  # rounds with sure proposals since one was verified
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         self._table = self._open_table()
-        self._refused = min(self._refused, _MAX_REFUSED * 3 // 4)
-
-    @property
-    def _is_resting(self) -> bool:
-        return self._refused >= _MAX_REFUSED and self._refused % _REST > 0
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
-        if not self._is_resting:
-            self._add_chain(tree, text[-1], min(limit.depth, limit.nodes))
-            tree.add_most_probable(self.name, limit, self._follow, text[-1], _LEAST_PATH)
+        self._add_chain(tree, text[-1], min(limit.depth, limit.nodes))
+        tree.add_most_probable(self.name, limit, self._follow, text[-1], _LEAST_PATH)
         yield
 
     def observe(self, done: Round) -> Sequence[Outcome]:
         if done.scores is None:
             return ()
         n = len(done.emitted)
-        if self._is_resting:
-            self._refused += 1
-            return ()
-        self._count_refused(done, done.text[-n - 1])
         pairs = [*zip(done.text[-n - 1 : -1], done.emitted, strict=True)]
         outcomes = [
             Outcome(share, successor == token)
@@ -146,14 +129,6 @@ class RecyclingDrafter(Drafter):
     def _follow(self, token: int, depth: int) -> list[tuple[int, float, int]]:
         """(successor, its share, successor)"""
         return [(successor, share, successor) for successor, share in self._table.successors(token)]
-
-    def _count_refused(self, done: Round, root: int) -> None:
-        """Whether the draft of the round had the best successor of `root`."""
-        best = self._table.successors(root)[:1]
-        if any(done.draft.tokens[child] == token for token, _ in best for child in done.draft.children(-1)):
-            self._refused = 0
-        elif self._refused >= _MAX_REFUSED or (best and best[0][1] >= _SURE):
-            self._refused += 1
 
     def _learn(self, tokens: list[int], path: Sequence[int], scores: Scores) -> None:
         """`tokens` [rows] are those of the draft's root and nodes. Rows outside of the accepted path count less."""

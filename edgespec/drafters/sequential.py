@@ -24,7 +24,7 @@ class TextReader:
         self._is_prefilled = False
         self.text: list[int] = []  # the `_base` tokens that were emitted, then the drafted ones
         self._base = 0
-        self._chain = NO_DRAFT  # drafted after them, and read by the next `settle`
+        self._chain = NO_DRAFT  # drafted after them and not read by the host yet; the session may hold fewer tokens
 
     def begin(self, text: Sequence[int]) -> None:
         """`text` follows; keeps what the session holds of it."""
@@ -66,14 +66,6 @@ class TextReader:
         self.text += text[len(self.text) :]
         self._base = len(text)
         return list(text[self._offset + session.position :])
-
-    def append(self, token: int) -> None:
-        """The session holds one more drafted token."""
-        self.text.append(token)
-
-    def append_unread(self, chain: Draft) -> None:
-        """Tokens were drafted that the host has not read; the session may hold fewer of them."""
-        self._chain = chain
 
     def close(self) -> None:
         self.session.close()
@@ -145,7 +137,7 @@ class ModelDraftSession(TextReader):
         if session.position >= session.capabilities.context_size:
             return None
         logits = decode_one(session, token)
-        self.append(token)
+        self.text.append(token)
         return resize_logits(logits, self._vocab_size)
 
     def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:
@@ -155,7 +147,7 @@ class ModelDraftSession(TextReader):
         session = self.session
         n = min(n, session.capabilities.context_size - session.position - len(unread) + 1)
         chain, scores = session.rollout(unread, n, self._vocab_size)
-        self.append_unread(chain)
+        self._chain = chain
         return chain, scores
 
 
@@ -173,8 +165,7 @@ class SessionDrafter(Drafter):
         self._session.begin(text)
 
     def pending_tokens(self, text: Sequence[int]) -> int:
-        n: int = self._session.pending_tokens(text)
-        return n
+        return int(self._session.pending_tokens(text))
 
     def close(self) -> None:
         self._session.close()

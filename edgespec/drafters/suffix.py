@@ -242,7 +242,7 @@ class SuffixDrafter(Drafter):
             features = describe(length, n_agreeing, n, latest.kind, is_live=latest.is_live, is_latest=is_latest)
             choices.append(_Choice(rates.rate(features), token, features, those))
             is_latest = False
-        return sorted(choices, key=_by_probability)
+        return sorted(choices, key=lambda choice: -choice.probability)
 
     def _add_chain(self, tree: DraftTree, depth: int) -> None:
         paths, node = self._paths, -1
@@ -261,7 +261,3 @@ class SuffixDrafter(Drafter):
     def _follow_all(self, paths: list[_Path], ahead: int) -> list[tuple[int, float, list[_Path]]]:
         """(token, its probability, the paths that have it)"""
         return [(each.token, each.probability, each.paths) for each in self._choose(paths, ahead)]
-
-
-def _by_probability(choice: _Choice) -> float:
-    return -choice.probability

@@ -58,7 +58,7 @@ class CommitsTheMasks(PardSession):
         rows = [resize_logits(scores.logits(first + i), self._vocab_size).copy() for i in range(n)]
         self.session.commit(range(first + n - 1))
         for row in rows[:-1]:
-            self.append(int(row.argmax()))
+            self.text.append(int(row.argmax()))
         return rows
 
 

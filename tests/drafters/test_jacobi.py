@@ -14,7 +14,7 @@ from edgespec.controller.cost_model import CostModel, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.drafter import Outcome, TokenDraw
 from edgespec.core.loop import speculate
-from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round, Step
+from edgespec.core.protocols import Budget, Draft, Round, Step
 from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
 from edgespec.core.scores import HostScores
 from edgespec.core.tree import DraftTree
@@ -133,24 +133,3 @@ def test_the_pool_repeats_what_rows_have_said() -> None:
     drafter.observe(Round([1, 2, 3, 4], (4,), Draft.chain([1, 2]), (), 1, rows(4, 5, 6)))
     first = [(pair, propose(drafter, [9, *pair])[0][0]) for pair in ((2, 3), (3, 1), (1, 2))]
     assert first == [((2, 3), 4), ((3, 1), 5), ((1, 2), 6)]
-
-
-def test_what_is_never_verified_is_proposed_rarely() -> None:
-    drafter = JacobiDrafter()
-    drafter.begin(PROMPT, None)
-    text, asked = [*PROMPT, 0], []
-    for i in range(200):
-        asked.append(bool(propose(drafter, text)))
-        text.append(i % V)
-        drafter.observe(Round(text, (text[-1],), NO_DRAFT, (), 0, rows(text[-1])))
-    assert asked[0] and sum(asked[:40]) <= 6 and sum(asked[-100:]) <= 4
-    tree = propose_until_asked(drafter, text)
-    draft = Draft.chain(tree)
-    drafter.observe(Round([*text, 0], (0,), draft, (), 1, rows(*[0] * (len(draft) + 1))))
-    assert propose(drafter, [*text, 0]), "once it was verified it is asked again"
-
-
-def propose_until_asked(drafter: JacobiDrafter, text: list[int]) -> list[int]:
-    while not (found := propose(drafter, text)):
-        drafter.observe(Round(text, (text[-1],), NO_DRAFT, (), 0, rows(text[-1])))
-    return found[-1]

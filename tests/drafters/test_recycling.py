@@ -125,21 +125,6 @@ def test_scores_that_are_not_on_the_host_are_not_read() -> None:
     assert [token for token, _ in table.successors(1)] == [*range(V)][: -WIDTH - 1 : -1]
 
 
-def test_what_is_never_verified_is_proposed_rarely() -> None:
-    """A text that always goes on as it was sure, and whose rounds have no drafts."""
-    drafter, table = open_drafter()
-    table.learn(1, row(t1=1))
-    asked = []
-    for _ in range(300):
-        asked.append(bool(propose(drafter, 1, Budget(2, 2))))
-        drafter.observe(Round([1, 1, 1], (1,), NO_DRAFT, (), 0, HostScores([row(t1=1)])))
-    assert all(asked[:10]) and sum(asked[100:]) < 10
-    while not propose(drafter, 1, Budget(2, 2)):
-        drafter.observe(Round([1, 1, 1], (1,), NO_DRAFT, (), 0, HostScores([row(t1=1)])))
-    drafter.observe(Round([1, 1, 1], (1,), Draft.chain([1]), (0,), 1, HostScores([row(t1=1)] * 2)))
-    assert propose(drafter, 1, Budget(2, 2)), "once it was verified it is asked again"
-
-
 @given(st.lists(st.tuples(st.integers(0, V - 1), ROWS), max_size=20))
 def test_tables_are_loaded_as_they_were(learned: list[tuple[int, list[int]]]) -> None:
     table = SuccessorTable(V)

@@ -80,13 +80,13 @@ class Model:
         if unread:
             n = min(n, size - self.session.position - len(rest) + 1)
             chain, _ = greedy_rollout(self.session, rest, n, V)
-            self.reader.append_unread(chain)
+            self.reader._chain = chain
             self.drafted, self.is_settled = chain.tokens.tolist(), False
             return
         token = int(score_tokens(self.session, rest).argmax())
         while len(self.drafted) < n and self.session.position < size:
             logits = decode_one(self.session, token)
-            self.reader.append(token)
+            self.reader.text.append(token)
             self.drafted.append(token)
             token = int(logits.argmax())
 
