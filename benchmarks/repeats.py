@@ -80,7 +80,7 @@ class Limited(Adaptive):
     most = 0
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
-        return super().propose(tokens, limit.clamp(depth=self.most, nodes=self.most))
+        return super().propose(tokens, Budget(min(limit.depth, self.most), min(limit.nodes, self.most)))
 
 
 def edit(lines: list[str], rng: random.Random, kind: int) -> list[str]:

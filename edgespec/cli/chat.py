@@ -6,7 +6,7 @@ import gc
 import os
 import sys
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -278,7 +278,7 @@ class Repl:
     def _stats(self, _argument: str) -> None:
         if self._metrics is None:
             raise InvalidRequest("there is no answer yet.", hint="Ask something first.")
-        for name, value in self._metrics.to_dict().items():
+        for name, value in asdict(self._metrics).items():
             values = value if isinstance(value, tuple) else (value,)
             shown = [
                 significant(each, 4) if isinstance(each, float) else str(each) for each in values if each is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import closing, suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +113,7 @@ def _format_result(info: ModelInfo, finished: Finished, texts: dict[str, str]) -
         **({"settings": info.settings.chosen} if info.settings else {}),
         **({"exact_width": info.exact_width} if info.exact_width else {}),
         "seed": finished.seed,
-        "metrics": finished.metrics.to_dict(),
+        "metrics": asdict(finished.metrics),
     }
 
 

@@ -42,21 +42,14 @@ class DecisionPause:
     """Skips the decisions of one text where nothing was drafted of late.
 
     As many rounds are skipped as keep decisions within a small share of the time. Nothing is drafted in them.
+
+    n_left  paused rounds that are to come
     """
 
     def __init__(self, decision_time: DecisionTime) -> None:
         self._decision_time = decision_time
         self._n_idle = 0  # rounds since the last draft, without paused ones
-        self._n_left = 0
-
-    @property
-    def is_on(self) -> bool:
-        """Whether the next round is paused."""
-        return self._n_left > 0
-
-    def pass_round(self) -> None:
-        """A paused round has ended."""
-        self._n_left -= 1
+        self.n_left = 0
 
     def record(self, step: Step, plain_s: float, *, is_free: bool) -> None:
         """Record a round with a decision; `is_free`: no drafter that takes time was asked."""
@@ -67,7 +60,7 @@ class DecisionPause:
         if is_free:
             self._decision_time.observe(step.draft_s)
         if self._n_idle >= _MIN_IDLE:
-            self._n_left = min(int(self._decision_time.seconds / (_DECIDING_SHARE * plain_s)), _MAX_PAUSE)
+            self.n_left = min(int(self._decision_time.seconds / (_DECIDING_SHARE * plain_s)), _MAX_PAUSE)
 
 
 class Adaptive:
@@ -100,7 +93,7 @@ class Adaptive:
 
     @property
     def expects_plain(self) -> bool:
-        return self._pause.is_on or self._recorder.expects_plain
+        return self._pause.n_left > 0 or self._recorder.expects_plain
 
     @property
     def failures(self) -> Mapping[str, str]:
@@ -109,11 +102,11 @@ class Adaptive:
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._drafters.begin(prompt, has_cheap_rows=self._cost.has_cheap_rows)
-        self._gate.begin(len(prompt))
+        self._gate.prompt_length = len(prompt)
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
         self._round = None
-        if self._pause.is_on:
+        if self._pause.n_left:
             return self._decode_plain(_PAUSE_REASON)
         self._cost.begin_round(len(tokens) - 1)
         self._recorder.begin_round(tokens)
@@ -152,7 +145,7 @@ class Adaptive:
         return self._decide_lookups(round_, size)
 
     def observe(self, done: Round) -> None:
-        if self._pause.is_on:
+        if self._pause.n_left:
             self._drafters.observe_passed(done)
             return
         self._drafters.observe(done, self._learn)
@@ -160,8 +153,8 @@ class Adaptive:
             self._recorder.learn(self._round, done)
 
     def record(self, step: Step) -> None:
-        if self._pause.is_on:
-            self._pause.pass_round()
+        if self._pause.n_left:
+            self._pause.n_left -= 1
             self._recorder.pass_round(step)
         elif self._round is None:
             self._recorder.record_plain(step)
@@ -178,7 +171,7 @@ class Adaptive:
         return next((text for text in found if text), None)
 
     def end(self) -> None:
-        self._recorder.end()
+        self._recorder.count_passed()  # since the last decision
         self._stats.merge()
 
     def _learn(self, drafter: Drafter, outcomes: Sequence[Outcome]) -> None:
@@ -336,10 +329,11 @@ class RoundRecorder:
             self._cost.model.observe(
                 1 + step.n_peer_rows, self._cost.position, step.forward_s(1 + self._cost.peers.sessions)
             )
-        self._count_passed()
+        self.count_passed()
         self._count_plain(1)
 
-    def _count_passed(self) -> None:
+    def count_passed(self) -> None:
+        """Record the rounds of `pass_round`."""
         if self._passed_s:
             self._cost.model.observe(1, self._cost.position, median(self._passed_s))
         if self._n_passed:
@@ -357,10 +351,6 @@ class RoundRecorder:
         self._tokens.observe(tokens)
         self._steps.observe(steps)
         self._drafted_share.observe(float(is_drafted))
-
-    def end(self) -> None:
-        """The text has ended; count the rounds that went by since the last look."""
-        self._count_passed()
 
     def record(self, round_: DraftRound, step: Step) -> None:
         """Record the costs, the gain and the loss of a round."""
@@ -384,7 +374,7 @@ class RoundRecorder:
         # after the round, so that a plain round is one step also where it has changed what a step is known to take.
         # Of a drafter that waits for another machine it is the measured time.
         steps = (drafting_s + cost.seconds(rows)) / cost.seconds(1)
-        self._count_passed()
+        self.count_passed()
         self.regret.add(len(step.tokens), steps)
         self._count(len(step.tokens), steps, is_drafted=step.n_drafted > 0)
         self._stats.exploration.add(steps)

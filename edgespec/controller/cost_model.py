@@ -61,19 +61,15 @@ class BandMedians:
         bands = sorted((band for each, band in self._measured if each == key), key=lambda band: abs(band - self._band))
         recent = [values for band in bands if (values := self._recent(key, band))][:2]
         for values in reversed(recent):
-            expected = _estimate(values, expected, average)
+            if len(values) == 1:
+                values = [min(values[0], _MAX_OUTLIER * expected)]
+            # The expected value is one of few measurements, so that one slow round decides nothing.
+            expected = average(values if len(values) == _WINDOW else [expected, *values])
         return expected if recent else None
 
     def _recent(self, key: int | str, band: int) -> list[float]:
         oldest = self.round - _MAX_AGE
         return [value for at, value in self._measured.get((key, band), ()) if at > oldest]
-
-
-def _estimate(recent: list[float], expected: float, average: Average) -> float:
-    """Average; `expected` counts as one of few measurements, so that one slow round decides nothing."""
-    if len(recent) == 1:
-        recent = [min(recent[0], _MAX_OUTLIER * expected)]
-    return average(recent if len(recent) == _WINDOW else [expected, *recent])
 
 
 _REFRESH_ROUNDS = 16  # between two checks of age

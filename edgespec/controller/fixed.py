@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from edgespec.controller.drafter_set import DrafterSet
 from edgespec.controller.round import ScoredTree
@@ -48,17 +47,11 @@ class FixedLength:
         self._drafters.begin(prompt)
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
-        draft = self._propose(tokens, limit)
-        is_short = draft.q is None and 0 < len(draft) < self._min_length
-        return self._decide(NO_DRAFT) if is_short else draft
-
-    def _propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
-        budget = self._budget.clamp(depth=limit.depth, nodes=limit.nodes)
-        if not (budget.depth and budget.nodes):
+        depth, nodes = min(self._budget.depth, limit.depth), min(self._budget.nodes, limit.nodes)
+        is_chain = self._budget.nodes <= self._budget.depth
+        budget = Budget(min(depth, nodes), min(depth, nodes)) if is_chain else Budget(depth, nodes)
+        if not (depth and nodes):
             return self._decide(NO_DRAFT)
-        is_chain = budget.nodes <= budget.depth
-        if is_chain:  # a drawn or unread one is taken whole
-            budget = replace(budget, depth=budget.nodes)
         scored = ScoredTree(self._rate, is_chain=is_chain)
         for drafter in self._drafters:
             if is_chain and (chain := self._drafters.draft_async(drafter, tokens, budget)) is not None:
@@ -88,7 +81,9 @@ class FixedLength:
         """Keeps nothing."""
 
     def _decide(self, draft: Draft, source: str = "") -> Draft:
-        """State who made `draft`: `source`, or the drafters that its tokens name."""
+        """`draft`, unless it is too short; states who made it: `source`, or the drafters that its tokens name."""
+        if draft.q is None and len(draft) < self._min_length:
+            draft, source = NO_DRAFT, ""
         names = dict.fromkeys(name for each in draft.sources for name in each.split("+"))
         self.decision = Decision(source or "+".join(names) or "none", _REASON)
         return draft

@@ -96,6 +96,8 @@ class DraftGate:
 
     They compete: the one with the highest gain is asked. A drafter that does not pay is asked from time to time in
     place of those that do, to measure it again; all of them together have one budget for that.
+
+    prompt_length  tokens of the generation's prompt
     """
 
     def __init__(self, cost: MarginalCost, regret: RegretBudget, drafters: DrafterSet, stats: TextStats) -> None:
@@ -103,11 +105,8 @@ class DraftGate:
         self._regret = regret
         self._drafters = drafters
         self._stats = stats
-        self._prompt_length = 0
+        self.prompt_length = 0
         self._tried: dict[str, int] = {}  # drafter -> position
-
-    def begin(self, prompt_length: int) -> None:
-        self._prompt_length = prompt_length
 
     def choose(self, round_: DraftRound, lookups: DraftSize, silent: Collection[str]) -> DrafterCall | None:
         """The drafter to ask; None if none is expected to pay.
@@ -176,5 +175,5 @@ class DraftGate:
         read_s = self._cost.model.read_s(drafter.name)
         if not read_s:
             return len(tokens)
-        steps = self._regret.allowance(self._cost.peers.sessions) + _READ_SHARE * (len(tokens) - self._prompt_length)
+        steps = self._regret.allowance(self._cost.peers.sessions) + _READ_SHARE * (len(tokens) - self.prompt_length)
         return int(steps * self._cost.seconds(1) / read_s)

@@ -93,7 +93,7 @@ def measure_contexts(
     longer: dict[int, Profile] = {}
     with ExitStack() as undo:
         undo.callback(target.rewind, 0)  # the copies are not those of any text
-        steps: dict[str, _DraftSteps] = {}
+        drafts: dict[str, tuple[Session, float]] = {}  # and the seconds of a token after few tokens
         for i, length in enumerate(lengths):
             share_s = (until - perf_counter()) / (len(lengths) - i)
             if share_s < least_s:
@@ -102,38 +102,28 @@ def measure_contexts(
                 _fill(target, tokens[:_START])
                 for name, draft in attached.items():
                     with suppress(BackendError):  # there may be no memory for a second session
-                        steps[name] = _DraftSteps(draft, target, tokens, check, undo)
+                        session = draft.open_session(target, check)
+                        undo.callback(session.close)
+                        drafts[name] = session, _time_step(session, target, tokens)
             check()
             if extend_cache(target, length) < length:
                 break
             rows = _time_rows(target, tokens, _LONG_ROWS, _MIN_LONG_ROWS, share_s, check, clock)
-            longer[length] = Profile(rows, {name: each.measure(short.drafts[name]) for name, each in steps.items()})
+            more_s = {name: _time_step(each, target, tokens) - before_s for name, (each, before_s) in drafts.items()}
+            longer[length] = Profile(rows, {name: _slow_down(short.drafts[name], s) for name, s in more_s.items()})
     return replace(short, longer=longer)
 
 
-class _DraftSteps:
-    """The time of a draft's tokens, which grows with what its target holds."""
+def _time_step(session: Session, target: Session, tokens: Sequence[int]) -> float:
+    """Median seconds of a token of a draft, which grow with what its target holds."""
+    times = [_time_forward(session, tokens, 1) for _ in range(1 + _REPEATS)]
+    session.rewind(target.position)
+    return median(times[1:])  # the first is the warm-up
 
-    def __init__(
-        self, draft: AttachedDraft, target: Session, tokens: Sequence[int], check: CheckCancelled, undo: ExitStack
-    ) -> None:
-        """`undo` closes its session."""
-        self._target = target
-        self._tokens = tokens
-        self._session = draft.open_session(target, check)
-        undo.callback(self._session.close)
-        self._before_s = self._time_step()
 
-    def measure(self, short: DraftCost) -> DraftCost:
-        """`short` with units that take as much more as a token does."""
-        more_s = max(0.0, self._time_step() - self._before_s)
-        return replace(short, units={n: s + more_s for n, s in short.units.items()})
-
-    def _time_step(self) -> float:
-        """Median seconds of a token."""
-        times = [_time_forward(self._session, self._tokens, 1) for _ in range(1 + _REPEATS)]
-        self._session.rewind(self._target.position)
-        return median(times[1:])  # the first is the warm-up
+def _slow_down(cost: DraftCost, more_s: float) -> DraftCost:
+    """`cost` with units that take as much more as a token does."""
+    return replace(cost, units={n: s + max(0.0, more_s) for n, s in cost.units.items()})
 
 
 def measure_drafters(

@@ -222,7 +222,6 @@ class DraftRound:
         self.max_nodes = 0  # of the draft, by the regret budget
         self.recent_rate = tokens_per_step / cost.seconds(1)  # tokens per second
         self.price = 0.0  # tokens per second
-        self.is_chain = is_chain
         self.tree = ScoredTree(stats.rate, is_chain=is_chain)
         self.call: DrafterCall | None = None
         self._cost = cost

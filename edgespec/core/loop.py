@@ -185,25 +185,24 @@ class TokenScore:
 
 
 class LogprobRecorder:
-    """A Verifier that wraps another and records the log probabilities of the tokens in its verdicts."""
+    """A Verifier that wraps another and records log probabilities.
+
+    last  those of the tokens of the last verdict, which may be cut when it is emitted
+    """
 
     def __init__(self, verifier: Verifier, n_top: int) -> None:
         """`n_top`: how many of the most probable tokens to record for each."""
         self._verifier = verifier
         self._n_top = n_top
-        self._last: list[TokenScore] = []
+        self.last: list[TokenScore] = []
 
     def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
         verdict = self._verifier.verify(draft, scores, prefix)
         rows = [0, *(node + 1 for node in verdict.path)]
         tokens = [*(int(draft.tokens[node]) for node in verdict.path), verdict.next_token]
         scored = zip(rows, tokens, strict=True)
-        self._last = [score_token(scores.logits(row), token, self._n_top) for row, token in scored]
+        self.last = [score_token(scores.logits(row), token, self._n_top) for row, token in scored]
         return verdict
-
-    def take(self, count: int) -> tuple[TokenScore, ...]:
-        """The first `count` tokens of the last verdict, which may have been cut when it was emitted."""
-        return tuple(self._last[:count])
 
 
 def score_token(logits: Logits, token: int, n_top: int) -> TokenScore:
@@ -211,12 +210,10 @@ def score_token(logits: Logits, token: int, n_top: int) -> TokenScore:
     best = highest(logits)
     weights = logits - best
     norm = float(best) + math.log(sum_blocks(np.exp(weights, out=weights)).sum())
-    top: list[tuple[int, float]] = []
-    if n_top:
-        ids = top_k(logits, min(n_top, len(logits)))
-        order = ids[np.argsort(-logits[ids], kind="stable")]
-        top = [(int(i), float(logits[i]) - norm) for i in order]
-    return TokenScore(token, float(logits[token]) - norm, tuple(top))
+    ids = top_k(logits, min(n_top, len(logits))) if n_top else np.zeros(0, np.intp)
+    order = ids[np.argsort(-logits[ids], kind="stable")]
+    top = tuple((int(i), float(logits[i]) - norm) for i in order)
+    return TokenScore(token, float(logits[token]) - norm, top)
 
 
 def score_text(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
@@ -53,9 +53,6 @@ class Metrics:
     times_plain: float | None
     cached_tokens: int
     reasoning_tokens: int
-
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 _RECENT_PLAIN = 5  # plain rounds that a drafted one is compared with

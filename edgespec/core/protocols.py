@@ -131,12 +131,6 @@ class Budget:
     read: int | None = None
     reach: float = 0.0
 
-    def clamp(self, *, depth: int, nodes: int) -> Budget:
-        """This budget, limited to `depth` and `nodes`. A budget for a chain stays one for a chain."""
-        clamped = max(0, min(self.depth, depth))
-        max_nodes = self.nodes if self.nodes > self.depth else min(self.nodes, clamped)
-        return Budget(clamped, max(0, min(max_nodes, nodes)), self.read, self.reach)
-
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:

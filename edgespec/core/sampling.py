@@ -36,6 +36,7 @@ Rng = np.random.Generator
 _BLOCK = 512
 _EXACT = 16_384  # weights that are summed in float64 throughout
 _MASK = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
 
 
 class RandomSource(Protocol):
@@ -73,13 +74,9 @@ class CounterRng:
         return index_at(weights, self.uniform(position))
 
     def uniform(self, position: int) -> float:
-        return uniform(self._seed, position)
-
-
-def uniform(seed: int, position: int) -> float:
-    """A number in [0, 1) with 53 random bits: SplitMix64's mixer (Steele et al. 2014) over seed and position."""
-    z = _mix(_mix((seed + 0x9E3779B97F4A7C15) & _MASK) ^ ((position * 0x9E3779B97F4A7C15) & _MASK))
-    return (z >> 11) * 2.0**-53
+        """A number in [0, 1) with 53 random bits: SplitMix64's mixer (Steele et al. 2014) over seed and position."""
+        z = _mix(_mix((self._seed + _STEP) & _MASK) ^ ((position * _STEP) & _MASK))
+        return (z >> 11) * 2.0**-53
 
 
 def _mix(z: int) -> int:

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edgespec.core.protocols import NO_DRAFT, Draft, Session, Verdict, Verifier
-from edgespec.core.sampling import Distribution, Logits, Probs, RandomSource, SamplingParams
+from edgespec.core.protocols import NO_DRAFT, Draft, Session, Verdict
+from edgespec.core.sampling import Distribution, Ints, Logits, Probs, RandomSource, SamplingParams
 from edgespec.core.scores import HostScores, Scores
 from edgespec.core.tree import depths
 
@@ -21,9 +21,6 @@ class TargetDistribution(Protocol):
     """The part of `sampling.Sampler` that verifiers use; see there."""
 
     window: int
-
-    @property
-    def is_argmax(self) -> bool: ...
 
     @property
     def row_params(self) -> SamplingParams | None: ...
@@ -66,36 +63,36 @@ class SampleMatching:
 
     def _sample_rows(self, draft: Draft, scores: Scores, position: int) -> list[int] | None:
         """[rows] tokens sampled by the backend, -1 where it cannot decide; None if it does not sample."""
-        if self._sampler.is_argmax:
-            best: list[int] = scores.argmax().tolist()
-            return best
         params = self._sampler.row_params
         if params is None:
             return None
-        uniforms = [self._random_source.uniform(position + depth) for depth in (0, *depths(draft).tolist())]
-        tokens = scores.draw(params, uniforms)
+        tokens: Ints | None
+        if params.temperature == 0:
+            tokens = scores.argmax()
+        else:
+            uniforms = [self._random_source.uniform(position + depth) for depth in (0, *depths(draft).tolist())]
+            tokens = scores.draw(params, uniforms)
         return None if tokens is None else tokens.tolist()
 
 
-class TokenRejection:
+class TokenRejection(SampleMatching):
     """Speculative sampling for sampled drafts: chains (Leviathan et al. 2023; Chen et al. 2023) and trees (recursive
     rejection: Miao et al. 2024, SpecInfer).
 
-    The q of a sibling sampled without replacement is conditional on the earlier siblings. Raises ValueError without q.
+    The q of a sibling sampled without replacement is conditional on the earlier siblings. A draft without q is verified
+    by SampleMatching.
     """
 
-    def __init__(self, sampler: TargetDistribution, random_source: RandomSource) -> None:
-        self._sampler = sampler
-        self._random_source = random_source
-
     def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
+        if (drawn := draft.q) is None:
+            return super().verify(draft, scores, prefix)
         context = _context(prefix, self._sampler.window)
         path: list[int] = []
         node = -1
         while True:
             p = self._sampler.distribution(scores.logits(node + 1), context).normalised()
             for child in draft.children(node):
-                q, x = _q(draft, child), int(draft.tokens[child])
+                q, x = drawn[child], int(draft.tokens[child])
                 if self._random_source.accept(p.weight(x), q[x]):
                     node = child
                     path.append(child)
@@ -107,9 +104,9 @@ class TokenRejection:
                 return Verdict(tuple(path), p.token(self._random_source.choose(p.weights, position)))
 
 
-class BlockVerification:
+class BlockVerification(SampleMatching):
     """Joint verification of a sampled chain (Sun et al., ICLR 2025, 2403.10444). It accepts at least as many tokens as
-    TokenRejection does in expectation. Raises ValueError for a tree, or without q.
+    TokenRejection does in expectation. A draft without q is verified by SampleMatching. Raises ValueError for a tree.
 
     P_0 = 1;  P_i = min(1, P_{i-1} p_i(x_i) / q_i(x_i))
     i < k:  Z_i = sum(max(P_i p_{i+1} - q_{i+1}, 0));  h_i = Z_i / (Z_i + 1 - P_i), 0/0 -> 1;   h_k = P_k
@@ -117,11 +114,9 @@ class BlockVerification:
     next ~ p_{k+1} after tau = k, else the normalised max(P_tau p_{tau+1} - q_{tau+1}, 0)
     """
 
-    def __init__(self, sampler: TargetDistribution, random_source: RandomSource) -> None:
-        self._sampler = sampler
-        self._random_source = random_source
-
     def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
+        if (q := draft.q) is None:
+            return super().verify(draft, scores, prefix)
         if not draft.is_chain:
             raise ValueError("block verification takes chains; use TokenRejection for sibling sets")
         context = _context(prefix, self._sampler.window)
@@ -129,10 +124,10 @@ class BlockVerification:
         p = [self._p(scores, 0, context)]  # p[i]: after x_1..x_i
         keep = [p[0].weights.sum()]  # P_i; P_0 = 1 in the number type of p
         for i, x in enumerate(draft.tokens.tolist()):
-            keep.append(min(keep[0], keep[i] * p[i].weight(x) / _q(draft, i)[x]))
+            keep.append(min(keep[0], keep[i] * p[i].weight(x) / q[i][x]))
             context.append(x)
             p.append(self._p(scores, i + 1, context))
-        residuals = [_subtract(p[i], _q(draft, i), keep[i]) for i in range(k)] + [p[k].weights]
+        residuals = [_subtract(p[i], q[i], keep[i]) for i in range(k)] + [p[k].weights]
         tau = 0
         for i in range(1, k + 1):
             z = residuals[i].sum() if i < k else keep[k]
@@ -145,18 +140,6 @@ class BlockVerification:
 
     def _p(self, scores: Scores, row: int, context: Sequence[int]) -> Distribution:
         return self._sampler.distribution(scores.logits(row), context).normalised()
-
-
-class AutoVerifier:
-    """Verifies deterministic drafts by one rule and sampled drafts, those with q, by another."""
-
-    def __init__(self, deterministic: Verifier, sampled: Verifier) -> None:
-        self._deterministic = deterministic
-        self._sampled = sampled
-
-    def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
-        rule = self._deterministic if draft.q is None else self._sampled
-        return rule.verify(draft, scores, prefix)
 
 
 def residual(p: Distribution, q: Probs) -> Distribution:
@@ -173,13 +156,6 @@ def _subtract(p: Distribution, q: Probs, scale: Any = 1) -> Probs:
     """The weights of max(scale p - q, 0), in the order of p's."""
     rest: Probs = np.maximum(scale * p.weights - (q if p.ids is None else q[p.ids]), 0)
     return rest
-
-
-def _q(draft: Draft, node: int) -> Probs:
-    if draft.q is None:
-        raise ValueError("rejection rules need the q that each token was sampled from; use SampleMatching without q")
-    q: Probs = draft.q[node]
-    return q
 
 
 def _context(prefix: Sequence[int], window: int) -> list[int]:

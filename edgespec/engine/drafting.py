@@ -16,7 +16,7 @@ from edgespec.controller.stats import DraftStats
 from edgespec.core.drafter import Drafter, TokenDraw
 from edgespec.core.protocols import Budget, CheckCancelled, Session, Verifier
 from edgespec.core.sampling import CounterRng, Sampler
-from edgespec.core.verify import AutoVerifier, BlockVerification, SampleMatching, TargetDistribution, TokenRejection
+from edgespec.core.verify import BlockVerification, SampleMatching, TargetDistribution, TokenRejection
 from edgespec.drafters import DrafterSpec, SlotMemory, SlotResources, drafter_specs
 from edgespec.drafters.recycling import Bigram
 from edgespec.drafters.sequential import RequestDraw
@@ -145,11 +145,8 @@ def list_drafters(names: Sequence[str]) -> list[LoadedDrafter]:
 
 def make_verifier(rule: Rule, distribution: TargetDistribution, seed: int) -> Verifier:
     """The verifier of one generation. Deterministic drafts are always verified by sample matching."""
-    rng = CounterRng(seed)
-    matching = SampleMatching(distribution, rng)
-    if rule == "sample":
-        return matching
-    return AutoVerifier(matching, (TokenRejection if rule == "rejection" else BlockVerification)(distribution, rng))
+    verifiers = {"rejection": TokenRejection, "block": BlockVerification}
+    return verifiers.get(rule, SampleMatching)(distribution, CounterRng(seed))
 
 
 def make_draw(rule: Rule, sampler: Sampler, seed: int) -> TokenDraw | None:

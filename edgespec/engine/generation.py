@@ -118,7 +118,7 @@ class Generation:
                 self._meter.add_progress(event, perf_counter())
             elif isinstance(event, Step):
                 self._meter.add(event, self._n_reasoning)
-                scored = logprobs.take(len(event.tokens)) if logprobs is not None else ()
+                scored = tuple(logprobs.last[: len(event.tokens)]) if logprobs is not None else ()
                 for i, pieces in enumerate(self._pieces):
                     yield from map(self._describe, scored[i : i + 1])
                     yield from pieces

@@ -180,7 +180,6 @@ class GrammarMask:
     """The distribution of a sampler without the tokens that the grammar forbids. A TargetDistribution."""
 
     window = _EVERYTHING
-    is_argmax = False
     row_params: SamplingParams | None = None
 
     def __init__(self, matcher: LLMatcher, sampler: Sampler, start: int) -> None:

@@ -20,7 +20,7 @@ from edgespec.controller.fixed import FixedLength
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Step
 from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
-from edgespec.core.verify import AutoVerifier, SampleMatching, TokenRejection
+from edgespec.core.verify import TokenRejection
 from edgespec.drafters.sequential import RequestDraw
 from tests.backends.mlx_pairs import CHAIN, PROMPTS, Answers, LateFeatures, answer, attach, open_drafter
 from tests.backends.pair_heads import quantize
@@ -199,7 +199,7 @@ def test_drawn_chains_are_accepted(target: MlxModel) -> None:
         draw = RequestDraw(sampler, np.random.default_rng(3))
         controller = FixedLength([open_drafter(head, session)], Budget(4, 4), target.tokenizer.vocab_size, draw)
         rng = CounterRng(7)
-        verifier = AutoVerifier(SampleMatching(sampler, rng), TokenRejection(sampler, rng))
+        verifier = TokenRejection(sampler, rng)
         tokens = target.tokenizer.encode(prompt, parse_special=False)
         events = list(speculate(session, controller, verifier, tokens, max_tokens=40, stop=frozenset()))
         found.add(events)

@@ -17,7 +17,7 @@ from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Controller, Step
 from edgespec.core.sampling import CounterRng, SamplingParams
 from edgespec.core.tree import DraftTree
-from edgespec.core.verify import AutoVerifier, BlockVerification, SampleMatching, TokenRejection
+from edgespec.core.verify import BlockVerification, TokenRejection
 from edgespec.drafters import SlotResources, drafter_specs
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.sequential import ModelDraftSession, PardSession, RequestDraw
@@ -73,7 +73,7 @@ def check_distribution(drafter: Drafter, rule: type[TokenRejection] | type[Block
     for seed in range(RUNS):
         controller = make_controller(policy, drafter, draw)
         rng = CounterRng(seed)
-        verifier = AutoVerifier(SampleMatching(SAMPLER, rng), rule(SAMPLER, rng))
+        verifier = rule(SAMPLER, rng)
         text: list[int] = []
         for event in speculate(session, controller, verifier, PROMPT, max_tokens=4, stop=frozenset()):
             if isinstance(event, Step):

@@ -18,7 +18,7 @@ from edgespec.core.drafter import Drafter
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
-from edgespec.core.verify import AutoVerifier, BlockVerification, SampleMatching
+from edgespec.core.verify import BlockVerification, SampleMatching
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.drafters.sequential import ModelDraftSession, PardSession, RequestDraw, SequentialDrafter
@@ -186,7 +186,7 @@ def test_sampled_chains_keep_the_distribution() -> None:
     for seed in range(runs):
         draw = RequestDraw(sampler, np.random.default_rng([seed, 2]))
         random_source = CounterRng(seed)
-        verifier = AutoVerifier(SampleMatching(sampler, random_source), BlockVerification(sampler, random_source))
+        verifier = BlockVerification(sampler, random_source)
         text: list[int] = []
         controller = Adaptive(drafters, draft_stats, "toy", 4, trees=True, draw=draw)
         for event in speculate(session, controller, verifier, prompt, max_tokens=3, stop=frozenset()):

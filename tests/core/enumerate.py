@@ -96,7 +96,6 @@ class Target:
     """
 
     window = 99
-    is_argmax = False
     row_params = None
 
     def __init__(self, seed: int, vocab_size: int = 3, low: int = 1) -> None:

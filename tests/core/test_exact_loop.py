@@ -14,11 +14,11 @@ import pytest
 from edgespec.backends.toy import ToySession
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.fixed import FixedLength, SteeredController
-from edgespec.controller.round import DrafterCall
+from edgespec.controller.round import DraftRound, DraftSize
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Controller, Draft, Round, Step
 from edgespec.core.tree import DraftTree
-from edgespec.core.verify import AutoVerifier, BlockVerification, SampleMatching, TokenRejection
+from edgespec.core.verify import BlockVerification, SampleMatching, TokenRejection
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from tests.core.enumerate import (
@@ -69,11 +69,6 @@ def generated(
     for weight, tokens in outcomes(run):
         distribution[tokens] = distribution.get(tokens, Fraction(0)) + weight
     return distribution
-
-
-def by_draft(target: Target, random_source: Enumerated) -> AutoVerifier:
-    """Each draft by its own rule."""
-    return AutoVerifier(SampleMatching(target, random_source), BlockVerification(target, random_source))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("eager", [True, False], ids=["beyond the limit", "fixed length"])
@@ -166,14 +161,15 @@ def test_drawn_drafts_of_the_shipped_drafters(policy: str, kind: str, rule: Rule
 class DropsTheImprobable(Adaptive):
     """A mistake: a drawn token that is not worth verifying is not verified."""
 
-    def _verify_drawn(self, call: DrafterCall) -> Draft:
-        draft = super()._verify_drawn(call)
-        n = next((i for i, p in enumerate(call.tree.probabilities) if p < 0.3), len(draft))
-        return Draft(draft.tokens[:n], draft.parents[:n], None if draft.q is None else draft.q[:n], draft.sources[:n])
+    def _decide(self, round_: DraftRound, reason: str, draft: Draft, size: DraftSize) -> Draft:
+        if draft.q is not None and round_.call is not None:
+            n = next((i for i, p in enumerate(round_.call.tree.probabilities) if p < 0.3), len(draft))
+            draft = Draft(draft.tokens[:n], draft.parents[:n], draft.q[:n], draft.sources[:n])
+        return super()._decide(round_, reason, draft, size)
 
 
 @pytest.mark.parametrize("kind", [Adaptive, DropsTheImprobable])
-@pytest.mark.parametrize("rule", [TokenRejection, by_draft])
+@pytest.mark.parametrize("rule", [TokenRejection, BlockVerification])
 def test_to_drop_a_drawn_token_would_show(rule: Rule, kind: type[Adaptive]) -> None:
     target, model = Target(4, 2), Target(8, 2)
 
@@ -211,7 +207,7 @@ def test_deterministic_and_drawn_rounds(policy: str) -> None:
         controller.observe = heard  # type: ignore[method-assign]
         return controller
 
-    assert generated(target, by_draft, control, frozenset(), 4) == truth(target, frozenset(), 4)
+    assert generated(target, BlockVerification, control, frozenset(), 4) == truth(target, frozenset(), 4)
     assert kinds >= {(True, True), (True, False)}
 
 

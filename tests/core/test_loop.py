@@ -228,9 +228,3 @@ def test_a_prompt_that_fills_the_context_gets_one_token(kind: Kind) -> None:
     case.prompt.append(0)
     with pytest.raises(ContextOverflow):
         run(case, session, budgets, Alarm(0), [])
-
-
-def test_budgets_are_clamped_to_the_limits() -> None:
-    assert Budget(5, 9).clamp(depth=3, nodes=20) == Budget(3, 9)
-    assert Budget(5, 9).clamp(depth=7, nodes=2) == Budget(5, 2)
-    assert Budget(5, 9).clamp(depth=-1, nodes=-4) == Budget(0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 from hypothesis import given
@@ -99,7 +100,7 @@ def test_by_brute_force(steps: list[Step]) -> None:
         for depth in range(s.n_tested):
             outcomes.setdefault(depth, []).append(depth < s.n_accepted)
     assert metrics.alpha_by_depth == tuple(sum(outcomes[d]) / len(outcomes[d]) for d in range(len(outcomes)))
-    assert json.loads(json.dumps(metrics.to_dict()))["alpha_by_depth"] == list(metrics.alpha_by_depth)
+    assert json.loads(json.dumps(asdict(metrics)))["alpha_by_depth"] == list(metrics.alpha_by_depth)
 
 
 def test_plain_decoding_is_what_this_answer_would_have_taken() -> None:

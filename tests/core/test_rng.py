@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgespec.core.sampling import CounterRng, index_at, sum_blocks, uniform
+from edgespec.core.sampling import CounterRng, index_at, sum_blocks
 from tests.core.stats import assert_follows
 
 LAST = 1 - 2.0**-53  # the largest number that `uniform` returns
@@ -83,7 +83,7 @@ def test_draws_follow_the_weights() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32, 2**64 - 1])
 def test_positions_of_one_seed_are_uniform_and_independent(seed: int) -> None:
-    u = np.array([uniform(seed, position) for position in range(16_001)])
+    u = np.array([CounterRng(seed).uniform(position) for position in range(16_001)])
     assert_follows(np.histogram(u, 64, (0, 1))[0].tolist(), [1 / 64] * 64)
     pairs = np.histogram2d(u[:-1], u[1:], 8, ((0, 1), (0, 1)))[0]
     assert_follows(pairs.ravel().astype(int).tolist(), [1 / 64] * 64)

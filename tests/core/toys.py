@@ -12,7 +12,7 @@ import numpy as np
 from edgespec.backends.toy import Kind, ToyModel, ToySession
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Decision, Draft, Round, Step
-from edgespec.core.sampling import Distribution, Logits, Probs, Rng, Sampler, SamplingParams, index_at, uniform
+from edgespec.core.sampling import CounterRng, Distribution, Logits, Probs, Rng, Sampler, SamplingParams, index_at
 from edgespec.core.tree import DraftTree
 from edgespec.errors import Cancelled
 
@@ -50,7 +50,7 @@ def decode(
     tokens = list(prompt)
     while len(tokens) < min(len(prompt) + max_tokens, size + 1) and not (stop & set(tokens[len(prompt) :])):
         distribution = sampler.distribution(model.logits(tokens), tokens)
-        tokens.append(distribution.token(index_at(distribution.weights, uniform(seed, len(tokens)))))
+        tokens.append(distribution.token(index_at(distribution.weights, CounterRng(seed).uniform(len(tokens)))))
     return tokens[len(prompt) :]
 
 
@@ -213,7 +213,7 @@ class RandomBudgets(Maker):
 
     def _ask(self, tokens: Sequence[int], limit: Budget) -> Draft:
         wanted = Budget(int(self._rng.integers(0, 6)), int(self._rng.integers(0, 9)))
-        budget, tree = wanted.clamp(depth=limit.depth, nodes=limit.nodes), DraftTree()
+        budget, tree = Budget(min(wanted.depth, limit.depth), min(wanted.nodes, limit.nodes)), DraftTree()
         for drafter in self.drafters if budget.depth and budget.nodes else ():
             nodes = budget.nodes - len(tree)
             for _ in drafter.expand(tree, tokens, Budget(budget.depth, nodes)):

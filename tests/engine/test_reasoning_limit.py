@@ -100,7 +100,7 @@ def test_trees_keep_the_distribution(budget: int) -> None:
 class Script:
     """A target that is certain of the next byte of a text."""
 
-    window, is_argmax, row_params = 10**6, False, None
+    window, row_params = 10**6, None
 
     def __init__(self, text: bytes) -> None:
         self.text = text
