@@ -28,7 +28,7 @@ FORMS = (
 )
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?"
-_ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
+ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _HUB = re.compile(
     rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._-]*))?(?P<rest>[:/].*)?", re.DOTALL
 )
@@ -122,8 +122,8 @@ def parse_reference(text: str) -> Reference:
     if text.startswith(("http://", "https://")):
         raise _reference_error(text, "web addresses are not accepted", hint="Write hf:user/repo/file.gguf.")
     if _looks_local(text):
-        return LocalPath(_expand(text))
-    if _ALIAS.fullmatch(text):
+        return LocalPath(Path(os.path.expanduser(text)))
+    if ALIAS.fullmatch(text):
         return Alias(text)
     return _parse_hub(text, text)
 
@@ -148,13 +148,6 @@ def _looks_local(text: str) -> bool:
     if text in (".", "..") or text.startswith(_PATH_STARTS) or is_gguf_name(text):
         return True
     return "/" in text and len(text) < 4096 and os.path.exists(text)
-
-
-def _expand(text: str) -> Path:
-    try:
-        return Path(text).expanduser()
-    except RuntimeError:
-        raise _reference_error(text, "its home folder is unknown") from None
 
 
 def _parse_hub(text: str, body: str) -> HubReference:
@@ -214,11 +207,11 @@ _HEAD = re.compile(r"(?:^|/)mtp-[^/]*$", re.IGNORECASE)  # MTP layers in a file 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a repository: `size` in bytes, `sha256` where the hub states one."""
+    """A file of a repository: `size` in bytes; `etag`, where the hub states one, is a sha256 or a git hash."""
 
     path: str
     size: int
-    sha256: str | None
+    etag: str | None
 
 
 Selection = tuple[Kind, tuple[RemoteFile, ...]]
@@ -234,16 +227,13 @@ def select_files(reference: HubReference, listing: tuple[RemoteFile, ...], conte
         return _select_parts(files[reference.path], files, context)
     models = [file for file in files.values() if is_model_file(file.path)]
     models = [file for file in models if not _HEAD.search(file.path)] or models
-    if isinstance(reference, HubQuant):
-        found = _find_quant(reference.quant, models)
-        if found is None:
-            raise HubError(f"{context.repo} has no {reference.quant}.", hint=_suggest_quants(context, models))
-        return _select_parts(found, files, context)
-    if models:
-        ranked = (_find_quant(quant, models) for quant in PREFERRED)
-        smallest = min(models, key=lambda file: file.size)
-        return _select_parts(next((file for file in ranked if file), smallest), files, context)
-    return _select_mlx(files, context)
+    wanted = [reference.quant] if isinstance(reference, HubQuant) else PREFERRED
+    found = next(filter(None, (_find_quant(quant, models) for quant in wanted)), None)
+    if found is None and isinstance(reference, HubQuant):
+        raise HubError(f"{context.repo} has no {reference.quant}.", hint=_suggest_quants(context, models))
+    if not models:
+        return _select_mlx(files, context)
+    return _select_parts(found or min(models, key=attrgetter("size")), files, context)
 
 
 def list_parts(path: str) -> tuple[str, ...]:
@@ -290,16 +280,15 @@ def _select_parts(file: RemoteFile, files: dict[str, RemoteFile], context: HubCo
 
 
 def _select_mlx(files: dict[str, RemoteFile], context: HubContext) -> Selection:
-    wanted = [file for file in files.values() if any(fnmatch.fnmatch(file.path, each) for each in MLX_PATTERNS)]
-    wanted = [file for file in wanted if "/" not in file.path]
-    weights = [file for file in wanted if file.path.endswith(".safetensors")]
-    if not weights or "config.json" not in files:
+    named = [file for file in files.values() if "/" not in file.path]
+    wanted = [file for file in named if any(fnmatch.fnmatch(file.path, each) for each in MLX_PATTERNS)]
+    wanted.sort(key=lambda file: (file.path.endswith(".safetensors"), file.path))
+    if not wanted or not wanted[-1].path.endswith(".safetensors") or "config.json" not in files:
         raise HubError(
             f"{context.repo} holds neither GGUF files nor an MLX model.",
             hint="Choose a repository with .gguf files, or with config.json and .safetensors.",
         )
-    small = [file for file in wanted if file not in weights]
-    return "mlx", (*sorted(small, key=attrgetter("path")), *sorted(weights, key=attrgetter("path")))
+    return "mlx", tuple(wanted)
 
 
 def _suggest_quants(context: HubContext, models: list[RemoteFile]) -> str:
@@ -311,7 +300,6 @@ def _suggest_quants(context: HubContext, models: list[RemoteFile]) -> str:
 
 DEFAULT_REVISION = "main"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,10 +366,8 @@ def find_model(cache_dir: Path, reference: HubReference) -> RemoteModel | None:
     storage = storage_folder(cache_dir, reference.repo)
     revision = reference.revision or DEFAULT_REVISION
     commit = _read_commit(storage, revision)
-    chosen = _select_complete(reference, storage / "snapshots" / commit) if commit is not None else None
-    if commit is None or chosen is None:
-        return None
-    return RemoteModel(reference.repo, revision, commit, *chosen)
+    chosen = _select_complete(reference, storage / "snapshots" / commit) if commit else None
+    return RemoteModel(reference.repo, revision, commit, *chosen) if commit and chosen else None
 
 
 def snapshot_path(cache_dir: Path, model: RemoteModel, path: str) -> Path:
@@ -406,20 +392,20 @@ def remove_model(cache_dir: Path, reference: HubReference) -> int:
     nothing matches.
     """
     storage = storage_folder(cache_dir, reference.repo)
-    links = [link for link in _list_links(storage) if _matches(reference, storage, link)]
+    links = [link for snapshot in storage.glob("snapshots/*") for link in _list_named(reference, snapshot)]
     if not links:
         hint = "Run `edgespec list` to see the cached models."
         raise HubError(f"{reference} is not in the cache at {cache_dir}.", hint=hint)
     blobs = {link.resolve() for link in links}
     for link in links:
         link.unlink()
-    blobs -= {link.resolve() for link in _list_links(storage)}
+    kept = {link.resolve() for link in _list_links(storage)}
     freed = 0
-    for blob in blobs:
+    for blob in blobs - kept:
         if blob.is_file():
             freed += blob.stat().st_size
             blob.unlink()
-    if not _list_links(storage):
+    if not kept:
         shutil.rmtree(storage)  # only unfinished downloads and refs are left
     return freed
 
@@ -440,13 +426,11 @@ def _read_commit(storage: Path, revision: str) -> str | None:
 
 
 def _list_files(snapshot: Path) -> tuple[RemoteFile, ...]:
-    found = []
-    for link in sorted(snapshot.rglob("*")):
-        if link.is_file():
-            blob = link.resolve().name
-            sha256 = blob if _SHA256.fullmatch(blob) else None
-            found.append(RemoteFile(link.relative_to(snapshot).as_posix(), link.stat().st_size, sha256))
-    return tuple(found)
+    return tuple(
+        RemoteFile(link.relative_to(snapshot).as_posix(), link.stat().st_size, link.resolve().name)
+        for link in sorted(snapshot.rglob("*"))
+        if link.is_file()
+    )
 
 
 def _select_complete(
@@ -462,20 +446,19 @@ def _select_complete(
 
 def _has_all_shards(snapshot: Path) -> bool:
     """True if every weight file named in the index exists; a model in one file has no index."""
-    index = snapshot / "model.safetensors.index.json"
-    if not index.is_file():
-        return True
     try:
-        shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        index = json.loads((snapshot / "model.safetensors.index.json").read_bytes())
+        return all((snapshot / shard).is_file() for shard in set(index["weight_map"].values()))
+    except FileNotFoundError:
+        return True
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-    return all(isinstance(shard, str) and (snapshot / shard).is_file() for shard in shards)
 
 
 def _list_snapshot_models(repo: str, snapshot: Path) -> list[CachedModel]:
     """The models of one snapshot: each GGUF file or complete set of parts, or the whole folder for MLX."""
-    revision = _find_revision(snapshot)
-    listing = _list_files(snapshot)
+    is_default = _read_commit(snapshot.parents[1], DEFAULT_REVISION) == snapshot.name
+    revision, listing = None if is_default else snapshot.name, _list_files(snapshot)
     references: list[HubReference] = [
         HubFile(repo, file.path, revision) for file in listing if is_model_file(file.path)
     ]
@@ -489,31 +472,21 @@ def _list_snapshot_models(repo: str, snapshot: Path) -> list[CachedModel]:
     return found
 
 
-def _find_revision(snapshot: Path) -> str | None:
-    """The branch, tag or commit of a snapshot; None for the default branch."""
-    refs = snapshot.parent.parent / "refs"
-    names = [
-        ref.relative_to(refs).as_posix()
-        for ref in sorted(refs.rglob("*"))
-        if ref.is_file() and _read_commit(refs.parent, ref.relative_to(refs).as_posix()) == snapshot.name
-    ]
-    if DEFAULT_REVISION in names:
-        return None
-    return names[0] if names and "/" not in names[0] else snapshot.name
-
-
 def _list_links(storage: Path) -> list[Path]:
     return [link for link in storage.glob("snapshots/*/**/*") if not link.is_dir()]
 
 
-def _matches(reference: HubReference, storage: Path, link: Path) -> bool:
-    commit, *parts = link.relative_to(storage / "snapshots").parts
-    if reference.revision is not None and _read_commit(storage, reference.revision) != commit:
-        return False
-    path = "/".join(parts)
+def _list_named(reference: HubReference, snapshot: Path) -> list[Path]:
+    """The links of a snapshot that belong to a model, which may be incomplete."""
+    storage = snapshot.parent.parent
+    if reference.revision is not None and _read_commit(storage, reference.revision) != snapshot.name:
+        return []
+    links = {link.relative_to(snapshot).as_posix(): link for link in snapshot.rglob("*") if not link.is_dir()}
+    if isinstance(reference, HubRepo):
+        return list(links.values())
     if isinstance(reference, HubFile):
-        return path in list_parts(reference.path)
-    if isinstance(reference, HubQuant):
-        chosen = _select_complete(reference, storage / "snapshots" / commit)
-        return chosen is not None and path in {file.path for file in chosen[1]}
-    return True
+        named: tuple[str, ...] = list_parts(reference.path)
+    else:
+        chosen = _select_complete(reference, snapshot)
+        named = tuple(file.path for file in chosen[1]) if chosen else ()
+    return [links[path] for path in named if path in links]

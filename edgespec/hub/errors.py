@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import difflib
 import errno
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from edgespec.errors import CacheError, EdgespecError, HubError
+from edgespec.errors import CacheError, EdgespecError, HubError, reason_of
 
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 FREE_SPACE = "Free some space, or set HF_HOME to a folder on a larger disk."
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR)
 
 
 class HubUnreachable(HubError):
@@ -24,6 +21,7 @@ class HubUnreachable(HubError):
 
 _AGAIN = "Try again: a pull resumes where it stopped."
 _NO_ADDRESS = (HubError, "{endpoint!a} is not a usable hub address.", "Correct or unset HF_ENDPOINT.")
+_NO_HUB = (HubError, "{endpoint} does not answer like a model hub.", "Check HF_ENDPOINT and proxy settings.")
 # What an error means and what to do, by the name of its class, which need not be imported, or by the hub's status.
 _SENTENCES: dict[str, tuple[type[HubError], str, str]] = {
     "GatedRepoError": (
@@ -37,42 +35,19 @@ _SENTENCES: dict[str, tuple[type[HubError], str, str]] = {
         "There is no repository {repo} at {endpoint}, or it is private.",
         "Check the spelling; if it is private, {log_in}.",
     ),
-    "RevisionNotFoundError": (
-        HubError,
-        "{repo} has no revision {revision}.",
-        "See the branches and tags at {page}",
-    ),
+    "RevisionNotFoundError": (HubError, "{repo} has no revision {revision}.", "See the branches and tags at {page}"),
     "401": (HubError, "{endpoint} does not accept the access token.", "To get a valid one, {log_in}."),
-    "403": (
-        HubError,
-        "Access to {repo} is forbidden for this token.",
-        "Give the token read access to it, or {log_in}.",
-    ),
+    "403": (HubError, "Access to {repo} is forbidden for this token.", "Give it read access to it, or {log_in}."),
     "429": (HubUnreachable, "{endpoint} limits the rate of requests.", "Wait some minutes, or {log_in}."),
-    "500": (
-        HubUnreachable,
-        "{endpoint} answers with server error {code}.",
-        "Try again later. A pull resumes where it stopped.",
-    ),
-    "HfHubHTTPError": (
-        HubError,
-        "{endpoint} refused the request for {repo} (HTTP {code}).",
-        "Check HF_ENDPOINT.",
-    ),
-    "HFValidationError": (
-        HubError,
-        "{repo!a} is not a repository name.",
-        "Write a repository as user/name.",
-    ),
+    "500": (HubUnreachable, "{endpoint} answers with server error {code}.", _AGAIN),
+    "HfHubHTTPError": (HubError, "{endpoint} refused the request for {repo} (HTTP {code}).", "Check HF_ENDPOINT."),
+    "HFValidationError": (HubError, "{repo!a} is not a repository name.", "Write a repository as user/name."),
+    "FileMetadataError": _NO_HUB,
+    "JSONDecodeError": _NO_HUB,
     "UnsupportedProtocol": _NO_ADDRESS,
     "InvalidURL": _NO_ADDRESS,
     "LocalProtocolError": _NO_ADDRESS,
     "ProxyError": (HubUnreachable, "The proxy for {endpoint} does not work.", "Check HTTPS_PROXY."),
-    "gaierror": (
-        HubUnreachable,
-        "The name of {endpoint} cannot be resolved.",
-        "Check the network connection and HF_ENDPOINT.",
-    ),
     "certificate": (
         HubUnreachable,
         "The certificate of {endpoint} is not trusted.",
@@ -123,23 +98,22 @@ def translate(error: BaseException, context: HubContext) -> EdgespecError | None
         return missing_file_error(context)
     if "OfflineModeIsEnabled" in names or "LocalEntryNotFoundError" in names:
         return offline_error(context)
-    if "FileMetadataError" in names or "JSONDecodeError" in names:
-        return not_a_hub_error(context)
     name = next((each for each in names if each in _SENTENCES), None)
     if name is None:
-        return _map_disk(error, context) if isinstance(error, OSError) else None
+        return _disk_error(error, context) if isinstance(error, OSError) else None
     code = getattr(getattr(error, "response", None), "status_code", 0)
-    if name == "HfHubHTTPError":
-        name = {401: "401", 403: "403", 429: "429"}.get(code, "500" if code >= 500 else name)
-    elif name in ("TimeoutException", "ConnectError", "HTTPError"):
-        if any(isinstance(cause, socket.gaierror) for cause in _iterate_causes(error)):
-            name = "gaierror"
-        elif "CERTIFICATE" in str(error).upper():
-            name = "certificate"
+    if name == "HfHubHTTPError" and (code >= 500 or str(code) in _SENTENCES):
+        name = str(min(code, 500))
+    elif name == "ConnectError" and "CERTIFICATE" in str(error).upper():
+        name = "certificate"
+    return _make_error(name, context, code)
+
+
+def _make_error(name: str, context: HubContext, code: int = 0) -> HubError:
     kind, message, hint = _SENTENCES[name]
+    facts = {"endpoint": context.endpoint, "repo": context.repo, "revision": context.revision, "code": code}
     page = f"{context.endpoint}/{context.repo}"
-    facts = {"endpoint": context.endpoint, "repo": context.repo, "revision": context.revision}
-    return kind(message.format(code=code, **facts), hint=hint.format(page=page, log_in=_LOG_IN))
+    return kind(message.format(**facts), hint=hint.format(page=page, log_in=_LOG_IN))
 
 
 def offline_error(context: HubContext) -> HubUnreachable:
@@ -153,9 +127,7 @@ def offline_error(context: HubContext) -> HubUnreachable:
 
 def not_a_hub_error(context: HubContext) -> HubError:
     """The error for responses that are not a hub's, such as a proxy's page."""
-    return HubError(
-        f"{context.endpoint} does not answer like a model hub.", hint="Check HF_ENDPOINT and proxy settings."
-    )
+    return _make_error("JSONDecodeError", context)
 
 
 def missing_file_error(context: HubContext) -> HubError:
@@ -165,25 +137,10 @@ def missing_file_error(context: HubContext) -> HubError:
     return HubError(f"{context.repo} has no file {context.path}.", hint=hint)
 
 
-def _iterate_causes(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        seen.add(id(current))
-        yield current
-        current = current.__cause__ or current.__context__
-
-
-def _map_disk(error: OSError, context: HubContext) -> CacheError:
+def _disk_error(error: OSError, context: HubContext) -> CacheError:
     if error.errno in _FULL:
         return CacheError(f"The disk of {context.cache_dir} is full or its quota is used up.", hint=FREE_SPACE)
-    if error.errno in _UNWRITABLE:
-        place = error.filename or context.cache_dir
-        return CacheError(
-            f"The model cache cannot be written ({place}: {error.strerror}).",
-            hint="Correct its permissions, or set HF_HOME to a folder of your own.",
-        )
     return CacheError(
-        f"The model cache at {context.cache_dir} failed: {error.strerror or error}.",
-        hint="Check the disk, or set HF_HOME to another folder.",
+        f"The model cache cannot be used ({error.filename or context.cache_dir}: {reason_of(error)}).",
+        hint="Check its permissions and the disk, or set HF_HOME to a folder of your own.",
     )

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.errors import HubError, InvalidModelFile
-from edgespec.formats.gguf import FileSource, Header, join_parts, read_header
+from edgespec.formats.gguf import ByteSource, FileSource, Header, join_parts, read_header
 from edgespec.formats.gguf_validate import check_model, read_file
 from edgespec.formats.head_file import read_safetensors_shapes
 from edgespec.hub import cache
 from edgespec.hub.cache import CachedModel, HubFile, HubReference, Kind, RemoteFile, RemoteModel, select_files
-from edgespec.hub.download import Progress, RangeReader, check_disk_space, checksum_error, download_blob, request_blob
+from edgespec.hub.download import Progress, RangeReader, check_disk_space, checksum_error, download_file
 from edgespec.hub.errors import HubContext, HubUnreachable, map_errors, not_a_hub_error, offline_error
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -65,9 +65,13 @@ class Hub:
 
         Raises InvalidModelFile, HubError, CacheError.
         """
-        if model.kind != "gguf":
-            raise InvalidModelFile(f"{model.repo} is an MLX model and has no GGUF header.", hint="Use --backend mlx.")
-        return join_parts([self._read_part(model, file) for file in model.files])
+        headers = []
+        for file in model.files:
+            with map_errors(self._make_context(model, file.path)):
+                header = read_header(self._open(model, file), file.path)
+            check_model(header)
+            headers.append(header)
+        return join_parts(headers)
 
     def shapes(self, model: RemoteModel) -> dict[str, tuple[int, ...]]:
         """Shape by name of the tensors in an MLX model's safetensors, from the cache or by range requests.
@@ -77,13 +81,11 @@ class Hub:
         found: dict[str, tuple[int, ...]] = {}
         for file in model.files:
             if file.path.endswith(".safetensors"):
-                local = cache.snapshot_path(self.cache_dir, model, file.path)
-                with map_errors(self._make_model_context(model, file.path)):
-                    source = FileSource(local) if local.is_file() else self._open_remote(model, file)
-                    found |= read_safetensors_shapes(source, file.path)
+                with map_errors(self._make_context(model, file.path)):
+                    found |= read_safetensors_shapes(self._open(model, file), file.path)
         return found
 
-    def fetch(self, model: RemoteModel, progress: Progress | None = None) -> Path:
+    def fetch(self, model: RemoteModel, progress: Progress = lambda path, done, total: None) -> Path:
         """Download the missing files of `model` to the cache; returns the GGUF file to open, or the MLX folder.
 
         Cached files are reused and partial downloads resumed. Every new file is verified by size and hash, and a GGUF
@@ -92,12 +94,12 @@ class Hub:
         for file in model.files:
             self._fetch_file(model, file, progress)
         if not self.offline:
-            with map_errors(self._make_model_context(model)):
+            with map_errors(self._make_context(model)):
                 cache.remember_revision(self.cache_dir, model)
         first = cache.snapshot_path(self.cache_dir, model, model.files[0].path)
         return first if model.kind == "gguf" else first.parent
 
-    def verify(self, model: RemoteModel, progress: Callable[[str], None] | None = None) -> None:
+    def verify(self, model: RemoteModel, progress: Callable[[str], None] = lambda path: None) -> None:
         """Read every cached file of `model` and compare its hash; `progress` is called with each file's name first.
 
         Raises InvalidModelFile for a damaged file, after removing it so that the next pull downloads it again.
@@ -106,14 +108,13 @@ class Hub:
             link = cache.snapshot_path(self.cache_dir, model, file.path)
             if not link.is_file():
                 continue
-            if progress:
-                progress(file.path)
-            with map_errors(self._make_model_context(model)):
+            progress(file.path)
+            with map_errors(self._make_context(model)):
                 difference = checksum_error(link, link.resolve().name, file.size)
                 if difference is not None:
                     cache.discard(link)
                     raise InvalidModelFile(
-                        f"{file.path} in the cache is damaged: {difference}; the bad copy was removed.",
+                        f"{file.path} is damaged: {difference}; the bad copy was removed.",
                         hint="Pull it again with `edgespec pull`.",
                     )
 
@@ -140,7 +141,7 @@ class Hub:
             except (KeyError, TypeError, AttributeError):
                 raise not_a_hub_error(context) from None
         listing = tuple(
-            RemoteFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else None)
+            RemoteFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else each.blob_id)
             for each in info.siblings or []
         )
         if info.sha is None or not cache.is_commit(info.sha):
@@ -148,61 +149,51 @@ class Hub:
         named = replace(context, names=tuple(file.path for file in listing))
         return RemoteModel(reference.repo, revision, info.sha, *select_files(reference, listing, named))
 
-    def _read_part(self, model: RemoteModel, file: RemoteFile) -> Header:
+    def _open(self, model: RemoteModel, file: RemoteFile) -> ByteSource:
+        """The file in the cache, or ranges of that at the hub."""
         local = cache.snapshot_path(self.cache_dir, model, file.path)
         if local.is_file():
-            return read_file(local)
-        with map_errors(self._make_model_context(model, file.path)):
-            header = read_header(self._open_remote(model, file), file.path)
-        check_model(header)
-        return header
-
-    def _open_remote(self, model: RemoteModel, file: RemoteFile) -> RangeReader:
+            return FileSource(local)
         if self.offline:
-            raise offline_error(self._make_model_context(model, file.path))
-        remote = request_blob(model.repo, file.path, model.commit, self.endpoint)
-        return RangeReader(remote.url, remote.size)
+            raise offline_error(self._make_context(model, file.path))
+        return RangeReader(self._url(model, file), file.size)
 
-    def _fetch_file(self, model: RemoteModel, file: RemoteFile, progress: Progress | None) -> None:
+    def _fetch_file(self, model: RemoteModel, file: RemoteFile, progress: Progress) -> None:
         from huggingface_hub import constants, hf_hub_download
 
         link = cache.snapshot_path(self.cache_dir, model, file.path)
         if link.is_file() and link.stat().st_size == file.size:
             return
-        context = self._make_model_context(model, file.path)
+        context = self._make_context(model, file.path)
         if self.offline:
             raise offline_error(context)
         with map_errors(context):
-            if link.is_file():
-                cache.discard(link)
-            storage = cache.storage_folder(self.cache_dir, model.repo)
-            remote = request_blob(model.repo, file.path, model.commit, self.endpoint)
-            check_disk_space(remote, storage)
+            cache.discard(link)
+            blobs = cache.storage_folder(self.cache_dir, model.repo) / "blobs"
+            check_disk_space(file, blobs)
             # The hub sends larger files only over the client's Xet transport, which does not resume.
-            is_plain = remote.size <= constants.MAX_HTTP_DOWNLOAD_SIZE
-            if is_plain:
-                download_blob(remote, storage, cache.blob_lock(self.cache_dir, model.repo, remote.etag), progress)
+            if file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
+                lock = cache.blob_lock(self.cache_dir, model.repo, file.etag or "")
+                download_file(file, self._url(model, file), blobs, lock, progress)
             try:
                 hf_hub_download(
                     model.repo, file.path, revision=model.commit, cache_dir=self.cache_dir, endpoint=self.endpoint
                 )
             except ValueError as error:
-                raise HubError(
-                    f"{file.path} is too large for a plain download ({remote.size / 2**30:,.1f} GiB).",
-                    hint="Install hf_xet, or choose a smaller quantisation.",
-                ) from error
-        if not is_plain:
-            self.verify(replace(model, files=(file,)))
+                raise HubError(f"{file.path} is too large for a plain download.", hint="Install hf_xet.") from error
+        self.verify(replace(model, files=(file,)))
         if model.kind == "gguf":
             read_file(link)
 
-    def _make_context(self, reference: HubReference) -> HubContext:
-        path = reference.path if isinstance(reference, HubFile) else None
-        revision = reference.revision or cache.DEFAULT_REVISION
-        return HubContext(self.endpoint, str(self.cache_dir), reference.repo, revision, path)
+    def _url(self, model: RemoteModel, file: RemoteFile) -> str:
+        from huggingface_hub import hf_hub_url
 
-    def _make_model_context(self, model: RemoteModel, path: str | None = None) -> HubContext:
-        return HubContext(self.endpoint, str(self.cache_dir), model.repo, model.revision, path)
+        return hf_hub_url(model.repo, file.path, revision=model.commit, endpoint=self.endpoint)
+
+    def _make_context(self, named: HubReference | RemoteModel, path: str | None = None) -> HubContext:
+        path = named.path if isinstance(named, HubFile) else path
+        revision = named.revision or cache.DEFAULT_REVISION
+        return HubContext(self.endpoint, str(self.cache_dir), named.repo, revision, path)
 
 
 # Search of the hub for models: what its list of repositories says, without a request for each.

@@ -47,16 +47,14 @@ def test_each_model_is_listed_once_with_a_reference_that_opens_it(hub: Hub, root
         assert each.path.exists() and each.last_used_s > 0
 
 
-def test_a_pinned_revision_is_listed_with_it(hub: Hub, root: Path) -> None:
+def test_a_pinned_revision_is_listed_with_its_commit(hub: Hub, root: Path) -> None:
     serve(root, FOUR)
     serve(root, FOUR, repo=f"{REPO}@v1", pad_bytes=4096)
     fetch(hub, HubFile(REPO, FOUR, "v1"))
-    assert [each.reference for each in hub.list_models()] == [HubFile(REPO, FOUR, "v1")]
+    assert [each.reference for each in hub.list_models()] == [HubFile(REPO, FOUR, commit_of(REPO, "v1"))]
     fetch(hub, HubFile(REPO, FOUR, commit_of(REPO)))
-    assert {str(each.reference) for each in hub.list_models()} == {
-        f"hf:{REPO}@v1/{FOUR}",
-        f"hf:{REPO}@{commit_of(REPO)}/{FOUR}",
-    }
+    commits = {commit_of(REPO), commit_of(REPO, "v1")}
+    assert {str(each.reference) for each in hub.list_models()} == {f"hf:{REPO}@{each}/{FOUR}" for each in commits}
 
 
 def test_other_repositories_and_half_models_are_left_out(hub: Hub, root: Path) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -69,8 +69,6 @@ def test_an_mlx_repository_gives_its_folder(hub: Hub, server: HubServer, root: P
     assert hub.find_cached(reference) == model
     (place / shards["b"]).unlink()
     assert hub.find_cached(reference) is None
-    with pytest.raises(InvalidModelFile, match="MLX model"):
-        hub.header(model)
 
 
 def test_corruption_of_a_small_file_is_noticed_by_its_git_hash(hub: Hub, server: HubServer, root: Path) -> None:
@@ -79,7 +77,7 @@ def test_corruption_of_a_small_file_is_noticed_by_its_git_hash(hub: Hub, server:
     (folder / "config.json").write_text('{"a": 1}')
     (folder / "model.safetensors").write_bytes(bytes(100))
     server.fault("mlx-community/Model-4bit", "config.json", Fault("corrupt", at=3))
-    with pytest.raises(InvalidModelFile, match=r"config\.json arrived damaged: its git hash"):
+    with pytest.raises(InvalidModelFile, match=r"config\.json is damaged: its hash"):
         hub.fetch(hub.resolve(HubRepo("mlx-community/Model-4bit")))
 
 
@@ -101,18 +99,15 @@ def test_the_cache_serves_without_a_hub(hub: Hub, server: HubServer, root: Path)
         gone.resolve(HubFile("someone/else", FILE))
 
 
-def test_a_full_disk_during_the_download(hub: Hub, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, write = serve(root, pad_bytes=6 * 2**20), os.write
-
-    def fill(descriptor: int, data: bytes) -> int:
-        if os.fstat(descriptor).st_size > 3 * 2**20:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return write(descriptor, data)
-
-    model = hub.resolve(HubFile(REPO, FILE))
-    with monkeypatch.context() as patched, pytest.raises(CacheError, match=r"The disk of .* is full") as caught:
-        patched.setattr(os, "write", fill)
-        hub.fetch(model)
+def test_a_full_disk_during_the_download(hub: Hub, root: Path) -> None:
+    source = serve(root, pad_bytes=6 * 2**20)
+    model, limit = hub.resolve(HubFile(REPO, FILE)), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 * 2**20, limit[1]))  # a write beyond is an error, as on a full disk
+    try:
+        with pytest.raises(CacheError, match=r"The disk of .* is full") as caught:
+            hub.fetch(model)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     assert "HF_HOME" in caught.value.hint
     assert hub.fetch(model).read_bytes() == source.read_bytes()
 
@@ -143,7 +138,7 @@ def test_an_unwritable_cache(hub: Hub, root: Path) -> None:
     """A file stands where the cache folder should be: it fails for root too, whom permissions do not bind."""
     serve(root)
     hub.cache_dir.write_text("in the way")
-    with pytest.raises(CacheError, match="cannot be written") as caught:
+    with pytest.raises(CacheError, match="cannot be used") as caught:
         hub.fetch(hub.resolve(HubFile(REPO, FILE)))
     assert "HF_HOME" in caught.value.hint
 

@@ -46,7 +46,7 @@ def server(hub: HubServer, moved: Path, tmp_path_factory: pytest.TempPathFactory
     folder = tmp_path_factory.mktemp("server")
     models = f"coder=hf:{SERVED}/{FILE}", f"local={moved}"
     with serving(folder, *models, *options, HF_ENDPOINT=hub.url, HF_HUB_OFFLINE="0",
-                 HF_HUB_DOWNLOAD_TIMEOUT="3600") as made:  # fmt: skip
+                 HF_HUB_DOWNLOAD_TIMEOUT="5") as made:  # fmt: skip
         yield made
 
 
@@ -93,7 +93,7 @@ def test_a_download_is_shared_and_stops_when_all_have_left(server: Server, hub: 
 
 
 def test_a_stalled_download_stops_when_all_have_left(server: Server, hub: HubServer) -> None:
-    """The hub holds the connection; the file's lock is free all the same, and the next caller goes on."""
+    """The hub holds the connection; the file's lock is free after the client's timeout, and the next caller goes on."""
     name = f"hf:{LEFT}/{FILE}"
     hub.state.stalled.clear()
     hub.state.released.clear()
