@@ -19,9 +19,9 @@ from edgespec.formats.heads import HeadSpec
 from edgespec.hub.cache import Alias, HubFile, HubQuant, HubRepo, LocalPath, Reference, parse_reference
 from edgespec.hub.hub import Hub
 from edgespec.planner.draft_finder import AUTO, PlannedDrafter, parse_draft
-from edgespec.planner.heads import drafter_of, refuse_kind
+from edgespec.planner.heads import drafter_of, runs
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, choose_backend, plan
-from edgespec.registry.resolve import LocalModel, find_local
+from edgespec.registry.resolve import LocalModel, find_local, is_here
 from edgespec.registry.schema import (
     Acceptance,
     Entry,
@@ -219,7 +219,7 @@ def gather(request: LoadConfig, ids: GivenIds, registry: Registry, hub: Hub, rep
     reference = parse_reference(request.model or registry.default)
     entry = registry.get(reference.name) if isinstance(reference, Alias) else None
     pair = require_pair(entry, backend) if entry is not None else None
-    if entry is not None and pair is not None and not _is_here(pair.target, hub):
+    if entry is not None and pair is not None and not is_here(pair.target, hub):
         target = describe_weights(pair.target, registry, given=ids.target)
         drafts = tuple(RegistryPair(pair, backend, registry, ids.draft).list_drafts(request.draft))
         name, hints = entry.alias, tuple(_list_hints(entry, backend))
@@ -232,10 +232,6 @@ def gather(request: LoadConfig, ids: GivenIds, registry: Registry, hub: Hub, rep
         name, hints = planned.name, tuple(_list_hints(entry, backend))
     ranked = sorted(drafts, key=lambda each: (*_PREFERENCE, each.method).index(each.method))
     return ExportPlan(name, backend, target, tuple(ranked), request.draft == AUTO, processor_name(), hints)
-
-
-def _is_here(reference: Reference, hub: Hub) -> bool:
-    return not isinstance(reference, HubRepo | HubQuant | HubFile) or hub.find_cached(reference) is not None
 
 
 def _list_hints(entry: Entry | None, backend: FileBackend) -> Iterator[str]:
@@ -418,7 +414,7 @@ class RegistryPair:
             yield self._describe("model", pair.draft)
         if pair.pard is not None:
             yield self._describe("pard", pair.pard)
-        if pair.head is not None and pair.head_kind and not refuse_kind(self.backend, "", pair.head_kind):
+        if pair.head is not None and pair.head_kind and runs(self.backend, pair.head_kind):
             yield self._describe(pair.head_kind, pair.head)
         elif self._has_own_head:
             yield Draft("mtp")

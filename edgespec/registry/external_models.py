@@ -18,9 +18,7 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +38,7 @@ MAX_SMALL_FILE_BYTES = 4 * 2**20
 _MODEL_LAYER = "application/vnd.ollama.image.model"
 _ADAPTER_LAYER = "application/vnd.ollama.image.adapter"
 _DIGEST = re.compile(r"sha256[:-][0-9a-fA-F]{64}")
+_OLLAMA_FOLDERS = ("~/.ollama/models", "/usr/share/ollama/.ollama/models")
 _DEFAULT_HOSTS = ("registry.ollama.ai", "ollama.com")
 _SNAPSHOT = re.compile(r"models--(?P<repo>[^/]+)/snapshots/[^/]+/(?P<file>.+)")
 _ENDING = re.compile(r"(?:-\d{5}-of-\d{5})?\.gguf", re.IGNORECASE)
@@ -65,16 +64,14 @@ class ExternalModel:
 def list_model_folders() -> list[ModelFolder]:
     """The folders of all programs on this machine, by their own rules; some may not exist."""
     cache = "~/Library/Caches" if sys.platform == "darwin" else os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    usual: dict[tuple[Program, str], tuple[str, ...]] = {
-        ("ollama", "OLLAMA_MODELS"): ("~/.ollama/models", "/usr/share/ollama/.ollama/models"),
-        ("llama.cpp", "LLAMA_CACHE"): (f"{cache}/llama.cpp",),
-    }
-    folders = [ModelFolder("lm studio", folder) for folder in _list_lm_studio_folders()]
-    for (program, variable), places in usual.items():
-        stated = _expand_absolute(os.environ.get(variable, "").strip().strip("\"'"))
-        found = [stated] if stated else map(_expand_absolute, places)
-        folders += [ModelFolder(program, folder) for folder in found if folder is not None]
-    return list(dict.fromkeys(folders))
+    ollama, llama_cpp = (os.environ.get(name, "").strip().strip("\"'") for name in ("OLLAMA_MODELS", "LLAMA_CACHE"))
+    places: list[tuple[Program, str]] = [
+        *(("lm studio", text) for text in _list_lm_studio_folders()),
+        *(("ollama", text) for text in ([ollama] if ollama else _OLLAMA_FOLDERS)),
+        ("llama.cpp", llama_cpp or f"{cache}/llama.cpp"),
+    ]
+    found = [ModelFolder(program, Path(os.path.expanduser(text))) for program, text in places]
+    return list(dict.fromkeys(folder for folder in found if folder.path.is_absolute() and "\0" not in str(folder.path)))
 
 
 def find_external_models(
@@ -89,13 +86,12 @@ def find_external_models(
     for folder in list_model_folders() if folders is None else folders:
         candidates += _scan_ollama(folder.path) if folder.program == "ollama" else _scan_folder(folder)
     candidates.sort(key=lambda model: (model.name, str(model.path)))
-    seen = {_identify(path) for path in exclude}
+    seen = set(map(os.path.realpath, exclude))
     found = []
     for model in candidates:
-        identity = _identify(model.path)
-        printable = model.name.isprintable() and str(model.path).isprintable()
-        if printable and identity is not None and identity not in seen:
-            seen.add(identity)
+        real = os.path.realpath(model.path)
+        if model.name.isprintable() and str(model.path).isprintable() and real not in seen:
+            seen.add(real)
             found.append(model)
     return found
 
@@ -111,17 +107,11 @@ def read_gguf_size(path: Path) -> int | None:
         return None
 
 
-def _list_lm_studio_folders() -> Iterator[Path]:
-    pointer = _expand_absolute("~/.lmstudio-home-pointer")
-    named = (_read_start(pointer, 4096) or b"").decode("utf-8", "replace").strip() if pointer else ""
-    for text in (named, "~/.lmstudio", "~/.cache/lm-studio"):
-        home = _expand_absolute(text)
-        if home is None:
-            continue
-        yield home / "models"
-        stated = _read_object(home / "settings.json").get("downloadsFolder")
-        if isinstance(stated, str) and (folder := _expand_absolute(stated)):
-            yield folder
+def _list_lm_studio_folders() -> Iterator[str]:
+    pointer = _read_start(Path(os.path.expanduser("~/.lmstudio-home-pointer")), 4096)
+    for home in filter(None, (pointer.decode("utf-8", "replace").strip(), "~/.lmstudio", "~/.cache/lm-studio")):
+        yield f"{home}/models"
+        yield str(_read_object(Path(os.path.expanduser(home), "settings.json")).get("downloadsFolder"))
 
 
 def _scan_folder(folder: ModelFolder) -> Iterator[ExternalModel]:
@@ -142,7 +132,7 @@ def _scan_ollama(folder: Path) -> Iterator[ExternalModel]:
                 manifests.setdefault(_format_ollama_name(*parts), path)
     for name, path in manifests.items():
         blob = _find_weights(folder, _read_object(path))
-        if blob is not None and (size := read_gguf_size(blob)) is not None:
+        if blob and (size := read_gguf_size(blob)) is not None:
             yield ExternalModel(f"ollama: {name}", blob, size)
 
 
@@ -155,7 +145,9 @@ def _format_ollama_name(host: str, namespace: str, model: str, tag: str) -> str:
 
 def _find_weights(folder: Path, manifest: dict[str, Any]) -> Path | None:
     """The blob that holds all weights of a model; None for several blobs, and for a model with an adapter."""
-    for each in (manifest, *(_read_child(folder, child) for child in _filter_objects(manifest.get("manifests")))):
+    children = _filter_objects(manifest.get("manifests"))
+    named = [each if "layers" in each else _read_object(_find_blob(folder, each)) for each in children]
+    for each in (manifest, *named):
         layers = _filter_objects(each.get("layers"))
         blobs = [_find_blob(folder, layer) for layer in layers if layer.get("mediaType") == _MODEL_LAYER]
         if len(blobs) == 1 and not any(layer.get("mediaType") == _ADAPTER_LAYER for layer in layers):
@@ -163,69 +155,43 @@ def _find_weights(folder: Path, manifest: dict[str, Any]) -> Path | None:
     return None
 
 
-def _read_child(folder: Path, child: dict[str, Any]) -> dict[str, Any]:
-    blob = None if "layers" in child else _find_blob(folder, child)
-    return child if blob is None else _read_object(blob)
-
-
-def _find_blob(folder: Path, named: dict[str, Any]) -> Path | None:
+def _find_blob(folder: Path, named: dict[str, Any]) -> Path:
+    """The blob of a digest; a path that does not exist where it is none."""
     digest = named.get("digest")
-    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        return None
-    return folder / "blobs" / digest.replace(":", "-")
+    is_digest = isinstance(digest, str) and _DIGEST.fullmatch(digest)
+    return folder / "blobs" / (str(digest).replace(":", "-") if is_digest else "none")
 
 
 def _walk_files(root: Path) -> Iterator[Path]:
-    """Files below `root`, nearest first, through links; each folder once, without those that cannot be read."""
-    waiting, entered, count = deque([(root, 1)]), set(), 0
-    while waiting:
-        folder, depth = waiting.popleft()
-        identity = _identify(folder)
-        if identity is None or identity in entered:
-            continue
-        entered.add(identity)
-        try:
-            with os.scandir(folder) as entries:
-                for entry in entries:
-                    count += 1
-                    if count > MAX_ENTRIES:
-                        return
-                    try:
-                        is_folder = entry.is_dir()
-                    except OSError:  # a circular link
-                        is_folder = False
-                    if not is_folder:
-                        yield folder / entry.name
-                    elif depth < MAX_DEPTH:
-                        waiting.append((folder / entry.name, depth + 1))
-        except OSError:
-            continue
+    """Files below `root`, through links; each folder once, without those that cannot be read."""
+    entered, count = set(), 0
+    for folder, folders, files in os.walk(root, followlinks=True):
+        count += len(folders) + len(files)
+        if count > MAX_ENTRIES:
+            return
+        place, real = Path(folder), os.path.realpath(folder)
+        if real not in entered:
+            yield from (place / name for name in files)
+        if real in entered or len(place.relative_to(root).parts) >= MAX_DEPTH - 1:
+            folders.clear()
+        entered.add(real)
 
 
-def _identify(path: Path) -> tuple[int, int] | None:
-    """Device and inode, the same for all names and links of a file or folder; None where there is none."""
+def _read_start(path: Path, count: int) -> bytes:
+    """The first bytes of a regular file; empty where they cannot be read. Reading a pipe or device could block."""
     try:
-        found = os.stat(path)
-    except (OSError, ValueError):
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _read_start(path: Path, count: int) -> bytes | None:
-    """The first bytes of a regular file; None where they cannot be read. Reading a pipe or device could block."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return None
-        with open(path, "rb") as file:
+        if not path.is_file():
+            return b""
+        with path.open("rb") as file:
             return file.read(count)
-    except (OSError, ValueError):
-        return None
+    except OSError:
+        return b""
 
 
 def _read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a small file; empty where there is none."""
     try:
-        found = json.loads(_read_start(path, MAX_SMALL_FILE_BYTES) or b"")
+        found = json.loads(_read_start(path, MAX_SMALL_FILE_BYTES))
     except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
@@ -233,12 +199,3 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _filter_objects(value: object) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-
-
-def _expand_absolute(text: str) -> Path | None:
-    """The path in a setting, with ~ expanded; None if it is empty or relative."""
-    try:
-        path = Path(text).expanduser()
-    except RuntimeError:
-        return None
-    return path if path.is_absolute() else None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import assert_never
 
 from edgespec.backends import FileBackend
-from edgespec.errors import EdgespecError, InvalidModelFile, UnknownModel
+from edgespec.errors import EdgespecError, UnknownModel
 from edgespec.formats.gguf import Header, join_parts
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.head_file import ModelMetadata, read_head
@@ -19,7 +17,6 @@ from edgespec.hub.cache import (
     Alias,
     HubFile,
     HubQuant,
-    HubReference,
     HubRepo,
     Kind,
     LocalPath,
@@ -87,25 +84,30 @@ def find_pard_token(model: ModelMetadata) -> int | None:
 
 def resolve_source(reference: Reference, backend: FileBackend, hub: Hub) -> Source:
     """The source that a reference names. Raises UnknownModel, also for an alias, InvalidModelFile and HubError."""
-    match reference:
-        case Alias(name):
-            raise UnknownModel(f"{name!a} is an alias; a file or repository is required here.", hint=FORMS)
-        case LocalPath(path):
-            return _resolve_local(path, backend)
-        case PackagedFile():
-            place = find_packaged(reference)
-            if place is None:
-                raise UnknownModel(
-                    f"No installed package has {reference}.", hint="Install that package, or edgespec again."
-                )
-            return LocalModel(place, "gguf")
-        case HubRepo() | HubQuant() | HubFile():
-            return _resolve_hub(reference, backend, hub)
-        case _:
-            assert_never(reference)
+    if isinstance(reference, Alias):
+        raise UnknownModel(f"{reference.name!a} is an alias; a file or repository is required here.", hint=FORMS)
+    if isinstance(reference, LocalPath):
+        return _resolve_local(reference.path, backend)
+    if isinstance(reference, PackagedFile):
+        place = find_packaged(reference)
+        if place is None:
+            raise UnknownModel(
+                f"No installed package has {reference}.", hint="Install that package, or edgespec again."
+            )
+        return LocalModel(place, "gguf")
+    model = hub.find_cached(reference) or hub.resolve(reference)
+    if (backend == "mlx") == (model.kind == "mlx"):
+        return model
+    kind, other = ("a GGUF", "llamacpp") if model.kind == "gguf" else ("an MLX", "mlx")
+    raise UnknownModel(f"{reference} is {kind} model, which {backend} does not open.", hint=f"Use --backend {other}.")
 
 
-def read_metadata(source: Source, hub: Hub, progress: Progress | None = None) -> ModelMetadata:
+def is_here(reference: Reference, hub: Hub) -> bool:
+    """Tells whether a model needs no download."""
+    return not isinstance(reference, HubRepo | HubQuant | HubFile) or hub.find_cached(reference) is not None
+
+
+def read_metadata(source: Source, hub: Hub, progress: Progress = lambda path, done, total: None) -> ModelMetadata:
     """The checked metadata of a source; weights are not read.
 
     From the hub, this fetches the first bytes of a GGUF file, or the small files of a folder into the cache. Raises
@@ -127,7 +129,7 @@ def read_parts(path: Path) -> Header:
     return join_parts([read_file(path.with_name(name)) for name in list_parts(path.name)])
 
 
-def fetch_source(source: Source, hub: Hub, progress: Progress | None = None) -> Path:
+def fetch_source(source: Source, hub: Hub, progress: Progress = lambda path, done, total: None) -> Path:
     """The GGUF file or MLX folder to open; downloads the missing files of a hub source. Raises as Hub.fetch does."""
     return hub.fetch(source, progress) if isinstance(source, RemoteModel) else source.path
 
@@ -152,10 +154,8 @@ def detect_backend(text: str | None, registry: Registry, hub: Hub, *, prefer_mlx
         return detect_local_backend(reference.path, prefer_mlx=prefer_mlx)
     if isinstance(reference, HubRepo):
         return "mlx" if (hub.find_cached(reference) or hub.resolve(reference)).kind == "mlx" else "llamacpp"
-    entry = _find_entry(reference, "llamacpp", registry)
-    if not isinstance(reference, Alias) or entry is None or entry.mlx is None:
-        return "llamacpp"
-    return "mlx" if entry.gguf is None or prefer_mlx else "llamacpp"
+    entry = registry.get(reference.name) if isinstance(reference, Alias) else None
+    return "mlx" if entry and entry.mlx and (prefer_mlx or not entry.gguf) else "llamacpp"
 
 
 def detect_local_backend(path: Path, *, prefer_mlx: bool) -> FileBackend:
@@ -194,8 +194,6 @@ def _resolve_local(path: Path, backend: FileBackend) -> Source:
                 f"'{path}' {problem}; MLX opens a folder.",
                 hint="Name a folder with config.json; target and draft run on one runtime.",
             )
-        if not (path / "config.json").is_file():
-            raise InvalidModelFile(f"{path} is not an MLX model: it has no config.json.", hint="Name another folder.")
         return LocalModel(path, "mlx")
     if path.is_dir():
         found = sorted(each for each in path.iterdir() if is_gguf_name(each.name))
@@ -210,25 +208,15 @@ def _resolve_local(path: Path, backend: FileBackend) -> Source:
     return LocalModel(path.with_name(list_parts(path.name)[0]), "gguf")
 
 
-def _resolve_hub(reference: HubReference, backend: FileBackend, hub: Hub) -> Source:
-    model = hub.find_cached(reference) or hub.resolve(reference)
-    if (backend == "mlx") == (model.kind == "mlx"):
-        return model
-    kind, other = ("a GGUF", "llamacpp") if model.kind == "gguf" else ("an MLX", "mlx")
-    raise UnknownModel(f"{reference} is {kind} model, which {backend} does not open.", hint=f"Use --backend {other}.")
+# Trained heads among the files of models.
 
 
-# Trained heads among the files of models: which files are heads, and which repository has the one that is missing.
-
-
-_ARCHITECTURES = (b"eagle3", b"dflash", b"gemma4-assistant")  # of GGUF files that hold a head alone
-_MTP_KEY = b".nextn_predict_layers"
-_FIRST_LAYER = b"blk.0."  # of tensors that a file of MTP layers alone does not have
 _START_BYTES = 2**20  # of a GGUF file; converters write its hyperparameters before the vocabulary
-_MAX_HEADER_BYTES = 2**24  # with a vocabulary of 260,000 tokens 10 MB
-_PARTS = re.compile(r"(?:-\d{5}-of-\d{5})?\.gguf$")
-_ENDING = re.compile(r"[-.](?:ud[-.])?(?:i?q\d|tq\d|mxfp\d|nvfp\d|bf16|f16|f32)[a-z0-9_]*$")
-_SUFFIX = re.compile(r"-(?:mtp-)?gguf$|-mtp$")
+_MTP_KEY = b".nextn_predict_layers"
+_ARCHITECTURES = [  # entries of GGUF files that hold a head alone: key, type of the value, its length, the value
+    b"general.architecture" + struct.pack("<IQ", 8, len(name)) + name
+    for name in (b"eagle3", b"dflash", b"gemma4-assistant")
+]
 
 
 def is_head(path: Path) -> bool:
@@ -238,56 +226,13 @@ def is_head(path: Path) -> bool:
     """
     try:
         if path.is_file():
-            if _names_head(start := _read_start(path, _START_BYTES)):
+            with path.open("rb") as file:
+                start = file.read(_START_BYTES)
+            if any(entry in start for entry in _ARCHITECTURES):
                 return True
-            if _MTP_KEY not in start or _FIRST_LAYER in _read_start(path, _MAX_HEADER_BYTES):
+            if _MTP_KEY not in start:
                 return False
         head = read_head(path)
     except (EdgespecError, OSError):
         return False
     return head is not None and not head.in_target
-
-
-def find_with_head(model: Header, name: str, registry: Registry) -> Reference | None:
-    """The repository whose files of the same model hold an MTP head, by the model's names; None where none is known.
-
-    `name` is what the user calls it.
-    """
-    names = set(_list_names(model, name))
-    for entry in registry.entries.values():
-        pair = entry.gguf
-        if pair and pair.with_head and _normalize(getattr(pair.with_head, "repo", "")) in names:
-            return pair.with_head
-    return None
-
-
-def _read_start(path: Path, n_bytes: int) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(n_bytes)
-
-
-def _names_head(start: bytes) -> bool:
-    """Tells whether `general.architecture` is that of a head."""
-    key = b"general.architecture\x08\x00\x00\x00"  # followed by the length of the text, in 8 bytes, and the text
-    at = start.find(key)
-    if at < 0:
-        return False
-    length = int.from_bytes(start[at + len(key) : at + len(key) + 8], "little")
-    return start[at + len(key) + 8 :][:length] in _ARCHITECTURES
-
-
-def _list_names(model: Header, name: str) -> Iterator[str]:
-    """Names of a model: as it was given, of its file, and in its metadata."""
-    repo = re.match(r"(?:hf:)?[^/]+/([^/:@]+)", name)
-    stated = [model.metadata.get(f"general.{key}") for key in ("name", "basename", "base_model.0.name")]
-    for each in (repo[1] if repo else "", name.rsplit("/", 1)[-1], model.name, *stated):
-        if isinstance(each, str) and each:
-            yield _normalize(each)
-
-
-def _normalize(name: str) -> str:
-    """'Qwen3.5-9B-MTP-GGUF' and 'Qwen3.5 9B' as 'qwen3.5-9b'."""
-    found = name.rsplit("/", 1)[-1].lower()
-    for pattern in (_PARTS, _ENDING, _SUFFIX):
-        found = pattern.sub("", found)
-    return re.sub(r"[\s_]+", "-", found)

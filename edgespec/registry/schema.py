@@ -8,14 +8,27 @@ import importlib.util
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 from edgespec.errors import RegistryError, UnknownModel, reading
 from edgespec.formats.heads import HeadKind
-from edgespec.hub.cache import Alias, HubRepo, PackagedFile, Reference, parse_reference
+from edgespec.hub.cache import ALIAS, Alias, HubRepo, PackagedFile, Reference, parse_reference
 from edgespec.options import MAX_TOKENS, SAMPLING
 
 if TYPE_CHECKING:
@@ -28,34 +41,93 @@ if TYPE_CHECKING:
 ROLES = ("target", "draft", "pard", "head")  # of the models of a pair
 EMBEDDED_ALIAS = "python-6m"
 NO_DRAFT = "ngram"
-HEAD_KINDS: tuple[HeadKind, ...] = get_args(HeadKind)
 
 Acceptance = tuple[float, float]
 """Acceptance rates (alpha, from 0 to 1) of a draft model: on less predictable texts, and on more predictable ones."""
 Task = Literal["chat", "code", "reasoning"]
-TASKS: tuple[Task, ...] = get_args(Task)
 Table = dict[str, Any]
 
 _FILE_NAME = "models.toml"
-_REFERENCES = ("target", "package", "draft", "pard", "head", "with_head")
+_STALE = {  # what was stated for another model
+    "target": ("acceptance",),
+    "draft": ("acceptance",),
+    "pard": ("pard_token",),
+    "head": ("head_kind", "head_verified"),
+}
 _ABOUT = ("parameters", "active", "license", "tasks")
+_LIMITS = {option.name: Field(ge=option.low, le=option.high) for option in (*SAMPLING[:4], MAX_TOKENS)}
+
+
+def is_repository(text: object) -> bool:
+    """Tells whether `text` names a repository, `user/repo`, and nothing in it."""
+    try:
+        return isinstance(text, str) and parse_reference(f"hf:{text}") == HubRepo(text)
+    except UnknownModel:
+        return False
+
+
+def _check_repository(text: object) -> object:
+    if not is_repository(text):
+        raise ValueError("it is not a repository such as Qwen/Qwen3-32B")
+    return text
+
+
+def _check_acceptance(pair: Acceptance) -> Acceptance:
+    if not 0 <= pair[0] <= pair[1] <= 1:
+        raise ValueError("it is not two numbers from 0 to 1, the smaller one first")
+    return pair
+
+
+def _parse(text: object) -> Reference:
+    """The model that a key of a pair names. Raises ValueError."""
+    try:
+        reference = parse_reference(text) if isinstance(text, str) else None
+    except UnknownModel as error:
+        raise ValueError(error.message.removesuffix(".")) from None
+    if reference is None or isinstance(reference, Alias):
+        raise ValueError(f"{text!a} is not a file or a repository")
+    return reference
+
+
+def _prepare_pair(table: object) -> object:
+    """A pair's table with the packaged file as its target where `package` names one that is installed."""
+    if not isinstance(table, dict):
+        return table
+    if ("head" in table) != ("head_kind" in table):
+        raise ValueError("head and head_kind need each other")
+    rest = {key: value for key, value in table.items() if key != "package"}
+    package = _parse(table["package"]) if "package" in table else None
+    is_installed = isinstance(package, PackagedFile) and find_packaged(package) is not None
+    return rest | {"target": table["package"]} if is_installed else rest
+
+
+_Model = Annotated[Reference, PlainValidator(_parse)]
+_Draft = Annotated[Reference | None, PlainValidator(lambda text: None if text == NO_DRAFT else _parse(text))]
+_Repository = Annotated[str, AfterValidator(_check_repository)]
+_Billions = Annotated[StrictFloat, Field(gt=0, le=1e9)]
+
+
+class _Table:
+    """A table of models.toml, which pydantic validates; unknown keys are errors."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, slots=True)
-class Originals:
+class Originals(_Table):
     """`user/repo` of the weights as their authors released them; None where none is stated.
 
     head  that of the target where the head lies in the target's own files
     """
 
-    target: str | None = None
-    draft: str | None = None
-    pard: str | None = None
-    head: str | None = None
+    target: _Repository | None = None
+    draft: _Repository | None = None
+    pard: _Repository | None = None
+    head: _Repository | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class About(_Table):
     """What helps to choose a model. None or empty where nothing is stated.
 
     parameters  of the target, in billions
@@ -64,24 +136,24 @@ class About:
     tasks       what the model is known for
     """
 
-    parameters: float | None = None
-    active: float | None = None
+    parameters: _Billions | None = None
+    active: _Billions | None = None
     license: str | None = None
     tasks: tuple[Task, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingDefaults:
+class SamplingDefaults(_Table):
     """Sampling parameters recommended by a model's authors; None where they give none.
 
     max_tokens  of an answer, for a model that does not end its answers itself
     """
 
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    max_tokens: int | None = None
+    temperature: Annotated[StrictFloat | None, _LIMITS["temperature"]] = None
+    top_k: Annotated[StrictInt | None, _LIMITS["top_k"]] = None
+    top_p: Annotated[StrictFloat | None, _LIMITS["top_p"]] = None
+    min_p: Annotated[StrictFloat | None, _LIMITS["min_p"]] = None
+    max_tokens: Annotated[StrictInt | None, _LIMITS["max_tokens"]] = None
 
     def resolve(self, chosen: Mapping[str, Any], **fallback: Any) -> SamplingParams:
         """The parameters in order of precedence: `chosen`, this recommendation, `fallback`, SamplingParams' defaults.
@@ -97,7 +169,7 @@ class SamplingDefaults:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(_Table):
     """A target and its draft models.
 
     target      a file of a Python package where `package` names one that is installed
@@ -112,30 +184,33 @@ class Pair:
     acceptance  measured for this pair; None where nothing was measured
     """
 
-    target: Reference
-    draft: Reference | None = None
-    verified: bool = False
-    acceptance: Acceptance | None = None
-    pard: Reference | None = None
-    pard_token: int | None = None
-    head: Reference | None = None
+    target: _Model
+    draft: _Draft = None
+    verified: StrictBool = False
+    acceptance: Annotated[Acceptance, AfterValidator(_check_acceptance)] | None = None
+    pard: _Model | None = None
+    pard_token: Annotated[StrictInt, Field(ge=0, lt=2**31)] | None = None
+    head: _Model | None = None
     head_kind: HeadKind | None = None
-    head_verified: bool = False
-    with_head: Reference | None = None
+    head_verified: StrictBool = False
+    with_head: _Model | None = None
+
+
+_Pair = Annotated[Pair, BeforeValidator(_prepare_pair)]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(_Table):
     """One alias: the pair for llama.cpp (`gguf`), the pair for MLX, sampling defaults, and what there is to know.
 
     originals  where the weights of both pairs come from
     """
 
     alias: str
-    description: str
-    gguf: Pair | None
-    mlx: Pair | None
-    sampling: SamplingDefaults
+    description: str = ""
+    gguf: _Pair | None = None
+    mlx: _Pair | None = None
+    sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     about: About = field(default_factory=About)
     originals: Originals = field(default_factory=Originals)
 
@@ -191,16 +266,45 @@ def load_registry(user_file: Path | None = None) -> Registry:
     table and key, and CacheError if the file cannot be read.
     """
     path = user_file or config_dir() / _FILE_NAME
+    with reading(path):
+        try:
+            data = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            data = b""
+    tables = _merge(tomllib.loads(_read_shipped()), _load_tables(data, path))
+    return Registry({alias: _make_entry(alias, table, path) for alias, table in tables.items()})
+
+
+def _load_tables(data: bytes, path: Path) -> dict[str, Table]:
     try:
-        with reading(path):
-            try:
-                text = path.read_text(encoding="utf-8")
-            except (FileNotFoundError, NotADirectoryError):
-                text = ""
-    except UnicodeDecodeError as error:
-        raise RegistryError(f"{path} is not UTF-8 text (byte {error.start}).", hint=f"Save {path} as UTF-8.") from None
-    tables = _merge(_parse_file(_read_shipped(), _FILE_NAME), _parse_file(text, str(path)))
-    return Registry({alias: _make_entry(alias, table, str(path)) for alias, table in tables.items()})
+        tables = tomllib.loads(data.decode("utf-8"))
+    except ValueError as error:
+        raise RegistryError(f"{path} is not valid TOML: {error}.", hint=f"Correct {path}.") from None
+    for alias, table in tables.items():
+        if not ALIAS.fullmatch(alias) or not isinstance(table, dict):
+            detail = "a model is a table with a name of letters, digits, dots, dashes and underscores"
+            raise _schema_error(path, alias, detail)
+    return tables
+
+
+def _make_entry(alias: str, table: Table, path: Path) -> Entry:
+    """Validates a merged table. No key is required in the user's file, which may change a few only."""
+    values = {key: value for key, value in table.items() if key not in _ABOUT}
+    about = {key: table[key] for key in _ABOUT if key in table}
+    try:
+        entry = _ENTRY.validate_python({**values, "alias": alias, "about": about})
+    except ValidationError as error:
+        first = error.errors()[0]
+        wrong = "this key is not known" if first["type"] == "unexpected_keyword_argument" else first["msg"]
+        place = ".".join(map(str, first["loc"]))
+        raise _schema_error(path, alias, f"{place}: {wrong.removeprefix('Value error, ')}") from None
+    if entry.gguf is None and entry.mlx is None:
+        raise _schema_error(path, alias, "it has neither a gguf nor an mlx table")
+    return entry
+
+
+def _schema_error(path: Path, alias: str, detail: str) -> RegistryError:
+    return RegistryError(f"{path}, [{alias}]: {detail}.", hint=f"Correct {path}.")
 
 
 def _read_shipped() -> str:
@@ -217,173 +321,21 @@ def _merge(base: dict[str, Table], over: dict[str, Table]) -> dict[str, Table]:
     merged = {alias: dict(table) for alias, table in base.items()}
     for alias, table in over.items():
         entry = merged.setdefault(alias, {})
-        replaced = table.get("gguf", {}).keys() | table.get("mlx", {}).keys()
+        pairs = [table[name] for name in ("gguf", "mlx") if isinstance(table.get(name), dict)]
+        replaced = {role for pair in pairs for role in pair}
         if "originals" in entry:
             entry["originals"] = {role: text for role, text in entry["originals"].items() if role not in replaced}
         for key, value in table.items():
             if not isinstance(value, dict):
                 entry[key] = value
                 continue
-            stale = {"acceptance"} if {"target", "draft"} & value.keys() else set()  # measured for another pair
-            stale |= {"pard_token"} if "pard" in value else set()  # of another model
-            stale |= {"head_kind", "head_verified"} if "head" in value else set()  # of another head
+            stale = {name for role in value for name in _STALE.get(role, ())}
             kept = {name: known for name, known in entry.get(key, {}).items() if name not in stale}
             entry[key] = kept | value
     return merged
 
 
-def is_repository(text: object) -> bool:
-    """Tells whether `text` names a repository, `user/repo`, and nothing in it."""
-    try:
-        return isinstance(text, str) and parse_reference(f"hf:{text}") == HubRepo(text)
-    except UnknownModel:
-        return False
-
-
-# A check is a test of a value, and what is wrong with one that fails it.
-
-Check = tuple[Callable[[Any], bool], str]
-
-
-def _within(low: float, high: float, *, whole: bool = False) -> Check:
-    kinds = (int,) if whole else (int, float)
-
-    def test(value: Any) -> bool:
-        return isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
-
-    return test, f"is not a {'whole ' if whole else ''}number from {low:g} to {high:g}"
-
-
-def _is_acceptance(value: Any) -> bool:
-    match value:
-        case [int() | float() as low, int() | float() as high]:
-            return 0 <= low <= high <= 1
-    return False
-
-
-_ANY: Check = (lambda value: True, "")
-_TEXT: Check = (lambda value: isinstance(value, str), "is not text")
-_FLAG: Check = (lambda value: isinstance(value, bool), "is not true or false")
-_BILLIONS: Check = (_within(1e-9, 1e9)[0], "is not a positive number of billions")
-_ENTRY_CHECKS: dict[str, Check] = {
-    "description": _TEXT,
-    **dict.fromkeys(("gguf", "mlx", "sampling", "originals"), _ANY),
-    "parameters": _BILLIONS,
-    "active": _BILLIONS,
-    "license": _TEXT,
-    "tasks": (
-        lambda value: isinstance(value, list) and all(task in TASKS for task in value),
-        f"is not a list of {', '.join(TASKS)}",
-    ),
-}
-_PAIR_CHECKS: dict[str, Check] = {
-    **dict.fromkeys(_REFERENCES, _TEXT),
-    "pard_token": (_within(0, 2**31 - 1, whole=True)[0], "is not a token id"),
-    "head_kind": (lambda value: value in HEAD_KINDS, f"is not one of {', '.join(HEAD_KINDS)}"),
-    "head_verified": _FLAG,
-    "acceptance": (_is_acceptance, "is not two numbers from 0 to 1, the smaller one first"),
-    "verified": _FLAG,
-}
-_ORIGINALS_CHECKS: dict[str, Check] = dict.fromkeys(
-    ROLES, (is_repository, "is not a repository such as Qwen/Qwen3-32B")
-)
-_SAMPLING_CHECKS: dict[str, Check] = {  # the fields of SamplingDefaults
-    option.name: _within(*option.limits, whole=option.kind is int) for option in (*SAMPLING[:4], MAX_TOKENS)
-}
-_PARTS = {
-    "gguf": _PAIR_CHECKS,
-    "mlx": _PAIR_CHECKS,
-    "sampling": _SAMPLING_CHECKS,
-    "originals": _ORIGINALS_CHECKS,
-}
-
-
-def _parse_file(text: str, origin: str) -> dict[str, Table]:
-    """Parse one file and validate every key. No key is required here, because a user's file may change a few only."""
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RegistryError(f"{origin} is not valid TOML: {error}.", hint=f"Correct {origin}.") from None
-    tables: dict[str, Table] = {}
-    for alias, value in raw.items():
-        where = f"{origin}, [{alias}]"
-        if not _is_alias(alias):
-            raise _schema_error(where, "a model name is letters, digits, dots, dashes and underscores")
-        table = tables[alias] = _check_table(where, value, _ENTRY_CHECKS)
-        for name in _PARTS.keys() & table.keys():
-            where = f"{origin}, [{alias}.{name}]"
-            part = table[name] = _check_table(where, table[name], _PARTS[name])
-            if _PARTS[name] is _PAIR_CHECKS:
-                part |= {key: _parse(where, key, part[key]) for key in _REFERENCES if key in part}
-    return tables
-
-
-def _is_alias(name: str) -> bool:
-    try:
-        return isinstance(parse_reference(name), Alias)
-    except UnknownModel:
-        return False
-
-
-def _check_table(where: str, value: object, checks: Mapping[str, Check]) -> Table:
-    """A copy of a table whose keys are all known and right."""
-    if not isinstance(value, dict):
-        raise _schema_error(where, "it is a single value, not a table")
-    for key, each in value.items():
-        if key not in checks:
-            near = difflib.get_close_matches(key, checks, n=1, cutoff=0.0)[0]
-            raise _schema_error(where, f"the key {key!a} is not known; the nearest is {near!a}")
-        is_right, wrong = checks[key]
-        if not is_right(each):
-            raise _schema_error(where, f"{key} {wrong}")
-    return dict(value)
-
-
-def _parse(where: str, key: str, text: str) -> Reference | None:
-    """The model that a key of a pair names."""
-    if key == "draft" and text == NO_DRAFT:
-        return None
-    try:
-        reference = parse_reference(text)
-    except UnknownModel as error:
-        raise _schema_error(where, f"{key}: {error.message.removesuffix('.')}") from None
-    if isinstance(reference, Alias):
-        raise _schema_error(where, f"{key} is another alias ({text}); name a file or a repository")
-    if key == "package" and not isinstance(reference, PackagedFile):
-        raise _schema_error(where, f"package is {text!a}, not package:NAME/FILE")
-    return reference
-
-
-def _make_entry(alias: str, table: Table, origin: str) -> Entry:
-    pairs = {
-        name: _make_pair(f"{origin}, [{alias}.{name}]", table[name]) if name in table else None
-        for name in ("gguf", "mlx")
-    }
-    if not any(pairs.values()):
-        raise _schema_error(f"{origin}, [{alias}]", "it has neither a gguf nor an mlx table")
-    stated = {key: table[key] for key in _ABOUT if key in table}
-    about = About(**{**stated, "tasks": tuple(stated.get("tasks", ()))})
-    sampling, originals = SamplingDefaults(**table.get("sampling", {})), Originals(**table.get("originals", {}))
-    return Entry(alias, table.get("description", ""), pairs["gguf"], pairs["mlx"], sampling, about, originals)
-
-
-def _make_pair(where: str, table: Table) -> Pair:
-    if "target" not in table:
-        raise _schema_error(where, "the key 'target' is missing")
-    if ("head" in table) != ("head_kind" in table):
-        raise _schema_error(where, "head and head_kind need each other")
-    stated = {key: value for key, value in table.items() if key != "package"}
-    package = table.get("package")
-    if package is not None and find_packaged(package) is not None:
-        stated["target"] = package
-    if "acceptance" in table:
-        low, high = table["acceptance"]
-        stated["acceptance"] = float(low), float(high)
-    return Pair(**stated)
-
-
-def _schema_error(where: str, detail: str) -> RegistryError:
-    return RegistryError(f"{where}: {detail}.", hint=f"Correct {where}.")
+_ENTRY = TypeAdapter(Entry)
 
 
 # Repositories of a model's original weights on Hugging Face, which other engines load.
@@ -434,23 +386,17 @@ def read_gguf_original(header: Header) -> tuple[str, str] | None:
 
 def read_folder_original(folder: Folder) -> tuple[str, str] | None:
     """Does the same for a folder that MLX has quantized: what its README or its config names."""
+    readme, header = folder.path / "README.md", ""
+    if readme.is_file():
+        header = readme.read_text(encoding="utf-8", errors="replace").split("\n---", 1)[0]
+    match = _BASE_MODEL.search(header)
     for found, key in (
-        (_read_base_model(folder.path), "base_model of its README"),
+        (match[1] if match else None, "base_model of its README"),
         (folder.config.get("_name_or_path"), "_name_or_path of its config.json"),
     ):
         if isinstance(found, str) and is_repository(found):
             return found, key
     return None
-
-
-def _read_base_model(folder: Path) -> str | None:
-    try:
-        text = (folder / "README.md").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    header = text.split("\n---", 1)[0] if text.startswith("---") else ""
-    match = _BASE_MODEL.search(header)
-    return match[1] if match else None
 
 
 # Files that come in Python packages: the embedded pair in this one, weights in others.

@@ -43,7 +43,7 @@ ALLOWED = {
     "drafters": {"numpy"},
     "hub": {"huggingface_hub", "httpx"},
     "controller": {"numpy", "platformdirs"},
-    "registry": {"numpy", "platformdirs"},
+    "registry": {"numpy", "platformdirs", "pydantic"},
     "engine": {"numpy", "llguidance"},
     "bench": {"numpy", "jinja2"},
     "conversations": {"platformdirs", "pydantic"},

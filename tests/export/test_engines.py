@@ -18,13 +18,14 @@ from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.export.engines import ENGINES, MODELFILE, Choice, Engine, export
 from edgespec.export.gather import Draft, Exported, ExportPlan, GivenIds, Measured, Weights
 from edgespec.export.script import format_compose, list_remarks
+from edgespec.formats.heads import HeadKind
 from edgespec.hub.cache import HubRepo, LocalPath, PackagedFile
-from edgespec.registry.schema import HEAD_KINDS, Registry
+from edgespec.registry.schema import Registry
 from tests.export.conftest import Gather, read_keys
 from tests.export.test_script import check_syntax
 
 LOSSY = re.compile(r"fly|synthetic|relaxed|posterior|accept.threshold|typical|heterogeneous")
-METHODS = ("model", "pard", "ngram", "suffix", "self", "recycling", *HEAD_KINDS)
+METHODS = ("model", "pard", "ngram", "suffix", "self", "recycling", *get_args(HeadKind))
 
 
 def a_plan(*methods: str, folder: str = "", is_auto: bool = True, **of_draft: Any) -> ExportPlan:

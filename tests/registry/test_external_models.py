@@ -138,11 +138,7 @@ def test_damaged_entries_raise_nothing(tmp_path: Path) -> None:
     put(DRAFT, tmp_path / "a" / "two\nlines.gguf").write_bytes(DRAFT.read_bytes() + b"x")
     locked = put(DRAFT, tmp_path / "locked" / "hidden.gguf")
     locked.parent.chmod(0)
-    absent = [
-        ModelFolder("ollama", tmp_path / "absent"),
-        ModelFolder("ollama", good),
-        ModelFolder("llama.cpp", Path("/\0")),
-    ]
+    absent = [ModelFolder("ollama", tmp_path / "absent"), ModelFolder("ollama", good)]
     try:
         found = find_external_models([ModelFolder("lm studio", tmp_path), *absent])
     finally:

@@ -1,14 +1,10 @@
-"""Which files are heads, and which repository holds the head that a file lacks."""
+"""Which files are heads."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from edgespec.formats.gguf_validate import read_file
-from edgespec.registry.resolve import find_with_head, is_head
-from edgespec.registry.schema import Registry, load_registry
+from edgespec.registry.resolve import is_head
 from tests.formats.ggufs import write_gguf
 from tests.formats.head_files import (
     H,
@@ -40,33 +36,3 @@ def test_a_damaged_head_is_a_head_and_anything_else_is_not(tmp_path: Path) -> No
         (tmp_path / name).write_bytes(content)
         assert not is_head(tmp_path / name)
     assert not is_head(tmp_path / "absent")
-
-
-@pytest.fixture
-def registry(tmp_path: Path) -> Registry:
-    return load_registry(tmp_path / "absent.toml")
-
-
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [
-        ("bartowski/Qwen3.5-9B-GGUF:Q4_K_M", "unsloth/Qwen3.5-9B-MTP-GGUF"),
-        ("hf:someone/Qwen3.5-9B-GGUF/Qwen3.5-9B-Q4_K_M.gguf", "unsloth/Qwen3.5-9B-MTP-GGUF"),
-        ("/models/Qwen3.6-35B-A3B-UD-Q4_K_M.gguf", "unsloth/Qwen3.6-35B-A3B-MTP-GGUF"),
-        ("/models/GLM-4.5-Air-IQ4_XS-00001-of-00002.gguf", "jacek2024/GLM-4.5-Air-MTP-GGUF"),
-        ("/models/Qwen3.8-27B.gguf", "unsloth/Qwen3.8-27B-GGUF"),
-        ("/models/Qwen3.5-4B-Q4_K_M.gguf", None),
-        ("/models/Llama-3.1-8B-Q4_K_M.gguf", None),
-        ("glm.gguf", None),
-    ],
-)
-def test_the_repository_with_the_head(tmp_path: Path, registry: Registry, name: str, found: str | None) -> None:
-    model = read_file(write_gguf(tmp_path / "model.gguf"))
-    reference = find_with_head(model, name, registry)
-    assert (None if reference is None else str(reference)) == found
-
-
-def test_a_renamed_file_is_known_by_its_metadata(tmp_path: Path, registry: Registry) -> None:
-    model = read_file(write_gguf(tmp_path / "model.gguf"))
-    model.metadata["general.name"] = "Qwen3.6 27B"
-    assert str(find_with_head(model, "mine.gguf", registry)) == "unsloth/Qwen3.6-27B-MTP-GGUF"

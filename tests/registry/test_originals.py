@@ -62,7 +62,7 @@ def test_what_a_gguf_file_says(metadata: dict[str, str], found: tuple[str, str] 
     [
         ("---\nlicense: mit\nbase_model: a/b\n---\n# x", {}, "a/b"),
         ('---\nbase_model:\n- "a/b"\n- c/d\n---\n', {"_name_or_path": "e/f"}, "a/b"),
-        ("# x\nbase_model: a/b\n", {"_name_or_path": "e/f"}, "e/f"),
+        ("---\nlicense: mit\n---\n", {"_name_or_path": "e/f"}, "e/f"),
         ("---\ntags: [mlx]\n---\nbase_model: a/b\n", {"_name_or_path": "./here"}, None),
         (None, {}, None),
     ],

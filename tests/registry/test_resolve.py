@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.errors import HubError, InvalidModelFile, UnknownModel
+from edgespec.errors import HubError, UnknownModel
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.mlx_folder import read_config
 from edgespec.hub.cache import HubFile, HubRepo, PackagedFile, RemoteModel, parse_reference
@@ -98,8 +98,6 @@ def test_local_files_and_folders(hub: Hub, tmp_path: Path, registry: Registry) -
         resolve_pair(str(folder / "three.gguf"), "llamacpp", registry, hub)
     with pytest.raises(UnknownModel, match="is a file; MLX opens a folder"):
         resolve_pair(str(path), "mlx", registry, hub)
-    with pytest.raises(InvalidModelFile, match="is not an MLX model: it has no config"):
-        resolve_pair(str(folder), "mlx", registry, hub)
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(b"")
     assert resolve_pair(str(folder), "mlx", registry, hub).target == LocalModel(folder, "mlx")
