@@ -16,7 +16,7 @@ from benchmarks.harness import MODEL_PATH, load_model, print_result
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions
 from edgespec.formats.head_file import read_head
-from edgespec.planner.head_probe import N_TOKENS, HeadProbe, complete, describe_reading, list_conventions
+from edgespec.planner.head_probe import N_TOKENS, HeadProbe, complete, describe_reading, list_readings
 
 
 @click.command()
@@ -32,9 +32,8 @@ def main(target: Path, head: Path, backend: BackendName, tokens: int, threads: i
         raise click.BadParameter(f"{head} holds no trained head.")
     model = load_model(backend, target, LoadOptions(threads=threads, context_size=max(512, 2 * tokens)))
     true = complete(spec, model.layer_count)
-    wrong = [each for tamper in list_conventions(true.kind, backend) for each in tamper(true, model.layer_count)]
     rows = []
-    for stated in [true, *wrong]:
+    for stated in [true, *list_readings(true, backend, model.layer_count)]:
         found = HeadProbe(model, head, backend, lambda: None, n_tokens=tokens).run(stated)
         rows.append(
             {
@@ -43,7 +42,6 @@ def main(target: Path, head: Path, backend: BackendName, tokens: int, threads: i
                 "right": found.chosen.spec == true,
                 "agreement": [round(each, 3) for each in found.chosen.agreement],
                 "stated_agreement": [round(each, 3) for each in found.stated.agreement] if found.stated else None,
-                "lookups": round(found.lookups, 3),
                 "readings": len(found.trials),
                 "seconds": round(found.seconds, 2),
             }

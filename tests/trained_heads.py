@@ -39,18 +39,6 @@ def make_ids_absolute(path: Path) -> Path:
     return tamper(path, {}, {"d2t": offsets + np.arange(len(offsets))})
 
 
-def make_useless(path: Path) -> Path:
-    """A copy with other weights, which agrees with nothing."""
-    rng = np.random.default_rng(0)
-    weights = load_file(EAGLE3 / "model.safetensors")
-    random = {
-        name: rng.standard_normal(each.shape).astype(each.dtype) / 16
-        for name, each in weights.items()
-        if each.ndim == 2
-    }
-    return tamper(path, {}, random)
-
-
 def convert(folder: Path) -> Path:
     """The head in `folder` as a GGUF file beside it."""
     path = folder.with_suffix(".gguf")

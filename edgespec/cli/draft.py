@@ -13,7 +13,7 @@ import click
 from edgespec.cli.completion import complete_model, complete_self_drafts
 from edgespec.cli.options import FloatRange, json_option, load_config, load_options, model_argument, offer
 from edgespec.cli.serve import access_rules, draft_listening_options, listen
-from edgespec.cli.terminal import print_result
+from edgespec.cli.terminal import format_table, print_result
 from edgespec.errors import DraftRefused, InvalidRequest
 from edgespec.options import DRAFT, PARALLEL
 
@@ -169,19 +169,16 @@ def _format_comparison(answers: Answers, rows: list[Compared]) -> Iterator[str]:
 
 
 def _format_trials(rows: Sequence[Compared]) -> Iterator[str]:
-    """A table; the memory is left out where it was not looked up."""
+    """A table, and what was refused."""
     from edgespec.units import gib
 
-    width = max(len("draft"), *(len(each.draft) for each in rows))
-    has_memory = any(each.memory is not None for each in rows)
-    memory = f"{'memory':>10}  " if has_memory else ""
-    yield f"{'draft':{width}}  agreement  cost of a token  {memory}length  x plain, expected"
+    table = [("DRAFT", "AGREEMENT", "COST OF A TOKEN", "MEMORY", "LENGTH", "X PLAIN, EXPECTED")]
     for each in rows:
-        if (t := each.trial) is None:
-            yield f"{each.draft:{width}}  refused: {each.refusal}"
-            continue
-        memory = f"{gib(each.memory or 0):>10}  " if has_memory else ""
-        yield f"{each.draft:{width}}  {t.agreement:9.0%}  {t.cost:15.2f}  {memory}{t.length:6}  {t.speedup:.2f}"
+        if t := each.trial:
+            memory = "" if each.memory is None else gib(each.memory)
+            table.append((each.draft, f"{t.agreement:.0%}", f"{t.cost:.2f}", memory, str(t.length), f"{t.speedup:.2f}"))
+    yield from format_table(table, frozenset(range(1, 6)))
+    yield from (f"{each.draft} is refused: {each.refusal}" for each in rows if each.trial is None)
 
 
 @draft_command.command("build")
@@ -305,29 +302,20 @@ def _describe_probe(result: ProbeResult) -> dict[str, Any]:
         "readings": [row(each) for each in result.trials],
         "stated": row(result.stated) if result.stated else None,
         "chosen": row(result.chosen),
-        "lookups": result.lookups,
-        "own": result.own,
-        "refused": result.is_useless,
         "seconds": round(result.seconds, 2),
     }
 
 
 def _format_probe(stated: HeadSpec, result: ProbeResult) -> Iterator[str]:
     """A table: agreement at depths 1 and 2 of each reading, then what was chosen."""
-    from edgespec.planner.head_probe import describe_change, describe_reading
-    from edgespec.service.loaded_model import describe_useless
+    from edgespec.planner.head_probe import describe_reading
 
-    whole = result.chosen.positions
-    width = max(len(describe_reading(each.spec)) for each in result.trials)
-    yield f"{'reading':{width}}  depth 1  depth 2"
+    table = [("READING", "DEPTH 1", "DEPTH 2")]
     for each in result.trials:
-        if each.positions < whole:
-            yield f"{describe_reading(each.spec):{width}}  worse, given up after {each.positions} positions"
-        else:
-            yield f"{describe_reading(each.spec):{width}}  {each.agreement[0]:7.0%}  {each.agreement[1]:7.0%}"
-    yield f"{'lookups':{width}}  {result.lookups:7.0%}"
-    change = describe_change(stated, result.chosen.spec)
-    yield f"the head's {change}" if result.is_corrected else "the head is read as its file says"
-    yield f"{whole} positions, {result.seconds:.1f} s"
-    if result.is_useless:
-        yield describe_useless("the head", result) + " Loads refuse it."
+        first, second = each.agreement
+        table.append((describe_reading(each.spec), f"{first:.0%}", f"{second:.0%}"))
+    yield from format_table(table, frozenset({1, 2}))
+    chosen, says = describe_reading(result.chosen.spec), describe_reading(stated)
+    is_stated = "the head is read as its file says"
+    yield f"the head is read with {chosen}, where its file says {says}" if result.is_corrected else is_stated
+    yield f"{result.chosen.positions} positions, {result.seconds:.1f} s"

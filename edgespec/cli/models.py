@@ -26,14 +26,11 @@ from edgespec.options import BACKEND, DRAFT, OPTIONS
 from edgespec.units import GIB, gib
 
 if TYPE_CHECKING:
-    from edgespec.backends import FileBackend
-    from edgespec.backends.devices import Memory
     from edgespec.core.protocols import CheckCancelled
     from edgespec.formats.gguf import Header
     from edgespec.formats.mlx_folder import Folder
     from edgespec.hub.cache import CachedModel
-    from edgespec.planner.catalogue import CatalogueEntry, Recommendation, Recommendations
-    from edgespec.registry.schema import Registry
+    from edgespec.planner.catalogue import Candidate, Recommendations
 
 
 _backend_option = offer(BACKEND, help="Runtime whose model an alias stands for.")
@@ -56,15 +53,12 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
     from edgespec.hub.cache import RemoteModel
     from edgespec.hub.hub import Hub
     from edgespec.planner.plan import LoadConfig, fetch, plan
-    from edgespec.planner.report import describe_faster
     from edgespec.registry.schema import load_registry
 
     hub, reporter = Hub.from_environment(), TerminalReporter()
     options = LoadOptions(context_size=ctx)
     request = LoadConfig(model, parse_backend(backend), draft, load=options, force=force, fetch_heads=True)
     planned = plan(request, load_registry(), hub, reporter)
-    if told := describe_faster(planned.metadata):
-        reporter.notice(f"{told}.")
     for source in planned.sources:
         if verify and isinstance(source, RemoteModel):
             hub.verify(source, lambda name: click.echo(f"checking {name}", err=True))
@@ -82,58 +76,52 @@ def list_command(as_json: bool) -> None:
     from edgespec.backends import prefers_mlx
     from edgespec.backends.devices import host_memory
     from edgespec.hub.hub import Hub
-    from edgespec.planner.catalogue import build_catalogue
+    from edgespec.planner.catalogue import Catalogue
     from edgespec.registry.resolve import is_head
     from edgespec.registry.schema import load_registry
 
     registry, hub = load_registry(), Hub.from_environment()
-    backend: FileBackend = "mlx" if prefers_mlx() else "llamacpp"
-    memory = host_memory()  # that of accelerators is known to the runtime alone, which is not loaded for a list
-    rows = [_describe_entry(entry, registry, memory) for entry in build_catalogue(registry, hub, backend, memory)]
-    heads = [each for each in hub.list_models() if is_head(each.path)]
-    facts = {row["name"]: row for row in rows}
+    # The memory of accelerators is known to the runtime alone, which is not loaded for a list.
+    rows = Catalogue(registry, hub, "mlx" if prefers_mlx() else "llamacpp", host_memory()).list_local()
+    cached = hub.list_models()
+    heads = [each for each in cached if is_head(each.path)]
+    aliases = [
+        _describe_candidate(each) | {b: _pair_to_json(registry.get(each.name).pair(b)) for b in ("llamacpp", "mlx")}
+        for each in rows
+        if each.origin == "alias"
+    ]
     result = {
-        "aliases": [
-            facts[e.alias] | {b: _pair_to_json(e.pair(b)) for b in ("llamacpp", "mlx")}
-            for e in registry.entries.values()
-        ],
-        "cached": [_describe_cached(each) for each in hub.list_models() if each not in heads],
+        "aliases": aliases,
+        "cached": [_describe_cached(each) for each in cached if each not in heads],
         "heads": [_describe_cached(each) for each in heads],
         "elsewhere": [
-            {"name": row["name"], "path": row["opens"], "bytes": row["bytes"], "fit": row["fit"]}
-            for row in rows
-            if row["origin"] == "elsewhere"
+            {"name": each.name, "path": each.opens, "bytes": each.target.size, "fit": each.fit}
+            for each in rows
+            if each.origin == "elsewhere"
         ],
     }
     print_result(result, _format_list(rows, heads), as_json=as_json)
 
 
-def _describe_entry(entry: CatalogueEntry, registry: Registry, memory: Memory) -> dict[str, Any]:
+def _describe_candidate(each: Candidate) -> dict[str, Any]:
     """Size and fit of what is not downloaded are estimates."""
     from edgespec.hub.cache import PackagedFile
-    from edgespec.planner.catalogue import rate_fit
-    from edgespec.planner.memory import guess_facts
 
-    size, fit = entry.target.size, entry.fit
-    if size is None and entry.name in registry.entries:
-        guess = guess_facts(registry.entries[entry.name].about, entry.target.reference)
-        size = guess.weights if guess else None
-        fit = rate_fit(guess.needed, 0, memory) if guess else None
     return {
-        "name": entry.name,
-        "description": entry.description,
-        "origin": entry.origin,
-        "opens": entry.opens,
-        "bytes": size,
-        "estimated": not entry.target.here,
-        "fit": fit,
-        "here": entry.here,
-        "packaged": isinstance(entry.target.reference, PackagedFile),
+        "name": each.name,
+        "description": each.description,
+        "origin": each.origin,
+        "opens": each.opens,
+        "bytes": each.target.size or each.target.missing,
+        "estimated": not each.target.here,
+        "fit": each.fit,
+        "here": each.here,
+        "packaged": isinstance(each.target.reference, PackagedFile),
     }
 
 
-def _format_list(rows: Sequence[dict[str, Any]], heads: Sequence[CachedModel]) -> Iterator[str]:
-    table = [("NAME", "SIZE", "FIT", "HERE", "DESCRIPTION")]
+def _format_list(models: Sequence[Candidate], heads: Sequence[CachedModel]) -> Iterator[str]:
+    table, rows = [("NAME", "SIZE", "FIT", "HERE", "DESCRIPTION")], list(map(_describe_candidate, models))
     for row in rows:
         size = "?" if row["bytes"] is None else gib(row["bytes"])
         about = row["opens"] if row["origin"] == "elsewhere" else row["description"]
@@ -193,13 +181,12 @@ def _describe_cached(model: CachedModel) -> dict[str, object]:
 def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool) -> None:
     """Show a model's architecture, size, memory and draft. Reads only the header if it is not downloaded."""
     from edgespec.backends.options import LoadOptions
-    from edgespec.conversations.database import adapted_folder
     from edgespec.formats.mlx_folder import Folder
     from edgespec.hub.hub import Hub
-    from edgespec.planner.draft_finder import find_version
     from edgespec.planner.heads import find_head
     from edgespec.planner.memory import estimate_memory
     from edgespec.planner.plan import LoadConfig, choose_backend
+    from edgespec.planner.report import format_facts
     from edgespec.registry.resolve import read_metadata, resolve_pair
     from edgespec.registry.schema import load_registry
 
@@ -208,9 +195,7 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
     resolved = resolve_pair(model, chosen, registry, hub)
     found = read_metadata(resolved.target, hub)
     own = find_head(found)
-    version = find_version(resolved, chosen, adapted_folder(), hub)
     drafters = {
-        "adapted_draft": version,
         "pard": resolved.models.pard and str(resolved.models.pard),
         "head": resolved.models.head and str(resolved.models.head),
         "own_head": own.kind if own is not None and own.in_target else None,
@@ -228,18 +213,7 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
         "kv_bytes": cost.kv,
         "memory_bytes": cost.total,
     }
-    lines = (f"{key.removesuffix('_bytes').replace('_', ' '):16} {_format_fact(key, facts[key])}" for key in facts)
-    print_result(facts, lines, as_json=as_json)
-
-
-def _format_fact(key: str, value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return gib(value) if key.endswith("_bytes") else f"{value:,}"
-    if value is None:
-        return "n-grams" if key == "draft" else "not stated"
-    return str(value)
+    print_result(facts, format_facts(facts), as_json=as_json)
 
 
 def _describe_gguf(header: Header) -> dict[str, Any]:
@@ -301,7 +275,7 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
     from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import TerminalReporter, report_activity
     from edgespec.hub.hub import Hub
-    from edgespec.planner.report import format_plan, report_plan
+    from edgespec.planner.report import format_facts, report_plan
     from edgespec.registry.schema import load_registry
 
     request = replace(load_config(model, {**options, "force": True}), fetch_heads=True)
@@ -312,7 +286,7 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
 
     *_, facts = work(lambda: None) if no_speed else run_work(work)
     report_activity("")
-    print_result(facts, format_plan(facts), as_json=as_json)
+    print_result(facts, format_facts(facts), as_json=as_json)
 
 
 # `edgespec recommend`: the models that suit this machine.
@@ -342,8 +316,8 @@ def recommend_command(
 ) -> None:
     """List models for this machine: those of the registry, and with TEXT or --for those of a search of the hub.
 
-    Only headers are read. The order: models that fit in the free memory at 20 tokens/s or more (50 ms a token), the
-    largest first; slower ones, the fastest first; those whose speed is not known; those that do not fit.
+    Only the sizes of files are read. The order: models that fit in the free memory at 20 tokens/s or more (50 ms a
+    token), the largest first; slower ones, the fastest first; those whose speed is not known; those that do not fit.
 
     Speeds are extrapolated from a measurement of this machine with weights of each type; DRAFTED is the range with
     the draft model, at low and high acceptance. QUALITY follows from the number of parameters alone: toy, simple (from
@@ -353,7 +327,7 @@ def recommend_command(
     from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import report_activity
     from edgespec.hub.hub import Hub
-    from edgespec.planner.catalogue import DRAFTERS, TASKS, Query, Recommender
+    from edgespec.planner.catalogue import DRAFTERS, TASKS, Catalogue, Query
     from edgespec.planner.memory import read_memory
     from edgespec.registry.schema import load_registry
 
@@ -364,8 +338,8 @@ def recommend_command(
     registry, hub = load_registry(), Hub.from_environment()
 
     def work(check: CheckCancelled) -> Iterator[Recommendations]:
-        recommender = Recommender(registry, hub, chosen, read_memory(chosen), report_activity, check, again)
-        yield recommender.recommend(query, measure=not no_speed)
+        catalogue = Catalogue(registry, hub, chosen, read_memory(chosen), check)
+        yield catalogue.recommend(query, report_activity, measure=not no_speed, again=again)
 
     (found,) = run_work(work)
     report_activity("")
@@ -373,7 +347,6 @@ def recommend_command(
     facts = {
         "models": [each.to_dict() for each in found.models],
         "notices": list(found.notices),
-        "advice": found.advice,
         "weight_cost": {name: round(cost, 2) for name, cost in costs.items()},
     }
     print_result(facts, _format(found.models), as_json=as_json)
@@ -383,14 +356,13 @@ def recommend_command(
     if found.models:
         types = ", ".join(f"{name} {cost:.1f}" for name, cost in costs.items())
         told += [f"Time of a weight on this machine, by type: {types}."] if costs else []
-        told += found.advice
         told += [f"Drafts for {use}: {DRAFTERS[use]}."] if use is not None else []  # type: ignore[index]
         told.append("`edgespec plan NAME` measures one of them, `edgespec chat NAME` downloads and opens it.")
     for line in told:
         click.echo(line, err=True)
 
 
-def _format(models: Sequence[Recommendation]) -> Iterator[str]:
+def _format(models: Sequence[Candidate]) -> Iterator[str]:
     from edgespec.planner.catalogue import GROUPS
 
     if not models:
@@ -403,9 +375,9 @@ def _format(models: Sequence[Recommendation]) -> Iterator[str]:
     yield ""
 
 
-def _to_row(model: Recommendation) -> tuple[str, ...]:
+def _to_row(model: Candidate) -> tuple[str, ...]:
     from edgespec.planner.catalogue import format_download, format_drafted, format_plain
 
-    licensed = shorten(model.candidate.about.license or "?", 12) + (" (tight)" if model.fit == "tight" else "")
+    licensed = shorten(model.about.license or "?", 12) + (" (tight)" if model.fit == "tight" else "")
     speeds = format_plain(model), format_drafted(model)
-    return model.candidate.name, model.quality, format_download(model), *speeds, licensed
+    return model.name, model.quality, format_download(model), *speeds, licensed

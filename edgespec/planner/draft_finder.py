@@ -6,24 +6,18 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.backends import FileBackend
 from edgespec.backends.attached_draft import SelfDraftSpec, parse
 from edgespec.drafters import SELF, DrafterSpec, drafter_specs, find_spec
-from edgespec.errors import DraftRefused, EdgespecError, InvalidModelFile, InvalidRequest, UnknownModel
+from edgespec.errors import DraftRefused, EdgespecError, InvalidRequest, UnknownModel
 from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata
-from edgespec.formats.heads import HeadKind, HeadSpec
+from edgespec.formats.heads import HeadSpec
 from edgespec.hub.cache import (
     Alias,
-    HubFile,
-    HubQuant,
-    HubRepo,
-    Kind,
     LocalPath,
     Reference,
     RemoteModel,
@@ -34,12 +28,12 @@ from edgespec.hub.cache import (
 from edgespec.hub.hub import Hub
 from edgespec.planner.heads import (
     KIND_NAMES,
+    check_kind,
     choose_head_drafter,
     drafter_of,
+    naming_heads,
     read_draft,
-    refuse_draft,
-    refuse_kind,
-    refusing_heads,
+    runs,
 )
 from edgespec.registry.adapted import BASE, AdaptedDrafts, AdaptedPair, Card
 from edgespec.registry.resolve import (
@@ -49,8 +43,8 @@ from edgespec.registry.resolve import (
     choose_pair,
     find_local,
     find_pard_token,
-    find_with_head,
     is_head,
+    is_here,
     resolve_source,
 )
 from edgespec.registry.schema import Registry
@@ -121,12 +115,10 @@ class PlannedModel:
 class Adaptation:
     """The versions of a draft that were adapted to the user.
 
-    base    the drafter with the draft that they were made from
     active  the number of the version that was to be used when it was last looked at; None where that was not known
-    card    of the version that is used; None for the base draft
+    card    of the version that is used; None for the draft itself
     """
 
-    base: PlannedDrafter
     pair: AdaptedPair
     active: int | None = BASE
     card: Card | None = None
@@ -141,11 +133,8 @@ def parse_draft(text: str) -> list[PlannedDrafter]:
     if text == NONE:
         return []
     parts = _split(text)
-    terms: dict[str, PlannedDrafter] = {}
     methods = [part for part in parts if _find_name(part) == SELF]
-    words = [part.partition(":")[0] for part in parts]
-    if twice := next((word for word in words if find_spec(word) and words.count(word) > 1), None):
-        raise InvalidRequest(f"--draft {text} names '{twice}' twice.", hint="Name it once.")
+    terms: dict[str, PlannedDrafter] = {}
     for part in parts:
         word, colon, rest = part.partition(":")
         spec = find_spec(word)
@@ -159,10 +148,11 @@ def parse_draft(text: str) -> list[PlannedDrafter]:
             raise InvalidRequest(f"the drafter '{word}' takes no options.", hint=f"Use --draft {word}.")
         else:
             term = PlannedDrafter(spec, rest if colon else None)
-        if term.spec.name != SELF and term.spec.name in terms:
-            raise InvalidRequest(f"--draft {text} names two draft models.", hint="Name one.")
-        terms[term.spec.name] = term
-    return list(terms.values())
+        key = word if term.spec.name == SELF else term.spec.name
+        if key in terms:
+            raise InvalidRequest(f"--draft {text} names '{key}' twice.", hint="Name it once.")
+        terms[key] = term
+    return list({term.spec.name: term for term in terms.values()}.values())
 
 
 def list_words() -> list[tuple[str, DrafterSpec]]:
@@ -194,13 +184,9 @@ def naming_drafters(reference: str | None) -> Iterator[None]:
             raise
         words = [word for word, _ in list_words()]
         near = difflib.get_close_matches(reference.partition(":")[0], [*words, AUTO, NONE], n=1)
-        if reference == SELF:
-            near = [" or ".join(word for word, spec in list_words() if spec.name == SELF)]
         start = f"Did you mean --draft {near[0]}? " if near else ""
-        listed = ", ".join(words)
-        raise UnknownModel(
-            error.message, hint=f"{start}Drafters: {listed}. `edgespec list` shows the models."
-        ) from None
+        hint = f"{start}Drafters: {', '.join(words)}. `edgespec list` shows the models."
+        raise UnknownModel(error.message, hint=hint) from None
 
 
 def _split(text: str) -> list[str]:
@@ -236,32 +222,23 @@ def _names_model(part: str) -> bool:
 # Trained heads in the folder of their target: GGUF files beside a GGUF file, folders beside a folder.
 
 
-MAX_ENTRIES = 256  # of the target's folder
 MAX_LOOKS = 32  # files or folders whose first bytes are read
 
 
 def list_sidecars(target: Source, hub: Hub) -> list[Path]:
-    """The heads beside a local target, by name. Looks into 32 of the folder's first 256 entries at most."""
+    """The heads beside a local target, by name. Looks into 32 files or folders at most."""
     path = find_local(target, hub)
     if path is None or (isinstance(target, RemoteModel) and target.kind == "mlx"):
         return []
     path = path.resolve() if path.is_dir() else path
-    try:
-        entries = sorted(islice(path.parent.iterdir(), MAX_ENTRIES))
-    except OSError:  # a folder that cannot be listed
-        return []
+    kind = "*/config.json" if target.kind == "mlx" else "*.gguf"
+    found = [each.parent if target.kind == "mlx" else each for each in sorted(path.parent.glob(kind))]
     own = list_parts(path.name)
-    others = (each for each in entries if each.name not in own and _may_hold_head(each, target.kind))
-    return [each for each in islice(others, MAX_LOOKS) if is_head(each)]
+    others = [each for each in found if each.name not in own and (target.kind == "mlx" or is_model_file(each.name))]
+    return [each for each in others[:MAX_LOOKS] if is_head(each)]
 
 
-def _may_hold_head(path: Path, kind: Kind) -> bool:
-    if kind == "mlx":
-        return (path / "config.json").is_file()
-    return is_model_file(path.name) and path.is_file()
-
-
-_EXAMPLES = {"pard": "pard:REF", "model": "REF"}  # how a model of the user's is named for a drafter
+_MODELS = {"pard": "PARD model", "model": "draft model"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +249,7 @@ class DraftFinder:
     own_head   the head in the target's own file
     may_fetch  whether 'auto' takes a head that must be downloaded
     has_memory  whether earlier texts are kept
+    has_workers  whether other machines compute a part of the target
     """
 
     backend: FileBackend
@@ -282,6 +260,7 @@ class DraftFinder:
     hub: Hub
     may_fetch: bool = False
     has_memory: bool = False
+    has_workers: bool = False
 
     def find_all(self, notice: Callable[[str], None]) -> list[PlannedDrafter]:
         """All that are available: those that need nothing, the models that the registry pairs with the target, a head.
@@ -290,52 +269,45 @@ class DraftFinder:
         """
         found = []
         for spec in drafter_specs().values():
-            if not spec.in_auto or (spec.needs == "memory" and not self.has_memory):
-                continue
-            if spec.needs in ("nothing", "memory"):
-                found.append(PlannedDrafter(spec))
-            elif spec.needs == "model" and (reference := self._paired(spec)) is not None:
+            is_there = {"nothing": True, "memory": self.has_memory, "model": self._paired(spec) is not None}
+            if spec.in_auto and is_there.get(spec.needs):
                 try:
-                    found.append(self._find_model(spec, reference))
+                    found.append(self._find(PlannedDrafter(spec)))
                 except EdgespecError as refusal:
-                    notice(f"Drafting without {reference}: {refusal.message}")
+                    notice(f"Drafting without {self._paired(spec)}: {refusal.message}")
         try:
             head = self._find_head(None)
         except DraftRefused as refusal:
             notice(f"Drafting without a head: {refusal.message}")
         else:
-            if head is not None:
-                found.append(head)
+            found += [head] if head is not None else []
         return found
 
     def find(self, terms: Sequence[PlannedDrafter]) -> list[PlannedDrafter]:
         """Those that the user named. Raises DraftRefused."""
-        found = []
-        for term in terms:
-            if term.spec.needs == "memory" and not self.has_memory:
+        return list(map(self._find, terms))
+
+    def _find(self, term: PlannedDrafter) -> PlannedDrafter:
+        spec = term.spec
+        if spec.needs == "memory" and not self.has_memory:
+            raise DraftRefused(
+                f"the drafter {spec.name} needs the memory of earlier texts, which is off.",
+                hint="Use --draft ngram, or turn it on.",
+            )
+        if spec.needs == "server":
+            open_server(term.reference).close()  # before anything is downloaded or loaded
+        if spec.needs not in ("model", "head"):
+            return term
+        if spec.needs == "head" and term.reference is None:
+            return self._find_named_head(spec)
+        with naming_drafters(term.reference):
+            reference = parse_reference(term.reference) if term.reference is not None else self._paired(spec)
+            if reference is None:
                 raise DraftRefused(
-                    f"the drafter {term.spec.name} needs the memory of earlier texts, which is off.",
-                    hint="Use --draft ngram, or turn it on.",
+                    f"no {_MODELS.get(spec.name, 'model')} is paired with this target.",
+                    hint=f"Use --draft ngram, or name one: --draft {spec.name}:REF.",
                 )
-            if term.spec.needs == "server":
-                open_server(term.reference).close()  # before anything is downloaded or loaded
-                found.append(term)
-            elif term.spec.needs not in ("model", "head"):
-                found.append(term)
-            elif term.reference is not None:
-                with naming_drafters(term.reference):
-                    found.append(self._find_model(term.spec, parse_reference(term.reference)))
-            elif term.spec.needs == "head":
-                found.append(self._find_named_head(term.spec))
-            elif (reference := self._paired(term.spec)) is not None:
-                found.append(self._find_model(term.spec, reference))
-            else:
-                kind = "PARD model" if term.spec.name == "pard" else "draft model"
-                raise DraftRefused(
-                    f"no {kind} is paired with this target.",
-                    hint=f"Use --draft ngram, or name one: --draft {_EXAMPLES.get(term.spec.name, 'REF')}.",
-                )
-        return found
+            return self._find_model(spec, reference)
 
     def _paired(self, spec: DrafterSpec) -> Reference | None:
         """The model that the registry names for `spec` and this target."""
@@ -345,11 +317,14 @@ class DraftFinder:
         """Raises DraftRefused for a model or head that cannot draft for the target."""
         if isinstance(reference, Alias):
             reference = choose_pair(self.registry.get(reference.name), self.backend).target
-        with refusing_heads(reference, partial(refuse_draft, self.backend)):
+        with naming_heads(reference):
             source = resolve_source(reference, self.backend, self.hub)
-            facts, head = read_draft(source, self.hub, is_head=spec.needs == "head")
-        if head is not None and (error := refuse_draft(self.backend, str(reference), head)):
-            raise error
+        facts, head = read_draft(source, self.hub, is_head=spec.needs == "head")
+        if head is not None:
+            check_kind(self.backend, str(reference), head.kind)
+        if self.has_workers and head is not None and head.kind == "gemma4-assistant":
+            message = f"{reference} reads the target's cache, a part of which is on workers."
+            raise DraftRefused(message, hint="Use --draft auto or ngram.")
         spec = choose_head_drafter(spec, reference, head, facts, self.target.metadata)
         has_vocabulary = head is None or isinstance(facts, Header)  # folders of heads have no tokenizer
         if has_vocabulary and (reason := find_tokenizer_mismatch(self.target.metadata, facts)):
@@ -380,67 +355,53 @@ class DraftFinder:
 
         None where there is no head. Raises DraftRefused with the reasons where none of those that are there fits.
         """
-        refusals = []
-        for place, find in self._list_heads(spec):
+        refusals: list[EdgespecError] = []
+        for place, reference in self._list_heads(spec):
             try:
-                found = find()
+                found = self._read_head(spec, reference)
             except EdgespecError as refusal:
                 refusals.append(refusal)
                 continue
             assert found.head is not None
             named = "" if found.is_in_target else f"{found.label}, "
             return replace(found, found=f"Drafting with {named}{KIND_NAMES[found.head.kind]} {place}.")
-        if missing := self._find_left_out(spec):
-            refusals.append(missing)
+        missing = self.pair.models.with_head
+        if missing and self.own_head is None and spec in (None, drafter_of("mtp")):
+            message = f"the target's file was made without the model's MTP head; {missing} has it."
+            refusals.append(DraftRefused(message, hint=f"Use --model {missing}."))
         if refusals:
             reasons = "; ".join(each.message.removesuffix(".") for each in refusals)
             raise DraftRefused(f"{reasons}.", hint=refusals[0].hint)
         return None
 
-    def _list_heads(self, spec: DrafterSpec | None) -> Iterator[tuple[str, Callable[[], PlannedDrafter]]]:
-        """(where it is, what reads it) of the heads that are there, the best known first."""
+    def _list_heads(self, spec: DrafterSpec | None) -> Iterator[tuple[str, Reference | None]]:
+        """(where it is, what names it) of the heads that are there, the best known first; None for the target's own."""
         head, kind = self.pair.models.head, self.pair.models.head_kind
         is_asked = spec is not None or self.may_fetch  # else nobody needs to hear of a kind that does not run
-        if kind and not is_asked and refuse_kind(self.backend, "", kind) is not None:
-            kind = None
-        if head and kind and spec in (None, drafter_of(kind)):
-            yield "that the registry pairs with the target", partial(self._find_paired_head, head, kind)
+        if head and kind and spec in (None, drafter_of(kind)) and (is_asked or runs(self.backend, kind)):
+            yield "that the registry pairs with the target", head
         if self.own_head is not None and spec in (None, drafter_of(self.own_head.kind)):
-            yield "in the target's own file", partial(self._find_own_head, self.own_head)
+            yield "in the target's own file", None
         for path in list_sidecars(self.target.source, self.hub):
-            find = partial(self._find_model, spec or drafter_specs()["model"], LocalPath(path))
-            yield "that lies beside the target", find
+            yield "that lies beside the target", LocalPath(path)
 
-    def _find_paired_head(self, reference: Reference, kind: HeadKind) -> PlannedDrafter:
-        if error := refuse_kind(self.backend, str(reference), kind):
-            raise error
-        is_here = not isinstance(reference, HubRepo | HubQuant | HubFile) or self.hub.find_cached(reference) is not None
-        if not is_here and not self.may_fetch:
-            pull = f"`edgespec pull {self.pair.name}`"
-            raise DraftRefused(
-                f"{reference}, {KIND_NAMES[kind]} for this target, is not downloaded; {pull} does that.",
-                hint=f"Run {pull}.",
-            )
-        return self._find_model(drafter_of(kind), reference)
-
-    def _find_own_head(self, head: HeadSpec) -> PlannedDrafter:
-        if error := refuse_kind(self.backend, "the head in the target's file", head.kind):
-            raise error
-        return PlannedDrafter(drafter_of(head.kind), model=self.target, head=head)
-
-    def _find_left_out(self, spec: DrafterSpec | None) -> DraftRefused | None:
-        """Says which repository has the MTP head that the target's GGUF file lacks."""
-        model = self.target.metadata
-        mtp = drafter_of("mtp")
-        if spec not in (None, mtp) or not isinstance(model, Header) or self.own_head is not None:
-            return None
-        reference = self.pair.models.with_head or find_with_head(model, self.pair.name, self.registry)
-        if reference is None or refuse_kind(self.backend, "", "mtp") is not None:
-            return None
-        return DraftRefused(
-            f"the target's file was made without the model's MTP head; {reference} has it.",
-            hint=f"Use --model {reference}.",
-        )
+    def _read_head(self, spec: DrafterSpec | None, reference: Reference | None) -> PlannedDrafter:
+        """The head of `_list_heads`. Raises EdgespecError for one that does not fit, or is not to be downloaded."""
+        if reference is None and self.own_head is not None:
+            check_kind(self.backend, "the head in the target's file", self.own_head.kind)
+            return PlannedDrafter(drafter_of(self.own_head.kind), model=self.target, head=self.own_head)
+        assert reference is not None
+        kind = self.pair.models.head_kind
+        if reference == self.pair.models.head and kind is not None:
+            spec = drafter_of(kind)
+            check_kind(self.backend, str(reference), kind)
+            if not self.may_fetch and not is_here(reference, self.hub):
+                pull = f"`edgespec pull {self.pair.name}`"
+                raise DraftRefused(
+                    f"{reference}, {KIND_NAMES[kind]} for this target, is not downloaded; {pull} does that.",
+                    hint=f"Run {pull}.",
+                )
+        return self._find_model(spec or drafter_specs()["model"], reference)
 
 
 def open_server(address: str | None) -> RemoteDraft:
@@ -464,64 +425,49 @@ def use_adapted(
     target_path = find_local(target.source, hub)
     for each in drafters:
         path = find_local(each.model.source, hub) if each.model is not None else None
-        known = watch(each, target_path, path, folder) if target_path is not None else each
+        known = watch(each, target_path, path, folder)
         try:
-            found.append(choose_version(known, target.metadata, hub))
+            found.append(_use_version(known, hub))
         except EdgespecError as refusal:
             notice(f"Drafting with {each.label} itself: {refusal.message}")
-            found.append(mark_seen(known))
+            found.append(known)
     return found
 
 
-def watch(drafter: PlannedDrafter, target: Path, draft: Path | None, folder: Path | None) -> PlannedDrafter:
+def watch(drafter: PlannedDrafter, target: Path | None, draft: Path | None, folder: Path | None) -> PlannedDrafter:
     """`drafter`, whose model is at `draft`, with its versions in `folder` for the target at `target`.
 
-    The same where it has no model, or one in the target's file, or is watched already. Raises CacheError for models
-    that cannot be read.
+    The same where a path is None, or the model is in the target's file, or it is watched already. Raises CacheError for
+    models that cannot be read.
     """
-    if draft is None or folder is None or drafter.is_in_target or drafter.adaptation is not None:
+    if target is None or draft is None or folder is None or drafter.is_in_target or drafter.adaptation is not None:
         return drafter
-    return replace(drafter, adaptation=Adaptation(drafter, AdaptedDrafts(folder).pair(target, draft)))
+    pair = AdaptedDrafts(folder).pair(target, draft)
+    return replace(drafter, adaptation=Adaptation(pair, _read_active(pair)))
 
 
 def is_outdated(drafter: PlannedDrafter) -> bool:
     """Tells whether another version is in use since the drafter was last looked at."""
-    return drafter.adaptation is not None and _read_active(drafter.adaptation) != drafter.adaptation.active
+    known = drafter.adaptation
+    return known is not None and _read_active(known.pair) != known.active
 
 
 def mark_seen(drafter: PlannedDrafter) -> PlannedDrafter:
     """`drafter` as it is, which is not outdated until another version is in use than now."""
     known = drafter.adaptation
-    return drafter if known is None else replace(drafter, adaptation=replace(known, active=_read_active(known)))
+    return replace(drafter, adaptation=replace(known, active=_read_active(known.pair))) if known else drafter
 
 
-def use_base(drafter: PlannedDrafter) -> PlannedDrafter:
-    """`drafter` with the draft itself, until another version is in use than it was last looked at."""
+def _use_version(drafter: PlannedDrafter, hub: Hub) -> PlannedDrafter:
+    """`drafter` with the version of its model that is in use. Raises InvalidModelFile for a damaged or missing one."""
     known = drafter.adaptation
-    return drafter if known is None else replace(known.base, adaptation=replace(known, card=None))
-
-
-def choose_version(drafter: PlannedDrafter, target: ModelMetadata, hub: Hub) -> PlannedDrafter:
-    """`drafter` with the version of its model that is in use now.
-
-    Raises InvalidModelFile for one that is damaged or missing, DraftRefused for one of another kind or vocabulary.
-    """
-    known = drafter.adaptation
-    if known is None or known.base.model is None:
+    version = known.pair.active() if known is not None else None
+    if known is None or version is None or drafter.model is None:
         return drafter
-    number = known.pair.active_number()
-    if number == BASE:
-        return replace(known.base, adaptation=replace(known, active=BASE, card=None))
-    version = known.pair.read(number)
-    source = LocalModel(version.path, "mlx" if version.path.is_dir() else "gguf")
+    card, source = version.card, LocalModel(version.path, "mlx" if version.path.is_dir() else "gguf")
     facts, head = read_draft(source, hub, is_head=drafter.head is not None)
-    if (head and head.kind) != (drafter.head and drafter.head.kind):
-        raise DraftRefused(f"version {number} of the draft is another kind of draft.", hint="Use another version.")
-    has_vocabulary = head is None or isinstance(facts, Header)
-    if has_vocabulary and (reason := find_tokenizer_mismatch(target, facts)):
-        raise DraftRefused(f"version {number} of the draft has another vocabulary: {reason}.", hint="Use another one.")
-    model = PlannedModel(known.base.model.reference, source, facts)
-    return replace(drafter, model=model, head=head, adaptation=replace(known, active=number, card=version.card))
+    model = replace(drafter.model, source=source, metadata=facts)
+    return replace(drafter, model=model, head=head, adaptation=Adaptation(known.pair, card.version, card))
 
 
 def describe_version(card: Card) -> str:
@@ -529,28 +475,9 @@ def describe_version(card: Card) -> str:
     return f"Drafting with version {card.version} of the draft, adapted on {card.date}."
 
 
-def find_version(pair: ResolvedPair, backend: FileBackend, folder: Path, hub: Hub) -> str | None:
-    """The version in use of the draft model of a pair in words, or why it cannot be used; None for none.
-
-    Raises CacheError for models that cannot be read, and what `resolve_source` raises.
-    """
-    reference = pair.models.draft
-    is_remote = isinstance(reference, HubRepo | HubQuant | HubFile) and hub.find_cached(reference) is None
-    if reference is None or is_remote:
-        return None
-    target, path = find_local(pair.target, hub), find_local(resolve_source(reference, backend, hub), hub)
-    if target is None or path is None:
-        return None
-    try:
-        version = AdaptedDrafts(folder).pair(target, path).active()
-    except InvalidModelFile as refusal:
-        return refusal.message.removesuffix(".")
-    return f"version {version.card.version} of {version.card.date}" if version is not None else None
-
-
-def _read_active(known: Adaptation) -> int | None:
+def _read_active(pair: AdaptedPair) -> int | None:
     """The number of the version in use; None where that is not known."""
     try:
-        return known.pair.active_number()
+        return pair.active_number()
     except EdgespecError:
         return None

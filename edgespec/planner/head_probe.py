@@ -13,9 +13,8 @@ from __future__ import annotations
 import importlib.resources
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from math import comb
 from pathlib import Path
 from time import perf_counter
@@ -27,28 +26,49 @@ import numpy.typing as npt
 from edgespec.backends import BackendName, Model
 from edgespec.controller.store import calibration_folder, load_entry, save_entry
 from edgespec.core.drafter import BlockSession, DraftSession
-from edgespec.core.protocols import Budget, CheckCancelled, Draft, Session
+from edgespec.core.protocols import CheckCancelled, Draft, Session
 from edgespec.core.sampling import Ints, Logits, NonFiniteLogits, non_finite_error
-from edgespec.core.tree import DraftTree
 from edgespec.core.verify import decode_one, read_prompt
-from edgespec.drafters.ngram import NgramDrafter
 from edgespec.errors import DraftRefused, EdgespecError, InvalidRequest
 from edgespec.formats.heads import HEAD_HINT, HeadKind, HeadSpec, usual_layers
 from edgespec.formats.mlx_folder import fingerprint_weights
 from edgespec.text.chat_template import encode_prompt
+from edgespec.text.tokenizer import Tokenizer
 
-Convention = Callable[[HeadSpec, int], list[HeadSpec]]
-"""The other readings of one convention, of a head whose target has so many layers."""
+_FLAGS = {  # by the keys of files
+    "norm_before_residual": "norm_before_residual",
+    "feeds_normed": "norm_output",
+    "predicts_at_root": "sample_from_anchor",
+}
+# What may be wrong with a head's spec and makes a difference on a runtime; what matters most comes first. llama.cpp
+# takes norms and feedback from the file itself. Two more conventions need no probe, since tensors tell: ids of a
+# reduced vocabulary ascend in one reading only, and norms' weights that are stored less 1 have means near 0.
+_CONVENTIONS: Mapping[tuple[HeadKind, BackendName], tuple[str, ...]] = {
+    ("eagle3", "llamacpp"): ("layers",),
+    ("eagle3", "mlx"): ("norm_before_residual", "feeds_normed", "layers"),
+    ("eagle", "mlx"): ("final norm",),
+    ("mtp", "mlx"): ("final norm", "feeds_normed"),
+    ("dflash", "llamacpp"): ("layers",),
+    ("dflash", "mlx"): ("layers",),
+    ("dspark", "llamacpp"): ("predicts_at_root", "layers"),
+    ("dspark", "mlx"): ("predicts_at_root", "layers"),
+}
 
 
-def list_conventions(kind: HeadKind, backend: BackendName) -> tuple[Convention, ...]:
-    """What may be wrong with a head's spec and makes a difference on `backend`.
-
-    llama.cpp takes norms and feedback from the file itself. Medusa and Hydra heads have one convention. Two more need
-    no probe, since tensors tell: ids of a reduced vocabulary ascend in one reading only, and norms' weights that are
-    stored less 1 have means near 0.
-    """
-    return _CONVENTIONS.get(kind, {}).get(backend, ())
+def list_readings(spec: HeadSpec, backend: BackendName, n_layers: int) -> list[HeadSpec]:
+    """The readings that differ from `spec` in one convention, of a head whose target has so many layers."""
+    found: list[HeadSpec] = []
+    for convention in _CONVENTIONS.get((spec.kind, backend), ()):
+        if convention == "layers":  # inputs for outputs, and the reverse
+            shifted = [tuple(layer + by for layer in spec.layers or ()) for by in (1, -1)]
+            allowed = range(n_layers + 1)
+            found += [replace(spec, layers=each) for each in shifted if each and all(i in allowed for i in each)]
+        elif convention == "final norm":  # the last hidden state before it for that after it, and the reverse
+            found.append(replace(spec, layers=() if spec.layers else (n_layers,)))
+        else:
+            flipped: dict[str, Any] = {convention: not getattr(spec, convention)}
+            found.append(replace(spec, **flipped))
+    return found
 
 
 def complete(spec: HeadSpec, n_layers: int) -> HeadSpec:
@@ -58,75 +78,20 @@ def complete(spec: HeadSpec, n_layers: int) -> HeadSpec:
 
 def describe_reading(spec: HeadSpec) -> str:
     """A reading in a few words: 'layers 1, 3, 5, norm_output'."""
-    word = "layer" if spec.layers and len(spec.layers) == 1 else "layers"
-    parts = [f"{word} {_join(spec.layers)}" if spec.layers else _join(spec.layers)]
-    return ", ".join(parts + [words for name, words in _FLAGS.items() if getattr(spec, name)])
-
-
-def describe_change(stated: HeadSpec, chosen: HeadSpec) -> str:
-    """How `chosen` differs from what the file says, as the end of "the head's ..."; empty where it does not."""
-    changes = []
-    if stated.layers != chosen.layers:
-        says = "names none" if stated.layers is None else f"says {_join(stated.layers)}"
-        changes.append(f"layers were read as {_join(chosen.layers)} (the file {says})")
-    for name, key in _FLAGS.items():
-        was, says = (str(getattr(spec, name)).lower() for spec in (chosen, stated))
-        if was != says:
-            changes.append(f"{key} was read as {was} (the file says {says})")
-    return ", and ".join(changes)
-
-
-def _shift_layers(spec: HeadSpec, n_layers: int) -> list[HeadSpec]:
-    """Inputs for outputs, and the reverse."""
-    shifted = [tuple(layer + by for layer in spec.layers or ()) for by in (1, -1)]
-    return [replace(spec, layers=each) for each in shifted if each and min(each) >= 0 and max(each) <= n_layers]
-
-
-def _flip(name: str) -> Convention:
-    def flip(spec: HeadSpec, _n_layers: int) -> list[HeadSpec]:
-        flipped: dict[str, Any] = {name: not getattr(spec, name)}
-        return [replace(spec, **flipped)]
-
-    return flip
-
-
-def _swap_final_norm(spec: HeadSpec, n_layers: int) -> list[HeadSpec]:
-    """The last hidden state before the final norm for that after it, and the reverse."""
-    return [replace(spec, layers=() if spec.layers else (n_layers,))]
-
-
-def _join(layers: Sequence[int] | None) -> str:
-    return ", ".join(map(str, layers)) if layers else "the last hidden state"
-
-
-_FLAGS = {  # by the keys of files
-    "norm_before_residual": "norm_before_residual",
-    "feeds_normed": "norm_output",
-    "predicts_at_root": "sample_from_anchor",
-}
-_BLOCK = (_flip("predicts_at_root"), _shift_layers)
-_CONVENTIONS: Mapping[HeadKind, Mapping[BackendName, tuple[Convention, ...]]] = {  # what matters most comes first
-    "eagle3": {
-        "llamacpp": (_shift_layers,),
-        "mlx": (_flip("norm_before_residual"), _flip("feeds_normed"), _shift_layers),
-    },
-    "eagle": {"mlx": (_swap_final_norm,)},
-    "mtp": {"mlx": (_swap_final_norm, _flip("feeds_normed"))},
-    "dflash": {"llamacpp": (_shift_layers,), "mlx": (_shift_layers,)},
-    "dspark": {"llamacpp": _BLOCK, "mlx": _BLOCK},
-}
+    layers = f"layers {', '.join(map(str, spec.layers))}" if spec.layers else "the last hidden state"
+    flags = [key for name, key in _FLAGS.items() if getattr(spec, name)]
+    return ", ".join(["layers that it does not name" if spec.layers is None else layers, *flags])
 
 
 N_TOKENS = 256  # of the text
 MIN_TOKENS = 32
 _DEPTH = 2  # compared tokens after each position
 _FIRST = 2  # tokens of the text before the first position
-_SWITCH = 0.01  # chance of such a lead if both readings were equally good, at which the better one is taken
-_GIVE_UP = 0.001  # and at which the worse one is compared no further
+_CHANCE = 0.01  # of a lead if both readings were equally good, at which the better one is taken
 _ROWS = 64  # of a forward whose scores are read
-_LOOK = 32  # positions between two looks at whether a reading is worse beyond doubt
 
 Hits = npt.NDArray[np.bool_]
+"""[positions, depths] which choices are right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +99,7 @@ class Trial:
     """A reading that was tried.
 
     agreement  share of positions at which the head's first choice is the target's, at depths 1 and 2
-    positions  compared ones; fewer where the reading was soon seen to be worse
+    positions  compared ones
     """
 
     spec: HeadSpec
@@ -148,28 +113,18 @@ class ProbeResult:
 
     stated   as the file says; None where the runtime cannot run the head so
     chosen   the best reading: the stated one, or one that is significantly better
-    lookups  agreement of n-gram lookups at depth 1 at the same positions
-    own      agreement of the chosen reading and of lookups at depth 1, where the text before is what the target would
-             have chosen: the others are hard for heads that do not see the last token, such as Medusa's
-    trials   in the order of trying, `chosen` among them; empty where the result was stored by an earlier load
+    trials   in the order of trying, `chosen` among them
     """
 
     stated: Trial | None
     chosen: Trial
-    lookups: float
-    own: tuple[float, float]
     seconds: float
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[Trial, ...]
 
     @property
     def is_corrected(self) -> bool:
         """Tells whether the head is read otherwise than its file says."""
         return self.chosen != self.stated
-
-    @property
-    def is_useless(self) -> bool:
-        """Tells whether the head agrees less than lookups."""
-        return self.own[0] < self.own[1]
 
 
 class HeadProbe:
@@ -188,9 +143,8 @@ class HeadProbe:
 
         Raises InvalidRequest for a context without room for the text.
         """
-        text = importlib.resources.files("edgespec").joinpath("assets/calibration.txt").read_text(encoding="utf-8")
-        found = encode_prompt(target.tokenizer, text, parse_special=False)
-        self._text = [int(token) for token in found[: min(n_tokens, target.context_size - _DEPTH)]]
+        found = read_calibration(target.tokenizer)
+        self._text = found[: min(n_tokens, target.context_size - _DEPTH)]
         if len(self._text) < MIN_TOKENS:
             raise InvalidRequest(
                 f"a probe needs a text of {MIN_TOKENS} tokens, and has {len(self._text)}.", hint="Set a larger --ctx."
@@ -200,111 +154,70 @@ class HeadProbe:
         self._backend = backend
         self._check = check
         self._progress = progress
-        self._choices: Ints = np.empty(0, np.int32)
-        self._refusal: EdgespecError | None = None  # of the last reading that could not be run
 
-    def run(self, spec: HeadSpec) -> ProbeResult:
-        """Try `spec`, what the file says, and the readings that differ from it in one convention.
+    def run(self, stated: HeadSpec) -> ProbeResult:
+        """Try `stated`, what the file says, and the readings that differ from it in one convention.
 
         From a better reading it goes on until none is better. Raises Cancelled, and if no reading can be run what
         `Model.load_head` and sessions raise, or DraftRefused for a head whose scores are not numbers.
         """
-        started = perf_counter()
-        n_layers = self._target.layer_count
-        stated = best = complete(spec, n_layers)
-        tried = {best: self._try(best, None)}
-        was_changed = True
-        while was_changed:
-            was_changed = False
-            for convention in list_conventions(stated.kind, self._backend):
-                for reading in convention(best, n_layers):
-                    if reading in tried:
-                        continue
-                    hits, other = tried[best], self._try(reading, tried[best])
-                    tried[reading] = other
-                    if other is not None and (hits is None or is_better(other, hits, _SWITCH)):
-                        best, was_changed = reading, True
-        trials = {each: _summarize(each, hits) for each, hits in tried.items() if hits is not None}
-        if best not in trials and self._refusal is not None:
-            raise self._refusal
-        lookups, own, hits = self._follow_lookups(), self._find_own(), tried[best]
-        assert hits is not None
-        shares = [float(each[own].mean()) if own.any() else 0.0 for each in (hits[:, 0], lookups)]
-        return ProbeResult(
-            trials.get(stated),
-            trials[best],
-            float(lookups.mean()),
-            (shares[0], shares[1]),
-            perf_counter() - started,
-            tuple(trials.values()),
-        )
+        started, n_layers = perf_counter(), self._target.layer_count
+        choices = self._find_choices()
+        stated = best = complete(stated, n_layers)
+        hits: dict[HeadSpec, Hits] = {}
+        refused: dict[HeadSpec, EdgespecError] = {}
+        reading: HeadSpec | None = stated
+        while reading is not None:
+            try:
+                hits[reading] = self._measure(reading, choices)
+            except EdgespecError as refusal:
+                refused[reading] = refusal
+            else:
+                if best not in hits or is_better(hits[reading], hits[best]):
+                    best = reading
+            others = list_readings(best, self._backend, n_layers)
+            reading = next((each for each in others if each not in hits and each not in refused), None)
+        if best not in hits:
+            raise refused[best]
+        trials = {spec: _summarize(spec, each) for spec, each in hits.items()}
+        seconds = perf_counter() - started
+        return ProbeResult(trials.get(stated), trials[best], seconds, tuple(trials.values()))
 
-    def _try(self, spec: HeadSpec, rival: Hits | None) -> Hits | None:
-        """[positions, 2] which choices are right; None where the head cannot be run so."""
-        try:
-            return self._measure(spec, rival)
-        except EdgespecError as refusal:
-            self._refusal = refusal
-            return None
-
-    def _measure(self, spec: HeadSpec, rival: Hits | None) -> Hits:
-        """Ends early where `rival`, the best reading so far, is better beyond doubt."""
+    def _measure(self, spec: HeadSpec, choices: Ints) -> Hits:
         text, hits, name = self._text, [], f"{self._path.name} as {describe_reading(spec)}"
-        with ExitStack() as undo:
-            head = self._target.load_head(spec, self._path, progress=lambda fraction: None, check=self._check)
-            undo.callback(head.close)
-            if not len(self._choices):  # not before a head was loaded, since it may be none that can be
-                self._choices = self._find_choices()
-            n = len(self._choices) - 1
-            session = self._target.open_session(self._check)
-            undo.callback(session.close)
-            draft = head.open_session(session, self._check)
-            undo.callback(draft.close)
+        head = self._target.load_head(spec, self._path, progress=lambda fraction: None, check=self._check)
+        with (
+            closing(head),
+            closing(self._target.open_session(self._check)) as session,
+            closing(head.open_session(session, self._check)) as draft,
+        ):
             read_prompt(session, text[: _FIRST - 1] if head.shares_kv else text[:-1])
             draft.begin(text[:_FIRST])
-            for i in range(n):
+            for i in range(len(choices) - 1):
                 self._check()
+                self._progress(name, i / len(choices))
                 try:
                     chosen = _choose(draft, text[: _FIRST + i], text[_FIRST + i])
                 except NonFiniteLogits:
-                    raise DraftRefused(
-                        f"{self._path.name} gives scores that are not numbers (NaN).", hint=HEAD_HINT
-                    ) from None
+                    message = f"{self._path.name} gives scores that are not numbers (NaN)."
+                    raise DraftRefused(message, hint=HEAD_HINT) from None
                 if head.shares_kv:
                     decode_one(session, text[_FIRST + i - 1])
-                hits.append([each == right for each, right in zip(chosen, self._choices[i : i + 2], strict=True)])
-                if i % _LOOK == _LOOK - 1:
-                    self._progress(name, i / n)
-                    if rival is not None and is_better(rival, np.array(hits), _GIVE_UP):
-                        break
+                hits.append([each == right for each, right in zip(chosen, choices[i : i + 2], strict=True)])
         self._progress(name, 1.0)
         return np.array(hits)
 
     def _find_choices(self) -> Ints:
         """[len(text) - 1] the target's first choices after the first two tokens, the first three and so on."""
-        session = self._target.open_session(self._check)
-        try:
+        with closing(self._target.open_session(self._check)) as session:
             read_prompt(session, self._text[: _FIRST - 1])
             return read_choices(session, self._text, self._check)
-        finally:
-            session.close()
 
-    def _follow_lookups(self) -> Hits:
-        """[positions] where their proposal is right."""
-        drafter = NgramDrafter()
-        drafter.begin(self._text[:_FIRST], None)
-        hits = []
-        for i, choice in enumerate(self._choices[:-1]):
-            tree = DraftTree()
-            for _ in drafter.expand(tree, self._text[: _FIRST + i], Budget(depth=1, nodes=1)):
-                pass
-            hits.append(tree.tokens[:1] == [choice])
-        return np.array(hits)
 
-    def _find_own(self) -> Hits:
-        """[positions] whether the last token before each is the target's own first choice there."""
-        before = np.array(self._text[_FIRST - 1 : -1])
-        return np.concatenate([[False], before[1:] == self._choices[:-2]])
+def read_calibration(tokenizer: Tokenizer) -> list[int]:
+    """The tokens of edgespec's calibration text."""
+    text = importlib.resources.files("edgespec").joinpath("assets/calibration.txt").read_text(encoding="utf-8")
+    return [int(token) for token in encode_prompt(tokenizer, text, parse_special=False)]
 
 
 def read_choices(session: Session, text: Sequence[int], check: CheckCancelled) -> Ints:
@@ -318,13 +231,12 @@ def read_choices(session: Session, text: Sequence[int], check: CheckCancelled) -
     return np.concatenate(best)
 
 
-def is_better(a: Hits, b: Hits, chance: float) -> bool:
-    """Tells whether `a` is right more often than `b` where both have positions, with at most this chance by luck."""
-    n = min(len(a), len(b))
-    lead = a[:n].sum(axis=1, dtype=int) - b[:n].sum(axis=1, dtype=int)
+def is_better(a: Hits, b: Hits) -> bool:
+    """Tells whether `a` is right more often than `b`, at the same positions, by more than chance."""
+    lead = a.sum(axis=1, dtype=int) - b.sum(axis=1, dtype=int)
     wins, losses = int((lead > 0).sum()), int((lead < 0).sum())
     n = wins + losses
-    return wins > losses and sum(comb(n, k) for k in range(wins, n + 1)) <= chance * 2**n
+    return wins > losses and sum(comb(n, k) for k in range(wins, n + 1)) <= _CHANCE * 2**n
 
 
 def _choose(draft: DraftSession | BlockSession, text: Sequence[int], token: int) -> tuple[int, int]:
@@ -352,7 +264,7 @@ def _summarize(spec: HeadSpec, hits: Hits) -> Trial:
 # Probes on disk: how a head is read beside a target, by the digests of both.
 
 
-_VERSION = 1  # of the file format and of the probe
+_VERSION = 2  # of the file format and of the probe
 
 
 class ProbeStore:
@@ -363,44 +275,25 @@ class ProbeStore:
         self.path = calibration_folder() / f"head-{fingerprint_weights(target)}-{fingerprint_weights(head)}.json"
 
     def load(self, backend: BackendName, spec: HeadSpec) -> ProbeResult | None:
-        """What was found for `spec`, without the trials; None if nothing was. A damaged entry reads as None."""
-        return load_entry(self.path, "probe", _setting(backend, spec), partial(_from_dict, spec))
+        """What was found for `spec`; None if nothing was. A damaged entry reads as None."""
+        return load_entry(self.path, "probe", _setting(backend, spec), _read_result)
 
     def save(self, backend: BackendName, spec: HeadSpec, result: ProbeResult) -> None:
         """Store `result`. If the folder cannot be written, the next load probes again."""
-        save_entry(self.path, {"setting": _setting(backend, spec), "probe": _to_dict(spec, result)}, "probe")
+        save_entry(self.path, {"setting": _setting(backend, spec), "probe": asdict(result)}, "probe")
 
 
-def _to_dict(spec: HeadSpec, result: ProbeResult) -> dict[str, Any]:
-    """`result` as JSON has it, without the trials; readings are what differs from `spec`, what the head's file says."""
-
-    def trial(tried: Trial) -> dict[str, Any]:
-        stated = asdict(spec)
-        reading = {name: value for name, value in asdict(tried.spec).items() if value != stated[name]}
-        return {"reading": reading, "agreement": list(tried.agreement), "positions": tried.positions}
-
-    return {
-        "chosen": trial(result.chosen),
-        "stated": trial(result.stated) if result.stated else None,
-        "lookups": result.lookups,
-        "own": list(result.own),
-        "seconds": result.seconds,
-    }
-
-
-def _from_dict(spec: HeadSpec, found: dict[str, Any]) -> ProbeResult:
+def _read_result(found: dict[str, Any]) -> ProbeResult:
     """Raises KeyError, TypeError, ValueError for values of other types."""
+    stated = None if found["stated"] is None else _read_trial(found["stated"])
+    trials = tuple(map(_read_trial, found["trials"]))
+    return ProbeResult(stated, _read_trial(found["chosen"]), float(found["seconds"]), trials)
 
-    def trial(tried: dict[str, Any]) -> Trial:
-        reading = dict(tried["reading"])
-        if "layers" in reading:
-            reading["layers"] = tuple(map(int, reading["layers"]))
-        first, second = map(float, tried["agreement"])
-        return Trial(replace(spec, **reading), (first, second), int(tried["positions"]))
 
-    own, lookups = map(float, found["own"])
-    stated = None if found["stated"] is None else trial(found["stated"])
-    return ProbeResult(stated, trial(found["chosen"]), float(found["lookups"]), (own, lookups), float(found["seconds"]))
+def _read_trial(found: dict[str, Any]) -> Trial:
+    layers, (first, second) = found["spec"]["layers"], map(float, found["agreement"])
+    spec = HeadSpec(**{**found["spec"], "layers": None if layers is None else tuple(map(int, layers))})
+    return Trial(spec, (first, second), int(found["positions"]))
 
 
 def _setting(backend: BackendName, spec: HeadSpec) -> dict[str, Any]:

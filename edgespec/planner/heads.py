@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from edgespec.backends import BackendName
 from edgespec.drafters import DrafterSpec, drafter_specs
-from edgespec.errors import DraftRefused, EdgespecError, InvalidModelFile, UnknownModel
+from edgespec.errors import DraftRefused, InvalidModelFile, UnknownModel
 from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata, find_weights, read_gguf_head, read_head
 from edgespec.formats.heads import HeadKind, HeadSpec, read_config_head
 from edgespec.formats.mlx_folder import read_config
-from edgespec.hub.cache import LocalPath, Reference, RemoteModel, parse_reference
+from edgespec.hub.cache import LocalPath, Reference, RemoteModel
 from edgespec.hub.hub import Hub
-from edgespec.registry.resolve import LocalModel, Source, read_metadata
+from edgespec.registry.resolve import LocalModel, Source, is_head, read_metadata
 
 _OTHER = "Use --draft ngram, or another."
+# llama.cpp has no graph for the others: their matrices would be multiplied outside of it, which takes longer than it
+# saves. With numpy on one thread, an output matrix of 128,256 x 4,096 takes 97 ms a head, and five of them are 10.5 GB
+# to read, twice an 8B model of 4 bits a weight.
 _RUNNABLE: dict[BackendName, list[HeadKind]] = {
     "llamacpp": ["eagle3", "mtp", "gemma4-assistant", "dflash", "dspark"],
     "mlx": ["eagle3", "eagle", "mtp", "gemma4-assistant", "dflash", "dspark", "medusa", "hydra"],
     "toy": [],
 }
-_RUNTIMES: Mapping[BackendName, str] = {"llamacpp": "llama.cpp", "mlx": "MLX", "toy": "the toy runtime"}
 KIND_NAMES = {
     "eagle3": "an EAGLE-3 head",
     "eagle": "an EAGLE head",
@@ -34,11 +35,6 @@ KIND_NAMES = {
     "medusa": "a set of Medusa heads",
     "hydra": "a set of Hydra heads",
 }
-# llama.cpp has no graph for these. With numpy on one thread, an output matrix of 128,256 x 4,096 takes 97 ms a head,
-# and five of them are 10.5 GB to read, twice an 8B model of 4 bits a weight.
-_OUTSIDE = ": its matrices would be multiplied outside of llama.cpp, which takes longer than it saves"
-
-Refusal = Callable[[str, HeadSpec], EdgespecError | None]
 
 
 def find_head(metadata: ModelMetadata) -> HeadSpec | None:
@@ -52,18 +48,18 @@ def read_draft(source: Source, hub: Hub, *, is_head: bool) -> tuple[ModelMetadat
     Folders of heads need no tokenizer. Of a folder on the hub the tensors' shapes are read where its config names a
     head, or where it `is_head` as the user says. Raises as read_metadata does.
     """
-    if isinstance(source, LocalModel) and source.kind == "mlx":
-        if (head := _alone(read_head(source.path))) is None:
-            return read_metadata(source, hub), None
+    head = read_head(source.path) if isinstance(source, LocalModel) and source.kind == "mlx" else None
+    if isinstance(source, LocalModel) and head is not None and not head.in_target:
         size = sum(file.stat().st_size for file in find_weights(source.path))
         return read_config(source.path, source.path.name, size), head
     metadata = read_metadata(source, hub)
     if isinstance(metadata, Header):
-        return metadata, _alone(read_gguf_head(metadata))
-    head = read_config_head(metadata.config, {})
-    if isinstance(source, RemoteModel) and (is_head or head is not None):
-        head = read_config_head(metadata.config, hub.shapes(source))
-    return metadata, _alone(head)
+        head = read_gguf_head(metadata)
+    elif isinstance(source, RemoteModel):
+        head = read_config_head(metadata.config, {})
+        if is_head or head is not None:
+            head = read_config_head(metadata.config, hub.shapes(source))
+    return metadata, None if head is None or head.in_target else head
 
 
 def choose_head_drafter(
@@ -71,8 +67,7 @@ def choose_head_drafter(
 ) -> DrafterSpec:
     """The drafter for the draft at `reference`, which the user has asked for as `spec`: that of a head, if it is one.
 
-    `model` is the metadata of the draft. Heads of kinds that do not run are refused before, see `refuse_draft`. Raises
-    DraftRefused for a head that does not fit.
+    `model` is the metadata of the draft. Raises DraftRefused for a head that does not fit.
     """
     if head is None:
         if spec.needs == "head":
@@ -100,11 +95,6 @@ def drafter_of(kind: HeadKind) -> DrafterSpec:
     return drafter_specs()["mtp" if kind == "gemma4-assistant" else kind]
 
 
-def _alone(head: HeadSpec | None) -> HeadSpec | None:
-    """A head that does not lie in its target's file; else None."""
-    return head if head is not None and not head.in_target else None
-
-
 def _hidden_size(metadata: ModelMetadata) -> int | None:
     """Reads the hidden size of a model; None where its metadata does not say."""
     found = metadata.own("embedding_length") if isinstance(metadata, Header) else metadata.integer("hidden_size")
@@ -123,76 +113,32 @@ def _vocab_size(model: ModelMetadata, head: HeadSpec | None = None) -> int | Non
     return stated if isinstance(stated, int) else model.integer("vocab_size")
 
 
-def refuse_target(name: str, head: HeadSpec) -> EdgespecError:
-    """The error for a head that is given as the model."""
-    return InvalidModelFile(
-        f"{name} is {_describe(head.kind, head.hidden_size)}; it drafts for a model and writes no text by itself.",
-        hint="Name the model that it was trained for.",
-    )
+def runs(backend: BackendName, kind: HeadKind) -> bool:
+    """Tells whether heads of `kind` run on `backend`."""
+    return kind in _RUNNABLE[backend]
 
 
-def refuse_kind(backend: BackendName, name: str, kind: HeadKind, hidden_size: int = 0) -> EdgespecError | None:
-    """The error for a head that is given as the draft; None where `backend` runs heads of its kind."""
-    if kind in _RUNNABLE[backend]:
-        return None
-    reason = _OUTSIDE if backend == "llamacpp" and kind in ("medusa", "hydra") else ""
-    return DraftRefused(
-        f"{name} is {_describe(kind, hidden_size)}, which edgespec does not run on {_RUNTIMES[backend]}{reason}.",
-        hint="Use --draft ngram, or name a draft model.",
-    )
-
-
-def refuse_draft(backend: BackendName, name: str, head: HeadSpec) -> EdgespecError | None:
-    """Does the same as `refuse_kind` for a head whose files were read."""
-    return refuse_kind(backend, name, head.kind, head.hidden_size)
+def check_kind(backend: BackendName, name: str, kind: HeadKind) -> None:
+    """Raises DraftRefused for a head that does not run on `backend`; `name` is what the user calls it."""
+    if not runs(backend, kind):
+        raise DraftRefused(
+            f"{name} is {KIND_NAMES[kind]}, which edgespec does not run on {backend}.",
+            hint="Use --draft ngram, or name a draft model.",
+        )
 
 
 @contextmanager
-def refusing_heads(named: Reference | str | None, refuse: Refusal) -> Iterator[None]:
-    """Raises the error of `refuse` where a local file or folder turns out to hold a head and no model.
-
-    Heads that lie in their target's file are part of a model. A head that `refuse` lets pass has the format of another
-    runtime.
-    """
+def naming_heads(named: Reference) -> Iterator[None]:
+    """Says that `named` is a head where it is refused as a model: a folder on llama.cpp, a GGUF file on MLX."""
     try:
         yield
-    except (InvalidModelFile, UnknownModel) as first:
-        path = _find_local(named)
-        try:
-            head = _alone(read_head(path)) if path is not None else None
-        except InvalidModelFile:
-            if isinstance(first, InvalidModelFile):  # which says more of a damaged model
-                raise first from None
+    except (InvalidModelFile, UnknownModel) as error:
+        path = named.path if isinstance(named, LocalPath) else None
+        is_damaged = isinstance(error, InvalidModelFile) and path is not None and path.is_file()
+        if path is None or is_damaged or not is_head(path):
             raise
-        if path is None or head is None:
-            raise
-        if error := refuse(str(named), head):
-            raise error from None
-        if isinstance(first, UnknownModel):
-            raise refuse_format(str(named), head.kind, is_folder=path.is_dir()) from None
-        raise
-
-
-def refuse_format(name: str, kind: HeadKind, *, is_folder: bool) -> DraftRefused:
-    """The error for a folder that is named on llama.cpp, or a GGUF file on MLX."""
-    if is_folder:
-        return DraftRefused(
-            f"{name} is {KIND_NAMES[kind]} in Hugging Face's format; llama.cpp reads heads as GGUF files.",
-            hint="Convert it: convert_hf_to_gguf.py HEAD --target-model-dir TARGET, of llama.cpp.",
-        )
-    return DraftRefused(
-        f"{name} is {KIND_NAMES[kind]} in a GGUF file; MLX reads heads as folders with config.json and safetensors.",
-        hint="Name the folder that the file was made from, or use --backend llamacpp.",
-    )
-
-
-def _find_local(named: Reference | str | None) -> Path | None:
-    if isinstance(named, str):
-        with suppress(UnknownModel):
-            named = parse_reference(named)
-    return named.path if isinstance(named, LocalPath) else None
-
-
-def _describe(kind: HeadKind, hidden_size: int) -> str:
-    """What a head is, in a few words."""
-    return KIND_NAMES[kind] + (f" for a model of hidden size {hidden_size:,}" if hidden_size else "")
+        raise InvalidModelFile(
+            f"{named} is a trained head, and no model; llama.cpp reads heads as GGUF files, MLX as folders with "
+            "config.json and safetensors.",
+            hint="Convert a folder by convert_hf_to_gguf.py HEAD --target-model-dir TARGET of llama.cpp.",
+        ) from None

@@ -6,6 +6,8 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
+from operator import add
 
 from edgespec.backends import FileBackend, device_memory
 from edgespec.backends.devices import Memory, host_memory
@@ -15,11 +17,10 @@ from edgespec.errors import BackendUnavailable, DoesNotFit, InvalidRequest
 from edgespec.formats.gguf import GGML_NAMES, Header
 from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.heads import HeadSpec
-from edgespec.formats.mlx_folder import Folder
-from edgespec.hub.cache import Reference, RemoteModel, parse_quant
-from edgespec.hub.hub import Hub
+from edgespec.formats.mlx_folder import Folder, read_folder
+from edgespec.hub.cache import parse_quant
 from edgespec.planner.speed import read_by_type
-from edgespec.registry.resolve import Source, read_metadata
+from edgespec.registry.resolve import LocalModel, read_parts
 from edgespec.registry.schema import About
 from edgespec.units import gib
 
@@ -45,6 +46,9 @@ class MemoryEstimate:
     def total(self) -> int:
         """The sum in bytes."""
         return self.weights + self.kv + self.compute
+
+    def __add__(self, other: MemoryEstimate) -> MemoryEstimate:
+        return MemoryEstimate(self.weights + other.weights, self.kv + other.kv, self.compute + other.compute)
 
     def split(self, n: int) -> MemoryEstimate:
         """One of `n` parts. Embeddings and output matrix, which every part has, are not counted as such."""
@@ -185,6 +189,7 @@ def check_fit(
     *,
     context: int,
     memory: Memory,
+    own: Memory | None = None,
     kv_type: str = "f16",
     caches: int = 1,
     together: bool = False,
@@ -193,61 +198,38 @@ def check_fit(
 ) -> Fit:
     """Estimate target and drafts and compare with `memory`. Raises DoesNotFit unless `force`.
 
-    `drafts` are draft models, and trained heads with what their files say.
+    `drafts` are draft models, and trained heads with what their files say; they have to fit into `own`, the part of
+    `memory` on this machine, where it is given.
     `caches`, `context` and `together` as in `estimate_memory`; a draft has a context for each cache. The target is
     split among `ranks` machines, of which this is one.
     """
     sizes = (context, kv_type, caches)
     added = [estimate_head(model, head, *sizes) if head else estimate_memory(model, *sizes) for model, head in drafts]
-    fit = Fit(
-        context=context,
-        target=estimate_memory(target, context, kv_type, caches, together=together).split(ranks),
-        draft=_add(added),
-        memory=memory,
-    )
+    price = estimate_memory(target, context, kv_type, caches, together=together).split(ranks)
+    fit = Fit(context, price, reduce(add, added) if added else None, memory)
+    if own is not None and fit.draft is not None and fit.draft.total > own.usable and not force:
+        raise DoesNotFit(
+            f"the drafts need {gib(fit.draft.total)} on this machine, and {gib(own.usable)} are free.",
+            hint="Use --draft ngram.",
+        )
     if fit.headroom >= 0 or force:
         return fit
-    parts = f"target {gib(fit.target.weights)}, its KV cache for {context:,} tokens {gib(fit.target.kv)}"
+    cache = f"its KV cache for {context:,} tokens {gib(price.kv)}"
+    parts = f"target {gib(price.weights)}, {cache}, scratch {gib(price.compute)}"
     if fit.draft:
         parts += f", draft with its KV cache {gib(fit.draft.total)}"
-    scratch = fit.target.compute
     raise DoesNotFit(
-        f"{target.name} needs {gib(fit.needed)} and {gib(memory.usable)} are free ({parts}, scratch {gib(scratch)}).",
-        hint=_suggest(fit, caches),
+        f"{target.name} needs {gib(fit.needed)} and {gib(memory.usable)} are free ({parts}).",
+        hint="Try --draft ngram or layerskip:2, a smaller --ctx, --parallel or quantisation, or --force.",
     )
-
-
-def _add(estimates: Sequence[MemoryEstimate]) -> MemoryEstimate | None:
-    """All of them together; None for none."""
-    if not estimates:
-        return None
-    return MemoryEstimate(
-        sum(each.weights for each in estimates),
-        sum(each.kv for each in estimates),
-        sum(each.compute for each in estimates),
-    )
-
-
-def _suggest(fit: Fit, caches: int) -> str:
-    """The options that reduce memory; those that suffice alone come first."""
-    short = -fit.headroom
-    options = []
-    if fit.draft and fit.draft.total >= short:
-        options.append("--draft ngram (no draft model)")
-        options.append("--draft layerskip:2 (a copy of the target's first two layers)")
-    of_context = sum(each.kv + each.compute for each in (fit.target, fit.draft) if each)
-    if fit.context > 1 and of_context >= short:
-        options += [*(["a smaller --parallel"] if caches > 1 else []), "a smaller --ctx"]
-    options += ["a smaller quantisation or model", "--force to try anyway"]
-    return "try " + ", or ".join(options)
 
 
 # What decoding a model costs, from its header or, where that was not read, from the number of its parameters.
 #
-# A header at the hub is several MB, mostly vocabulary. What follows from it is stored by repository and commit.
+# A header is several MB, mostly vocabulary, so what follows from it is stored.
 
 
-_VERSION = 4  # of the stored facts
+_VERSION = 5  # of the stored facts
 _BITS = 4.85  # a weight of a 4-bit model, the mean of Q4_K_M files of 7B to 70B
 _ADDED = 1.15  # memory over weights with a context of 8,192 tokens, where no header says more
 
@@ -260,7 +242,6 @@ class ModelFacts:
     needed      of memory with a context of 8,192 tokens, or the trained one if that is shorter
     read        of the weights that a forward of one row reads, by their type; empty for MLX models, whose speed is not
                 estimated
-    heads       of attention in all layers, not bytes; 0 where no header says
     parameters  in billions; None where nothing says
     mixture     whether rows may route to different experts
     exact       read from the header, not derived from the number of parameters
@@ -271,40 +252,33 @@ class ModelFacts:
     read: Mapping[str, float]
     parameters: float | None
     mixture: bool
-    heads: int = 0
     exact: bool = True
 
 
-def guess_facts(about: About, reference: Reference, size: int | None = None) -> ModelFacts | None:
+def guess_facts(about: About, name: str, size: int | None) -> ModelFacts | None:
     """Guesses from the parameters that the registry states, and the size of the files if known; None without either.
 
-    The name of the file says the type of its weights; without one it is taken for a Q4_K file.
+    `name` is that of the file or the reference, which says the type of its weights; else it is taken for a Q4_K file.
     """
+    quant = (parse_quant(name) or "").removeprefix("UD-")
+    kind = next((name for name in GGML_NAMES if f"{quant}_".startswith(f"{name}_")), "Q4_K")
     if size is None and about.parameters is None:
         return None
     weights = size if size is not None else round((about.parameters or 0) * 1e9 * _BITS / 8)
-    share = about.active / about.parameters if about.active and about.parameters else 1.0
-    read = {_guess_type(reference): weights * share}
-    return ModelFacts(weights, round(weights * _ADDED), read, about.parameters, about.active is not None, exact=False)
+    parameters = about.parameters or 8 * weights / GGML_NAMES[kind].bits / 1e9
+    share = about.active / parameters if about.active else 1.0
+    needed, is_mixture = round(weights * _ADDED), about.active is not None
+    return ModelFacts(weights, needed, {kind: weights * share}, parameters, is_mixture, exact=False)
 
 
-def _guess_type(reference: Reference) -> str:
-    quant = (parse_quant(str(reference)) or "").removeprefix("UD-")
-    return next((name for name in GGML_NAMES if f"{quant}_".startswith(f"{name}_")), "Q4_K")
-
-
-def read_facts(source: Source, hub: Hub) -> ModelFacts:
-    """Reads the header or config of a model, by ranges if it is not downloaded, or what was read earlier.
-
-    Raises InvalidModelFile, HubError, CacheError.
-    """
-    if not isinstance(source, RemoteModel):
-        return describe_model(read_metadata(source, hub))
-    name = hashlib.sha256("\n".join([source.repo, source.commit, *(file.path for file in source.files)]).encode())
-    path, setting = calibration_folder() / f"facts-{name.hexdigest()[:24]}.json", {"version": _VERSION}
+def read_facts(source: LocalModel) -> ModelFacts:
+    """Reads the header or config of a model, or what was read earlier. Raises InvalidModelFile, CacheError, OSError."""
+    found = source.path.stat()
+    digest = hashlib.sha256(f"{source.path}\n{found.st_mtime_ns}\n{found.st_size}".encode("utf-8", "surrogateescape"))
+    path, setting = calibration_folder() / f"facts-{digest.hexdigest()[:24]}.json", {"version": _VERSION}
     known = load_entry(path, "facts", setting, lambda found: ModelFacts(**found))
     if known is None:
-        known = describe_model(read_metadata(source, hub))
+        known = describe_model(read_folder(source.path) if source.kind == "mlx" else read_parts(source.path))
         save_entry(path, {"setting": setting, "facts": asdict(known)}, "facts")
     return known
 
@@ -316,6 +290,5 @@ def describe_model(model: ModelMetadata) -> ModelFacts:
     if not isinstance(model, Header):
         return ModelFacts(model.weight_bytes, needed, {}, None, mixture=False)
     parameters = sum(math.prod(tensor.shape) for tensor in model.tensors) / 1e9
-    heads = _count_attending(model, model.per_block("attention.head_count") or ())
     mixture = bool(model.own("expert_count"))
-    return ModelFacts(model.weight_bytes, needed, read_by_type(model), parameters, mixture, heads)
+    return ModelFacts(model.weight_bytes, needed, read_by_type(model), parameters, mixture)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ from edgespec.backends.ranks import count_ranks
 from edgespec.backends.workers import Worker, find_workers
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.drafting import Rule
-from edgespec.errors import DoesNotFit, DraftRefused, HubError, InvalidRequest, UnknownModel
+from edgespec.errors import DoesNotFit, HubError, InvalidModelFile, InvalidRequest, UnknownModel
 from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata
 from edgespec.hub.cache import Alias, HubFile, HubQuant, HubReference, HubRepo, RemoteModel, parse_reference
@@ -35,12 +34,11 @@ from edgespec.planner.draft_finder import (
     parse_draft,
     use_adapted,
 )
-from edgespec.planner.heads import find_head, refuse_target, refusing_heads
+from edgespec.planner.heads import KIND_NAMES, find_head, naming_heads
 from edgespec.planner.memory import Fit, check_fit, read_memory, shares_context
 from edgespec.registry.resolve import Source, detect_backend, fetch_source, read_metadata, resolve_pair
 from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
 from edgespec.text.tokenizer import Tokenizer
-from edgespec.units import gib
 
 # What a model's workers add: memory, the split of its layers, and the network's part of a forward.
 
@@ -111,27 +109,6 @@ def find_network(
         for free, total in worker.devices
     )
     return known or Network(workers, split, row_bytes), replace(memory, devices=(*memory.devices, *lent))
-
-
-def check_drafts(fit: Fit, own: Memory) -> None:
-    """Raises DoesNotFit where the drafts are larger than `own`, the memory of this machine, which computes them."""
-    if fit.draft is not None and fit.draft.total > own.usable:
-        raise DoesNotFit(
-            f"the drafts need {gib(fit.draft.total)} on this machine, and {gib(own.usable)} are free.",
-            hint="Use --draft ngram.",
-        )
-
-
-def keep_local(drafters: Sequence[PlannedDrafter], reporter: Reporter, *, leave_out: bool) -> list[PlannedDrafter]:
-    """The drafters that can work beside workers; `reporter` hears of those left out, unless DraftRefused is raised."""
-    kept = [each for each in drafters if each.head is None or each.head.kind != "gemma4-assistant"]
-    for each in drafters:
-        if each not in kept:
-            reason = f"{each.label} reads the target's cache, a part of which is on workers."
-            if not leave_out:
-                raise DraftRefused(reason, hint="Use --draft auto or ngram.")
-            reporter.notice(f"Drafting without {each.label}: {reason}")
-    return kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,16 +243,28 @@ def plan(
 
     Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, DoesNotFit.
     """
-    with refusing_heads(request.model, refuse_target):
+    reference = parse_reference(request.model or registry.default)
+    with naming_heads(reference):
         backend = choose_backend(request, registry, hub)
         resolved = resolve_pair(request.model, backend, registry, hub)
         facts = read_metadata(resolved.target, hub, reporter.download)
     own_head = find_head(facts)
     if own_head is not None and not own_head.in_target:
-        raise refuse_target(str(request.model), own_head)
-    target = PlannedModel(parse_reference(request.model or registry.default), resolved.target, facts)
+        raise InvalidModelFile(
+            f"{reference} is {KIND_NAMES[own_head.kind]}; it drafts for a model and writes no text by itself.",
+            hint="Name the model that it was trained for.",
+        )
+    target = PlannedModel(reference, resolved.target, facts)
     finder = DraftFinder(
-        backend, target, own_head, resolved, registry, hub, request.fetch_heads, request.memory is not None
+        backend,
+        target,
+        own_head,
+        resolved,
+        registry,
+        hub,
+        may_fetch=request.fetch_heads,
+        has_memory=request.memory is not None,
+        has_workers=bool(request.load.workers),
     )
     drafters = finder.find_all(reporter.notice) if request.draft == AUTO else finder.find(parse_draft(request.draft))
     if request.adapted is not None:
@@ -284,8 +273,6 @@ def plan(
     own = read_memory(backend)
     own = replace(own, ram_available=own.ram_available + freed)
     network, memory = find_network(options, backend, facts, own, network)
-    if network is not None:
-        drafters = keep_local(drafters, reporter, leave_out=request.draft == AUTO)
     drafters, fit = _check_memory(request, options, memory, facts, drafters, reporter, own if network else None)
     options = replace(options, mtp=backend == "llamacpp" and any(each.is_in_target for each in drafters))
     drafts = [each.model.reference for each in drafters if each.model and each.spec.name == "model"]
@@ -353,24 +340,21 @@ def _check_memory(
     """
     context = options.context_size
     assert context is not None  # set by _set_context_size
-    check = partial(
-        check_fit,
-        target,
-        context=context,
-        memory=memory,
-        kv_type=options.kv_type,
-        caches=options.caches,
-        together=shares_context(target) and not options.exact,
-        ranks=count_ranks(),
-        force=request.force,
-    )
     while True:
         models = [each for each in drafters if each.model is not None]
         try:
-            fit = check([(each.model.metadata, each.head) for each in models if each.model is not None])
-            if own is not None and not request.force:
-                check_drafts(fit, own)
-            return drafters, fit
+            return drafters, check_fit(
+                target,
+                [(each.model.metadata, each.head) for each in models if each.model is not None],
+                context=context,
+                memory=memory,
+                own=own,
+                kv_type=options.kv_type,
+                caches=options.caches,
+                together=shares_context(target) and not options.exact,
+                ranks=count_ranks(),
+                force=request.force,
+            )
         except DoesNotFit:
             if not models or request.draft != AUTO:
                 raise

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,17 +23,16 @@ from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Session
 from edgespec.core.sampling import Ints
 from edgespec.core.verify import read_prompt
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
-from edgespec.errors import BackendError, CacheError, DoesNotFit, EdgespecError
+from edgespec.errors import BackendError, CacheError, DoesNotFit, EdgespecError, reason_of
 from edgespec.formats.mlx_folder import fingerprint_weights
-from edgespec.planner.head_probe import read_choices
-from edgespec.text.chat_template import encode_prompt
+from edgespec.planner.head_probe import read_calibration, read_choices
 
 # Measure the agreement and cost of a draft session on given texts.
 
 
 _ROWS = 64  # compared positions
 _PROFILE_S = 1.0
-_PLAIN_STEPS = 4
+_PLAIN_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +91,15 @@ class Evaluator:
         agreed = float((np.concatenate(choices) == self._choices).mean())
         drafter = SequentialDrafter("draft", ModelDraftSession(draft, self._target.capabilities.vocab_size))
         last = self._passages[-1]
-        times = self._time_plain(last)  # before the draft and after it: the machine may have become slower
         cost = measure_drafter(drafter, last.text[: last.start + 1], self._check)
-        plain_s = median([*times, *self._time_plain(last)])
+        plain_s = self._time_plain(last)  # at the same time as the draft: the machine may have become slower
         draft_s = cost.seconds(1) if cost is not None else float("inf")
         rows = {n: seconds * plain_s / self.profile.rows[1] for n, seconds in self.profile.rows.items()}
         length, speedup = choose_chain_length(rows, draft_s, agreed)
         return DraftEval(agreed, draft_s / plain_s, length, speedup)
 
-    def _time_plain(self, passage: Passage) -> list[float]:
-        """Seconds of plain steps of the target, which has read what is before the compared positions."""
+    def _time_plain(self, passage: Passage) -> float:
+        """Seconds of a plain step of the target, which has read what is before the compared positions."""
         times = []
         for _ in range(_PLAIN_STEPS):
             self._check()
@@ -111,7 +108,7 @@ class Evaluator:
             self._target.commit(())
             times.append(perf_counter() - started)
             self._target.rewind(passage.start)
-        return times
+        return median(times)
 
     def _argmax(self, session: Session, passage: Passage) -> Ints:
         """[rows] the most probable tokens after the compared ones."""
@@ -162,9 +159,13 @@ class SelfDraftSearch:
         supports no method; Cancelled, BackendError, CacheError.
         """
         refusals: list[EdgespecError] = []
-        with self._open_evaluator() as (evaluator, session):
+        with closing(self._target.open_session(self._check)) as session:
+            text = read_calibration(self._target.tokenizer)
+            passage = Passage.end_of(text, self._target.context_size)
+            evaluator = Evaluator(session, [passage], self._check)
             if rival is not None:
-                self.rival = _evaluate(rival.open_session(self._check), evaluator)
+                with closing(rival.open_session(self._check)) as draft:
+                    self.rival = evaluator.evaluate(draft)
             for method in methods:
                 try:
                     if method.skip == Skip():
@@ -208,38 +209,16 @@ class SelfDraftSearch:
             agreement[layer] = trial.agreement
         order = sorted(agreement, key=agreement.__getitem__, reverse=True)
         for n in range(2, len(order) + 1):
-            if try_layers(each for each in range(count) if each not in order[:n]) is None:
-                return
+            try_layers(each for each in range(count) if each not in order[:n])
 
     def _evaluate_method(self, method: SelfDraftSpec, evaluator: Evaluator, session: Session) -> DraftEval:
-        if str(method) in self.trials:
-            return self.trials[str(method)]
-        progress = partial(self._progress, str(method)) if method.bits is not None else lambda fraction: None
-        draft = make_self_draft(self._target, method, self._folder, progress, self._check)
-        try:
-            trial = _evaluate(draft.open_session(session, self._check), evaluator)
-        finally:
-            draft.close()
-        self.trials[str(method)] = trial
-        return trial
-
-    @contextmanager
-    def _open_evaluator(self) -> Iterator[tuple[Evaluator, Session]]:
-        text = importlib.resources.files("edgespec").joinpath("assets/calibration.txt").read_text(encoding="utf-8")
-        session = self._target.open_session(self._check)
-        try:
-            tokens = encode_prompt(self._target.tokenizer, text, parse_special=False)
-            passage = Passage.end_of(tokens, self._target.context_size)
-            yield Evaluator(session, [passage], self._check), session
-        finally:
-            session.close()
-
-
-def _evaluate(session: Session, evaluator: Evaluator) -> DraftEval:
-    try:
-        return evaluator.evaluate(session)
-    finally:
-        session.close()
+        name = str(method)
+        if name not in self.trials:
+            progress = partial(self._progress, name) if method.bits is not None else lambda fraction: None
+            source = make_self_draft(self._target, method, self._folder, progress, self._check)
+            with closing(source), closing(source.open_session(session, self._check)) as draft:
+                self.trials[name] = evaluator.evaluate(draft)
+        return self.trials[name]
 
 
 def quick_methods(backend: BackendName) -> list[SelfDraftSpec]:
@@ -305,15 +284,16 @@ class CachedSelfDraft:
 def list_cached_drafts() -> list[CachedSelfDraft]:
     """The cached self-drafts of every model."""
     found = []
-    for folder in sorted(cache_folder().glob("*")) if cache_folder().is_dir() else ():
+    for folder in sorted(cache_folder().glob("*")):
+        entries = read_entries(folder / _CHOICES, "choice")
         choices = [
-            (entry["setting"].get("asked"), entry["choice"]) for entry in read_entries(folder / _CHOICES, "choice")
+            f"{each['setting'].get('asked')}: {each['choice'].get('method')}, {each['choice'].get('reason')}"
+            for each in entries
         ]
-        chosen = tuple(f"{asked}: {each.get('method')}, {each.get('reason')}" for asked, each in choices)
         copies = tuple(sorted(folder.glob("*.gguf")))
-        if copies or chosen:
-            name = str(choices[0][1].get("model")) if choices else folder.name
-            found.append(CachedSelfDraft(folder, name, copies, chosen))
+        if copies or choices:
+            name = str(entries[0]["choice"].get("model")) if entries else folder.name
+            found.append(CachedSelfDraft(folder, name, copies, tuple(choices)))
     return found
 
 
@@ -323,7 +303,9 @@ def remove_cached_draft(cached: CachedSelfDraft) -> int:
     try:
         shutil.rmtree(cached.folder)
     except OSError as error:
-        raise CacheError(f"cannot remove {cached.folder}: {error.strerror}.", hint="Check its permissions.") from error
+        raise CacheError(
+            f"cannot remove {cached.folder}: {reason_of(error)}.", hint="Check its permissions."
+        ) from error
     return size
 
 

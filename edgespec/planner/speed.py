@@ -2,17 +2,16 @@
 
 The time of a forward is nearly proportional to the bytes that it reads. The seconds of a byte, by type of the weights
 and number of rows, are measured once on a few blocks of a common shape, and stored. Types of the same size differ: on a
-CPU llama.cpp reads Q4_0 weights, which it repacks, faster than other types of four bits. Attention counts as one more
-type, whose unit is not a byte but a head that looks at a token of context.
+CPU llama.cpp reads Q4_0 weights, which it repacks, faster than other types of four bits.
 """
 
 from __future__ import annotations
 
-import importlib.resources
 import math
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter, process_time
@@ -21,47 +20,37 @@ from typing import Any
 from edgespec.backends import device_memory, open_model
 from edgespec.backends.llamacpp.shape import block_of, count_blocks, write_shape
 from edgespec.backends.options import LoadOptions, idle_cores
-from edgespec.controller.cost_model import Profile, choose_chain_length
-from edgespec.controller.profiler import measure_contexts, measure_rows
+from edgespec.controller.cost_model import choose_chain_length
+from edgespec.controller.profiler import measure_rows
 from edgespec.controller.store import ProfileKey, calibration_folder, load_entry, save_entry
-from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, BackendUnavailable, CacheError
 from edgespec.formats.gguf import GGML_NAMES, Header, TensorInfo
 from edgespec.formats.gguf_validate import read_file
+from edgespec.hub.cache import PackagedFile
 from edgespec.isolated import ChildDied, run_in_child
+from edgespec.registry.schema import find_packaged
 
 ASSUMED = (0.5, 0.8)  # acceptance per draft token if the registry states none
-ATTENTION = "attention"  # in place of a type: its unit is a head that looks at a token of context
 _TOLERANCE = 0.2  # relative, of an estimated speed
 _SHORT_S = 0.03  # a forward below which what no byte explains, such as starting each operation, takes up to half
-_LONG_ROWS = (1, 4, 16)  # that are stated after longer contexts
 _VERSION = 3  # of the measured shape
 _WIDTH, _FEED_FORWARD = 2048, 8192
 _HEAD_SIZE = 64
-_NARROW = 256  # feed-forward of the shape on which attention is measured, of which it is half of the time
 _BYTES = 128 * 2**20  # of the measured blocks at least: more than the caches of most CPUs
 _TYPE_PROFILE_S = 0.6  # for each type
-_ATTENTION_PROFILE_S = 3.0
 _MEASURED_CONTEXT = 512
-_LONG_CONTEXT = 2048
 _ROUND_S = 4e-4  # of the loop in each round, outside of the forward
 COMMON = frozenset({"Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "F16"})
-_MEASURABLE = GGML_NAMES.keys() - {"F32", "F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"} | {ATTENTION}
-_TRAINED = frozenset({"MXFP4", "NVFP4", "F16", "BF16", "F32"})  # other types of these weights are less exact
-_SAME_SIZE = 1.15  # the ratio of the bits of two types that are about as large
-_MUCH_FASTER = 1.25
+_MEASURABLE = GGML_NAMES.keys() - {"F32", "F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"}
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedEstimate:
-    """Seconds of a target forward by rows, of a draft token (None without a draft model), and of a token of context.
-
-    context  the seconds that a forward, by rows, takes longer for each token of context; empty where not known
-    """
+    """Seconds of a target forward by rows, and of a draft token; None without a draft model."""
 
     rows: dict[int, float]
     draft_s: float | None
-    context: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def plain(self) -> tuple[float, float]:
@@ -77,12 +66,6 @@ class SpeedEstimate:
     def with_network(self, wait_s: float) -> SpeedEstimate:
         """The same where each forward of the target waits for a network."""
         return replace(self, rows={n: seconds + wait_s for n, seconds in self.rows.items()})
-
-    def by_context(self, contexts: Sequence[int]) -> dict[int, dict[int, float]]:
-        """Seconds of a forward by rows after no and after each of `contexts` tokens."""
-        known = [n for n in _LONG_ROWS if n in self.rows and n in self.context]
-        longer = {length: {n: self.rows[n] + length * self.context[n] for n in known} for length in contexts}
-        return {0: self.rows, **(longer if known else {})}
 
     @property
     def pays_from(self) -> float | None:
@@ -103,58 +86,20 @@ def read_by_type(header: Header) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class FasterType:
-    """Another type of about the same size, with which a forward of one row is `gain` times as fast."""
-
-    name: str
-    instead_of: str
-    gain: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.name} weights are {self.gain:.1f} times as fast as {self.instead_of} weights on this machine, at "
-            f"about the same size; look for a {self.name} file"
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class MachineSpeed:
     """Seconds of a byte that a forward reads, by type of the weights and by rows of the forward."""
 
     rates: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
-    def estimate(
-        self, target: Mapping[str, float], draft: Mapping[str, float] | None = None, n_heads: int = 0
-    ) -> SpeedEstimate | None:
-        """Estimates models of which one row reads so many bytes of each type; None where the main type is not measured.
-
-        `n_heads` are those of attention in all layers of the target, 0 where that is not known.
-        """
+    def estimate(self, target: Mapping[str, float], draft: Mapping[str, float] | None = None) -> SpeedEstimate | None:
+        """Estimates models of which a row reads so many bytes of each type; None where the main one is not measured."""
         rows = self._forward_s(target)
         drafted = self._forward_s(draft) if draft else {}
-        context = self.rates.get(ATTENTION, {}) if n_heads else {}
-        by_rows = {n: look_s * n_heads for n, look_s in context.items()}
-        return SpeedEstimate(rows, drafted.get(1), by_rows) if rows else None
-
-    def find_faster(self, read: Mapping[str, float]) -> FasterType | None:
-        """A type that would be much faster than that of most of the weights, at about the same size; None for none."""
-        main = find_main_type(read)
-        present = self._forward_s(read)
-        if main is None or not present:
-            return None
-        found = None
-        for name in find_similar(read) & self.rates.keys():
-            as_large = read[main] * GGML_NAMES[name].bits / GGML_NAMES[main].bits
-            others = {kind: n for kind, n in read.items() if kind != main}
-            then = self._forward_s({**others, name: others.get(name, 0.0) + as_large})
-            gain = present[1] / then[1] if then else 0.0
-            if gain >= _MUCH_FASTER and (found is None or gain > found.gain):
-                found = FasterType(name, main, gain)
-        return found
+        return SpeedEstimate(rows, drafted.get(1)) if rows else None
 
     def compare_types(self) -> dict[str, float]:
         """Seconds of a weight in a forward of one row, over those of the fastest type, in ascending order."""
-        seconds = {name: rate[1] * GGML_NAMES[name].bits for name, rate in self.rates.items() if name != ATTENTION}
+        seconds = {name: rate[1] * GGML_NAMES[name].bits for name, rate in self.rates.items()}
         least = min(seconds.values(), default=1.0)
         return {name: seconds[name] / least for name in sorted(seconds, key=lambda each: seconds[each])}
 
@@ -173,27 +118,10 @@ def find_main_type(read: Mapping[str, float]) -> str | None:
     return max(read, key=lambda kind: read[kind], default=None)
 
 
-def count_weights(read: Mapping[str, float]) -> float:
-    """How many weights so many bytes of each type are."""
-    return sum(8 * n / GGML_NAMES[kind].bits for kind, n in read.items())
-
-
-def find_similar(read: Mapping[str, float]) -> frozenset[str]:
-    """The common types of about the size of the main type; none for a type in which models are trained."""
-    main = find_main_type(read)
-    if main is None or main in _TRAINED:
-        return frozenset()
-    bits = GGML_NAMES[main].bits
-    return frozenset(each for each in COMMON - {main} if 1 / _SAME_SIZE <= GGML_NAMES[each].bits / bits <= _SAME_SIZE)
-
-
 def load_speed(options: LoadOptions = LoadOptions()) -> MachineSpeed:  # noqa: B008 - frozen
     """What is stored for this machine and runtime; of `options`, threads and GPU layers count."""
 
-    def read(rates: dict[str, Any]) -> MachineSpeed:
-        return MachineSpeed({kind: _read_rate(rate) for kind, rate in rates.items()})
-
-    return load_entry(_path(), "rates", _setting(options), read) or MachineSpeed()
+    return load_entry(_path(), "rates", _setting(options), _read_rates) or MachineSpeed()
 
 
 def save_speed(speed: MachineSpeed, options: LoadOptions = LoadOptions()) -> None:  # noqa: B008 - frozen
@@ -219,18 +147,10 @@ def measure_speed(
     missing = sorted(_MEASURABLE.intersection(types) - (set() if again else stored.rates.keys()))
     if not missing:
         return stored
-    with tempfile.TemporaryDirectory(prefix="edgespec-") as name:
-        folder, at = Path(name), missing[0]
-
-        def tell() -> None:
-            nonlocal at
-            at = next((path.stem for path in folder.glob("*.gguf")), at)
-            kind = at if at == ATTENTION else f"{at} weights"
-            report(f"measuring this machine once: {kind} ({missing.index(at) + 1} of {len(missing)}) …")
-
-        tell()
+    report(f"measuring this machine once, with weights of {len(missing)} types: {', '.join(missing)} …")
+    with tempfile.TemporaryDirectory(prefix="edgespec-") as folder:
         try:
-            measured = run_in_child(_measure, missing, folder, options, check=check, on_poll=tell)
+            measured = run_in_child(_measure, missing, Path(folder), options, check=check)
         except (ChildDied, BackendError, BackendUnavailable, CacheError):
             return stored
     speed = MachineSpeed({**stored.rates, **{kind: rate for kind, rate in measured.items() if rate}})
@@ -248,65 +168,40 @@ def _measure_type(name: str, path: Path, options: LoadOptions) -> dict[int, floa
     On CPUs they are those of the processor, which its threads share: other programs on the machine would otherwise
     decide which type is the fastest.
     """
-    shape = ("Q4_0", _NARROW, _BYTES // 3) if name == ATTENTION else (name, _FEED_FORWARD, _BYTES)
-    header = _make_header(*shape)
+    header = _make_header(name)
     write_shape(header, count_blocks(header), path)
     threads = options.threads or idle_cores()
-    context = _LONG_CONTEXT if name == ATTENTION else _MEASURED_CONTEXT
-    small = LoadOptions(context_size=context, mmap=False, threads=threads, gpu_layers=options.gpu_layers)
+    small = LoadOptions(context_size=_MEASURED_CONTEXT, mmap=False, threads=threads, gpu_layers=options.gpu_layers)
     clock = perf_counter if device_memory("llamacpp") else lambda: process_time() / threads
-    model = open_model("llamacpp", path, small, progress=lambda fraction: None, check=lambda: None)
-    try:
-        session = model.open_session(lambda: None)
-        try:
-            if name == ATTENTION:
-                return _measure_attention(session, count_blocks(header) * _WIDTH // _HEAD_SIZE, clock)
-            n_bytes = sum(read_by_type(header).values())
-            rows = measure_rows(session, _TYPE_PROFILE_S, clock=clock)
-            return {n: seconds / n_bytes for n, seconds in rows.items()}
-        finally:
-            session.close()
-    finally:
-        model.close()
-        path.unlink()
+    with (
+        closing(open_model("llamacpp", path, small, progress=lambda fraction: None, check=lambda: None)) as model,
+        closing(model.open_session(lambda: None)) as session,
+    ):
+        rows = measure_rows(session, _TYPE_PROFILE_S, clock=clock)
+    path.unlink()
+    n_bytes = sum(read_by_type(header).values())
+    return {n: seconds / n_bytes for n, seconds in rows.items()}
 
 
-def _measure_attention(session: Session, n_heads: int, clock: Callable[[], float]) -> dict[int, float]:
-    """Seconds of a head for a token of context by rows: how much longer forwards take after a longer context."""
-    short = Profile(measure_rows(session, _ATTENTION_PROFILE_S, clock=clock))
-    longer = measure_contexts(session, short, (_LONG_CONTEXT,), _ATTENTION_PROFILE_S, {}, clock=clock).longer
-    return {
-        n: max(seconds - short.rows[n], _ROUND_S / 100) / (length * n_heads)
-        for length, each in longer.items()
-        for n, seconds in each.rows.items()
-        if n in short.rows
-    }
-
-
-def _make_header(type_name: str, wide: int, n_bytes: int) -> Header:
-    """A model of the shape, with the embedded model's vocabulary and at least `n_bytes` of matrices of the type."""
-    asset = importlib.resources.files("edgespec") / "assets" / "python-6m" / "target.gguf"
-    with importlib.resources.as_file(asset) as path:
-        embedded = read_file(path)
-    width, narrow = _WIDTH, _WIDTH // 4
+def _make_header(type_name: str) -> Header:
+    """A model of the shape, with the embedded model's vocabulary and at least `_BYTES` of matrices of the type."""
+    asset = find_packaged(PackagedFile("python-6m/target.gguf"))
+    assert asset is not None
+    embedded = read_file(asset)
+    width, wide, narrow = _WIDTH, _FEED_FORWARD, _WIDTH // 4
     block = {"attn_q": (width, width), "attn_k": (width, narrow), "attn_v": (width, narrow),
              "attn_output": (width, width), "ffn_gate": (width, wide), "ffn_up": (width, wide),
              "ffn_down": (wide, width), "attn_norm": (width,), "ffn_norm": (width,)}  # fmt: skip
-    blocks = math.ceil(n_bytes / sum(GGML_NAMES[type_name].nbytes(math.prod(shape)) for shape in block.values()))
+    blocks = math.ceil(_BYTES / sum(GGML_NAMES[type_name].nbytes(math.prod(shape)) for shape in block.values()))
+    heads = width // _HEAD_SIZE
     sizes = {
-        "embedding_length": width,
-        "feed_forward_length": wide,
-        "block_count": blocks,
-        "attention.head_count": width // _HEAD_SIZE,
-        "attention.head_count_kv": width // _HEAD_SIZE // 4,
-        "rope.dimension_count": _HEAD_SIZE,
-        "attention.key_length": _HEAD_SIZE,
-        "attention.value_length": _HEAD_SIZE,
-    }
+        "embedding_length": width, "feed_forward_length": wide, "block_count": blocks, "attention.head_count": heads,
+        "attention.head_count_kv": heads // 4, "rope.dimension_count": _HEAD_SIZE,
+        "attention.key_length": _HEAD_SIZE, "attention.value_length": _HEAD_SIZE,
+    }  # fmt: skip
     vocab = next(tensor.shape[1] for tensor in embedded.tensors if tensor.name == "token_embd.weight")
     shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (width, vocab), "output_norm.weight": (width,)}
-    for i in range(blocks):
-        shapes |= {f"blk.{i}.{name}.weight": shape for name, shape in block.items()}
+    shapes |= {f"blk.{i}.{name}.weight": shape for i in range(blocks) for name, shape in block.items()}
     tensors, offset = [], 0
     for name, shape in shapes.items():
         tensor = TensorInfo(name, shape, GGML_NAMES["F32" if len(shape) == 1 else type_name], offset)
@@ -316,12 +211,12 @@ def _make_header(type_name: str, wide: int, n_bytes: int) -> Header:
     return replace(embedded, name="shape", metadata=metadata, tensors=tuple(tensors))
 
 
-def _read_rate(rate: Mapping[str, Any]) -> dict[int, float]:
+def _read_rates(stored: Mapping[str, Mapping[str, float]]) -> MachineSpeed:
     """Raises ValueError without a time for one row."""
-    read = {int(rows): float(seconds) for rows, seconds in rate.items()}
-    if 1 not in read or min(read.values()) <= 0:
+    rates = {kind: {int(n): float(seconds) for n, seconds in rate.items()} for kind, rate in stored.items()}
+    if not all(1 in rate and min(rate.values()) > 0 for rate in rates.values()):
         raise ValueError("a rate needs one row, and times above zero")
-    return read
+    return MachineSpeed(rates)
 
 
 def _path() -> Path:

@@ -26,12 +26,10 @@ from edgespec.memory.memory import Memory
 from edgespec.planner.draft_finder import (
     AUTO,
     PlannedDrafter,
-    choose_version,
     describe_version,
     naming_drafters,
     open_server,
     parse_draft,
-    use_base,
     watch,
 )
 from edgespec.planner.plan import LoadConfig, Plan, Reporter
@@ -130,14 +128,9 @@ class Loader:
 
     def follow_versions(self, loaded: LoadedModel) -> LoadedModel:
         """Load the versions of adapted drafts that are in use now. On failure `loaded` is unchanged."""
-        planned, engine = loaded.planned, loaded.engine
-        if planned is None:
-            return loaded
-        drafters = tuple(choose_version(each, planned.metadata, self.hub) for each in planned.drafters)
-        planned = replace(planned, drafters=drafters)
-        changed = self._build(loaded.config, planned, engine.target, loaded.target_path, loaded.settings, engine.memory)
-        changed.engine.speculation, changed.engine.is_paused = engine.speculation, engine.is_paused
-        return self._replace(loaded, changed)
+        changed = self.change_draft(loaded, replace(loaded.config, force=True))  # they are as large as the present ones
+        changed.engine.speculation, changed.engine.is_paused = loaded.engine.speculation, loaded.engine.is_paused
+        return replace(changed, config=loaded.config)
 
     def _replace(self, loaded: LoadedModel, changed: LoadedModel) -> LoadedModel:
         """Take `changed`, which has the same target, in place of `loaded`, and free what only that has."""
@@ -188,8 +181,8 @@ class Loader:
             if not any(each.card for each in planned.drafters):
                 raise
             self.reporter.notice(f"Drafting without what was adapted: {refusal.message}")
-        planned = replace(planned, drafters=tuple(map(use_base, planned.drafters)))
-        return self._build(config, planned, *parts)
+        base = replace(config, backend=planned.backend, adapted=None, force=True)
+        return self._build(config, self.plan(base, planned), *parts)
 
     def _build(
         self,

@@ -29,7 +29,7 @@ from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import fingerprint_weights
 from edgespec.memory.memory import Memory
 from edgespec.planner.draft_finder import AUTO, PlannedDrafter, is_outdated, mark_seen
-from edgespec.planner.head_probe import HeadProbe, ProbeResult, ProbeStore, describe_change
+from edgespec.planner.head_probe import HeadProbe, ProbeResult, ProbeStore, describe_reading
 from edgespec.planner.plan import LoadConfig, MemoryOptions, Plan, Reporter
 from edgespec.planner.selfdraft_search import EVALUATION_S, SelfDraftCache, SelfDraftSearch, quick_methods
 from edgespec.registry.schema import SamplingDefaults
@@ -284,14 +284,12 @@ def load_head(
 
     `paths` are the target's and the head's. Where `may_skip`, as for one that 'auto' has found, a head that cannot be
     used is left out, with a notice, and None returned. A probe that fails is told and changes nothing.
-    Raises DraftRefused for a head that agrees less than lookups, Cancelled, and what `Model.load_head` raises.
+    Raises Cancelled, and what `Model.load_head` raises.
     """
     spec, label = drafter.head, drafter.label
     assert spec is not None
     try:
         result, problem = _find_reading(target, spec, paths, planned, reporter, check)
-        if result is not None and result.is_useless:
-            raise DraftRefused(describe_useless(label, result), hint="Use --draft ngram, or a head for this model.")
         head = target.load_head(
             result.chosen.spec if result else spec,
             paths[1],
@@ -309,8 +307,11 @@ def load_head(
     if result is None:
         reporter.notice(f"The head {label} is read as its file says, since it could not be probed: {problem}.")
     elif result.is_corrected:
-        change, depths = describe_change(spec, result.chosen.spec), "{:.0%} and {:.0%}".format(*result.chosen.agreement)
-        reporter.notice(f"The head's {change}: agreement {depths} at depths 1 and 2.")
+        depths = "{:.0%} and {:.0%}".format(*result.chosen.agreement)
+        reporter.notice(
+            f"The head is read with {describe_reading(result.chosen.spec)}, where its file says "
+            f"{describe_reading(spec)}: agreement {depths} at depths 1 and 2."
+        )
     return head
 
 
@@ -321,15 +322,6 @@ def _adjust(head: AttachedHead, target: Model, check: CheckCancelled) -> None:
     except BaseException:
         head.close()
         raise
-
-
-def describe_useless(label: str, result: ProbeResult) -> str:
-    """The reason for which a head is refused."""
-    head, lookups = result.own
-    return (
-        f"{label} agrees less with this target than lookups do: its first choice is right after {head:.0%} of the "
-        f"target's own choices, and that of lookups after {lookups:.0%}."
-    )
 
 
 def _find_reading(

@@ -28,11 +28,9 @@ from edgespec.errors import Cancelled, EdgespecError, UnknownModel
 from edgespec.hub.cache import HubFile, HubQuant, HubRepo, parse_reference
 from edgespec.hub.hub import Hub
 from edgespec.planner.catalogue import (
-    CatalogueEntry,
+    Candidate,
+    Catalogue,
     Query,
-    Recommendation,
-    Recommender,
-    build_catalogue,
     format_download,
     format_drafted,
     format_plain,
@@ -89,15 +87,15 @@ def list_rows(
     memory = host_memory(client.devices().result())
     registry, hub = load_registry(), Hub.from_environment()
     if text:
-        found = Recommender(registry, hub, backend, memory, check=check).recommend(Query(text), measure=False)
-        rows = [_from_recommendation(each) for each in found.models if each.candidate.downloads is not None]
+        found = Catalogue(registry, hub, backend, memory, check).recommend(Query(text), measure=False)
+        rows = [_from_recommendation(each) for each in found.models if each.origin == "hub"]
         yield rows, found.notices[0] if found.notices else f"Found at the hub: {len(rows)}."
         return
     opened = [Path(line) for line in read_setting("paths").splitlines()]
-    entries = build_catalogue(registry, hub, backend, memory, opened=opened)
-    others = [_from_entry(each) for each in entries if each.origin != "alias"]
+    local = Catalogue(registry, hub, backend, memory, check).list_local(opened)
+    others = [_from_local(each) for each in local if each.origin != "alias"]
     for each, measure in ((replace(hub, offline=True), False), (hub, is_idle)):
-        found = Recommender(registry, each, backend, memory, check=check).recommend(Query(), measure=measure)
+        found = Catalogue(registry, each, backend, memory, check).recommend(Query(), measure=measure)
         notice = found.notices[0] if hub.offline and found.notices else ""
         yield [*(_from_recommendation(model) for model in found.models), *others], notice
 
@@ -114,19 +112,17 @@ def select_small(rows: Iterable[Row]) -> list[Row]:
     return sorted(small, key=lambda each: (each.opens == EMBEDDED_ALIAS, each.parameters))
 
 
-def _from_recommendation(model: Recommendation) -> Row:
-    candidate = model.candidate
-    fit, licensed = _FITS.get(model.fit, model.fit or ""), candidate.about.license or "?"
+def _from_recommendation(model: Candidate) -> Row:
+    fit, licensed = _FITS.get(model.fit, model.fit or ""), model.about.license or "?"
     speeds = format_plain(model), format_drafted(model), model.quality
-    cells = (format_download(model), fit, *speeds, licensed, candidate.description)
-    return Row(candidate.name, candidate.name, cells, model.missing, model.parameters)
+    cells = (format_download(model), fit, *speeds, licensed, model.description)
+    return Row(model.name, model.name, cells, model.missing, model.parameters)
 
 
-def _from_entry(entry: CatalogueEntry) -> Row:
-    described = {"cache": "downloaded", "opened": "opened before", "elsewhere": "from another program"}[entry.origin]
-    size = "" if entry.target.size is None else gib(entry.target.size)
-    draft = "draft model" if entry.draft else "n-grams"
-    return Row(entry.opens, entry.name, (size, _FITS.get(entry.fit, entry.fit or ""), "", draft, "", "", described))
+def _from_local(model: Candidate) -> Row:
+    described = {"cache": "downloaded", "opened": "opened before", "elsewhere": "from another program"}[model.origin]
+    size = "" if model.target.size is None else gib(model.target.size)
+    return Row(model.opens, model.name, (size, _FITS.get(model.fit, model.fit or ""), "", "", "", "", described))
 
 
 # A list with a filter above it and a status line below it.

@@ -9,7 +9,7 @@ import pytest
 
 import edgespec
 
-HEAVY = ("llama_cpp", "mlx", "mlx_lm", "starlette", "pydantic", "textual", "click")
+HEAVY = ("llama_cpp", "mlx", "mlx_lm", "starlette", "textual", "click")
 
 
 def test_no_runtime_is_imported_by_the_interface_itself() -> None:

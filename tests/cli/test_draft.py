@@ -66,7 +66,7 @@ def test_drafts_of_one_target_are_compared(cli: Cli, tmp_path: Path) -> None:
     assert "cannot draft for this target" in refused[0]["refused"]
     assert "edgespec bench" in refused[1]["refused"] and "layerskip:K" in refused[2]["refused"]
     done = cli("draft", "compare", "python-6m", "ngram", "--threads", "1", "--ctx", "256", "--max-tokens", "8")
-    assert done.returncode == 5 and "refused: neither a draft model nor a self-draft" in done.stdout
+    assert done.returncode == 5 and "is refused: neither a draft model nor a self-draft" in done.stdout
 
 
 @pytest.mark.parametrize(

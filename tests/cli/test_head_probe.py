@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tests.models import DRAFT, llama
-from tests.trained_heads import EAGLE3, convert, make_useless, state_layers
+from tests.trained_heads import EAGLE3, convert, state_layers
 
 SHORT = ("--max-tokens", "24", "--temperature", "0", "--threads", "1", "--ctx", "512")
 
@@ -25,19 +25,13 @@ def wrong(folder: Path) -> str:
     return str(convert(state_layers(folder / "wrong", (0, 2, 4))))
 
 
-@pytest.fixture(scope="module")
-def useless(folder: Path) -> str:
-    return str(convert(make_useless(folder / "useless")))
-
-
 def test_the_table_and_the_load_after_it(cli: Cli, wrong: str) -> None:
     done = cli("draft", "probe", "--draft", wrong, "--threads", "1")
     assert done.returncode == 0 and done.stderr == "", done.stderr
-    title, *rows, lookups, chosen, amount = done.stdout.splitlines()
-    assert title.split() == ["reading", "depth", "1", "depth", "2"]
+    title, *rows, chosen, amount = done.stdout.splitlines()
+    assert title.split() == ["READING", "DEPTH", "1", "DEPTH", "2"]
     assert [row.split("  ")[0] for row in rows] == ["layers 0, 2, 4", "layers 1, 3, 5"]
-    assert lookups.split() == ["lookups", "10%"]
-    assert chosen == "the head's layers were read as 1, 3, 5 (the file says 0, 2, 4)"
+    assert chosen == "the head is read with layers 1, 3, 5, where its file says layers 0, 2, 4"
     assert amount.startswith("254 positions, ")
     plain = cli("run", "def add(a, b):", "--draft", "none", *SHORT)
     drafted = cli("run", "def add(a, b):", "--draft", wrong, "--draft-max", "2", *SHORT)
@@ -50,17 +44,8 @@ def test_the_table_and_the_load_after_it(cli: Cli, wrong: str) -> None:
     found = json.loads(cli(*given).stdout)
     assert [each["reading"] for each in found["readings"]] == ["layers 0, 2, 4", "layers 1, 3, 5"]
     assert found["chosen"]["reading"] == "layers 1, 3, 5" and found["stated"]["reading"] == "layers 0, 2, 4"
-    assert found["chosen"]["agreement"][0] > found["stated"]["agreement"][0] > found["lookups"]
-    assert found["chosen"]["positions"] == 126 and not found["refused"] and found["seconds"] > 0
-
-
-def test_a_useless_head(cli: Cli, useless: str) -> None:
-    done = cli("draft", "probe", "--draft", useless, "--threads", "1")
-    assert done.returncode == 0
-    assert done.stdout.splitlines()[-1].startswith("the head agrees less with this target than lookups do: ")
-    refused = cli("run", "x", "--draft", useless, *SHORT, "--no-memory")
-    assert (refused.returncode, refused.stdout) == (5, "")
-    assert refused.stderr.startswith(f"error: {useless} agrees less with this target than lookups do")
+    assert found["chosen"]["agreement"][0] > found["stated"]["agreement"][0] > 0.2
+    assert found["chosen"]["positions"] == 126 and found["seconds"] > 0
 
 
 def test_what_cannot_be_probed(cli: Cli, wrong: str, folder: Path, tmp_path: Path) -> None:

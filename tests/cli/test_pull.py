@@ -76,7 +76,7 @@ def test_killed_midway_it_resumes(online: dict[str, str], cli: Cli, server: HubS
 @pytest.mark.parametrize(
     ("fault", "code", "told"),
     [
-        (Fault("corrupt", at=2_000_000), 5, "arrived damaged"),
+        (Fault("corrupt", at=2_000_000), 5, "is damaged: its hash is"),
         (Fault("status", code=404, error_code="EntryNotFound"), 4, "no file"),
         (Fault("status", code=403, error_code="GatedRepo"), 4, "gated"),
     ],
@@ -125,8 +125,8 @@ def test_a_head_comes_with_its_target_once_it_is_pulled(
     assert f"{told}`edgespec pull here` does that." in cli(*run).stderr
     pulled = cli("pull", "here")
     assert pulled.returncode == 0 and len(pulled.stdout.splitlines()) == 3, pulled.stderr
-    left_out = "note: Drafting without me/head-GGUF: me/head-GGUF agrees less with this target than lookups do"
-    assert left_out in cli(*run, HF_HUB_OFFLINE="1").stderr, "its weights are random"
+    taken = "Drafting with me/head-GGUF, an EAGLE-3 head that the registry pairs with the target."
+    assert taken in cli(*run, HF_HUB_OFFLINE="1").stderr
     listed = json.loads(cli("list", "--json").stdout)
     assert [head["model"] for head in listed["heads"]] == ["hf:me/head-GGUF/head-Q8_0.gguf"]
     assert len(listed["cached"]) == 2 and "Trained heads, which draft for their targets:" in cli("list").stdout

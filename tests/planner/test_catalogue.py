@@ -14,10 +14,11 @@ from edgespec.backends import FileBackend
 from edgespec.backends.devices import RESERVE_BYTES, Memory
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.mlx_folder import read_folder
-from edgespec.hub.cache import CachedModel, HubFile, HubQuant, HubReference, HubRepo, LocalPath, parse_reference
+from edgespec.hub.cache import HubFile, HubQuant, HubReference, HubRepo, LocalPath, parse_reference
 from edgespec.hub.hub import Hub
 from edgespec.planner import catalogue as module
-from edgespec.planner.catalogue import CatalogueEntry, build_catalogue
+from edgespec.planner import memory as memory_module
+from edgespec.planner.catalogue import Candidate, Catalogue
 from edgespec.planner.memory import estimate_memory
 from edgespec.registry.external_models import ExternalModel
 from edgespec.registry.schema import load_registry
@@ -36,13 +37,14 @@ PAIR = f'[pair.gguf]\ntarget = "hf:{REPO}/{FILE}"\ndraft = "{SMALL}:Q4_0"\n'
 HUGE = f'{{"model_type": "m", "n_layer": 2, "n_embd": {10**400}}}'
 ROOMY = Memory(RESERVE_BYTES + GIB)
 
-Shown = Callable[..., list[CatalogueEntry]]
+Shown = Callable[..., list[Candidate]]
 
 
 @pytest.fixture(autouse=True)
 def elsewhere_is_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other programs' folders are below `tmp_path`."""
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
     monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "llama.cpp"))
 
@@ -52,9 +54,9 @@ def shown(hub: Hub, tmp_path: Path) -> Shown:
     """The catalogue with `toml` laid over the shipped aliases, without those but the embedded pair."""
     shipped = set(load_registry(tmp_path / "none").entries) - {"python-6m"}
 
-    def show(toml: str = "", backend: FileBackend = "llamacpp", memory: Memory = ROOMY) -> list[CatalogueEntry]:
+    def show(toml: str = "", backend: FileBackend = "llamacpp", memory: Memory = ROOMY) -> list[Candidate]:
         (tmp_path / "models.toml").write_text(toml, encoding="utf-8")
-        found = build_catalogue(load_registry(tmp_path / "models.toml"), hub, backend, memory)
+        found = Catalogue(load_registry(tmp_path / "models.toml"), hub, backend, memory).list_local()
         return [entry for entry in found if entry.name not in shipped]
 
     return show
@@ -77,21 +79,22 @@ def test_aliases_then_downloads_then_other_programs(hub: Hub, root: Path, tmp_pa
     )
     (tmp_path / "models.toml").write_text(f"[first.gguf]\ntarget = '{TARGET}'\n")
     registry = load_registry(tmp_path / "models.toml")
-    found = build_catalogue(registry, hub, "llamacpp", ROOMY)
+    found = Catalogue(registry, hub, "llamacpp", ROOMY).list_local()
     aliases = [*load_registry(tmp_path / "none").entries, "first"]
     downloads = [f"hf:{REPO}/{letter}-Q8_0.gguf" for letter in "bca"]
     assert [entry.name for entry in found] == [*aliases, *downloads, "lm studio: me/r/x"]
     assert [entry.origin for entry in found] == ["alias"] * len(aliases) + ["cache"] * 3 + ["elsewhere"]
     here = {"python-6m", "smollm2-135m", "first", *downloads, "lm studio: me/r/x"}
     assert {entry.name for entry in found if entry.here} == here
-    assert {entry.fit for entry in found if not entry.here} == {None}
+    sized = [entry for entry in found if entry.origin == "alias" and not entry.here]
+    assert sized and all(entry.fit and entry.missing and not entry.target.size for entry in sized), "by the registry"
 
 
 @pytest.mark.parametrize("backend", ["llamacpp", "mlx"])
 def test_the_embedded_pair_is_here(shown: Shown, backend: FileBackend) -> None:
     (entry,) = shown(backend=backend)
     assert (entry.name, entry.opens, entry.backend, entry.fit) == ("python-6m", "python-6m", backend, "fits")
-    assert entry.verified and entry.here and "Python" in entry.description
+    assert entry.here and "Python" in entry.description
     assert entry.target.size == TARGET.stat().st_size
     assert entry.draft is not None and entry.draft.size == DRAFT.stat().st_size
 
@@ -102,7 +105,7 @@ def test_an_alias_as_its_files_arrive(hub: Hub, root: Path, server: HubServer, s
     draft = serve(root, "small-Q4_0.gguf", repo=SMALL)
     absent = shown(PAIR)[1]
     assert (absent.name, absent.here, absent.target.size, absent.fit) == ("pair", False, None, None)
-    assert absent.draft is not None and not absent.draft.here and not absent.verified and not server.log
+    assert absent.draft is not None and not absent.draft.here and not server.log
     fetch(hub, HubQuant(SMALL, "Q4_0"))
     _, half = shown(PAIR)
     assert half.draft is not None and half.draft.size == draft.stat().st_size
@@ -115,17 +118,6 @@ def test_an_alias_as_its_files_arrive(hub: Hub, root: Path, server: HubServer, s
     _, alone = shown(PAIR)
     assert (alone.here, alone.target.here, alone.fit) == (False, True, "fits")
     assert len(server.log) == asked
-
-
-def test_a_download_of_an_aliass_repository_brings_its_draft(hub: Hub, root: Path, shown: Shown) -> None:
-    size = serve(root, OTHER_FILE).stat().st_size
-    fetch(hub, HubFile(REPO, OTHER_FILE))
-    by_itself, paired = shown()[1], shown(PAIR)[2]
-    assert by_itself.here and by_itself.draft is None and by_itself.target.size == size
-    assert paired.name == paired.opens == f"hf:{REPO}/{OTHER_FILE}"
-    assert (paired.origin, paired.backend, paired.fit) == ("cache", "llamacpp", "fits")
-    assert paired.draft is not None and paired.draft.reference == HubQuant(SMALL, "Q4_0")
-    assert paired.target.here and not paired.here, "the draft would be downloaded"
 
 
 def test_an_alias_without_a_model_for_this_runtime(shown: Shown) -> None:
@@ -146,7 +138,6 @@ def test_a_folder_from_the_hub(hub: Hub, root: Path, shown: Shown) -> None:
     _, alias, download = shown(toml, memory=usable(price_of.total))
     assert not alias.here
     assert (download.opens, download.backend, download.target.size, download.fit) == (MLX, "mlx", size, "tight")
-    assert download.draft is not None and download.draft.reference == HubRepo(SMALL)
     assert shown(toml, memory=usable(price_of.total - 1))[2].fit == "does not fit"
     _, alias = shown(toml, "mlx")
     assert alias.target.size == size and alias.fit == "fits"
@@ -184,7 +175,7 @@ def test_models_of_other_programs(tmp_path: Path, shown: Shown) -> None:
     assert (cpp.name, cpp.opens, cpp.backend) == ("llama.cpp: draft", str(path), "llamacpp")
     assert (other.name, other.target.size, other.fit) == ("ollama: python:6m", TARGET.stat().st_size, "fits")
     for entry in (cpp, other):
-        assert entry.here and entry.draft is None and not entry.verified
+        assert entry.here and entry.draft is None
         assert parse_reference(entry.opens) == entry.target.reference == LocalPath(Path(entry.opens))
 
 
@@ -216,42 +207,24 @@ def test_a_broken_config_is_a_model_of_unknown_fit(tmp_path: Path, shown: Shown,
     assert entry.here and entry.target.size == 100 and entry.fit is None
 
 
-def test_removed_between_listing_and_reading(
-    hub: Hub, root: Path, tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    serve(root)
-    link = fetch(hub, HubFile(REPO, FILE))
-    other = put(DRAFT, tmp_path / "llama.cpp" / "draft.gguf")
-    models, listed = Hub.list_models, module.find_external_models
+def test_removed_between_listing_and_reading(tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, listed = put(DRAFT, tmp_path / "llama.cpp" / "draft.gguf"), module.find_external_models
 
-    def then_gone(model: CachedModel | ExternalModel) -> CachedModel | ExternalModel:
-        model.path.unlink()
-        return model
+    def then_gone(exclude: set[Path]) -> list[ExternalModel]:
+        found = listed(exclude=exclude)
+        other.unlink()
+        return found
 
-    def opened(path: Path) -> object:
-        if path == other:
-            path.unlink()
-        return read_file(path)
-
-    assert len(shown()) == 3
-    with monkeypatch.context() as patched:
-        patched.setattr(Hub, "list_models", lambda self: [then_gone(each) for each in models(self)])
-        patched.setattr(
-            module, "find_external_models", lambda **besides: [then_gone(each) for each in listed(**besides)]
-        )
-        assert [entry.name for entry in shown()] == ["python-6m"]
-    assert not link.exists()
-    put(TARGET, other)
-    monkeypatch.setattr(module, "read_file", opened)
+    monkeypatch.setattr(module, "find_external_models", then_gone)
     _, late = shown()
-    assert not other.exists() and late.target.size == TARGET.stat().st_size and late.fit is None
+    assert late.name == "llama.cpp: draft" and late.fit is None
 
 
 def test_a_header_is_read_again_only_where_the_file_changed(
     tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, reads = put(DRAFT, tmp_path / "llama.cpp" / "m.gguf"), []
-    monkeypatch.setattr(module, "read_file", lambda path: reads.append(path) or read_file(path))
+    monkeypatch.setattr(memory_module, "read_parts", lambda path: reads.append(path) or read_file(path))
     memory = usable(estimate_memory(read_file(DRAFT), 2048).total * 8 // 7 + 1)
     assert [shown(memory=memory)[1].fit for _ in range(2)] == ["fits", "fits"] and reads.count(path) == 1
     put(TARGET, path)

@@ -75,7 +75,6 @@ def test_what_does_not_fit_is_told_in_gib_with_ways_out(tmp_path: Path) -> None:
     assert "70b.gguf needs 50.0 GiB and 44.0 GiB are free" in caught.value.message
     assert "KV cache for 32,768 tokens 10.0 GiB" in caught.value.message
     assert "--ctx" in caught.value.hint and "--force" in caught.value.hint and "quantisation" in caught.value.hint
-    assert "--draft ngram" not in caught.value.hint
     forced = check_fit(llama_70b(), [(draft, None)], context=32_768, memory=memory, force=True)
     assert forced.headroom < 0
 
@@ -97,15 +96,6 @@ def test_texts_in_one_context_have_one_scratch_memory() -> None:
         check_fit(header, [], context=1024, memory=enough, caches=8)
     header.metadata["llama.attention.sliding_window"] = 512
     assert not shares_context(header)
-
-
-def test_dropping_the_draft_is_offered_where_it_suffices(tmp_path: Path) -> None:
-    target, draft = llama_70b(), read_file(write_gguf(tmp_path / "draft.gguf"))
-    enough = estimate_memory(target, 1024).total
-    with pytest.raises(DoesNotFit) as caught:
-        check_fit(target, [(draft, None)], context=1024, memory=Memory(RESERVE_BYTES + enough))
-    assert caught.value.hint.startswith("try --draft ngram")
-    assert check_fit(target, [], context=1024, memory=Memory(RESERVE_BYTES + enough)).headroom == 0
 
 
 def head_8b() -> tuple[Header, HeadSpec]:

@@ -12,19 +12,17 @@ import pytest
 
 from edgespec.backends import FileBackend, Model, open_model
 from edgespec.backends.options import LoadOptions
-from edgespec.errors import Cancelled, DraftRefused, InvalidRequest
+from edgespec.errors import Cancelled, InvalidRequest
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
-from edgespec.hub.hub import Hub
 from edgespec.planner.head_probe import HeadProbe, ProbeResult, ProbeStore, is_better
-from edgespec.planner.plan import LoadConfig, plan
-from edgespec.registry.schema import load_registry
+from edgespec.planner.plan import LoadConfig
 from edgespec.service.compare import probe_head
 from edgespec.service.load import Loader
-from edgespec.service.loaded_model import LoadedModel, load_head
+from edgespec.service.loaded_model import LoadedModel
 from tests.models import TARGET
 from tests.reporter import Heard
-from tests.trained_heads import LAYERS, convert, make_ids_absolute, make_useless, state_layers, tamper
+from tests.trained_heads import LAYERS, convert, make_ids_absolute, state_layers, tamper
 
 OPTIONS = LoadOptions(threads=1, context_size=512)
 TAMPERED: dict[str, Callable[[Path], Path]] = {
@@ -56,8 +54,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def make(name: str) -> Path:
         if name not in made:
-            maker = make_useless if name == "useless" else TAMPERED[name]
-            made[name] = convert(maker(folder / name.replace(" ", "")))
+            made[name] = convert(TAMPERED[name](folder / name.replace(" ", "")))
         return made[name]
 
     return make
@@ -95,9 +92,7 @@ def test_mlx_reads_a_tampered_head_right(mlx: Model, tmp_path: Path) -> None:
     assert result.stated is not None
     gains = [a - b for a, b in zip(chosen.agreement, result.stated.agreement, strict=True)]
     assert min(gains) >= 0 and max(gains) > 0.05
-    assert result.lookups < 0.2 < 0.4 < min(chosen.agreement)
-    head, lookups = result.own
-    assert head > chosen.agreement[0] and head > 0.5 > 0.3 > lookups
+    assert min(chosen.agreement) > 0.4
 
 
 @pytest.mark.parametrize("name", ["layers + 1", "layers - 1", "absolute ids", "none"])
@@ -136,7 +131,7 @@ def test_probed_once_and_told_at_each_load(
     path = files("layers - 1")
     loaded = load(config(path))
     (told,) = heard.notices
-    assert told.startswith("The head's layers were read as 1, 3, 5 (the file says 0, 2, 4): agreement 4")
+    assert told.startswith("The head is read with layers 1, 3, 5, where its file says layers 0, 2, 4: agreement 4")
     assert list(loaded.engine.drafters) == ["eagle3"]
     monkeypatch.setattr(HeadProbe, "run", None)  # a second probe would fail
     load(config(path))
@@ -146,25 +141,6 @@ def test_probed_once_and_told_at_each_load(
     file.write_text(file.read_text().replace('"agreement"', '"disagreement"'))
     load(config(path))
     assert "is read as its file says, since it could not be probed: 'NoneType'" in heard.notices[-1]
-
-
-def test_a_useless_head_is_refused(load: Load, heard: Heard, files: Callable[[str], Path]) -> None:
-    path = files("useless")
-    for _ in range(2):
-        with pytest.raises(
-            DraftRefused, match=r"agrees less with this target than lookups do: .* after [01]% .* after [1-3]\d%\."
-        ):
-            load(config(path))
-    assert heard.notices == []
-
-
-def test_auto_goes_on_without_a_useless_head(llama: Model, heard: Heard, files: Callable[[str], Path]) -> None:
-    path = files("useless")
-    planned = plan(config(path), load_registry(), Hub.from_environment(), heard)
-    (drafter,) = planned.drafters
-    assert load_head(llama, drafter, (TARGET, path), planned, heard, lambda: None, may_skip=True) is None
-    (told,) = heard.notices
-    assert told.startswith(f"Drafting without {path}: {path} agrees less")
 
 
 def test_a_probe_that_fails_takes_the_file_at_its_word(load: Load, heard: Heard, files: Callable[[str], Path]) -> None:
@@ -212,6 +188,6 @@ def test_a_lead_has_to_be_more_than_chance() -> None:
     right, wrong = np.ones((60, 2), bool), np.zeros((60, 2), bool)
     mostly = right.copy()
     mostly[::8] = False
-    assert not any(is_better(*pair, chance=0.1) for pair in ((wrong, right), (right, right), (mostly, right)))
-    assert is_better(right, mostly, 0.01) and not is_better(right, mostly, 0.001), "8 positions"
-    assert not is_better(right[:9], wrong, 0.001) and is_better(right[:10], wrong, 0.001), "those that both have"
+    assert not any(is_better(*pair) for pair in ((wrong, right), (right, right), (mostly, right)))
+    assert is_better(right, mostly), "8 positions"
+    assert not is_better(right[:6], wrong[:6]) and is_better(right[:7], wrong[:7])

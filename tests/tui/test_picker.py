@@ -72,7 +72,7 @@ async def test_what_is_listed(other: Path) -> None:
         assert 900 < float(str(embedded[3]).replace(",", "")) < 1100 and str(embedded[4]).startswith("9")
         assert [str(cell) for cell in embedded[5:7]] == ["toy", "MIT"]
         size = gib(other.stat().st_size)
-        assert [str(cell) for cell in last[1:]] == [size, "fits", "", "n-grams", "", "", "from another program"]
+        assert [str(cell) for cell in last[1:]] == [size, "fits", "", "", "", "", "from another program"]
         absent = table.get_row_at(names(picker).index("llama-70b-q4"))
         assert str(absent[1]) == "~40.6 GiB" and str(absent[6]) == "Llama 3.3"
         assert "Enter opens" in read_status(picker) and "Ctrl+F measures one" in read_status(picker)
@@ -157,7 +157,7 @@ async def test_leaving_ends_a_measurement(monkeypatch: pytest.MonkeyPatch) -> No
         return work()
 
     monkeypatch.setattr("edgespec.planner.report.report_plan", endless)
-    monkeypatch.setattr("edgespec.planner.report.format_plan", lambda facts: [facts["name"]])
+    monkeypatch.setattr("edgespec.planner.report.format_facts", lambda facts: [facts["name"]])
     async with opened() as (app, pilot):
         picker = await pick(app, pilot)
         await pilot.press("ctrl+f")
