@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from time import perf_counter
 from typing import Any, ClassVar
 
 from textual import on
@@ -26,7 +27,7 @@ from edgespec.tui import commands
 from edgespec.tui.dialogue import Dialogue, own_model
 from edgespec.tui.keys import BINDINGS, Help
 from edgespec.tui.panel import Details
-from edgespec.tui.progress import Downloads, Progress, TuiReporter, describe_error
+from edgespec.tui.progress import Downloads, Progress, TuiReporter, describe_error, describe_wait
 from edgespec.tui.prompt import Completion, Prompt
 from edgespec.tui.settings import add_path, read_setting
 from edgespec.tui.transcript import Transcript
@@ -85,7 +86,9 @@ class ChatApp(Dialogue):
         self.refresh_opening()
 
     async def _beat(self) -> None:
-        self.query_one("#progress", Progress).show_activity(self.activity)
+        if self.activity.answer is not None:
+            waited_s = perf_counter() - self.activity.meter.started_s
+            self.query_one("#progress", Progress).show(*describe_wait(self.activity, waited_s))
         if (failure := self.client.take_failure()) is not None:
             await self.add_notice(describe_error(failure), "error")
 
@@ -189,7 +192,7 @@ class ChatApp(Dialogue):
         if is_new:
             self.chat.sampling = self._sampling(model_info.sampling)
             self._remember_model(request)
-        self.recorder.use_model(model_info.name)
+        self.recorder.model = model_info.name
         name, draft = shorten_names(model_info.name), shorten_names(model_info.draft)
         await self.show_notice(f"{name} on {model_info.backend}, draft {draft}.")
         if not self.is_headless:

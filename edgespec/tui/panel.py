@@ -24,10 +24,8 @@ from edgespec.service.client import ModelInfo
 
 
 def draw_bar(share: float, width: int) -> str:
-    """A horizontal bar of `width` cells, filled in eighths of a cell; `share` is clipped to 0..1."""
-    eighths = round(max(0.0, min(1.0, share)) * width * 8)
-    full, part = divmod(eighths, 8)
-    return ("█" * full + (" ▏▎▍▌▋▊▉"[part] if part else "")).ljust(width)
+    """A horizontal bar of `width` cells; `share` is clipped to 0..1."""
+    return ("█" * round(max(0.0, min(1.0, share)) * width)).ljust(width)
 
 
 def draw_column(share: float) -> str:
@@ -287,8 +285,7 @@ def format_costs(draft_stats: DraftStats | None) -> str:
     for name, drafting in costs.profile.drafts.items():
         steps = {n: f"{costs.unit_s(name, n) / plain_s:.3f}" for n in sorted(drafting.units)}
         blocks = ", ".join(f"{cost} for {n}" for n, cost in steps.items())
-        one = f"A token drafted by {name} takes {steps.get(1)} plain steps."
-        lines += ["", one if steps.keys() == {1} else f"A block of tokens drafted by {name}, in plain steps: {blocks}."]
+        lines += ["", f"Tokens drafted by {name}, in plain steps: {blocks}."]
     return "\n".join(lines)
 
 
@@ -313,9 +310,8 @@ def _format(value: float | None, factor: float = 1.0) -> str:
 # The line below an answer, made from the metrics that are stored with it.
 
 
-_STORED = (
-    "emitted_tokens", "drafted_tokens", "accepted_tokens", "tau", "tokens_per_second", "times_plain", "ttft_s"
-)  # fmt: skip
+_COUNTED = ("emitted_tokens", "drafted_tokens", "accepted_tokens")
+_STORED = (*_COUNTED, "tau", "tokens_per_second", "times_plain", "ttft_s")
 
 
 def footer_metrics(finished: Finished | None) -> dict[str, Any]:
@@ -327,32 +323,9 @@ def footer_metrics(finished: Finished | None) -> dict[str, Any]:
 
 
 def add_metrics(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of an answer that was generated in two parts. Times are those of the tokens of both."""
-    both = (first, second)
-    if not all("emitted_tokens" in part for part in both):
-        return dict(second)
-    seconds = [_seconds(part, part.get("tokens_per_second")) for part in both]
-    plain = [_seconds(part, _divide(part.get("tokens_per_second"), part.get("times_plain"))) for part in both]
-    counted = ("emitted_tokens", "drafted_tokens", "accepted_tokens")
-    counts = {name: first.get(name, 0) + second[name] for name in counted}
-    total_s = None if None in seconds else sum(each or 0.0 for each in seconds)
-    plain_s = None if None in plain else sum(each or 0.0 for each in plain)
-    return {
-        **second,
-        **counts,
-        "ttft_s": first.get("ttft_s"),
-        "tau": None,
-        "tokens_per_second": _divide(counts["emitted_tokens"], total_s),
-        "times_plain": _divide(plain_s, total_s),
-    }
-
-
-def _seconds(part: Mapping[str, Any], speed: float | None) -> float | None:
-    return _divide(part["emitted_tokens"], speed)
-
-
-def _divide(a: float | None, b: float | None) -> float | None:
-    return a / b if a is not None and b else None
+    """The metrics of an answer that was generated in two parts: the tokens of both, the speed of the second."""
+    counts = {name: first.get(name, 0) + second[name] for name in _COUNTED if name in second}
+    return {**second, **counts}
 
 
 def format_footer(metrics: Mapping[str, Any]) -> str:
