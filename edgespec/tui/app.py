@@ -13,6 +13,7 @@ from textual import on
 from textual.app import SystemCommand
 from textual.binding import BindingType
 from textual.screen import Screen
+from textual.widgets import OptionList
 
 from edgespec.controller.stats import DraftStats
 from edgespec.conversations import Store
@@ -31,7 +32,6 @@ from edgespec.tui.progress import Downloads, Progress, TuiReporter, describe_err
 from edgespec.tui.prompt import Completion, Prompt
 from edgespec.tui.settings import add_path, read_setting
 from edgespec.tui.transcript import Transcript
-from edgespec.tui.window import Opening
 
 _BEAT_S = 0.2  # between two looks at what is waited for
 
@@ -152,7 +152,6 @@ class ChatApp(Dialogue):
         elif selected := self.screen.get_selected_text():
             self.copy_to_clipboard(selected)
 
-    @on(Prompt.QuitRequested)
     def action_leave(self) -> None:
         """Quit; an answer under way is stopped and stored first."""
         self._is_leaving = True
@@ -166,9 +165,9 @@ class ChatApp(Dialogue):
         if self.activity.job is None and self.client.model_info is None:
             self.open(self.request)
 
-    @on(Opening.Chosen)
-    async def _begin(self, message: Opening.Chosen) -> None:
-        verb, _, what = message.choice.partition(" ")
+    @on(OptionList.OptionSelected, "#opening-list")
+    async def _begin(self, message: OptionList.OptionSelected) -> None:
+        verb, _, what = (message.option_id or "").partition(" ")
         await (self.ask(what) if verb == "send" else self.resume(int(what)))
         self.query_one(Prompt).focus()
 

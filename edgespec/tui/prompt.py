@@ -108,9 +108,6 @@ class Prompt(TextArea):
 
         text: str
 
-    class QuitRequested(Message):
-        """The user pressed Ctrl+D in an empty prompt."""
-
     def __init__(
         self,
         sent: Sequence[str],
@@ -150,7 +147,7 @@ class Prompt(TextArea):
         elif event.key in _NEWLINES:
             self.action_newline()
         elif event.key == "ctrl+d" and not self.text:
-            self.post_message(self.QuitRequested())
+            await self.app.run_action("leave")
         elif event.key == "up" and not self.text and (text := self._take_back()) is not None:
             self.put(text)
         elif event.key == "up" and row == 0 and self._sent:

@@ -283,9 +283,6 @@ class Transcript(ScrollView):
         at = [i for i, item in enumerate(self.items) if isinstance(item, UserMessage) and item.number == number]
         self._replace(self.items[: at[0] + keep_question] if at else [])
 
-    def drop(self, item: Item) -> None:
-        self._replace([each for each in self.items if each is not item])
-
     def clear(self, keep: Item | None = None) -> None:
         """Remove every item but `keep`."""
         self._replace([item for item in self.items if item is keep])

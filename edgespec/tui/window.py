@@ -6,7 +6,6 @@ import os
 import subprocess
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from textual.app import App, ComposeResult
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.events import Key, Paste
-from textual.message import Message
 from textual.notifications import SeverityLevel
 from textual.theme import Theme
 from textual.widgets import Footer, OptionList, Static
@@ -48,13 +46,10 @@ _QUESTIONS = (
 
 
 class Opening(VerticalScroll):
-    """Shown in place of an empty conversation."""
+    """Shown in place of an empty conversation.
 
-    @dataclass(eq=False)
-    class Chosen(Message):
-        """The user has chosen "send" and an example, or "resume" and the number of a conversation."""
-
-        choice: str
+    The ids of its options are "send" and an example, or "resume" and the number of a conversation.
+    """
 
     def __init__(self) -> None:
         super().__init__(id="opening", can_focus=False)
@@ -82,11 +77,6 @@ class Opening(VerticalScroll):
             line = _show_line(conversation.title).append(f"  {conversation.model}", "dim")
             listing.add_option(Option(line, id=f"resume {conversation.id}"))
         self.query_one("#opening-keys").display = listing.option_count > 0
-
-    def on_option_list_option_selected(self, message: OptionList.OptionSelected) -> None:
-        message.stop()
-        if message.option_id is not None:
-            self.post_message(self.Chosen(message.option_id))
 
 
 def _describe(model_info: ModelInfo | None) -> Content:
