@@ -62,7 +62,7 @@ def _read_conversation(row: tuple[Any, ...]) -> Conversation:
     return Conversation(id, title, name is not None, *rest)
 
 
-def _read_turn(row: tuple[Any, ...]) -> Turn:
+def _read_turn(row: Any) -> Turn:
     """A row of _TURN."""
     spans, settings, metrics, finished, created = row[6:]
     return Turn(*row[:6], _parse(spans, []), _parse(settings, {}), _parse(metrics, {}), bool(finished), created)
@@ -226,13 +226,15 @@ class Store(SharedDatabase):
         Also matches inside of words and ignores case; reasoning is not searched.
         """
         words = split_words(text)
+        if not words:
+            return []
         newest: dict[int, tuple[int, str]] = {}  # the last turn of each conversation that matches
         with self.read() as db:
             for id, conversation, content in db.execute("SELECT id, conversation, text FROM turns ORDER BY id"):
                 if matches(content, words):
                     newest[conversation] = id, content
         found: list[SearchHit] = []
-        for each in self.recent(-1) if words else ():
+        for each in self.recent(-1):
             if each.id in newest:
                 turn, content = newest[each.id]
                 found.append(SearchHit(each, turn, snippet(content, words)))

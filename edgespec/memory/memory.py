@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Protocol, TypeVar
@@ -49,9 +50,8 @@ class Memory:
         self._tokenizer = tokenizer
         self._limit_bytes = self._n_unchecked = limit_bytes  # bytes that were stored since the texts were measured
         self._spaces: dict[str, MemorySpace] = {}
-        self._lock = threading.Lock()
-        self._is_idle = False
-        self._stop_s: float | None = None  # once it is being closed: when to stop building
+        # When to stop building: at once while the engine works, never while it is idle, soon after it is closed.
+        self._build_until_s = 0.0
         self._hurry = threading.Event()
         self._waiting: deque[threading.Event] = deque()
         self._notices: deque[str] = deque()
@@ -68,10 +68,9 @@ class Memory:
 
     def space(self, namespace: str) -> MemorySpace:
         """The texts of a namespace, always the same object: "" for the user's own, or the name of a server's key."""
-        with self._lock:
-            if namespace not in self._spaces:
-                self._spaces[namespace] = MemorySpace(SpaceKey(self._tokenizer, namespace), self)
-            return self._spaces[namespace]
+        if namespace not in self._spaces:
+            self._spaces.setdefault(namespace, MemorySpace(SpaceKey(self._tokenizer, namespace), self))
+        return self._spaces[namespace]
 
     def name_model(self, name: str) -> None:
         """Tell commands of a model with this tokenizer, by the name that its user knows."""
@@ -83,7 +82,7 @@ class Memory:
 
     def set_idle(self, is_idle: bool) -> None:
         """Tells whether the engine has nothing to do: only then are indexes built and merged, in the background."""
-        self._is_idle = is_idle
+        self._build_until_s = inf if is_idle else 0.0
         if is_idle:
             self.wake.set()
 
@@ -108,7 +107,7 @@ class Memory:
 
     def close(self) -> None:
         """Store what was added, build indexes for a moment, and stop the thread. Spaces are not used after it."""
-        self._stop_s = monotonic() + _CLOSING_S
+        self._build_until_s = monotonic() + _CLOSING_S
         self._hurry.set()
         self.wake.set()
         self._thread.join()
@@ -123,10 +122,8 @@ class Memory:
             self._hurry.clear()
             self.wake.clear()
             waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
-            is_last = self._stop_s is not None
-            with self._lock:
-                spaces = list(self._spaces.values())
-            for space in spaces:
+            is_last = 0.0 < self._build_until_s < inf
+            for space in list(self._spaces.values()):
                 try:
                     space.index_added()
                     if self.database is not None:
@@ -172,8 +169,7 @@ class Memory:
 
     def _check(self) -> None:
         """Raises Cancelled where no index may be built."""
-        may_build = self._is_idle if self._stop_s is None else monotonic() < self._stop_s
-        if not may_build:
+        if monotonic() >= self._build_until_s:
             raise Cancelled
 
 

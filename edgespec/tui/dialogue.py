@@ -93,11 +93,11 @@ class Dialogue(Window):
         title, conversation = "New conversation", self.recorder.conversation
         if turns and conversation is not None:
             title = conversation.title if conversation.renamed else turns[0].text.strip().split("\n")[0]
+        subtitle = "not saved" if self.recorder.saved.is_in_memory else ""
+        if self.is_incognito:
+            title, subtitle = f"Incognito · {title}", "incognito: nothing is saved"
         pane = self.query_one("#pane")
-        pane.border_title = Content(sanitize(f"Incognito · {title}" if self.is_incognito else title))
-        is_saved = not self.recorder.saved.is_in_memory
-        unsaved = "incognito: nothing is saved" if self.is_incognito else "not saved"
-        pane.border_subtitle = Content("" if is_saved and not self.is_incognito else unsaved)
+        pane.border_title, pane.border_subtitle = Content(sanitize(title)), Content(subtitle)
 
     def refresh_instruments(self, interval_s: float = 0.0) -> None:
         """Show the current statistics in the panel and the status line, at most once in `interval_s`."""

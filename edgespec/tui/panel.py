@@ -49,38 +49,37 @@ class Panel(VerticalScroll):
 
     def __init__(self) -> None:
         super().__init__(id="panel", can_focus=False)
-        self._speedup = Digits("", id="speedup")
-        self._speeds = Static("", id="speeds")
-        self._pace = Static("")
-        self._drafting = _make_box("Drafting")
-        self._time = _make_box("Time")
-        self._model = _make_box("Model")
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="section") as box:
             box.border_title = "Speed"
             with Horizontal(id="headline"):
-                yield self._speedup
-                yield self._speeds
-            yield self._pace
-        yield self._drafting
-        yield self._time
-        yield self._model
+                yield Digits("", id="speedup")
+                yield Static("", id="speeds")
+            yield Static("", id="pace")
+        for title in ("Drafting", "Time", "Model"):
+            section = Static("", id=title.lower(), classes="section")
+            section.border_title = title
+            yield section
 
     def show(self, meter: Meter, model_info: ModelInfo, resident: int, available: int, *, is_incognito: bool) -> None:
         """`resident` and `available` are the bytes that this program takes and that are free."""
-        speedup, metrics = meter.times_plain, meter.metrics()
-        self._speedup.display = speedup is not None
-        if speedup is not None:
-            self._speedup.update(f"{speedup:.2f}x")
-            self._speedup.set_class(speedup < 1, "loss")
-        self._speeds.update(_describe_speeds(meter))
-        self._pace.display = metrics.target_forwards > 0
-        self._pace.update(_describe_pace(meter))
-        self._drafting.update(_describe_drafting(meter, metrics, model_info, is_incognito=is_incognito))
-        self._time.display = metrics.target_forwards > 0
-        self._time.update(_describe_times(metrics))
-        self._model.update(_describe_model(meter, model_info, resident, available))
+        metrics, speedup = meter.metrics(), self.query_one("#speedup", Digits)
+        speedup.display = meter.times_plain is not None
+        if meter.times_plain is not None:
+            speedup.update(f"{meter.times_plain:.2f}x")
+            speedup.set_class(meter.times_plain < 1, "loss")
+        has_begun = metrics.target_forwards > 0
+        self._fill("#speeds", _describe_speeds(meter))
+        self._fill("#pace", _describe_pace(meter), is_shown=has_begun)
+        self._fill("#drafting", _describe_drafting(meter, metrics, model_info, is_incognito=is_incognito))
+        self._fill("#time", _describe_times(metrics), is_shown=has_begun)
+        self._fill("#model", _describe_model(meter, model_info, resident, available))
+
+    def _fill(self, id: str, content: Content, *, is_shown: bool = True) -> None:
+        section = self.query_one(id, Static)
+        section.display = is_shown
+        section.update(content)
 
 
 class StatusLine(Static):
@@ -100,12 +99,6 @@ class StatusLine(Static):
         parts.append(f"{meter.prompt_tokens + meter.emitted_tokens:,}/{model_info.context_size:,}")
         parts.append(f"draft {shorten_names(model_info.draft)}{' (off)' if model_info.is_paused else ''}")
         self.update(Content(" · ".join(parts)), layout=False)
-
-
-def _make_box(title: str) -> Static:
-    box = Static("", classes="section")
-    box.border_title = title
-    return box
 
 
 def _describe_speeds(meter: Meter) -> Content:

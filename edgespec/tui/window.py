@@ -64,18 +64,16 @@ class Opening(VerticalScroll):
         is_waiting = model_info is None and is_busy
         title = Content.styled("Opening the model", "bold $foreground") if is_waiting else _describe(model_info)
         self.query_one("#opening-model", Static).update(title)
-        listing = self.query_one("#opening-list", OptionList)
-        listing.clear_options()
         examples = _select_examples(model_info) if model_info is not None else ()
+        options = [Option(_show_line(text), id=f"send {text}") for text in examples]
         if examples:
-            listing.add_option(Option(Text("Try", "bold"), disabled=True))
-            for text in examples:
-                listing.add_option(Option(_show_line(text), id=f"send {text}"))
+            options.insert(0, Option(Text("Try", "bold"), disabled=True))
         if recent:
-            listing.add_option(Option(Text("\nGo on with" if examples else "Go on with", "bold"), disabled=True))
-        for conversation in recent:
-            line = _show_line(conversation.title).append(f"  {conversation.model}", "dim")
-            listing.add_option(Option(line, id=f"resume {conversation.id}"))
+            options.append(Option(Text("\nGo on with" if examples else "Go on with", "bold"), disabled=True))
+        for each in recent:
+            line = _show_line(each.title).append(f"  {each.model}", "dim")
+            options.append(Option(line, id=f"resume {each.id}"))
+        listing = self.query_one("#opening-list", OptionList).set_options(options)
         self.query_one("#opening-keys").display = listing.option_count > 0
 
 
