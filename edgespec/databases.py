@@ -123,8 +123,10 @@ class SharedDatabase:
         found = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
         if found != "ok":
             raise DamagedFile(" ".join(found.split()))
-        if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise DamagedFile("it belongs to another program")
+        if version == 0:
+            if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                raise DamagedFile("it belongs to another program")
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only an empty file can take it
         for pragma in self._layout.pragmas:
             db.execute(f"PRAGMA {pragma}")
         if version < self._layout.version:

@@ -62,10 +62,11 @@ def _read_conversation(row: tuple[Any, ...]) -> Conversation:
     return Conversation(id, title, name is not None, *rest)
 
 
-def _read_turn(row: Any) -> Turn:
+def _read_turn(row: tuple[Any, ...]) -> Turn:
     """A row of _TURN."""
-    spans, settings, metrics, finished, created = row[6:]
-    return Turn(*row[:6], _parse(spans, []), _parse(settings, {}), _parse(metrics, {}), bool(finished), created)
+    id, conversation, parent, role, text, reasoning, spans, settings, metrics, finished, created = row
+    values = _parse(spans, []), _parse(settings, {}), _parse(metrics, {})
+    return Turn(id, conversation, parent, role, text, reasoning, *values, bool(finished), created)
 
 
 def _to_column(value: Any) -> str:

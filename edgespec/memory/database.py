@@ -20,7 +20,7 @@ FILE_NAME = "memory.db"
 SEGMENT_SUFFIX = ".segment"
 _LAYOUT = Layout(
     1,
-    ("auto_vacuum = INCREMENTAL", "synchronous = NORMAL", "secure_delete = ON", "temp_store = MEMORY"),
+    ("synchronous = NORMAL", "secure_delete = ON", "temp_store = MEMORY"),
     (
         "CREATE TABLE spaces (id INTEGER PRIMARY KEY, tokenizer TEXT NOT NULL, namespace TEXT NOT NULL,"
         " UNIQUE (tokenizer, namespace))",
