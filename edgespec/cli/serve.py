@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -17,7 +17,6 @@ from edgespec.cli.completion import complete_served
 from edgespec.cli.options import (
     DURATION,
     FloatRange,
-    OptionWithSynonym,
     add_options,
     load_config,
     offer,
@@ -33,8 +32,7 @@ if TYPE_CHECKING:
 
     from edgespec.planner.plan import LoadConfig
     from edgespec.server.auth import Rules
-    from edgespec.server.http import Policy
-    from edgespec.server.record import Key
+    from edgespec.server.record import Caller
     from edgespec.server.remote_client import RemoteModel
 
 
@@ -155,36 +153,35 @@ def access_rules(options: dict[str, Any]) -> Rules:
     return Rules(keys, None if keys is not None else names | own, origins)
 
 
-def _read_keys(options: dict[str, Any]) -> Callable[[], Sequence[Key]] | None:
+def _read_keys(options: dict[str, Any]) -> Callable[[], Mapping[bytes, Caller]] | None:
     """The keys of --api-key and of the file; None without both."""
     from edgespec.server.auth import KeyFile
-    from edgespec.server.record import ONLY_KEY, Caller, Key, hash_key
+    from edgespec.server.record import ONLY_KEY, Caller, hash_key
 
     path, text = options["key_file"], options["api_key"]
-    fixed = [Key(Caller(ONLY_KEY, may_manage=True, remembers=bool(options["memory"])), hash_key(text))] if text else []
+    only = Caller(ONLY_KEY, may_manage=True, remembers=bool(options["memory"]))
+    fixed = {hash_key(text): only} if text else {}
     if path is None:
         return (lambda: fixed) if fixed else None
     file = KeyFile(path)
-    return lambda: (*fixed, *file.read())
+    return lambda: {**file.read(), **fixed}
 
 
 def _parse_origin(text: str) -> str:
     """An origin as browsers write it, or "*". Raises InvalidRequest."""
-    from urllib.parse import urlsplit
+    import httpx
 
     if text == "*":
         return text
     try:
-        url = urlsplit(text.rstrip("/"))
-        port = "" if url.port in (None, {"http": 80, "https": 443}.get(url.scheme)) else f":{url.port}"
-    except ValueError:
-        url, port = urlsplit(""), ""
-    if not url.scheme or not url.hostname or "@" in url.netloc or url.path or url.query or url.fragment:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        url = httpx.URL("")
+    if not url.scheme or not url.host or url.userinfo or url.path != "/" or url.query or url.fragment:
         raise InvalidRequest(
             f"'{text}' is not the origin of a web page.", hint="Write it like http://localhost:3000, or * for any."
         )
-    host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
-    return f"{url.scheme}://{host}{port}"
+    return f"{url.scheme}://{url.netloc.decode()}"
 
 
 _EMBEDDED = "embedded"
@@ -231,7 +228,7 @@ _EMBEDDED = "embedded"
     default=600,
     show_default=True,
     metavar="SECONDS",
-    help="Maximum duration of a request, whose answer ends early then. Loading the model counts, the queue does not.",
+    help="Maximum duration of an answer, which ends early then. The queue and the loading of the model do not count.",
 )
 @rare_option(
     "--silence-seconds",
@@ -276,12 +273,23 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
         options["memory"] = False
     rules = access_rules(options)
     metrics = ServerMetrics()
-    limits = ("max_open", "queue", "keep_alive", "timeout_s", "max_silence_s", "strict_names")
-    policy = Policy(*(options[name] for name in limits))
+    policy = Policy(
+        max_open=options["max_open"],
+        max_queue=options["queue"],
+        keep_alive_s=options["keep_alive"],
+        timeout_s=options["timeout_s"],
+        max_silence_s=options["max_silence_s"],
+        strict_names=options["strict_names"],
+        remembers=options["memory"] is not False,
+    )
     configs, keep_alive_s, remotes = _read_configs(models, options)
-    preload = _check_preload(options["preload"], configs, policy)
+    if unknown := sorted({*options["preload"]} - configs.keys()):
+        hint = f"There are: {', '.join(configs) or 'none; models of other servers are not loaded here'}."
+        raise InvalidRequest(f"--preload names no model: '{unknown[0]}'.", hint=hint)
     aliases = {EMBEDDED_ALIAS: _EMBEDDED}  # as the other commands call the embedded model
-    app = application(Models(configs, policy, metrics, aliases, keep_alive_s, remotes), rules, metrics, preload)
+    app = application(
+        Models(configs, policy, metrics, aliases, keep_alive_s, remotes), rules, metrics, options["preload"]
+    )
     # SIGTERM ends the program in order, with 0; uvicorn raises it again after its shutdown.
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))
     with listen(options) as listening:
@@ -330,21 +338,8 @@ def _read_configs(
         configs[name] = load_config(reference or None, options)
     if options["memory"] is False:  # for the tables too
         configs = {name: replace(each, memory=None) for name, each in configs.items()}
-        remotes = {name: replace(each, remembers=False) for name, each in remotes.items()}
     keep_alive_s = {name: table.keep_alive_s for name, table in tables.items() if table.keep_alive_s is not None}
     return configs, keep_alive_s, remotes
-
-
-def _check_preload(names: tuple[str, ...], configs: Collection[str], policy: Policy) -> tuple[str, ...]:
-    """The names of `--preload`."""
-    for name in names:
-        if name not in configs:
-            known = ", ".join(configs) or "none; models of other servers are not loaded here"
-            raise InvalidRequest(f"--preload names no model: '{name}'.", hint=f"There are: {known}.")
-    if len(set(names)) > policy.max_open:
-        message = f"--preload names {len(set(names))} models, and --open-at-most is {policy.max_open}."
-        raise InvalidRequest(message, hint="Raise --open-at-most.")
-    return names
 
 
 def public_name(reference: str) -> str:
@@ -362,28 +357,20 @@ def public_name(reference: str) -> str:
 # The configuration file of `edgespec serve`: which models a server has, and how each is loaded.
 
 
-_EXAMPLE = 'Write a table for each model, such as [coder] with model = "./coder.gguf", draft = "ngram", ctx = 8192.'
 _REMOTE = "openai"
-_REMOTE_EXAMPLE = 'A model of another server has backend = "openai", url, model, key_env and parallel.'
+_EXAMPLE = (
+    'Write a table for each model, such as [coder] with model = "./coder.gguf", draft = "ngram", ctx = 8192. One of '
+    f'another server has backend = "{_REMOTE}", url, model, key_env and parallel.'
+)
 
 
 @serving_options
 @offer(PARALLEL)
 @click.option("--keep-alive", type=DURATION)
 @click.option("--model")
-@click.command("model")
+@click.command("model", add_help_option=False)
 def _local(**_options: Any) -> None:
     """The keys of a model that is loaded here, whose values click checks like those of command-line options."""
-
-
-@click.option("--parallel", type=click.IntRange(1, 4096))
-@click.option("--key-env")
-@click.option("--model")
-@click.option("--url", required=True)
-@click.option("--backend")
-@click.command("model")
-def _remote(**_options: Any) -> None:
-    """The keys of a model of another server."""
 
 
 class ModelTable(NamedTuple):
@@ -410,52 +397,24 @@ def _parse_table(name: str, table: Any) -> ModelTable | RemoteModel:
     if not isinstance(table, dict):
         raise InvalidRequest(f"'{name}' is not a table.", hint=_EXAMPLE)
     if table.get("backend") == _REMOTE:
-        return _parse_remote(name, table)
-    if "url" in table:
-        raise InvalidRequest(f'[{name}]: url needs backend = "{_REMOTE}".', hint=_REMOTE_EXAMPLE)
-    options = _read_keys_of(_local, name, table, _REMOTE_EXAMPLE if "backend" in table else _EXAMPLE)
+        from edgespec.server.remote_client import read_model
+
+        return read_model(name, table, _EXAMPLE)
+    options = _read_values(name, table)
     return ModelTable(load_config(options["model"], options), options["keep_alive"])
 
 
-def _parse_remote(name: str, table: dict[str, Any]) -> RemoteModel:
-    """A model of another server, which is asked for as its table's name unless it says otherwise."""
-    from edgespec.server.remote_client import MAX_CONCURRENCY, RemoteModel
-
-    if not {"key", "api_key", "api-key"}.isdisjoint(table):
-        message = f"[{name}]: a key does not belong into this file."
-        raise InvalidRequest(message, hint="Put it into a variable and name that in key_env.")
-    options = _read_keys_of(_remote, name, table, _REMOTE_EXAMPLE)
-    model = name if options["model"] is None else options["model"]
-    try:
-        return RemoteModel(options["url"], model, options["key_env"], options["parallel"] or MAX_CONCURRENCY)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"[{name}]: {error.message}", hint=error.hint) from error
-
-
-def _read_keys_of(command: click.Command, name: str, table: dict[str, Any], hint: str) -> dict[str, Any]:
-    """The values of a table, which has the options of `command` as keys."""
-    renamed = {each.synonym[2:]: each.name for each in command.params if isinstance(each, OptionWithSynonym)}
-    known = {str(each.name): each for each in command.params if isinstance(each, click.Option)}
-    values: dict[str, Any] = {}
+def _read_values(name: str, table: dict[str, Any]) -> dict[str, Any]:
+    """The values of the table of a model that is loaded here, read as options of the command line."""
+    switches = {each for option in _local.params for each in option.secondary_opts}
+    words: list[str] = []
     for key, value in table.items():
-        option = key.replace("-", "_")
-        option = renamed.get(option, option)
-        if option not in known:
-            raise InvalidRequest(f"[{name}]: there is no key '{key}'.", hint=f"Keys are {', '.join(sorted(known))}.")
-        if wanted := _describe_mismatch(known[option], value):
-            raise InvalidRequest(f"[{name}]: {key} must be {wanted}.", hint=hint)
-        values[option] = value if known[option].is_flag else str(value)  # read as on the command line
+        option = key.replace("_", "-")
+        if isinstance(value, bool):
+            words += [f"--{option}"] if value else switches & {f"--no-{option}"}
+        else:
+            words.append(f"--{option}={value}")
     try:
-        return command.make_context(name, [], default_map=values).params
+        return _local.make_context(name, words).params
     except click.UsageError as error:
-        raise InvalidRequest(f"[{name}]: {error.format_message().rstrip('.')}.", hint=hint) from error
-
-
-def _describe_mismatch(option: click.Option, value: Any) -> str:
-    """The kind of value that `option` takes, where a value of a TOML file is of another kind; else ""."""
-    if option.is_flag:
-        return "" if isinstance(value, bool) else "true or false"
-    if isinstance(option.type, click.types.StringParamType):
-        return "" if isinstance(value, str) else "a string"
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return "" if is_number or isinstance(value, str) else "a string or a number"
+        raise InvalidRequest(f"[{name}]: {error.format_message().rstrip('.')}.", hint=_EXAMPLE) from error

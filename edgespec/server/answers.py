@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic_core import from_json
 
 from edgespec.engine.events import Scored
 from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, new_id
@@ -68,7 +68,8 @@ class Answer:
             case Scored():
                 self.scores.append(format_score(part))
             case Done():
-                yield from self._close()
+                last = self.blocks[-1].kind if self.blocks else ""
+                yield from self._close(is_cut=last == "call" and part.reason == "length")
                 self.end = part
                 yield part
 
@@ -91,7 +92,7 @@ class Answer:
             yield "close", self.blocks[-1], ""
 
 
-class Writer:
+class Writer(ABC):
     """Keeps the answers to one request by their numbers; a subclass is the table from their steps to the events of an
     interface.
     """
@@ -107,9 +108,9 @@ class Writer:
         for step in self.answers[index].add(part):
             yield from self.write(index, step)
 
+    @abstractmethod
     def write(self, index: int, step: Step) -> Iterator[Event]:
         """The events of a step."""
-        raise NotImplementedError
 
     def finish(self) -> Iterable[Event]:
         """The events after all answers."""
@@ -119,9 +120,9 @@ class Writer:
         """The last events of a stream that fails; `error` is the body that a whole answer would have."""
         return (error,)
 
+    @abstractmethod
     def response_body(self) -> dict[str, Any]:
         """The whole answer, after the events of all parts."""
-        raise NotImplementedError
 
 
 _MIN_LOGPROB = -9999.0  # OpenAI's value for -inf, which JSON cannot hold
@@ -137,22 +138,14 @@ def _format_token(text: bytes, logprob: float) -> dict[str, Any]:
     return {"token": text.decode("utf-8", "replace"), "logprob": max(logprob, _MIN_LOGPROB), "bytes": list(text)}
 
 
-_OBJECT = TypeAdapter(dict[str, Any])
-
-
 def read_arguments(text: str) -> dict[str, Any]:
     """The arguments of a call, for interfaces in which they are an object.
 
     Arguments that were cut end with their last complete value, as Anthropic's client reads them. Those that are not
     JSON are the value of INVALID_JSON, in which Anthropic's documentation wraps them.
     """
-    if not text:
-        return {}
     try:
-        return dict(json.loads(text, parse_constant=lambda _: None))  # NaN is not JSON
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return _OBJECT.validate_json(text, experimental_allow_partial=True)
+        value = from_json(text or "{}", allow_partial=True, allow_inf_nan=False)
     except ValueError:
-        return {"INVALID_JSON": text}
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": text}

@@ -19,13 +19,13 @@ from edgespec.server.fields import (
     ContentPart,
     Count,
     EffortConfig,
+    Function,
     GenerationBody,
     Parts,
+    SamplingBody,
     Stops,
     ThinkingBody,
     Tokens,
-    TopK,
-    TopP,
     join_text,
 )
 from edgespec.service.generation_spec import (
@@ -35,7 +35,6 @@ from edgespec.service.generation_spec import (
     ToolChoiceMode,
     format_call,
     make_message,
-    make_tool,
     split_start,
 )
 from edgespec.service.response import Done, Started, new_id
@@ -82,18 +81,15 @@ class AnthropicMessage(Body):
             yield make_message(self.role, text, tool_calls=calls or None, reasoning_content=reasoning or None)
 
 
-class AnthropicTool(Body):
+class AnthropicTool(Function):
     type: str | None = None
-    name: str
-    description: str | None = None
-    input_schema: dict[str, Any] = Field(default_factory=dict)
-    strict: bool | None = None
+    parameters: dict[str, Any] | None = Field(default=None, validation_alias="input_schema")
 
     def tool(self) -> Tool:
         if self.type not in (None, "custom"):
             message = f"tools of type '{self.type[:100]}' are not supported."
             raise InvalidRequest(message, hint="Send tools that have an input_schema.")
-        return make_tool(self.name, self.description, self.input_schema, is_strict=bool(self.strict))
+        return super().tool()
 
 
 class ToolChoice(Body):
@@ -139,8 +135,12 @@ class CountRequest(ThinkingBody):
         if choice.type == "tool" and choice.name is None:
             raise InvalidRequest("tool_choice of type 'tool' needs a name.", hint="Set tool_choice.name.")
         is_single = choice.disable_parallel_tool_use
+        prompt, start = self.prompt(), None
+        if prompt[-1].role == "assistant" and not prompt[-1].extra.get("tool_calls"):  # its text is continued
+            prompt, start = split_start(prompt)
         return GenerationSpec(
-            **self._continue(self.prompt()),
+            prompt=prompt,
+            start=start,
             tools=tuple(each.tool() for each in self.tools or ()),
             tool_choice=_TOOL_CHOICES[choice.type],
             forced_tool=choice.name if choice.type == "tool" else None,
@@ -149,31 +149,18 @@ class CountRequest(ThinkingBody):
         )
 
     def _thinking(self) -> Thinking:
-        effort = self.output_config.effort if self.output_config is not None else None
-        if self.thinking is None:
-            return self.make_thinking(effort=effort)
-        given = self.make_thinking(is_on={"enabled": True, "disabled": False}.get(self.thinking.type), effort=effort)
-        return given if self.thinking.budget_tokens is None else replace(given, budget=self.thinking.budget_tokens)
-
-    def _continue(self, prompt: tuple[Message, ...]) -> dict[str, Any]:
-        """The fields of a spec for `prompt`; a last message of the assistant is continued. Raises InvalidRequest."""
-        if prompt[-1].role != "assistant" or prompt[-1].extra.get("tool_calls"):
-            return {"prompt": prompt}
-        messages, start = split_start(prompt)
-        if start.text != start.text.rstrip():
-            raise InvalidRequest("the last assistant message ends with white space.", hint="Remove it.")
-        return {"prompt": messages, "start": start}
+        given = self.thinking or AnthropicThinking(type="adaptive")
+        is_on = {"enabled": True, "disabled": False}.get(given.type)
+        budget = self.reasoning_budget_tokens if given.budget_tokens is None else given.budget_tokens
+        return Thinking(is_on, self.output_config.effort if self.output_config is not None else None, budget)
 
 
-class MessagesRequest(CountRequest, GenerationBody):
+class MessagesRequest(CountRequest, SamplingBody, GenerationBody):
     """The body of /v1/messages."""
 
     refused = ("container", "mcp_servers")
 
     max_tokens: Tokens
-    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
     stop_sequences: Stops | None = None
     output_format: OutputFormat | None = None
 
@@ -181,12 +168,12 @@ class MessagesRequest(CountRequest, GenerationBody):
         return MessagesWriter(self.model)
 
     def generation_spec(self) -> GenerationSpec:
-        self.require_supported()
         form = self.output_format or (self.output_config.format if self.output_config else None)
         return replace(
             super().generation_spec(),
             structure=json_structure(form.schema_) if form is not None else None,
-            settings={"temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k},
+            settings=self.settings(),
+            seed=self.seed,
             max_tokens=self.max_tokens,
             stop=tuple(self.stop_sequences or ()),
             draft_length=self.draft_length(),

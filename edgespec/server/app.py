@@ -29,11 +29,10 @@ from edgespec.server.http import (
     BodyRoute,
     GetRoute,
     JsonResponse,
-    catch_errors,
     reject_path,
     respond_unless_disconnected,
 )
-from edgespec.server.inputs import EmbeddingRequest, embedding_route, token_routes
+from edgespec.server.inputs import embedding_route, format_openai, token_routes
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.models import AnySlot, Models, generate, require_local
 from edgespec.server.ollama import ollama_routes
@@ -41,7 +40,6 @@ from edgespec.server.openai import ChatRequest, CompletionRequest
 from edgespec.server.record import AccessLog, request_context
 from edgespec.server.remote import RemoteSlot
 from edgespec.server.responses import ResponsesRequest
-from edgespec.service.client import ModelInfo
 
 # The OpenAPI document, generated from the models that validate the bodies.
 
@@ -124,7 +122,7 @@ def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
         return Response(metrics.format_prometheus(waiting, silent_s), media_type=CONTENT_TYPE_LATEST)
 
     def get_props() -> dict[str, Any]:
-        states = [_describe_slot(slot, metrics.records(slot.name)) for slot in models.all]
+        states = [_describe_slot(slot, metrics.records.get(slot.name, {})) for slot in models.all]
         return {"version": __version__, "models": states, "recent": metrics.recent()}
 
     return [
@@ -182,22 +180,18 @@ def _describe_slot(slot: AnySlot, records: Mapping[str, AcceptanceRecord]) -> di
             "plain_tokens_per_second": model_info.plain_speed,
             "resident_bytes": slot.resident,
             "unloads_in_seconds": _finite(slot.unloads_in_s),
-            "drafters": _describe_drafters(model_info, records),
+            "drafters": [
+                {
+                    "name": name,
+                    "label": shorten_names(model_info.drafters.get(name, name)),
+                    "answers": record.answers,
+                    "acceptance": record.share,
+                    "recent_acceptance": record.recent,
+                }
+                for name, record in records.items()
+            ],
         }
     return state
-
-
-def _describe_drafters(model_info: ModelInfo, records: Mapping[str, AcceptanceRecord]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name,
-            "label": shorten_names(model_info.drafters.get(name, name)),
-            "answers": record.answers,
-            "acceptance": record.share,
-            "recent_acceptance": record.recent,
-        }
-        for name, record in records.items()
-    ]
 
 
 def _finite(seconds: float) -> float | None:
@@ -234,7 +228,7 @@ def model_routes(models: Models) -> list[Route]:
         GetRoute("/v1/models", lambda: {"object": "list", "data": list(map(models.describe, models.all))}),
         BodyRoute("/models/load", LoadRequest, load_model, manages=True),
         BodyRoute("/models/unload", UnloadRequest, unload_model, manages=True),
-        Route("/v1/models/{name:path}", catch_errors(get_model)),
+        Route("/v1/models/{name:path}", get_model),
     ]
 
 
@@ -249,7 +243,7 @@ def generation_routes(models: Models) -> list[Route]:
         BodyRoute("/v1/completions", CompletionRequest, answer),
         BodyRoute("/v1/responses", ResponsesRequest, answer),
         BodyRoute("/v1/messages", MessagesRequest, answer),
-        embedding_route("/v1/embeddings", models, EmbeddingRequest),
+        embedding_route("/v1/embeddings", models, format_openai),
     ]
 
 

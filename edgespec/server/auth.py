@@ -7,13 +7,11 @@ import logging
 import re
 import stat
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any
-from urllib.parse import urlsplit
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from starlette.datastructures import Headers
@@ -24,8 +22,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.errors import CacheError, InvalidRequest, reason_of
 from edgespec.files import write_private
-from edgespec.server.http import HttpError, check_proxy_loop, error_response, server_stops
-from edgespec.server.record import ONLY_KEY, Caller, Key, find_caller, hash_key, make_key, request_context
+from edgespec.server.fields import first_fault
+from edgespec.server.http import HttpError, check_proxy_loop, error_response, hide_internal_error, server_stops
+from edgespec.server.record import ONLY_KEY, Caller, hash_key, make_key, request_context
+from edgespec.sockets import is_loopback
 
 # The web page at /: a conversation with the models, and the state of the server.
 
@@ -60,26 +60,25 @@ async def get_file(request: Request) -> Response:
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 _OPEN = PAGE_PATHS | {"/health"}  # need no key
+_MAX_BODY = 16 * 2**20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
     """What the guard lets through.
 
-    keys            the keys of the time, of which clients must send one; None: no key
-    hosts           host names, without port, that a Host header may hold; None: any, for servers with a key
-    origins         origins of web pages that may call, besides its own, such as 'http://localhost:3000'; or '*'
-    max_body_bytes  size limit of a request body
+    keys     the callers of the time by the hashes of their keys, of which clients must send one; None: no key
+    hosts    host names, without port, that a Host header may hold; None: any, for servers with a key
+    origins  origins of web pages that may call, besides its own, such as 'http://localhost:3000'; or '*'
     """
 
-    keys: Callable[[], Sequence[Key]] | None = None
+    keys: Callable[[], Mapping[bytes, Caller]] | None = None
     hosts: frozenset[str] | None = LOOPBACK
     origins: frozenset[str] = frozenset()
-    max_body_bytes: int = 16 * 2**20
 
 
 class Guard:
-    """Rejects requests that break the rules, before any route sees them."""
+    """Rejects requests that break the rules, before any route sees them, and answers those whose handler fails."""
 
     def __init__(self, app: ASGIApp, rules: Rules) -> None:
         self._app = app
@@ -96,15 +95,12 @@ class Guard:
             self._check_origin(scope, headers)
             context.caller = self._identify(scope, headers)
             check_proxy_loop(headers)
-        except HttpError as error:
-            await error_response(scope["path"], error)(scope, receive, send)
-            return
-        try:
-            await self._app(scope, self._limit_body(receive), send)
-        except asyncio.CancelledError:  # the server stops
-            if context.status:
+            await self._app(scope, _limit_body(receive), send)
+        except (Exception, asyncio.CancelledError) as error:
+            if context.status:  # the response has begun
                 raise
-            await error_response(scope["path"], server_stops())(scope, receive, send)
+            failure = server_stops() if isinstance(error, asyncio.CancelledError) else hide_internal_error(error)
+            await error_response(scope["path"], failure)(scope, receive, send)
 
     def _check_origin(self, scope: Scope, headers: Mapping[str, str]) -> None:
         rules = self._rules
@@ -113,57 +109,43 @@ class Guard:
         if rules.hosts is not None and name.lower() not in rules.hosts and not _is_unix(scope):
             raise HttpError(403, "the host name in the request is not allowed.", hint="Allow it with --allow-host.")
         origin = headers.get("origin")
-        if origin is not None and not {origin, "*"} & rules.origins and _get_host(origin) != host:
+        if origin is not None and not {origin, "*"} & rules.origins and origin.partition("://")[2] != host:
             raise HttpError(403, "requests from this origin are not allowed.", hint="Allow it with --allow-origin.")
 
     def _identify(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
         """Who sends a request. Raises HttpError."""
         if self._rules.keys is None:
-            is_local = _is_local(scope)
+            # A proxy's X-Forwarded-For counts, whatever is in it.
+            host = scope["client"][0] if scope.get("client") else ""
+            is_local = _is_unix(scope) or is_loopback(host.removeprefix("::ffff:"))
             return Caller(may_manage=is_local, remembers=is_local)
         scheme, _, key = headers.get("authorization", "").strip().partition(" ")
         key = key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        caller = find_caller(self._rules.keys(), key) if key else None
+        caller = self._rules.keys().get(hash_key(key))
         if caller is None and scope["path"] not in _OPEN:
             raise HttpError(401, "the API key is missing or wrong.", hint="Send the header Authorization: Bearer KEY.")
         return caller or Caller()
 
-    def _limit_body(self, receive: Receive) -> Receive:
-        """`receive`, which raises HttpError beyond the size limit."""
-        limit, received = self._rules.max_body_bytes, 0
 
-        async def receive_limited() -> Message:
-            nonlocal received
-            message = await receive()
-            received += len(message.get("body", b""))
-            if received > limit:
-                raise HttpError(413, f"the body is larger than {limit:,} bytes.", hint="Send a smaller body.")
-            return message
+def _limit_body(receive: Receive) -> Receive:
+    """`receive`, which raises HttpError beyond the size limit."""
+    received = 0
 
-        return receive_limited
+    async def receive_limited() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > _MAX_BODY:
+            raise HttpError(413, f"the body is larger than {_MAX_BODY:,} bytes.", hint="Send a smaller body.")
+        return message
 
-
-def _get_host(origin: str) -> str:
-    """Host and port of an origin; "" if it is malformed."""
-    try:
-        return urlsplit(origin).netloc
-    except ValueError:
-        return ""
+    return receive_limited
 
 
 def _is_unix(scope: Scope) -> bool:
     """Whether a request came over a Unix socket, which has no port. Browsers cannot connect to one."""
     server = scope.get("server")
     return server is not None and server[1] is None
-
-
-def _is_local(scope: Scope) -> bool:
-    """Whether a request comes from this machine. A proxy's X-Forwarded-For counts, whatever is in it."""
-    host = scope["client"][0] if scope.get("client") else ""
-    try:
-        return _is_unix(scope) or ip_address(host.removeprefix("::ffff:")).is_loopback
-    except ValueError:
-        return False
 
 
 # A file of API keys: TOML with a table for each, [NAME], sha256 = "64 hexadecimal digits", and perhaps manage = true
@@ -182,35 +164,25 @@ class KeyFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._stamp = _stamp(path)
+        self._stamp: tuple[int, ...] = ()
         self._keys = read_keys(path)
         if not self._keys:
             raise InvalidRequest(f"{path} has no key.", hint=f"Make one: edgespec key add NAME --file {path}")
 
-    def read(self) -> Sequence[Key]:
+    def read(self) -> Mapping[bytes, Caller]:
         """The keys. A file that cannot be read any more is reported in the log; the keys read before stay valid."""
-        if (stamp := _stamp(self._path)) != self._stamp:
-            self._stamp = stamp
-            try:
+        try:
+            status = self._path.stat()
+            if (stamp := (status.st_mtime_ns, status.st_size, status.st_ino)) != self._stamp:
+                self._stamp = stamp
                 self._keys = read_keys(self._path)
-            except InvalidRequest as error:
-                _LOG.error("%s The keys read before stay valid.", error.message)
-            else:
-                _LOG.info("keys of %s: %s", self._path, ", ".join(each.caller.name for each in self._keys) or "none")
+        except (OSError, InvalidRequest) as error:
+            _LOG.error("%s The keys read before stay valid.", error)
         return self._keys
 
 
-def _stamp(path: Path) -> tuple[int, ...]:
-    """What changes when a file is written or replaced; () if it cannot be read."""
-    try:
-        status = path.stat()
-    except OSError:
-        return ()
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def read_keys(path: Path) -> tuple[Key, ...]:
-    """The keys of a file. Raises InvalidRequest."""
+def read_keys(path: Path) -> dict[bytes, Caller]:
+    """The callers of a file by the hashes of their keys. Raises InvalidRequest."""
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(path.stat().st_mode)
@@ -219,9 +191,16 @@ def read_keys(path: Path) -> tuple[Key, ...]:
         raise InvalidRequest(f"cannot read {path}: {reason_of(error)}.", hint=_HINT) from error
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InvalidRequest(f"other users can write {path}.", hint=f"Run: chmod 600 {path}")
-    if mode & (stat.S_IRGRP | stat.S_IROTH):
-        _LOG.warning("other users can read %s; `chmod 600` ends that", path)
-    return tuple(_parse_key(path, name, table) for name, table in tables.items())
+    keys: dict[bytes, Caller] = {}
+    for name, table in tables.items():
+        _check_name(name)
+        try:
+            entry = _Entry.model_validate(table)
+        except ValidationError as error:
+            fault = f"{path}: [{name}] is no entry of a key ({first_fault(error)})."
+            raise InvalidRequest(fault, hint=_HINT) from error
+        keys[bytes.fromhex(entry.sha256)] = Caller(name, may_manage=entry.manage, remembers=entry.memory)
+    return keys
 
 
 class _Entry(BaseModel):
@@ -234,24 +213,10 @@ class _Entry(BaseModel):
     memory: bool = False
 
 
-def _parse_key(path: Path, name: str, table: Any) -> Key:
-    _check_name(name)
-    try:
-        entry = _Entry.model_validate(table)
-    except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        fault = ": ".join((*map(str, first["loc"]), first["msg"]))
-        raise InvalidRequest(f"{path}: [{name}] is no entry of a key ({fault}).", hint=_HINT) from error
-    return Key(Caller(name, may_manage=entry.manage, remembers=entry.memory), bytes.fromhex(entry.sha256))
-
-
 def _check_name(name: str) -> None:
-    if name == ONLY_KEY:
-        raise InvalidRequest(f"'{name}' is the name of the key of --api-key.", hint="Choose another name.")
-    if not _NAME.fullmatch(name):
-        raise InvalidRequest(
-            f"a key cannot have the name '{name[:100]}'.", hint="Use letters, digits, - and _, at most 64 of them."
-        )
+    if not _NAME.fullmatch(name) or name == ONLY_KEY:
+        hint = f"Use letters, digits, - and _, at most 64 of them; {ONLY_KEY} is the name of the key of --api-key."
+        raise InvalidRequest(f"a key cannot have the name '{name[:100]}'.", hint=hint)
 
 
 def add_key(path: Path, name: str, *, may_manage: bool = False, remembers: bool = False) -> str:
@@ -260,11 +225,10 @@ def add_key(path: Path, name: str, *, may_manage: bool = False, remembers: bool 
     Raises InvalidRequest for a name that is taken or not allowed and for a damaged file, CacheError.
     """
     _check_name(name)
-    keys = read_keys(path) if path.exists() else ()
-    if name in {each.caller.name for each in keys}:
-        raise InvalidRequest(
-            f"{path} has a key '{name}' already.", hint=f"Choose another name, or first: edgespec key rm {name}"
-        )
+    keys = read_keys(path) if path.exists() else {}
+    if name in {each.name for each in keys.values()}:
+        hint = f"Choose another name, or first: edgespec key rm {name}"
+        raise InvalidRequest(f"{path} has a key '{name}' already.", hint=hint)
     key = make_key()
     flags = {"manage": may_manage, "memory": remembers}
     lines = [f"[{name}]", f'sha256 = "{hash_key(key).hex()}"', *(f"{flag} = true" for flag in flags if flags[flag])]
@@ -279,15 +243,13 @@ def add_key(path: Path, name: str, *, may_manage: bool = False, remembers: bool 
 
 def remove_key(path: Path, name: str) -> None:
     """Remove the table of a key; the rest of the file stays as it is. Raises InvalidRequest, CacheError."""
-    before = read_keys(path)
-    if name not in {each.caller.name for each in before}:
-        names = ", ".join(each.caller.name for each in before) or "none"
-        raise InvalidRequest(f"{path} has no key '{name}'.", hint=f"It has: {names}.")
+    names = {each.name for each in read_keys(path).values()}
     try:
         text = path.read_text(encoding="utf-8")
         rest = re.sub(rf"(?ms)^\[{re.escape(name)}\][^\n]*\n.*?(?=^\[|\Z)", "", text)
-        if set(tomllib.loads(rest)) != {each.caller.name for each in before} - {name}:
-            raise InvalidRequest(f"{path} has no line [{name}].", hint="Remove the entry by hand.")
+        if name not in names or set(tomllib.loads(rest)) != names - {name}:
+            hint = f"It has: {', '.join(sorted(names)) or 'none'}. An entry in another form is to be removed by hand."
+            raise InvalidRequest(f"{path} has no key '{name}' in a line [{name}].", hint=hint)
         write_private(path.resolve(), rest)
     except OSError as error:
         raise CacheError(f"cannot write {path}: {reason_of(error)}.", hint="Check its permissions.") from error

@@ -42,10 +42,9 @@ def load_certificate(certificate: Path, key: Path) -> ssl.SSLContext:
 
 _HEAD_TIMEOUT_S = 10.0
 _MAX_CONNECTIONS = 4096
-_DESCRIPTORS = (65_536, 10_240)  # limits to try; macOS may refuse more than the second one
+_DESCRIPTORS = 10_240  # macOS may refuse more
 _SPARE_DESCRIPTORS = 96  # for engines, files, and connections that are about to be refused
 _HANDSHAKE_S = 10.0
-_ACCEPTS = 16  # new connections in one turn of the event loop
 _BACKLOG = 1024  # connections that the system keeps until they are accepted
 
 
@@ -60,57 +59,38 @@ async def serve(app: ASGIApp, listeners: Sequence[socket.socket], tls: ssl.SSLCo
         server_header=False,
         timeout_graceful_shutdown=3,
         lifespan="on",
-        backlog=_ACCEPTS,
+        backlog=_BACKLOG,
         limit_concurrency=max(8, min(_MAX_CONNECTIONS, raise_descriptor_limit() - _SPARE_DESCRIPTORS)),
     )
     await HttpServer(config, tls).serve(list(listeners))
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the limit of open files as far as the system allows; the limit that holds."""
+    """Raise the limit of open files where it is low and the system allows it; the limit that holds."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in _DESCRIPTORS:
-        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        if soft == resource.RLIM_INFINITY or limit <= soft:
-            break
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-            soft = limit
-    return soft if soft != resource.RLIM_INFINITY else max(_DESCRIPTORS)
+    if soft == resource.RLIM_INFINITY or soft >= _DESCRIPTORS:
+        return _DESCRIPTORS
+    with suppress(ValueError, OSError):
+        wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(_DESCRIPTORS, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 class Connection(H11Protocol):
     """A connection, which is closed if it sends no whole head of a request in time."""
 
-    _timer: asyncio.TimerHandle | None = None
-
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
-        self._start_timer()
+        self._timer = self.loop.call_later(_HEAD_TIMEOUT_S, transport.close)
 
-    def data_received(self, data: bytes) -> None:
+    def handle_events(self) -> None:
+        """Read requests in what has arrived, which may be a part of one."""
         before = self.scope
-        super().data_received(data)
+        super().handle_events()
         if self.scope is not before:
-            self._stop_timer()
-        elif self._timer is None and (self.cycle is None or self.cycle.response_complete):
-            self._start_timer()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        super().connection_lost(exc)
-
-    def _start_timer(self) -> None:
-        self._timer = self.loop.call_later(_HEAD_TIMEOUT_S, self._refuse)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-
-    def _refuse(self) -> None:
-        self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
-        self.transport.close()
+        elif self._timer.cancelled() and self.cycle.response_complete:
+            self._timer = self.loop.call_later(_HEAD_TIMEOUT_S, self.transport.close)
 
 
 class HttpServer(uvicorn.Server):
@@ -127,13 +107,14 @@ class HttpServer(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for each in sockets or ():
             tls = self._tls if each.family != socket.AF_UNIX else None
-            timeout_s = _HANDSHAKE_S if tls is not None else None
-            self.servers.append(
-                await loop.create_server(
-                    self._connect, sock=each, ssl=tls, ssl_handshake_timeout=timeout_s, backlog=_ACCEPTS
-                )
+            server = await loop.create_server(
+                self._connect,
+                sock=each,
+                backlog=self.config.backlog,
+                ssl=tls,
+                ssl_handshake_timeout=None if tls is None else _HANDSHAKE_S,
             )
-            each.listen(_BACKLOG)
+            self.servers.append(server)
 
     def _connect(self) -> asyncio.Protocol:
         """Make the protocol of a connection as uvicorn does."""
@@ -158,16 +139,14 @@ def listen_tcp(host: str, port: int, *, is_only: bool = True) -> socket.socket:
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # asyncio disables Nagle's algorithm only for sockets that name TCP; with it a reply waits 40 ms for an ACK.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6 and not is_only:
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listener.bind(address)
-        listener.listen()
+        takes_both = family == socket.AF_INET6 and is_only and socket.has_dualstack_ipv6()
+        listener = socket.create_server(address[:2], family=family, dualstack_ipv6=takes_both)
+        # Connections inherit it: with Nagle's algorithm a reply waits 40 ms for an ACK.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except OSError as error:
+        reason = reason_of(error).partition(" (")[0]  # the rest repeats the address
         raise InvalidRequest(
-            f"cannot listen on {host}, port {port}: {error.strerror}.", hint="Choose another --port or --host."
+            f"cannot listen on {host}, port {port}: {reason}.", hint="Choose another --port or --host."
         ) from error
     return listener
 
@@ -176,42 +155,31 @@ def listen_tcp(host: str, port: int, *, is_only: bool = True) -> socket.socket:
 def listen_unix(path: Path) -> Iterator[socket.socket]:
     """A listening Unix socket that only this user can connect to; its file is removed at the end.
 
-    A file that a killed server has left is replaced. Raises InvalidRequest where another program listens, or the file
-    is none of a socket.
+    The socket of a killed server is replaced. Raises InvalidRequest where there is another file or program.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        mask = os.umask(0o177)
         try:
-            _remove_stale(path)
-            mask = os.umask(0o177)
-            try:
-                listener.bind(str(path))
-            finally:
-                os.umask(mask)
+            if path.is_socket():
+                _remove_stale(path)
+            listener.bind(str(path))
             listener.listen()
-            inode = path.stat().st_ino
         except OSError as error:
             raise InvalidRequest(
                 f"cannot listen at {path}: {reason_of(error)}.", hint="Choose another --unix."
             ) from error
+        finally:
+            os.umask(mask)
         try:
             yield listener
         finally:
-            with suppress(OSError):
-                if path.stat().st_ino == inode:
-                    path.unlink()
+            path.unlink(missing_ok=True)
 
 
 def _remove_stale(path: Path) -> None:
-    """Remove the file of a socket at which nothing listens. Raises OSError where there is anything else."""
-    if not path.is_socket():
-        if path.exists():
-            raise OSError(errno.EEXIST, "there is a file that is not a socket")
-        return
+    """Remove a socket at which nothing listens. Raises OSError where something does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_PROBE_S)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-        else:
+        if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
             raise OSError(errno.EADDRINUSE, "another program listens there")
+    path.unlink()

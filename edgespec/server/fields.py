@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -14,10 +15,8 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PrivateAttr,
     StringConstraints,
     ValidationError,
-    model_validator,
 )
 
 from edgespec.engine.structured_output import Structure, is_shallow, json_structure
@@ -122,13 +121,15 @@ Budget = Annotated[int, Field(ge=-1, le=2**31 - 1), AfterValidator(lambda n: Non
 _BUDGETS = AliasChoices("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget")
 
 
-class GenerationBody(ResidencyBody):
+class GenerationBody(ResidencyBody, ABC):
     """The fields of all bodies that ask for `n` answers to each of their prompts, at once or as a stream.
 
     `draft_max` and `draft_min` are how many tokens are drafted at once; see DraftLength. Their names with a dot are
     those of llama.cpp's server. Where `memory` is false, the memory neither keeps this call's texts nor drafts from
     earlier ones.
     """
+
+    model_config = ConfigDict(extra="allow")
 
     refused: ClassVar[tuple[str, ...]] = ()
     """Fields that are not supported, and must not be ignored where the model runs here."""
@@ -140,34 +141,26 @@ class GenerationBody(ResidencyBody):
     draft_min: Count | None = Field(default=None, validation_alias=AliasChoices("draft_min", "speculative.n_min"))
     memory: bool | None = None
 
-    _unsupported: list[str] = PrivateAttr(default_factory=list)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _note_unsupported(cls, fields: Any, read: Callable[[Any], Self]) -> Self:
-        body = read(fields)
-        if isinstance(fields, dict):
-            body._unsupported = [name for name in cls.refused if fields.get(name)]
-        return body
-
     def require_supported(self) -> None:
         """Raise InvalidRequest for a field that would have to be ignored."""
-        for name in self._unsupported:
-            raise InvalidRequest(f"{name} is not supported.", hint=f"Remove {name}.")
+        for name in self.refused:
+            if (self.model_extra or {}).get(name):
+                raise InvalidRequest(f"{name} is not supported.", hint=f"Remove {name}.")
 
     def draft_length(self) -> DraftLength:
         return DraftLength(self.draft_max, self.draft_min or 0)
 
+    @abstractmethod
     def writer(self) -> Writer:
         """What writes the answers."""
-        raise NotImplementedError
 
     def generation_spec(self) -> GenerationSpec:
-        """What is asked of the engine. Raises InvalidRequest."""
+        """What is asked of the engine, where there is one prompt. Raises InvalidRequest."""
         raise NotImplementedError
 
     def generation_specs(self) -> list[GenerationSpec]:
         """One for each prompt. Raises InvalidRequest."""
+        self.require_supported()
         return [self.generation_spec()]
 
 
@@ -270,11 +263,14 @@ def parse_body(data: bytes, kind: type[B]) -> B:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        # The first fault, without the values in it.
-        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-        where = ".".join(str(part) for part in first["loc"])[:200]
-        fault = f"{where or 'the body'}: {first['msg'][:300].rstrip('.')}."
-        raise InvalidRequest(fault, hint="GET /openapi.json describes the body.") from error
+        raise InvalidRequest(f"{first_fault(error)}.", hint="GET /openapi.json describes the body.") from error
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first fault of a value, without the values in it."""
+    first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    where = ".".join(str(part) for part in first["loc"])[:200]
+    return f"{where or 'the body'}: {first['msg'].removeprefix('Value error, ')[:300].rstrip('.')}"
 
 
 def _count(data: bytes, marks: bytes) -> int:

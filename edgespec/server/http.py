@@ -99,9 +99,10 @@ class Policy:
     max_open       models in memory
     max_queue      requests that may wait for one model
     keep_alive_s   how long an idle model stays loaded; `inf`: until another one needs its memory
-    timeout_s      how long a call may take from its turn on, the loading of its model included
+    timeout_s      how long a call may take, from its turn and the loading of its model on
     max_silence_s  how long the process of a model may give no sign of life
     strict_names   whether calls must name their model, even if there is one only
+    remembers      whether the memory of another edgespec may keep the texts of this server's own user
     """
 
     max_open: int = 1
@@ -110,6 +111,7 @@ class Policy:
     timeout_s: float = 600.0
     max_silence_s: float = MAX_SILENCE_S
     strict_names: bool = False
+    remembers: bool = True
 
 
 B = TypeVar("B", bound=BaseModel)
@@ -214,10 +216,7 @@ async def respond_unless_disconnected(request: Request, work: Coroutine[Any, Any
     watch = asyncio.create_task(_wait_for_disconnect(request.receive))
     try:
         await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return JsonResponse(await task)
-        _note_that_the_client_left()
-        return Response(status_code=CLIENT_CLOSED)
+        return JsonResponse(await task) if task.done() else _client_left()
     finally:
         watch.cancel()
         task.cancel()
@@ -225,8 +224,10 @@ async def respond_unless_disconnected(request: Request, work: Coroutine[Any, Any
             await task
 
 
-def _note_that_the_client_left() -> None:
+def _client_left() -> Response:
+    """The response that nobody reads; the log says so."""
     request_context().failure = CLIENT_CLOSED, "the client left."
+    return Response(status_code=CLIENT_CLOSED)
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -253,77 +254,67 @@ class EventStream(Response):
 
     def __init__(self, path: str, events: AsyncGenerator[bytes, None], fail: Callable[[dict[str, Any]], bytes]) -> None:
         """`fail` formats the body of an error as the last events."""
-        self.status_code = 200
-        self.background = None
         self._path = path
         self._events = events
         self._fail = fail
-        self._sending = asyncio.Lock()
-        self._has_begun = self._is_silent = self._is_stopped = False
+        self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.create_task(self._send_all(scope, receive, send))
         watch = asyncio.create_task(_wait_for_disconnect(receive))
-        ends = {sending, watch}
         try:
-            while not (await asyncio.wait(ends, timeout=_SILENCE_S, return_when=asyncio.FIRST_COMPLETED))[0]:
-                if self._is_silent and not self._sending.locked():
-                    await self._send(send, self.keep_alive)
-                self._is_silent = True  # until something is sent
-            if sending.done():
-                sending.result()
-            else:
-                _note_that_the_client_left()
+            await self._send_all(send, watch)
         except asyncio.CancelledError:
-            self._is_stopped = True
-            sending.cancel()
-            await asyncio.wait(ends, timeout=_FAREWELL_S, return_when=asyncio.FIRST_COMPLETED)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_FAREWELL_S):
+                    await self._end(scope, receive, send, server_stops())
+        except Exception as error:  # noqa: BLE001 - a bug is logged, and the stream says so
+            await self._end(scope, receive, send, hide_internal_error(error))
         finally:
             watch.cancel()
-            sending.cancel()
-            with suppress(asyncio.CancelledError, OSError):
-                await sending
             await self._events.aclose()
 
-    async def _send_all(self, scope: Scope, receive: Receive, send: Send) -> None:
-        failure: EdgespecError | None = None
+    async def _send_all(self, send: Send, watch: asyncio.Task[None]) -> None:
+        """Send the events until their end, or that of `watch`, which is when the client disconnects."""
+        is_silent, reading = False, asyncio.create_task(anext(self._events, None))
         try:
-            async for event in self._events:
-                await self._send(send, event)
-        except asyncio.CancelledError:
-            if not self._is_stopped:
-                raise
-            failure = server_stops()
-        except Exception as error:  # noqa: BLE001 - a bug is logged, and the stream says so
-            failure = hide_internal_error(error)
-        if failure is None:
-            await self._send(send, b"", more=False)
+            while not watch.done():
+                await asyncio.wait({reading, watch}, timeout=_SILENCE_S, return_when=asyncio.FIRST_COMPLETED)
+                if reading.done():
+                    if (event := reading.result()) is None:
+                        await self._send(send, b"", more=False)
+                        return
+                    await self._send(send, event)
+                    is_silent, reading = False, asyncio.create_task(anext(self._events, None))
+                else:
+                    if is_silent:
+                        await self._send(send, self.keep_alive)
+                    is_silent = True
+            _client_left()
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _end(self, scope: Scope, receive: Receive, send: Send, failure: EdgespecError) -> None:
+        """Send an error: as the response, or as the last event once the response has begun."""
+        if not self._has_begun:
+            await error_response(self._path, failure)(scope, receive, send)
             return
-        async with self._sending:  # a comment that is being sent has begun the response
-            if not self._has_begun:
-                await error_response(self._path, failure)(scope, receive, send)
-                return
-        error_body = format_error(self._path, _note_failure(failure), failure)  # the status is sent: it is an event
+        error_body = format_error(self._path, _note_failure(failure), failure)
         await self._send(send, self._fail(error_body), more=False)
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
-        async with self._sending:
-            if not self._has_begun:
-                headers = [
-                    (b"content-type", self.content_type),
-                    (b"cache-control", b"no-store"),
-                    (b"x-accel-buffering", b"no"),
-                ]
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
-                self._has_begun = True
-            await send({"type": "http.response.body", "body": data, "more_body": more})
-            self._is_silent = False
+        if not self._has_begun:
+            self._has_begun = True
+            headers = [
+                (b"content-type", self.content_type),
+                (b"cache-control", b"no-store"),
+                (b"x-accel-buffering", b"no"),
+            ]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-# Routes whose errors are responses in the format of their interface.
-
-
-Handler = Callable[[Request], Awaitable[Response]]
+# Routes, and their errors as responses in the format of their interface.
 
 
 class BodyRoute(Route):
@@ -346,7 +337,7 @@ class BodyRoute(Route):
                 require_manager()
             return await handler(request, await read_body(request, kind))
 
-        super().__init__(path, catch_errors(read), methods=[method])
+        super().__init__(path, read, methods=[method])
 
 
 class GetRoute(Route):
@@ -357,18 +348,6 @@ class GetRoute(Route):
             return JsonResponse(read())
 
         super().__init__(path, get)
-
-
-def catch_errors(handler: Handler) -> Handler:
-    """`handler`, with its errors as responses in the format of the interface."""
-
-    async def catch(request: Request) -> Response:
-        try:
-            return await handler(request)
-        except Exception as error:  # noqa: BLE001 - a bug is logged and must not stop the server
-            return error_response(request.url.path, hide_internal_error(error))
-
-    return catch
 
 
 def require_manager() -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from time import perf_counter_ns
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
-from pydantic import Field, PrivateAttr
+from pydantic import AliasChoices, Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from edgespec.engine.events import Request as EngineRequest
-from edgespec.engine.prompts import Embedding
 from edgespec.errors import InvalidRequest
 from edgespec.server.anthropic import CountRequest
 from edgespec.server.fields import AnyModelName, Body, ResidencyBody
@@ -23,7 +21,7 @@ from edgespec.server.models import Models, require_local
 from edgespec.server.openai import ChatRequest
 from edgespec.server.remote import RemoteSlot
 from edgespec.server.responses import ResponsesRequest
-from edgespec.service.client import EngineClient, Stream
+from edgespec.service.client import EngineClient, ModelInfo, Stream
 
 Id = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _ITEMS = Field(max_length=2**20, fail_fast=True)
@@ -31,105 +29,61 @@ Ids = Annotated[list[Id], _ITEMS]
 _MAX_INPUTS = 2048  # OpenAI's limit
 
 
-class EmbeddingBody(ResidencyBody):
-    """A body that asks for embeddings. `dimensions`: of each vector; None: the model's own."""
+class EmbeddingRequest(ResidencyBody):
+    """A body that asks for embeddings.
+
+    input       texts, or their tokens; `prompt` at Ollama's older path
+    dimensions  of each vector; None: the model's own
+    """
 
     model: AnyModelName = ""
+    input: str | Annotated[list[str], _ITEMS] | Ids | Annotated[list[Ids], _ITEMS] = Field(
+        validation_alias=AliasChoices("input", "prompt")
+    )
     dimensions: int | None = None
-
-    def inputs(self) -> list[str | list[int]]:
-        """What is embedded. Raises InvalidRequest."""
-        raise NotImplementedError
-
-    def response_body(self, embeddings: list[Embedding]) -> dict[str, Any]:
-        """The body of the response, one entry for each input."""
-        raise NotImplementedError
-
-
-class EmbeddingRequest(EmbeddingBody):
-    """The body of /v1/embeddings."""
-
-    input: str | Annotated[list[str], _ITEMS] | Ids | Annotated[list[Ids], _ITEMS]
     encoding_format: Literal["float", "base64"] | None = None
 
     def inputs(self) -> list[str | list[int]]:
+        """What is embedded. Raises InvalidRequest."""
         inputs: list[Any] = self.input if isinstance(self.input, list) else [self.input]
-        if not inputs:
-            raise InvalidRequest("input is empty.", hint="Send at least one text.")
-        return [inputs] if isinstance(inputs[0], int) else inputs
-
-    def response_body(self, embeddings: list[Embedding]) -> dict[str, Any]:
-        tokens = sum(each.tokens for each in embeddings)
-        return {
-            "object": "list",
-            "model": self.model,
-            "data": [
-                {"object": "embedding", "index": i, "embedding": self._encode(each.vector)}
-                for i, each in enumerate(embeddings)
-            ],
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        }
-
-    def _encode(self, vector: tuple[float, ...]) -> list[float] | str:
-        if self.encoding_format == "base64":
-            return base64.b64encode(np.array(vector, "<f4").tobytes()).decode()
-        return list(vector)
-
-
-class OllamaEmbedRequest(EmbeddingBody):
-    """The body of /api/embed."""
-
-    input: str | Annotated[list[str], _ITEMS]
-    _start_ns: int = PrivateAttr(default_factory=perf_counter_ns)
-
-    def inputs(self) -> list[str | list[int]]:
-        return [self.input] if isinstance(self.input, str) else [*self.input]
-
-    def response_body(self, embeddings: list[Embedding]) -> dict[str, Any]:
-        """Times are in nanoseconds."""
-        return {
-            "model": self.model,
-            "embeddings": [each.vector for each in embeddings],
-            "total_duration": perf_counter_ns() - self._start_ns,
-            "load_duration": 0,
-            "prompt_eval_count": sum(each.tokens for each in embeddings),
-        }
-
-
-class OllamaEmbeddingsRequest(EmbeddingBody):
-    """The body of /api/embeddings, the older path for one text."""
-
-    prompt: str
-
-    def inputs(self) -> list[str | list[int]]:
-        return [self.prompt]
-
-    def response_body(self, embeddings: list[Embedding]) -> dict[str, Any]:
-        return {"embedding": embeddings[0].vector}
-
-
-def embedding_route(path: str, models: Models, kind: type[EmbeddingBody]) -> Route:
-    """The route that answers bodies of this kind."""
-
-    async def handle(request: Request, body: EmbeddingBody) -> Response:
-        inputs, slot = body.inputs(), models.choose(body.model)
+        inputs = [inputs] if inputs and isinstance(inputs[0], int) else inputs
         if len(inputs) > _MAX_INPUTS:
             raise InvalidRequest(f"there are more than {_MAX_INPUTS:,} inputs.", hint="Send several requests.")
+        return inputs
+
+
+def format_openai(body: EmbeddingRequest, vectors: list[tuple[float, ...]], tokens: int) -> dict[str, Any]:
+    """The body of /v1/embeddings."""
+    data: list[Any] = [*vectors]
+    if body.encoding_format == "base64":
+        data = [base64.b64encode(np.array(vector, "<f4").tobytes()).decode() for vector in vectors]
+    return {
+        "object": "list",
+        "model": body.model,
+        "data": [{"object": "embedding", "index": i, "embedding": each} for i, each in enumerate(data)],
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+
+
+def embedding_route(
+    path: str, models: Models, write: Callable[[EmbeddingRequest, list[tuple[float, ...]], int], dict[str, Any]]
+) -> Route:
+    """The route at `path`. `write` makes the body of the response of a vector for each input and of their tokens."""
+
+    async def handle(request: Request, body: EmbeddingRequest) -> Response:
+        inputs, slot = body.inputs(), models.choose(body.model)
         slot.apply_keep_alive(body.keep_alive)
 
         async def embed() -> dict[str, Any]:
             async with models.turn(slot) as turn:
-                found: list[Embedding] = []
-                if inputs:
-                    found = await slot.embed(inputs, turn.ends_s, body.dimensions)
-                size = len(found[0].vector) if found else None
-                if size is not None and body.dimensions not in (None, size):
-                    raise InvalidRequest(f"embeddings have the model's own size, {size:,}.", hint="Remove dimensions.")
-                return body.response_body(found)
+                found = await slot.embed(inputs, turn.ends_s, body.dimensions) if inputs else []
+            if found and body.dimensions not in (None, size := len(found[0].vector)):
+                raise InvalidRequest(f"embeddings have the model's own size, {size:,}.", hint="Remove dimensions.")
+            return write(body, [each.vector for each in found], sum(each.tokens for each in found))
 
         return await respond_unless_disconnected(request, embed())
 
-    return BodyRoute(path, kind, handle)
+    return BodyRoute(path, EmbeddingRequest, handle)
 
 
 # The routes that show how a model reads a text: counts of tokens, tokens, and prompts.
@@ -161,21 +115,20 @@ class DetokenizeRequest(Body):
 def token_routes(models: Models) -> list[Route]:
     """Counts of tokens, tokens of a text and text of tokens, prompts of a conversation."""
 
-    async def read(name: str, ask: Callable[[EngineClient], Stream[T]]) -> T:
+    async def read(name: str, ask: Callable[[EngineClient, ModelInfo], Stream[T]]) -> T:
         slot = require_local(models.choose(name))
         async with models.visit(slot) as turn:
-            (found,) = await slot.read(ask, turn.ends_s)
+            model_info = turn.model_info
+            assert model_info is not None
+            (found,) = await slot.read(lambda client: ask(client, model_info), turn.ends_s)
             return found
 
     async def read_prompt(body: Any, ask: Callable[[EngineClient, EngineRequest], Stream[T]]) -> T:
         """`ask` is called with what the body asks of the engine."""
-        slot, spec = require_local(models.choose(body.model)), body.generation_spec()
-        async with models.visit(slot) as turn:
-            model_info = turn.model_info
-            assert model_info is not None
-            asked = spec.build_request(model_info, token_limit=1)
-            (found,) = await slot.read(lambda client: ask(client, asked), turn.ends_s)
-            return found
+        spec = body.generation_spec()
+        return await read(
+            body.model, lambda client, model_info: ask(client, spec.build_request(model_info, token_limit=1))
+        )
 
     async def count(request: Request, body: ChatRequest | ResponsesRequest | CountRequest) -> Response:
         slot = models.choose(body.model)
@@ -188,15 +141,15 @@ def token_routes(models: Models) -> list[Route]:
 
     async def tokenize(_request: Request, body: TokenizeRequest) -> Response:
         options = {"add_special": body.add_special, "parse_special": body.parse_special}
-        tokens = await read(body.model, lambda client: client.tokenize(body.content, **options))
+        tokens = await read(body.model, lambda client, _: client.tokenize(body.content, **options))
         if not body.with_pieces:
             return JsonResponse({"tokens": tokens})
-        pieces = await read(body.model, lambda client: client.token_bytes(tokens))
+        pieces = await read(body.model, lambda client, _: client.token_bytes(tokens))
         described = [{"id": id_, "piece": _format(piece)} for id_, piece in zip(tokens, pieces, strict=True)]
         return JsonResponse({"tokens": described})
 
     async def detokenize(_request: Request, body: DetokenizeRequest) -> Response:
-        pieces = await read(body.model, lambda client: client.token_bytes(body.tokens))
+        pieces = await read(body.model, lambda client, _: client.token_bytes(body.tokens))
         return JsonResponse({"content": b"".join(pieces).decode("utf-8", "replace")})
 
     async def apply_template(request: Request, body: ChatRequest) -> Response:

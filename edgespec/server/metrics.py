@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -69,13 +68,15 @@ _LOG = logging.getLogger("edgespec.server")
 
 
 class ServerMetrics:
-    """Counters and the last answers. As a Reporter it also logs the progress of loading a model."""
+    """Counters and the last answers, on the event loop. As a Reporter it also logs the progress of loading a model.
+
+    records  the acceptance of a model's drafters, by the model's name and theirs, as its last answer has told
+    """
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._lock = threading.Lock()
         self._recent: deque[dict[str, Any]] = deque(maxlen=_MAX_RECENT)
-        self._records: dict[str, Mapping[str, AcceptanceRecord]] = {}
+        self.records: dict[str, Mapping[str, AcceptanceRecord]] = {}
         options: Any = {"namespace": "edgespec", "registry": self._registry}
         self._metrics: dict[str, Any] = {
             **{name: Counter(name, text, ["model"], **options) for name, text in _OF_MODELS.items()},
@@ -90,18 +91,18 @@ class ServerMetrics:
     def count_request(self, context: RequestContext, failure: str) -> None:
         """Count a request that has ended. `failure`: its kind; "" where it has not failed."""
         key = context.caller.name
-        self._metric("requests", key, str(context.status)).inc()
-        self._metric("key_tokens", key, "prompt").inc(context.prompt_tokens)
-        self._metric("key_tokens", key, "generated").inc(context.tokens)
+        self.metric("requests", key, str(context.status)).inc()
+        self.metric("key_tokens", key, "prompt").inc(context.prompt_tokens)
+        self.metric("key_tokens", key, "generated").inc(context.tokens)
         if failure:
-            self._metric("failures", context.model, failure).inc()
+            self.metric("failures", context.model, failure).inc()
 
     def add(self, model: str, finished: Finished, seconds: float) -> None:
         """Count a finished answer that took `seconds`."""
         m = finished.metrics
-        self._metric("answers", model, finished.reason).inc()
+        self.metric("answers", model, finished.reason).inc()
         for name in _OF_ANSWERS:
-            self._metric(name, model).inc(getattr(m, name))
+            self.metric(name, model).inc(getattr(m, name))
         times = {
             "answer_seconds": seconds,
             "time_to_first_token_seconds": m.ttft_s,
@@ -109,7 +110,7 @@ class ServerMetrics:
         }
         for name, value in times.items():
             if value is not None:
-                self._metric(name, model).observe(value)
+                self.metric(name, model).observe(value)
         call = {
             "at": time.time(),  # since the epoch
             "model": model,
@@ -126,67 +127,36 @@ class ServerMetrics:
             "ending": finished.reason,
         }
         for name, record in finished.records.items():
-            self._metric("draft_acceptance_ratio", model, name).set(record.share)
-            self._metric("draft_acceptance_drift", model, name).set(record.recent - record.share)
-        with self._lock:
-            self._recent.append(call)
-            self._records[model] = finished.records
+            self.metric("draft_acceptance_ratio", model, name).set(record.share)
+            self.metric("draft_acceptance_drift", model, name).set(record.recent - record.share)
+        self._recent.append(call)
+        self.records[model] = finished.records
 
     def note_death(self, model: str, death: Death) -> None:
         """Log the end of an engine process, and count it unless someone asked for it."""
         if death.is_asked:
             _LOG.info("%s: %s", model, death.reason)
             return
-        self._metric("engine_deaths", model, death.cause).inc()
+        self.metric("engine_deaths", model, death.cause).inc()
         kept = f" (its output is in {death.log})" if death.log is not None else ""
         _LOG.warning("%s: %s%s", model, death.reason, kept)
 
-    def note_open(self, model: str, context_size: int) -> None:
-        """Count and log a model that has been loaded, with a context of `context_size` tokens."""
-        self._metric("opens", model).inc()
-        _LOG.info("%s: loaded, with a context of %s tokens", model, f"{context_size:,}")
-
-    def note_remote(self, model: str, *, is_reachable: bool) -> None:
-        """Keep whether the server of a model can be reached."""
-        self._metric("remote_up", model).set(is_reachable)
-
-    def note_embeddings(self, model: str, texts: int, tokens: int) -> None:
-        """Count texts that have been embedded, and their tokens."""
-        self._metric("embeddings", model).inc(texts)
-        self._metric("embedded_tokens", model).inc(tokens)
-
-    def note_failed_open(self, model: str, reason: str) -> None:
-        """Count and log a model that could not be loaded."""
-        self._metric("failed_opens", model).inc()
-        _LOG.warning("%s: not loaded: %s", model, reason)
-
-    def seconds_a_call(self, model: str) -> float:
-        """Mean duration of the last answers, in seconds; 1 if there are none."""
-        with self._lock:
-            durations = [call["seconds"] for call in self._recent if call["model"] == model]
-        return sum(durations) / len(durations) if durations else 1.0
-
     def recent(self) -> list[dict[str, Any]]:
         """The last answers, newest first, in the keys of /props; times in seconds."""
-        with self._lock:
-            return list(reversed(self._recent))
-
-    def records(self, model: str) -> Mapping[str, AcceptanceRecord]:
-        """The acceptance of a model's drafters, by their names, as its last answer has told."""
-        with self._lock:
-            return self._records.get(model, {})
+        return list(reversed(self._recent))
 
     def format_prometheus(self, waiting: dict[str, int], silent_s: dict[str, float]) -> bytes:
         """All metrics in Prometheus' text format, with the length of each model's queue and its engine's silence."""
         for model, count in waiting.items():
-            self._metric("waiting_requests", model).set(count)
+            self.metric("waiting_requests", model).set(count)
             for name in (*_OF_MODELS, *_HISTOGRAMS):
-                self._metric(name, model)  # which begins at zero, so that the first increase counts in rates
+                self.metric(name, model)  # which begins at zero, so that the first increase counts in rates
         for model, seconds in silent_s.items():
-            self._metric("silent_seconds", model).set(seconds)
+            self.metric("silent_seconds", model).set(seconds)
         return generate_latest(self._registry)
 
-    def _metric(self, name: str, *labels: str) -> Any:
+    def metric(self, name: str, *labels: str) -> Any:
+        """The counter, gauge or histogram of that name for these values of its labels."""
         return self._metrics[name].labels(*labels)
 
     def notice(self, text: str) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from time import monotonic, time
@@ -28,12 +29,14 @@ from edgespec.server.record import request_context
 from edgespec.server.remote import RemoteSlot
 from edgespec.server.remote_client import RemoteModel
 from edgespec.server.slots import Answer, ModelSlot, Turn
-from edgespec.service.client import ModelInfo
+from edgespec.service.client import ModelInfo, Stream
 from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.response import Part, Started, merge_deltas
 
 _IDLE_CHECK_S = 1.0
 _POLL_S = 0.1
+_IN_MEMORY = ("loaded", "unloading")
+_LOG = logging.getLogger("edgespec.server")
 TAG = ":latest"
 """What Ollama's clients append to names."""
 
@@ -104,47 +107,34 @@ class Models:
                     return slot
         return None
 
-    async def enter(self, slot: AnySlot, *, is_new: bool = True) -> Turn:
-        """Wait for a turn in `slot` and load its model. Raises HttpError where the queue is full or the model takes
-        longer to load than a call may, or any EdgespecError.
+    @asynccontextmanager
+    async def turn(self, slot: AnySlot, *, is_new: bool = True) -> AsyncIterator[Turn]:
+        """Wait for a turn in `slot` and load its model. Raises HttpError where `is_new` and the queue is full, or any
+        EdgespecError.
         """
         await slot.enter(is_new=is_new)
-        if isinstance(slot, RemoteSlot):
-            return Turn(monotonic() + self._policy.timeout_s)
         try:
-            return await self._require(slot)
-        except BaseException:
+            yield await self._require(slot)
+        finally:
             slot.leave()
-            raise
 
     @asynccontextmanager
     async def visit(self, slot: ModelSlot) -> AsyncIterator[Turn]:
         """Load the model and keep it loaded, for what neither takes a turn nor waits for one; see ModelSlot.read.
 
-        Raises what `enter` raises, but never for a full queue.
+        Raises what `turn` raises, but never for a full queue.
         """
         async with slot.visit():
             yield await self._require(slot)
 
-    async def _require(self, slot: ModelSlot) -> Turn:
-        """Load the model if it is not loaded; the time of the call begins."""
-        ends_s = monotonic() + self._policy.timeout_s
-        if (model_info := slot.model_info) is None:
-            opening = self._start_opening(slot)
-            await asyncio.wait({opening}, timeout=self._policy.timeout_s)
-            if not opening.done():
-                message = f"the model was not loaded within {self._policy.timeout_s:g} seconds."
-                raise HttpError(504, message, hint="Loading goes on; try again.")
-            model_info = opening.result()
-        return Turn(ends_s, model_info)
-
-    def _start_opening(self, slot: ModelSlot) -> asyncio.Task[ModelInfo]:
-        """The task that loads a model, of its own: a caller that leaves must not cancel it for the others."""
-        if slot.opening is None:
-            slot.opening = asyncio.create_task(self._open(slot))
-            # Its error counts as seen, though all callers may have left.
-            slot.opening.add_done_callback(lambda opening: opening.cancelled() or opening.exception())
-        return slot.opening
+    async def _require(self, slot: AnySlot) -> Turn:
+        """Load a model of this machine if it is not loaded; then the time of the call begins."""
+        model_info = slot.model_info if isinstance(slot, ModelSlot) else None
+        if isinstance(slot, ModelSlot) and model_info is None:
+            if slot.opening is None:  # a task of its own: a caller that leaves must not cancel it for the others
+                slot.opening = asyncio.create_task(self._open(slot))
+            model_info = await asyncio.shield(slot.opening)
+        return Turn(monotonic() + self._policy.timeout_s, model_info)
 
     async def _open(self, slot: ModelSlot) -> ModelInfo:
         try:
@@ -153,37 +143,26 @@ class Models:
                 return await slot.open()
         except Exception as error:
             reason = error.message if isinstance(error, EdgespecError) else reason_of(error)
-            self._server_metrics.note_failed_open(slot.name, reason)
+            self._server_metrics.metric("failed_opens", slot.name).inc()
+            _LOG.warning("%s: not loaded: %s", slot.name, reason)
             raise
         finally:
             slot.opening = None
 
-    @asynccontextmanager
-    async def turn(self, slot: AnySlot) -> AsyncIterator[Turn]:
-        """`enter`, and `leave` at the end."""
-        turn = await self.enter(slot)
-        try:
-            yield turn
-        finally:
-            slot.leave()
-
     async def preload(self, names: Sequence[str]) -> None:
-        """Load models, one after the other; the log tells of failures. Raises UnknownModel."""
+        """Load models of this machine, one after the other; the log tells of failures."""
         self.is_preloading = True
-        try:
-            for slot in [self.find(name) for name in names]:
-                if isinstance(slot, ModelSlot) and slot.model_info is None:
-                    with suppress(Exception):  # which `_open` has noted
-                        await self._start_opening(slot)
-        finally:
-            self.is_preloading = False
+        for name in names:
+            with suppress(Exception):  # which `_open` has noted
+                await self._require(self.slots[name])
+        self.is_preloading = False
 
     async def watch(self) -> None:
         """Unload models that are idle for too long. Never returns."""
         while True:
             await asyncio.sleep(_IDLE_CHECK_S)
             for slot in tuple(self.slots.values()):
-                if slot.has_process and not slot.is_busy and not slot.unloads_in_s:
+                if slot.client is not None and not slot.is_busy and not slot.unloads_in_s:
                     await slot.unload()
 
     async def close(self) -> None:
@@ -194,12 +173,12 @@ class Models:
 
     async def _evict_for(self, slot: ModelSlot) -> None:
         """Unload models, idle and least recently used first, until `slot` may be loaded."""
-        others = [each for each in self.slots.values() if each is not slot and each.holds_memory]
+        others = [each for each in self.slots.values() if each is not slot and each.state in _IN_MEMORY]
         others.sort(key=lambda each: (each.is_busy, each.used_s))
         for each in others[: max(0, len(others) + 1 - self._policy.max_open)]:
             unloading = asyncio.create_task(each.unload())
             # Polls: after a crash it holds no memory, but its callers may wait for this lock and block `unload`.
-            while each.holds_memory and not (await asyncio.wait({unloading}, timeout=_POLL_S))[0]:
+            while each.state in _IN_MEMORY and not (await asyncio.wait({unloading}, timeout=_POLL_S))[0]:
                 pass
             unloading.cancel()
 
@@ -237,37 +216,28 @@ def _remove(config: LoadConfig, loaded: dict[str, LoadConfig]) -> None:
         raise UnknownModel(f"{reference} is not downloaded.", hint="`edgespec list` shows what is.") from error
 
 
-# Downloads of models while the server runs, each on a thread and shared by those who ask for it.
+# Downloads of models while the server runs, each on a thread.
 
 
-_LOOK_EVERY_S = 0.1
-_MAX_DOWNLOADS = 8
+Progress = tuple[str, int, int]
+"""The name of a file, how many of its bytes are here, and how many it has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """`done` of `total` bytes of a file are here."""
-
-    file: str
-    done: int
-    total: int
-
-
-class _Download:
-    """The download of a model with what drafts for it. On its thread it is the Reporter."""
+class Download:
+    """The download of a model with what drafts for it, which has begun. On its thread it is the Reporter."""
 
     def __init__(self, config: LoadConfig) -> None:
-        self.thread = threading.Thread(target=self._run, name="edgespec-download", daemon=True)
-        self.files: dict[str, Progress] = {}
-        self.error: Exception | None = None
-        self.n_callers = 0
+        self.progress: Stream[Progress] = Stream()
         self._config = config
+        threading.Thread(target=self._run, name="edgespec-download", daemon=True).start()
 
     def _run(self) -> None:
         try:
             fetch_all(self._config, load_registry(), Hub.from_environment(), self, self._check)
-        except Exception as error:  # noqa: BLE001 - the callers are told
-            self.error = error
+        except Exception as error:  # noqa: BLE001 - the caller is told
+            self.progress.end(error)
+        else:
+            self.progress.end()
 
     def notice(self, text: str) -> None:
         """What is said of a plan concerns its load."""
@@ -276,47 +246,26 @@ class _Download:
         """A download loads nothing."""
 
     def download(self, name: str, done: int, total: int) -> None:
-        self.files[name] = Progress(name, done, total)
+        self.progress.put((name, done, total))
 
     def _check(self) -> None:
-        if not self.n_callers:
+        if self.progress.is_cancelled:
             raise Cancelled
 
 
-class Downloads:
-    """The downloads that are under way, by what was asked for. Used on the event loop."""
+async def pull(config: LoadConfig) -> AsyncGenerator[Progress, None]:
+    """Download a model with what drafts for it; what is here already is not downloaded again.
 
-    def __init__(self) -> None:
-        self._running: dict[LoadConfig, _Download] = {}
-
-    async def pull(self, config: LoadConfig) -> AsyncGenerator[Progress, None]:
-        """Download a model with what drafts for it; what is here already is not downloaded again.
-
-        A download that is under way is joined. It is stopped once all who asked for it have left, and what has arrived
-        is kept. Raises any EdgespecError.
-        """
-        if config not in self._running and len(self._running) >= _MAX_DOWNLOADS:
-            raise InvalidRequest(f"{_MAX_DOWNLOADS} models are being downloaded.", hint="Try again later.")
-        download = self._running.setdefault(config, _Download(config))
-        download.n_callers += 1
-        shown: dict[str, Progress] = {}
-        is_over = False
-        try:
-            if download.thread.ident is None:
-                download.thread.start()
-            while not is_over:
-                is_over = not download.thread.is_alive()
-                for name, each in tuple(download.files.items()):
-                    if shown.get(name) != each:
-                        shown[name] = each
-                        yield each
-                await asyncio.sleep(0 if is_over else _LOOK_EVERY_S)
-            if download.error is not None:
-                raise download.error
-        finally:
-            download.n_callers -= 1
-            if (is_over or not download.n_callers) and self._running.get(config) is download:
-                del self._running[config]
+    Closing the generator stops the download, and what has arrived is kept. A file that is being downloaded for another
+    caller is waited for. Raises any EdgespecError.
+    """
+    progress = Download(config).progress
+    try:
+        async for batch in progress.batches():
+            for name, (done, total) in {name: sizes for name, *sizes in batch}.items():
+                yield name, done, total
+    finally:
+        progress.cancel()
 
 
 # Generation behind each interface: a body becomes requests, their parts a response or a stream.
@@ -335,25 +284,20 @@ async def generate(
     else:
         specs = [replace(spec, warnings=(*spec.warnings, *warnings), memory=memory) for spec in body.generation_specs()]
         answers = [partial(_generate, slot, spec) for spec in specs]
-    parts = generate_parts(models, slot, answers, body.n or 1)
+    events = _format(generate_parts(models, slot, answers, body.n or 1), writer, stream.format)
     if body.stream:
-        return stream(
-            request.url.path,
-            _stream(parts, writer, stream.format),
-            lambda error: b"".join(map(stream.format, writer.fail(error))),
-        )
+        return stream(request.url.path, events, lambda error: b"".join(map(stream.format, writer.fail(error))))
 
     async def collect() -> dict[str, Any]:
-        async with aclosing(parts) as batches:
-            async for index, batch in batches:
-                for part in batch:
-                    list(writer.events(index, part))
+        async with aclosing(events):
+            async for _ in events:
+                pass
         return writer.response_body()
 
     return await respond_unless_disconnected(request, collect())
 
 
-async def _stream(
+async def _format(
     parts: AsyncGenerator[tuple[int, list[Part]], None], writer: Writer, write: Callable[[dict[str, Any]], bytes]
 ) -> AsyncGenerator[bytes, None]:
     """The events of each batch as one piece: every piece is sent on its own."""
@@ -375,21 +319,14 @@ async def generate_parts(
     Another answer to the same prompt begins when the first has read it: it finds the prompt in that one's cache. An
     error, which is any EdgespecError, ends all the answers.
     """
-    if len(answers) == copies == 1:
-        async with aclosing(answers[0](await models.enter(slot), 0)) as batches:
-            async for parts in batches:
-                yield 0, parts
-        return
     found: asyncio.Queue[tuple[int, list[Part]] | None] = asyncio.Queue()
     are_read = [asyncio.Event() for _ in answers]
 
     async def run_one(number: int, copy: int, has_turn: asyncio.Event) -> None:
-        index = number * copies + copy
-        turn = await models.enter(slot, is_new=index == 0)
-        has_turn.set()
-        async with aclosing(answers[number](turn, copy)) as batches:
-            async for parts in batches:
-                found.put_nowait((index, parts))
+        async with models.turn(slot, is_new=not (number or copy)) as turn, aclosing(answers[number](turn, copy)) as it:
+            has_turn.set()
+            async for parts in it:
+                found.put_nowait((number * copies + copy, parts))
                 if any(not isinstance(part, Started) for part in parts):
                     are_read[number].set()
 
@@ -420,13 +357,9 @@ async def generate_parts(
 async def _generate(slot: ModelSlot, spec: GenerationSpec, turn: Turn, copy: int) -> AsyncGenerator[list[Part], None]:
     model_info = turn.model_info
     assert model_info is not None
-    try:
-        request = spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
-        response = spec.make_response(model_info, model_info.plain_speed)
-        speculation = spec.draft_length.apply(model_info.speculation)
-    except BaseException:
-        slot.leave()
-        raise
-    async with slot.stream(request, turn.ends_s, speculation) as batches:  # which ends the turn
+    request = spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
+    response = spec.make_response(model_info, model_info.plain_speed)
+    speculation = spec.draft_length.apply(model_info.speculation)
+    async with aclosing(slot.stream(request, turn.ends_s, speculation)) as batches:
         async for batch in batches:
             yield merge_deltas([part for event in batch for part in response.parts(event)])

@@ -42,13 +42,13 @@ from edgespec.server.http import (
     require_manager,
     respond_unless_disconnected,
 )
-from edgespec.server.inputs import OllamaEmbeddingsRequest, OllamaEmbedRequest, embedding_route
-from edgespec.server.models import TAG, AnySlot, Downloads, Models, Progress, generate, remove_model, require_local
-from edgespec.server.openai import PastCall
+from edgespec.server.inputs import EmbeddingRequest, embedding_route
+from edgespec.server.models import TAG, AnySlot, Models, Progress, generate, pull, remove_model, require_local
+from edgespec.server.openai import ChatMessage
+from edgespec.server.record import request_context
 from edgespec.server.slots import ModelSlot
 from edgespec.service.generation_spec import GenerationSpec, make_message, split_start
 from edgespec.service.response import Done
-from edgespec.text.chat_template import Message
 from edgespec.text.stream import detect_format
 
 # The answers of Ollama's interface: JSON objects, one a line, with times in nanoseconds.
@@ -180,7 +180,7 @@ class OllamaOptions(SamplingBody):
         }
 
 
-class OllamaBody(GenerationBody, ThinkingBody):
+class OllamaBody(ThinkingBody, GenerationBody):
     """The fields that /api/chat and /api/generate share."""
 
     refused: ClassVar[tuple[str, ...]] = ("logprobs",)
@@ -196,7 +196,6 @@ class OllamaBody(GenerationBody, ThinkingBody):
         return json_structure() if self.format == "json" else json_structure(self.format)
 
     def make_spec(self, prompt: Prompt, **more: Any) -> GenerationSpec:
-        self.require_supported()
         options = self.options or OllamaOptions()
         effort = self.think if isinstance(self.think, str) else None
         thinking = self.make_thinking(is_on=None if self.think is None else bool(self.think), effort=effort)
@@ -205,32 +204,10 @@ class OllamaBody(GenerationBody, ThinkingBody):
         return GenerationSpec(prompt, **fields)
 
 
-class OllamaMessage(Body):
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str | None = None
-    thinking: str | None = None
-    images: Annotated[list[Any], FEW] | None = None
-    tool_calls: Annotated[list[PastCall], MANY] | None = None
-    tool_name: str | None = None
-    tool_call_id: str | None = None
-
-    def message(self) -> Message:
-        if self.images:
-            raise InvalidRequest("images is not supported.", hint="Remove images.")
-        return make_message(
-            self.role,
-            self.content or "",
-            name=self.tool_name,
-            tool_calls=[call.format() for call in self.tool_calls or ()] or None,
-            tool_call_id=self.tool_call_id,
-            reasoning_content=self.thinking or None,
-        )
-
-
 class OllamaChatRequest(OllamaBody):
     """The body of /api/chat. A last message of the assistant is the beginning of the answer."""
 
-    messages: Annotated[list[OllamaMessage], MANY] = Field(default_factory=list)
+    messages: Annotated[list[ChatMessage], MANY] = Field(default_factory=list)
     tools: Annotated[list[FunctionTool], FEW] | None = None
 
     @property
@@ -331,10 +308,9 @@ async def format_progress(
 ) -> AsyncGenerator[bytes, None]:
     """The lines of a download."""
     async with aclosing(progress):
-        async for each in progress:
-            digest = sha256(each.file.encode()).hexdigest()
-            sizes = {"total": each.total, "completed": each.done}
-            yield LineStream.format({"status": f"pulling {each.file}", "digest": f"sha256:{digest}", **sizes})
+        async for file, done, total in progress:
+            digest = f"sha256:{sha256(file.encode()).hexdigest()}"
+            yield LineStream.format({"status": f"pulling {file}", "digest": digest, "total": total, "completed": done})
     yield LineStream.format(describe_success(models, name))
 
 
@@ -409,12 +385,17 @@ def _format_created(models: Models) -> str:
     return format_time(datetime.fromtimestamp(models.created_s, UTC))
 
 
+def format_embeddings(body: EmbeddingRequest, vectors: list[tuple[float, ...]], tokens: int) -> dict[str, Any]:
+    """The body of /api/embed. Times are in nanoseconds."""
+    times = {"total_duration": round((monotonic() - request_context().began_s) * 1e9), "load_duration": 0}
+    return {"model": body.model, "embeddings": vectors, **times, "prompt_eval_count": tokens}
+
+
 # The routes of Ollama's interface.
 
 
 def ollama_routes(models: Models) -> list[Route]:
     """Ollama's interface."""
-    downloads = Downloads()
 
     async def answer(request: Request, body: OllamaChatRequest | OllamaGenerateRequest) -> Response:
         if not body.is_empty:
@@ -431,7 +412,7 @@ def ollama_routes(models: Models) -> list[Route]:
         return JsonResponse(body.writer().load_body("unload" if body.keep_alive == 0 else "load"))
 
     async def pull_model(request: Request, body: PullRequest) -> Response:
-        progress = downloads.pull(body.config(models))
+        progress = pull(body.config(models))
         if body.stream:
             return LineStream(request.url.path, format_progress(models, body.model, progress), LineStream.format)
 
@@ -453,8 +434,8 @@ def ollama_routes(models: Models) -> list[Route]:
     return [
         BodyRoute("/api/chat", OllamaChatRequest, answer),
         BodyRoute("/api/generate", OllamaGenerateRequest, answer),
-        embedding_route("/api/embed", models, OllamaEmbedRequest),
-        embedding_route("/api/embeddings", models, OllamaEmbeddingsRequest),
+        embedding_route("/api/embed", models, format_embeddings),
+        embedding_route("/api/embeddings", models, lambda _body, vectors, _tokens: {"embedding": [*vectors, []][0]}),
         BodyRoute("/api/pull", PullRequest, pull_model, manages=True),
         BodyRoute("/api/show", ShowRequest, show_model),
         BodyRoute("/api/delete", DeleteRequest, delete_model, manages=True, method="DELETE"),

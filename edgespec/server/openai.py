@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import AliasChoices, BeforeValidator, Field, StringConstraints
 
 from edgespec import __version__
 from edgespec.engine.events import Gap, PromptScores, TokenPrompt
@@ -165,9 +166,9 @@ class ChoicesWriter(Writer):
         ends = self._ends()
         return {**self._head, "choices": choices, "usage": count_usage(ends, self._copies), **ends[0].extensions()}
 
+    @abstractmethod
     def choice(self, index: int, answer: Answer) -> dict[str, Any]:
         """The whole answer as an entry of `choices`."""
-        raise NotImplementedError
 
     def _ends(self) -> list[Done]:
         """The ends of the answers by index: they end in any order."""
@@ -208,16 +209,21 @@ class PastCall(Body):
 
 
 class ChatMessage(Body):
+    """A message of OpenAI's chat or of Ollama's, which has other names for two fields, and `images`."""
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Parts | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
+    images: Annotated[list[Any], FEW] | None = None
+    name: str | None = Field(default=None, validation_alias=AliasChoices("name", "tool_name"))
+    reasoning_content: str | None = Field(default=None, validation_alias=AliasChoices("reasoning_content", "thinking"))
     tool_calls: Annotated[list[PastCall], MANY] | None = None
     function_call: CalledFunction | None = None
     tool_call_id: str | None = None
     prefix: bool | None = None
 
     def message(self) -> Message:
+        if self.images:
+            raise InvalidRequest("images is not supported.", hint="Remove images.")
         past = self.tool_calls or ([PastCall(function=self.function_call)] if self.function_call else ())
         return make_message(
             {"developer": "system", "function": "tool"}.get(self.role, self.role),
@@ -225,7 +231,7 @@ class ChatMessage(Body):
             name=self.name,
             tool_calls=[call.format() for call in past] or None,
             tool_call_id=self.tool_call_id,
-            reasoning_content=self.reasoning_content,
+            reasoning_content=self.reasoning_content or None,
         )
 
 
@@ -238,7 +244,7 @@ class NamedChoice(Body):
     function: NamedFunction
 
 
-class ChatRequest(CompletionBody, ThinkingBody):
+class ChatRequest(ThinkingBody, CompletionBody):
     """The body of /v1/chat/completions.
 
     `functions` and `function_call` are OpenAI's first form of tools. `continue_final_message` (vLLM) and `prefix` in
@@ -268,18 +274,17 @@ class ChatRequest(CompletionBody, ThinkingBody):
         return ChatWriter(self)
 
     def generation_spec(self) -> GenerationSpec:
-        self.require_supported()
-        if self.top_logprobs is not None and not self.logprobs:
-            raise InvalidRequest("top_logprobs needs logprobs.", hint="Set logprobs to true.")
         if set(self.modalities or ()) - {"text"}:
             raise InvalidRequest("answers are text only.", hint="Remove modalities.")
-        if (self.functions or self.function_call) and (self.tools or self.tool_choice):
-            raise InvalidRequest("functions cannot be combined with tools.", hint="Send tools only.")
         choice = self.function_call or self.tool_choice
         named = choice.function if isinstance(choice, NamedChoice) else choice
         messages, start = tuple(each.message() for each in self.messages), None
-        if self._continues():
+        if continues := bool(self.messages[-1].prefix or self.continue_final_message):
             messages, start = split_start(messages)
+        given = self.chat_template_kwargs or {}
+        is_on = given.get("enable_thinking")
+        # A message that is continued stands behind the generation prompt.
+        ends = {"add_generation_prompt": False} if self.add_generation_prompt is False and not continues else {}
         return GenerationSpec(
             prompt=messages,
             start=start,
@@ -289,36 +294,10 @@ class ChatRequest(CompletionBody, ThinkingBody):
             forced_tool=named.name if isinstance(named, NamedFunction) else None,
             parallel_calls=False if self.functions else self.parallel_tool_calls,
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
-            variables=self._variables(),
-            thinking=self.make_thinking(is_on=self._switch(), effort=self.reasoning_effort),
+            variables={**given, **ends},
+            thinking=self.make_thinking(is_on=is_on if isinstance(is_on, bool) else None, effort=self.reasoning_effort),
             **self.spec_fields(),
         )
-
-    def _switch(self) -> bool | None:
-        """Whether the variables of the chat template turn the reasoning on or off."""
-        given = (self.chat_template_kwargs or {}).get("enable_thinking")
-        return given if isinstance(given, bool) else None
-
-    def _variables(self) -> dict[str, Any]:
-        """What the chat template may read. A message that is continued stands behind the generation prompt."""
-        given = self.chat_template_kwargs or {}
-        ends = self.add_generation_prompt is False and not self._continues()
-        return {**given, "add_generation_prompt": False} if ends else given
-
-    def _continues(self) -> bool:
-        """Whether the answer continues the last message. Raises InvalidRequest for contradictory fields."""
-        *before, last = self.messages
-        if any(message.prefix for message in before):
-            raise InvalidRequest("prefix belongs to the last message.", hint="Remove the others.")
-        if last.prefix and self.continue_final_message is False:
-            raise InvalidRequest("prefix and continue_final_message contradict each other.", hint="Send one of them.")
-        continues = bool(last.prefix or self.continue_final_message)
-        if self.add_generation_prompt and continues:
-            raise InvalidRequest(
-                "add_generation_prompt and continue_final_message contradict each other.",
-                hint="Leave add_generation_prompt out.",
-            )
-        return continues
 
 
 _FIELDS = {"text": "content", "reasoning": "reasoning_content"}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -43,14 +43,6 @@ class Caller:
         return MemoryUse(name_namespace(self.name)) if self.remembers else None
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
-    """What a server knows of a key: its caller and its hash."""
-
-    caller: Caller
-    digest: bytes
-
-
 def name_namespace(name: str) -> str:
     """The namespace of a key in the memory, by the key's name; without a key it is the user's own."""
     return f"{_NAMESPACE}{name}" if name else ""
@@ -73,15 +65,6 @@ def hash_key(key: str) -> bytes:
     would add no safety, and its time to every request.
     """
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
-
-
-def find_caller(keys: Sequence[Key], key: str) -> Caller | None:
-    """The caller with this key, found in constant time; None if there is none."""
-    digest, found = hash_key(key), None
-    for each in keys:
-        if hmac.compare_digest(digest, each.digest):
-            found = each.caller
-    return found
 
 
 _MAX_PATH = 200  # characters
@@ -110,8 +93,6 @@ class RequestContext:
     prompt_tokens: int = 0
     answers: list[Finished] = field(default_factory=list)
     began_s: float = field(default_factory=monotonic)
-    on_end: Callable[[RequestContext], None] | None = None
-    parts: int = 0
     servers: tuple[str, ...] = ()
 
     @property
@@ -123,39 +104,21 @@ class RequestContext:
         self.answers.append(answer)
         self.prompt_tokens += answer.metrics.prompt_tokens
 
-    def begin(self) -> None:
-        """A part begins: the response, or an answer, which the engine may end later than the response."""
-        self.parts += 1
-
-    def end(self) -> None:
-        """A part has ended; `on_end` is called after the last one."""
-        self.parts -= 1
-        if not self.parts and self.on_end is not None:
-            self.on_end(self)
-
     def format(self) -> str:
         """A line: method, path, status, seconds, and what is known besides as `name=value`."""
-        head = f"{self.method} {self.path[:_MAX_PATH]} {self.status or '-'} {monotonic() - self.began_s:.3f}s"
-        return " ".join([head, *(f"{name}={value}" for name, value in self._fields())])
-
-    def _fields(self) -> Iterator[tuple[str, str | int]]:
-        if self.caller.name:
-            yield "key", self.caller.name
-        if self.model:
-            yield "model", json.dumps(self.model) if " " in self.model else self.model
-        if self.prompt_tokens:
-            yield "prompt_tokens", self.prompt_tokens
+        fields: dict[str, Any] = {"key": self.caller.name}
+        fields["model"] = json.dumps(self.model) if " " in self.model else self.model
+        fields["prompt_tokens"] = self.prompt_tokens or None
         if self.answers:
-            yield "tokens", self.tokens
-            yield "end", ",".join(dict.fromkeys(each.reason for each in self.answers))
+            fields |= {"tokens": self.tokens, "end": ",".join(dict.fromkeys(each.reason for each in self.answers))}
         if len(self.answers) == 1:
             metrics = self.answers[0].metrics
-            if metrics.tokens_per_second is not None:
-                yield "tokens_per_second", f"{metrics.tokens_per_second:.1f}"
-            if metrics.acceptance_rate is not None:
-                yield "accepted", f"{metrics.acceptance_rate:.0%}"
+            fields["tokens_per_second"] = metrics.tokens_per_second and f"{metrics.tokens_per_second:.1f}"
+            fields["accepted"] = None if metrics.acceptance_rate is None else f"{metrics.acceptance_rate:.0%}"
         if self.failure is not None:
-            yield "error", json.dumps(self.failure[1][:_MAX_REASON])  # on one line, whatever is in it
+            fields["error"] = json.dumps(self.failure[1][:_MAX_REASON])  # on one line, whatever is in it
+        head = f"{self.method} {self.path[:_MAX_PATH]} {self.status or '-'} {monotonic() - self.began_s:.3f}s"
+        return " ".join([head, *(f"{name}={value}" for name, value in fields.items() if value not in (None, ""))])
 
 
 _CONTEXT: ContextVar[RequestContext] = ContextVar("request")
@@ -197,7 +160,7 @@ class AccessLog:
             await self._app(scope, receive, send)
             return
         path = scope["raw_path"].decode("ascii", "backslashreplace")
-        context = RequestContext(scope["method"], path, on_end=self._write)
+        context = RequestContext(scope["method"], path)
 
         async def note_status(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -205,25 +168,18 @@ class AccessLog:
             await send(message)
 
         _CONTEXT.set(context)
-        context.begin()
         try:
             await self._app(scope, receive, note_status)
         finally:
-            context.end()
-
-    def _write(self, context: RequestContext) -> None:
-        status = context.failure[0] if context.failure is not None else 200
-        kind = "" if context.failure is None else _KINDS.get(status, "invalid" if status < 500 else "error")
-        self._count(context, kind)
-        _LOG.log(_get_level(context), "%s", context.format())
+            status = context.failure[0] if context.failure is not None else context.status
+            kind = "" if context.failure is None else _KINDS.get(status, "invalid" if status < 500 else "error")
+            self._count(context, kind)
+            _LOG.log(_get_level(context.path, status), "%s", context.format())
 
 
-def _get_level(context: RequestContext) -> int:
-    status = context.failure[0] if context.failure is not None else context.status
-    if context.path in _POLLED and status in (200, 503):  # 503 says that a model loads, or that one has stalled
+def _get_level(path: str, status: int) -> int:
+    if path in _POLLED and status in (200, 503):  # 503 says that a model loads, or that one has stalled
         return logging.DEBUG
     if status >= 500:
         return logging.ERROR
-    if status >= 400 and status != CLIENT_CLOSED:
-        return logging.WARNING
-    return logging.INFO
+    return logging.WARNING if status >= 400 and status != CLIENT_CLOSED else logging.INFO

@@ -8,8 +8,6 @@ from dataclasses import replace
 from itertools import count
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
 from edgespec.engine.structured_output import Structure
 from edgespec.errors import InvalidRequest
 from edgespec.server.answers import Block, Event, Step, Writer
@@ -23,9 +21,9 @@ from edgespec.server.fields import (
     JsonSchema,
     Parts,
     ResponseFormat,
+    SamplingBody,
     ThinkingBody,
     Tokens,
-    TopP,
     join_text,
 )
 from edgespec.service.generation_spec import (
@@ -74,24 +72,24 @@ class ResponsesWriter(Writer):
             case Started():
                 yield self._event("created", response=self.response_body())
                 yield self._event("in_progress", response=self.response_body())
-            case "begin", Block(kind="text") as block, _:
-                item = self._format_item(block)
-                yield self._event("output_item.added", output_index=self._last, item={**item, "content": []})
-                yield self._block_event("content_part.added", block, content_index=0, part=item["content"][0])
             case "begin", block, _:
-                yield self._event("output_item.added", output_index=self._last, item=self._format_item(block))
+                item = self._format_item(block)
+                shown = {**item, "content": []} if block.kind == "text" else item
+                yield self._item_event("output_item.added", item=shown)
+                if block.kind == "text":
+                    yield self._item_event("content_part.added", block, content_index=0, part=item["content"][0])
             case "grow", block, text:
                 content, fields = _CONTENTS[block.kind]
-                yield self._block_event(f"{content}.delta", block, delta=text, **fields)
+                yield self._item_event(f"{content}.delta", block, delta=text, **fields)
             case "close", block, _:
                 item, (content, fields) = self._format_item(block), _CONTENTS[block.kind]
                 whole = {"text": block.text}
                 if block.kind == "call":
                     whole = {"name": item["name"], "arguments": block.text}
-                yield self._block_event(f"{content}.done", block, **whole, **fields)
+                yield self._item_event(f"{content}.done", block, **whole, **fields)
                 if block.kind == "text":
-                    yield self._block_event("content_part.done", block, content_index=0, part=item["content"][0])
-                yield self._event("output_item.done", output_index=self._last, item=item)
+                    yield self._item_event("content_part.done", block, content_index=0, part=item["content"][0])
+                yield self._item_event("output_item.done", item=item)
 
     def finish(self) -> Iterator[Event]:
         response = self.response_body()
@@ -145,14 +143,10 @@ class ResponsesWriter(Writer):
             form = {"type": "function_call", "status": block.status, **call}
         return {"id": _item_id(block), **form}
 
-    @property
-    def _last(self) -> int:
-        """The number of the last item."""
-        return len(self.answers[0].blocks) - 1
-
-    def _block_event(self, kind: str, block: Block, **data: Any) -> Event:
-        """An event of the last item, which `block` is."""
-        return self._event(kind, item_id=_item_id(block), output_index=self._last, **data)
+    def _item_event(self, kind: str, block: Block | None = None, **data: Any) -> Event:
+        """An event of the last item, whose id it names if it has `block`."""
+        head = {} if block is None else {"item_id": _item_id(block)}
+        return self._event(kind, **head, output_index=len(self.answers[0].blocks) - 1, **data)
 
     def _event(self, kind: str, **data: Any) -> Event:
         return {"type": f"response.{kind}", "sequence_number": next(self._numbers), **data}
@@ -211,7 +205,7 @@ class TextOptions(Body):
     format: TextFormat | None = None
 
 
-class ResponsesRequest(GenerationBody, ThinkingBody):
+class ResponsesRequest(ThinkingBody, SamplingBody, GenerationBody):
     """The body of /v1/responses."""
 
     refused = ("background", "conversation", "prompt")
@@ -219,8 +213,6 @@ class ResponsesRequest(GenerationBody, ThinkingBody):
     input: str | Annotated[list[InputItem], MANY]
     instructions: str | None = None
     max_output_tokens: Tokens | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: TopP | None = None
     tools: Annotated[list[ResponseTool], FEW] | None = None
     tool_choice: ToolChoiceMode | NamedTool | None = None
     parallel_tool_calls: bool | None = None
@@ -245,7 +237,6 @@ class ResponsesRequest(GenerationBody, ThinkingBody):
         )
 
     def generation_spec(self) -> GenerationSpec:
-        self.require_supported()
         if self.previous_response_id is not None:
             raise InvalidRequest(
                 "previous_response_id is not supported: responses are not stored.",
@@ -254,7 +245,8 @@ class ResponsesRequest(GenerationBody, ThinkingBody):
         text_format = self.text.format if self.text is not None else None
         return GenerationSpec(
             prompt=tuple(self._messages()),
-            settings={"temperature": self.temperature, "top_p": self.top_p},
+            settings=self.settings(),
+            seed=self.seed,
             max_tokens=self.max_output_tokens,
             structure=text_format.structure() if text_format is not None else None,
             tools=tuple(self._tools()),

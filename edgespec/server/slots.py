@@ -9,16 +9,15 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Finished, Notice, Request
 from edgespec.engine.prompts import Embedding
-from edgespec.errors import PromptTooLong
 from edgespec.planner.plan import LoadConfig
 from edgespec.server.http import HttpError, Policy
 from edgespec.server.metrics import ServerMetrics
-from edgespec.server.record import RequestContext, request_context
+from edgespec.server.record import request_context
 from edgespec.service.client import EngineClient, ModelInfo, Stream
 from edgespec.service.process import EngineProcess
 from edgespec.service.response import Part
@@ -68,15 +67,6 @@ class FairLimiter:
         self.is_exclusive = False
         self._admit()
 
-    @asynccontextmanager
-    async def exclusive(self) -> AsyncIterator[None]:
-        """A turn with exclusive access."""
-        await self.enter(exclusive=True)
-        try:
-            yield
-        finally:
-            self.leave()
-
     def _admit(self) -> None:
         while self._queue and not self.is_exclusive:
             admitted, exclusive = self._queue[0]
@@ -103,7 +93,7 @@ class Turn:
 
 
 Answer = Callable[[Turn, int], AsyncGenerator[list[Part], None]]
-"""One answer in a turn, which ends with it: its parts, in batches. The number is that among the answers to a prompt."""
+"""One answer within a turn: its parts, in batches. The number is that among the answers to a prompt."""
 
 
 class Slot:
@@ -131,8 +121,7 @@ class Slot:
         request_context().model = self.name
         limiter = self.limiter
         if is_new and limiter.is_full and limiter.waiting >= self._policy.max_queue:
-            mean_s = self._server_metrics.seconds_a_call(self.name)
-            after_s = max(1, round(mean_s * limiter.waiting / limiter.max_concurrency))
+            after_s = 1 + limiter.waiting // limiter.max_concurrency  # an answer a second
             message = f"{limiter.waiting} requests are waiting for this model."
             raise HttpError(429, message, hint=f"Try again in {after_s} seconds.", retry_after_s=after_s)
         await limiter.enter()
@@ -144,7 +133,8 @@ class Slot:
 
     def _count_embeddings(self, texts: int, tokens: int) -> None:
         request_context().prompt_tokens += tokens
-        self._server_metrics.note_embeddings(self.name, texts, tokens)
+        self._server_metrics.metric("embeddings", self.name).inc(texts)
+        self._server_metrics.metric("embedded_tokens", self.name).inc(tokens)
 
     @asynccontextmanager
     async def visit(self) -> AsyncIterator[None]:
@@ -163,7 +153,7 @@ class Slot:
 T = TypeVar("T")
 
 _STALLED_S = 10.0  # of silence; sound processes give a sign every second
-_GRACE_S = 5.0  # for an engine to end an answer that has been cancelled
+_GRACE_S = 3.0  # for an engine to end an answer that has been cancelled
 _POLL_S = 0.05
 
 
@@ -177,28 +167,18 @@ class ModelSlot(Slot):
         self.opening: asyncio.Task[ModelInfo] | None = None
         self.keep_alive_s = policy.keep_alive_s  # of the model as it is loaded; a call may change it
         self.config = request
-        self._client: EngineProcess | None = None
+        self.client: EngineProcess | None = None  # there is one from the first load to the unloading
         self._is_closing = False
 
     @property
     def model_info(self) -> ModelInfo | None:
-        return self._client.model_info if self._client is not None else None
+        return self.client.model_info if self.client is not None else None
 
     @property
     def context_size(self) -> int | None:
         """Tokens; None where that is not known before the model has been loaded."""
         model_info = self.model_info
         return model_info.context_size if model_info is not None else self.config.load.context_size
-
-    @property
-    def has_process(self) -> bool:
-        """Whether the model has an engine process, loaded or not."""
-        return self._client is not None
-
-    @property
-    def holds_memory(self) -> bool:
-        """Whether the model is loaded or being unloaded."""
-        return self.model_info is not None or self._is_closing
 
     @property
     def state(self) -> Literal["unloaded", "loading", "loaded", "unloading"]:
@@ -229,12 +209,12 @@ class ModelSlot(Slot):
     @property
     def resident(self) -> int:
         """Resident bytes of the engine process and this process."""
-        return self._client.resident if self._client is not None else 0
+        return self.client.resident if self.client is not None else 0
 
     @property
     def silent_s(self) -> float:
         """Seconds for which the engine process has given no sign of life."""
-        return self._client.silent_s if self._client is not None else 0.0
+        return self.client.silent_s if self.client is not None else 0.0
 
     @property
     def is_stalled(self) -> bool:
@@ -243,80 +223,56 @@ class ModelSlot(Slot):
 
     async def open(self) -> ModelInfo:
         """Load the model. Raises any EdgespecError."""
-        if self._client is None:
-            self._client = EngineProcess(
+        if self.client is None:
+            self.client = EngineProcess(
                 "The next request loads it again.",
                 self._policy.max_silence_s,
                 partial(self._server_metrics.note_death, self.name),
             )
-        model_info = await self._client.open(self.config, self._server_metrics).wait()
-        self._server_metrics.note_open(self.name, model_info.context_size)
+        model_info = await self.client.open(self.config, self._server_metrics).wait()
+        self._server_metrics.metric("opens", self.name).inc()
+        self._server_metrics.notice(f"{self.name}: loaded, with a context of {model_info.context_size:,} tokens")
         self.limiter.resize(model_info.max_concurrency)
         self.used_s = monotonic()
         return model_info
 
-    @asynccontextmanager
     async def stream(
         self, request: Request, ends_s: float, speculation: Speculation | None = None
-    ) -> AsyncIterator[AsyncIterator[list[Event]]]:
+    ) -> AsyncGenerator[list[Event], None]:
         """The events of one generation, in batches, within a turn; `ends_s`: see Turn. `speculation` replaces the
         engine's.
 
-        Leaving the context cancels the generation. The turn ends when the engine has finished it. Reading raises
-        HttpError where the engine does not end the answer in time.
+        Closing the generator cancels the generation, and waits until the engine has ended it. Reading, by one task,
+        raises HttpError where the engine does not end the answer in time.
         """
-        assert self._client is not None
+        assert self.client is not None
+        began_s = monotonic()
+        stream = self.client.stream(replace(request, reports_steps=False), speculation)
+        timer = asyncio.get_running_loop().call_later(ends_s - began_s, stream.cancel)
         try:
-            stream = self._client.stream(replace(request, reports_steps=False), speculation)
-        except BaseException:
-            self.leave()
-            raise
-        loop, began_s, record = asyncio.get_running_loop(), monotonic(), request_context()
-        record.begin()
-        relay: Stream[Event] = Stream(stream.cancel)
-        message = f"the answer did not end within {self._policy.timeout_s:g} seconds."
-        late = HttpError(504, message, hint="Try again, or unload the model with `edgespec stop --now`.")
-        timers = [
-            loop.call_later(max(0.0, ends_s - began_s), stream.cancel),
-            loop.call_later(max(0.0, ends_s - began_s) + _GRACE_S, relay.end, late),
-        ]
-
-        def end() -> None:
-            for timer in timers:
-                timer.cancel()
+            async with asyncio.timeout(ends_s - began_s + _GRACE_S):
+                async for batch in stream.batches():
+                    self._count(batch, began_s)
+                    yield batch
+        except TimeoutError:
+            message = f"the answer did not end within {self._policy.timeout_s:g} seconds."
+            raise HttpError(504, message, hint="Unload the model with `edgespec stop --now`.") from None
+        finally:
+            timer.cancel()
+            stream.cancel()
+            with suppress(Exception):  # which the reader has had, or does not want
+                async with asyncio.timeout(_GRACE_S):
+                    async for batch in stream.batches():
+                        self._count(batch, began_s)
             if (model_info := self.model_info) is not None:
                 self.limiter.resize(model_info.max_concurrency)
-            self.leave()
-            record.end()
-
-        def on_loop(function: Callable[..., None], *values: Any) -> None:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(function, *values)
-
-        def put(events: Sequence[Event]) -> None:
-            for event in events:
-                if isinstance(event, Finished | Notice):
-                    on_loop(self._count, event, began_s, record)
-            relay.put(*events)
-
-        def finish(error: BaseException | None) -> None:
-            if isinstance(error, PromptTooLong):
-                self._server_metrics.notice(f"{self.name}: {error.message} A larger --ctx makes room.")
-            on_loop(end)  # before the reader sees the end: its next request finds the turn free
-            relay.end(error)
-
-        stream.forward(put, finish)
-        try:
-            yield relay.batches()
-        finally:
-            relay.cancel()
 
     async def read(self, ask: Callable[[EngineClient], Stream[T]], ends_s: float) -> list[T]:
         """The results of `ask`, such as the tokens of a prompt, within a turn or a visit; `ends_s`: see Turn. Raises
         HttpError where it takes too long.
         """
-        assert self._client is not None
-        stream = ask(self._client)
+        assert self.client is not None
+        stream = ask(self.client)
         try:
             async with asyncio.timeout(ends_s - monotonic()):
                 return [each async for each in stream]
@@ -336,31 +292,35 @@ class ModelSlot(Slot):
 
     async def stop(self) -> None:
         """End the engine process at once, whatever it does. Its calls fail; those that wait load the model again."""
-        if (client := self._client) is not None:
+        if (client := self.client) is not None:
             client.kill("the model was stopped")
             while client.model_info is not None:
                 await asyncio.sleep(_POLL_S)
 
     async def unload(self) -> None:
         """Unload the model after its current requests."""
-        async with self.limiter.exclusive():
+        await self.limiter.enter(exclusive=True)
+        try:
             while self._visitors:
                 await asyncio.sleep(_POLL_S)
             await self.close()
+        finally:
+            self.limiter.leave()
 
     async def close(self) -> None:
         """Unload the model now; its requests fail."""
-        if (client := self._client) is not None:
+        if (client := self.client) is not None:
             self._is_closing = True
             self.keep_alive_s = self._policy.keep_alive_s
             try:
                 await asyncio.to_thread(client.close)
             finally:
-                self._client, self._is_closing = None, False
+                self.client, self._is_closing = None, False
 
-    def _count(self, event: Event, began_s: float, context: RequestContext) -> None:
-        if isinstance(event, Finished):
-            context.add(event)
-            self._server_metrics.add(self.name, event, monotonic() - began_s)
-        elif isinstance(event, Notice):
-            self._server_metrics.notice(event.text)
+    def _count(self, events: list[Event], began_s: float) -> None:
+        for event in events:
+            if isinstance(event, Finished):
+                request_context().add(event)
+                self._server_metrics.add(self.name, event, monotonic() - began_s)
+            elif isinstance(event, Notice):
+                self._server_metrics.notice(event.text)

@@ -51,10 +51,10 @@ ALLOWED = {
     "export": set(),
     "service": {"psutil"},
     "adapt": {"numpy", "psutil", "gguf", "mlx", "mlx_lm", "transformers", "safetensors"},
-    "server": {"numpy", "starlette", "pydantic", "prometheus_client", "uvicorn", "httpx"},
+    "server": {"numpy", "starlette", "pydantic", "pydantic_core", "prometheus_client", "uvicorn", "httpx"},
     "tui": {"textual", "rich", "psutil", "markdown_it", "pygments"},
     "api": set(),
-    "cli": {"click", "psutil", "readline", "httpx"},
+    "cli": {"click", "psutil", "readline", "httpx", "jinja2"},
 }
 MODULES = sorted(PACKAGE.rglob("*.py"))
 

@@ -23,7 +23,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Notice, Request
 from edgespec.errors import Cancelled, DraftRefused, InvalidRequest
 from edgespec.server.auth import Rules
-from edgespec.server.record import Caller, Key, hash_key
+from edgespec.server.record import Caller, hash_key
 from tests.draft_server import PROMPT, QUICK, REMOTE, DraftServer, V, hear, load_letters, open_engine, until
 
 
@@ -35,7 +35,7 @@ def server() -> Iterator[DraftServer]:
 
 
 def make_keys(key: str) -> Rules:
-    return Rules(lambda: [Key(Caller("box"), hash_key(key))], None)
+    return Rules(lambda: {hash_key(key): Caller("box")}, None)
 
 
 def draft_once(drafter: RemoteDrafter, text: Sequence[int] = PROMPT) -> tuple[int, int]:

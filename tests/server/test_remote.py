@@ -163,17 +163,19 @@ def test_what_the_other_server_refuses_is_told_in_each_interface(server: Server)
     with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: [0-9]+ tokens > 512 maximum"):
         server.anthropic().messages.create(model="far", messages=[{"role": "user", "content": long}], max_tokens=3)
     image: Any = [{"type": "image_url", "image_url": {"url": "data:,"}}]
-    with pytest.raises(openai.BadRequestError, match=r"'image_url' is not supported.*server behind 'far' says so"):
+    with pytest.raises(
+        openai.BadRequestError, match=r"the server behind 'far' answers: .*'image_url' is not supported"
+    ):
         server.openai().chat.completions.create(model="far", messages=[{"role": "user", "content": image}])
     log = "".join(server.log)
-    assert "the server behind 'far' refuses the request with status 400" in log and "image_url" not in log
+    assert "the server behind 'far' answers with status 400" in log and "image_url" not in log
 
 
 def test_a_server_that_is_gone_or_refuses_the_key(server: Server) -> None:
     cases = {
-        "gone": "the server behind 'gone' cannot be reached.",
+        "gone": "the server behind 'gone' cannot be reached (",
         "refused": "the server behind 'refused' refuses its key; set WRONG_KEY.",
-        "keyless": "the server behind 'keyless' asks for a key; set key_env",
+        "keyless": "the server behind 'keyless' refuses its key; set key_env",
         "missing": "unknown path",
     }
     for name, told in cases.items():
@@ -204,7 +206,7 @@ def test_ps_and_stop(server: Server) -> None:
         assert stopped.returncode == 2 and "'far' is a model of another server, which manages it" in stopped.stderr
     launched = run("launch", "claude", "--url", server.url)
     assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW=512" in launched.stdout
-    assert "the context of far holds 512: start the server behind it with more" in launched.stderr
+    assert "the context of far holds 512: start the server behind it with 65536" in launched.stderr
     unknown = run("launch", "codex", "--model", "gone", "--url", server.url)
     assert unknown.returncode == 0 and "the context of gone is not known; 32,768 tokens are assumed" in unknown.stderr
 
@@ -216,14 +218,12 @@ def test_figures_are_counted(server: Server) -> None:
         ]
         return sum(float(line.split()[-1]) for line in lines if 'model="far"' in line)
 
-    names = ("emitted_tokens", "drafted_tokens", "accepted_tokens", "prompt_tokens", "target_forwards", "answers")
+    names = ("emitted_tokens", "prompt_tokens", "answers")
     before = {name: read(name) for name in names}
     body = server.ask("far", max_tokens=40, draft_max=3).json()
     timings, counted = body["timings"], {name: read(name) - before[name] for name in names}
     assert timings["draft_n"] > 0 and "warnings" not in body
-    assert counted["drafted_tokens"] == timings["draft_n"] and counted["accepted_tokens"] == timings["draft_n_accepted"]
-    assert (counted["emitted_tokens"], counted["answers"]) == (40, 1)
-    assert counted["target_forwards"] == round(39 / timings["tau"])
+    assert (counted["emitted_tokens"], counted["answers"]) == (40, 1) and counted["prompt_tokens"] > 3
     assert server.ask("far", max_tokens=40, draft_max=0).json()["timings"]["draft_n"] == 0
     recent = server.get("/props").json()["recent"][0]
     assert recent["model"] == "far" and recent["tokens_per_second"] > 0
@@ -279,9 +279,9 @@ def test_a_url_that_leads_back_is_found(tmp_path: Path) -> None:
         for name in tables:
             response = first.ask(name)
             assert response.status_code == 508
-            assert f"the url of '{name}' leads back to this server" in response.json()["error"]["message"]
+            assert "the request came back to the server that had sent it" in response.json()["error"]["message"]
         message = first.post("/v1/messages", json={"model": "self", "max_tokens": 3, "messages": MESSAGES}).json()
-        assert message["type"] == "error" and "leads back" in message["error"]["message"]
+        assert message["type"] == "error" and "came back" in message["error"]["message"]
 
 
 def test_certificates_and_names(tmp_path: Path) -> None:
@@ -294,11 +294,9 @@ def test_certificates_and_names(tmp_path: Path) -> None:
         }
         with front(tmp_path / "no", tables, FAR_KEY="sk-secret", NO_PROXY="*") as server:
             told = server.ask("far").json()["error"]["message"]
-            assert told.startswith(
-                "the server behind 'far' has a certificate that is not trusted (self-signed certificate"
-            )
+            assert told.startswith("the server behind 'far' cannot be reached (") and "self-signed certificate" in told
             told = server.ask("misnamed").json()["error"]["message"]
-            assert "cannot be reached (its name is not known)" in told and "invalid" not in told
+            assert "cannot be reached (" in told and "invalid" not in told
             assert any("the key of 'misnamed' crosses the network as plain text" in line for line in server.log)
         with front(tmp_path / "yes", {"far": tables["far"]}, SSL_CERT_FILE=str(VALID)) as server:
             assert server.ask("far", max_tokens=3).status_code == 200

@@ -14,8 +14,8 @@ from edgespec.server.anthropic import MessagesRequest
 from edgespec.server.http import HttpError, dump_json
 from edgespec.server.ollama import OllamaChatRequest, OllamaGenerateRequest
 from edgespec.server.openai import ChatRequest
-from edgespec.server.remote import _MALFORMED, CHAT, TEXT, RemoteAnswer, RemoteCall, pass_chat, translate
-from edgespec.server.remote_client import RemoteModel, explain_error, read_error
+from edgespec.server.remote import _MALFORMED, CHAT, TEXT, RemoteAnswer, RemoteCall, make_calls, translate
+from edgespec.server.remote_client import RemoteModel, explain_error, find_error
 from edgespec.server.responses import ResponsesRequest
 from edgespec.service.response import Done
 
@@ -56,7 +56,8 @@ def test_ollama() -> None:
     assert ask(OllamaChatRequest, "vllm", messages=[USER], options=options).body["repetition_penalty"] == 1.2
     assert ask(OllamaGenerateRequest, prompt="a", raw=True) == RemoteCall(TEXT, {"prompt": "a"})
     assert ask(OllamaGenerateRequest, prompt="a", suffix="b") == RemoteCall(TEXT, {"prompt": "a", "suffix": "b"})
-    assert ask(OllamaChatRequest, messages=[USER], format="json").body["response_format"] == {"type": "json_object"}
+    form = ask(OllamaChatRequest, messages=[USER], format="json").body["response_format"]
+    assert form == {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
 
 
 def test_calls_without_ids_get_some_that_agree() -> None:
@@ -75,10 +76,15 @@ def test_the_beginning_of_an_answer() -> None:
     assert "continue_final_message" not in ask(MessagesRequest, "llamacpp", max_tokens=7, messages=messages).body
 
 
+def pass_chat(raw: bytes, owner: str) -> RemoteCall:
+    (call,) = make_calls(ChatRequest.model_validate_json(raw), raw, owner, remembers=False)
+    return call
+
+
 @pytest.mark.parametrize("owner", ["edgespec", "llamacpp"])
 def test_only_an_edgespec_gets_the_fields_of_edgespec(owner: str) -> None:
     raw = dump_json({"messages": [USER], "draft_max": 2, "memory": True, "ttl": 9, "model": "m"})
-    body = pass_chat(raw, owner, remembers=False).make_body("there", 0)
+    body = pass_chat(raw, owner).make_body("there", 0)
     assert body["model"] == "there" and "ttl" not in body
     assert (body.get("draft_max"), body.get("memory")) == ((2, False) if owner == "edgespec" else (None, None))
     call = ask(MessagesRequest, owner, remembers=True, max_tokens=7, messages=[USER], draft_max=2)
@@ -87,7 +93,7 @@ def test_only_an_edgespec_gets_the_fields_of_edgespec(owner: str) -> None:
 
 
 def test_each_copy_has_a_seed_of_its_own() -> None:
-    call = pass_chat(b'{"seed": 4294967295, "n": 2}', "", remembers=False)
+    call = pass_chat(dump_json({"messages": [USER], "seed": 4294967295, "n": 2}), "")
     assert [call.make_body("m", copy)["seed"] for copy in (0, 1)] == [2**32 - 1, 0]
     assert "n" not in call.body
 
@@ -149,16 +155,16 @@ def test_what_is_not_supported_here_is_passed_on() -> None:
 def test_a_key_in_an_error_is_never_told(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor a part of it, where a long message is cut."""
     monkeypatch.setenv("THE_KEY", "sk-secret")
-    model = RemoteModel("http://box:8000", "m", "THE_KEY")
+    model = RemoteModel(url="http://box:8000", model="m", key_env="THE_KEY")
     told = explain_error("far", model, 400, {"message": "x" * before + "sk-secret at box:8000"})
-    assert "sk" not in told.message and "box" not in told.message and len(told.message) < 1010
+    assert "sk" not in told.message and "box" not in told.message and len(told.message) < 1040
 
 
 @pytest.mark.parametrize("status", [401, 403])
 def test_an_event_that_refuses_the_key_says_nothing_of_it(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some servers send status 200 and then an event with the error."""
     monkeypatch.setenv("THE_KEY", "sk-secret")
-    model = RemoteModel("http://box:8000", "m", "THE_KEY")
+    model = RemoteModel(url="http://box:8000", model="m", key_env="THE_KEY")
     told = explain_error("far", model, status, {"message": "Incorrect API key provided: sk-s****et"})
     assert isinstance(told, HttpError) and told.status == 502
     assert told.message == "the server behind 'far' refuses its key; set THE_KEY."
@@ -167,5 +173,5 @@ def test_an_event_that_refuses_the_key_says_nothing_of_it(status: int, monkeypat
 @settings(max_examples=100, deadline=None)
 @given(VALUES)
 def test_any_error_is_read(value: Any) -> None:
-    found = read_error(json.dumps({"error": value}).encode())
+    found = find_error({"error": value})
     assert found is None or isinstance(found, dict)

@@ -90,7 +90,6 @@ def test_models_are_loaded_and_unloaded(server: Server) -> None:
     ("arguments", "message"),
     [
         (("--preload", "trees"), "--preload names no model: 'trees'."),
-        (("b=linear", "--preload", "tree", "--preload", "b"), "--preload names 2 models, and --open-at-most is 1."),
         (("--keep-alive", "soon"), "'soon' is neither seconds nor a duration such as '10m'."),
     ],
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from math import inf
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +16,8 @@ from edgespec.engine.events import Finished, Request
 from edgespec.planner.plan import LoadConfig
 from edgespec.server.http import HttpError, Policy
 from edgespec.server.metrics import ServerMetrics
-from edgespec.server.slots import FairLimiter, ModelSlot
+from edgespec.server.models import Models, generate_parts
+from edgespec.server.slots import FairLimiter, ModelSlot, Turn
 
 
 @given(
@@ -41,11 +42,7 @@ def test_no_more_than_allowed_and_nobody_is_forgotten(
         inside: list[str] = []
 
         async def caller(kind: str, stays: int) -> None:
-            if kind == "alone":
-                async with limiter.exclusive():
-                    await stay(kind, stays)
-                return
-            await limiter.enter()
+            await limiter.enter(exclusive=kind == "alone")
             try:
                 await stay(kind, stays)
             finally:
@@ -148,26 +145,21 @@ TOY = LoadConfig(model="tree", backend="toy", load=LoadOptions(context_size=4096
 REQUEST = Request("hello", SamplingParams(temperature=0.0, logit_bias=((256, -1000.0),)), 40, seed=1)
 
 
-@pytest.fixture
-def slot() -> Iterator[ModelSlot]:
-    made = ModelSlot("toy", TOY, Policy(), ServerMetrics())
-    yield made
-    asyncio.run(made.close())
-
-
-async def until_free(slot: ModelSlot) -> None:
-    while slot.limiter.active:
-        await asyncio.sleep(0.01)
-
-
-def test_the_turn_ends_with_the_engine_and_not_with_the_reader(slot: ModelSlot) -> None:
+def test_the_turn_ends_with_the_engine_and_not_with_the_reader() -> None:
     async def main() -> None:
-        await slot.open()
-        await slot.enter()
-        async with slot.stream(REQUEST, inf) as batches:
-            await asyncio.wait_for(until_free(slot), 10)  # nothing has been read
-            events = [event async for batch in batches for event in batch]
-        assert isinstance(events[-1], Finished) and len(events[-1].tokens) == 40
-        assert slot.limiter.active == 0
+        models = Models({"tree": TOY}, Policy(), ServerMetrics())
+        slot = models.slots["tree"]
 
-    asyncio.run(main())
+        async def answer(turn: Turn, _copy: int) -> AsyncGenerator[Any, None]:
+            async for batch in slot.stream(REQUEST, turn.ends_s):
+                yield batch
+
+        parts = generate_parts(models, slot, [answer], 1)
+        _, events = await anext(parts)
+        while slot.limiter.active:  # nothing more is read
+            await asyncio.sleep(0.01)
+        events += [event async for _, batch in parts for event in batch]
+        assert isinstance(events[-1], Finished) and len(events[-1].tokens) == 40
+        await models.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))

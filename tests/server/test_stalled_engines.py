@@ -88,15 +88,6 @@ def test_a_call_ends_in_time_though_its_engine_does_not_answer(tmp_path: Path) -
         assert server.ask(TREE, max_tokens=3).status_code == 200
 
 
-def test_a_call_does_not_wait_longer_for_a_model_than_a_call_may_take(tmp_path: Path) -> None:
-    """Loading measures the cost of forwards for two seconds."""
-    with serving(tmp_path, "embedded=python-6m", "--threads", "1", "--ctx", "512", "--call-seconds", "0.3") as server:
-        early = server.ask("embedded", max_tokens=1)
-        assert early.status_code == 504 and "was not loaded within 0.3 seconds" in early.json()["error"]["message"]
-        server.until("embedded", is_open=True, seconds=40)
-        assert server.ask("embedded", max_tokens=1).status_code == 200
-
-
 def test_one_schema_stops_nobody(server: Server) -> None:
     """19 kB of patternProperties, in one schema and spread over tools, are more than the time of a grammar allows."""
     patterns = {f"^k{i}_": {"type": "string"} for i in range(1000)}
