@@ -125,17 +125,14 @@ class CountRequest(ThinkingBody):
     thinking: AnthropicThinking | None = None
     output_config: OutputConfig | None = None
 
-    def prompt(self) -> tuple[Message, ...]:
-        system = join_text(self.system)
-        messages = [each for turn in self.messages for each in turn.messages()]
-        return (*((make_message("system", system),) if system else ()), *messages)
-
     def generation_spec(self) -> GenerationSpec:
         choice = self.tool_choice or ToolChoice(type="auto")
         if choice.type == "tool" and choice.name is None:
             raise InvalidRequest("tool_choice of type 'tool' needs a name.", hint="Set tool_choice.name.")
         is_single = choice.disable_parallel_tool_use
-        prompt, start = self.prompt(), None
+        system = join_text(self.system)
+        told = (make_message("system", system),) if system else ()
+        prompt, start = (*told, *(each for turn in self.messages for each in turn.messages())), None
         if prompt[-1].role == "assistant" and not prompt[-1].extra.get("tool_calls"):  # its text is continued
             prompt, start = split_start(prompt)
         return GenerationSpec(

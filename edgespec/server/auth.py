@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from edgespec.errors import CacheError, InvalidRequest, reason_of
 from edgespec.files import write_private
 from edgespec.server.fields import first_fault
-from edgespec.server.http import HttpError, check_proxy_loop, error_response, hide_internal_error, server_stops
+from edgespec.server.http import HttpError, check_proxy_loop, error_response, explain
 from edgespec.server.record import ONLY_KEY, Caller, hash_key, make_key, request_context
 from edgespec.sockets import is_loopback
 
@@ -99,8 +99,7 @@ class Guard:
         except (Exception, asyncio.CancelledError) as error:
             if context.status:  # the response has begun
                 raise
-            failure = server_stops() if isinstance(error, asyncio.CancelledError) else hide_internal_error(error)
-            await error_response(scope["path"], failure)(scope, receive, send)
+            await error_response(scope["path"], explain(error))(scope, receive, send)
 
     def _check_origin(self, scope: Scope, headers: Mapping[str, str]) -> None:
         rules = self._rules

@@ -108,17 +108,13 @@ class HttpServer(uvicorn.Server):
         for each in sockets or ():
             tls = self._tls if each.family != socket.AF_UNIX else None
             server = await loop.create_server(
-                self._connect,
+                lambda: Connection(self.config, self.server_state, self.lifespan.state),
                 sock=each,
                 backlog=self.config.backlog,
                 ssl=tls,
                 ssl_handshake_timeout=None if tls is None else _HANDSHAKE_S,
             )
             self.servers.append(server)
-
-    def _connect(self) -> asyncio.Protocol:
-        """Make the protocol of a connection as uvicorn does."""
-        return Connection(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for task in self.server_state.tasks:

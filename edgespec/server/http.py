@@ -147,11 +147,6 @@ class HttpError(EdgespecError):
         self.retry_after_s = retry_after_s
 
 
-def server_stops() -> HttpError:
-    """The error of a request that the server has not answered before it stops."""
-    return HttpError(503, "the server is shutting down.", hint="Try again later.")
-
-
 async def read_body(request: Request, kind: type[B]) -> B:
     """The validated body of a request. Raises InvalidRequest, HttpError."""
     content_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
@@ -169,22 +164,20 @@ async def read_body(request: Request, kind: type[B]) -> B:
     return parse_body(data, kind)
 
 
-def get_status(error: EdgespecError) -> int:
-    """The HTTP status of an error."""
-    if isinstance(error, HttpError):
-        return error.status
-    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
-
-
 def _note_failure(error: EdgespecError) -> int:
     """Keep an error for the log; returns its HTTP status."""
-    status = get_status(error)
-    request_context().failure = status, error.log_message if isinstance(error, HttpError) else error.message
+    known = next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+    status, told = (error.status, error.log_message) if isinstance(error, HttpError) else (known, error.message)
+    request_context().failure = status, told
     return status
 
 
-def hide_internal_error(error: BaseException) -> EdgespecError:
-    """`error` if clients may see it. Any other is a bug: it is logged, and clients see no details."""
+def explain(error: BaseException) -> EdgespecError:
+    """What a client is told of an error. A cancellation comes from the end of the server. What is no EdgespecError is a
+    bug: it is logged, and clients see no details.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        return HttpError(503, "the server is shutting down.", hint="Try again later.")
     if isinstance(error, EdgespecError):
         return error
     _LOG.error("internal error: %s", reason_of(error), exc_info=error)
@@ -244,8 +237,8 @@ def format_event(data: dict[str, Any]) -> bytes:
 class EventStream(Response):
     """Server-sent events. Comments keep the connection open through silences; a disconnect cancels the work.
 
-    `events` yields whole events. The headers wait for the first event or a few seconds, so an error before that is
-    answered with its own status. Cancelled, as by the end of the server, the stream ends with an error event.
+    `events` yields whole events. The headers wait for the first event or a few seconds, and an error before that is
+    raised. A later one, such as the end of the server, is the last event.
     """
 
     content_type = b"text/event-stream; charset=utf-8"
@@ -263,12 +256,14 @@ class EventStream(Response):
         watch = asyncio.create_task(_wait_for_disconnect(receive))
         try:
             await self._send_all(send, watch)
-        except asyncio.CancelledError:
+        except (Exception, asyncio.CancelledError) as error:
+            if not self._has_begun:
+                raise  # the guard answers it with its own status
+            failure = explain(error)
+            body = format_error(self._path, _note_failure(failure), failure)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_FAREWELL_S):
-                    await self._end(scope, receive, send, server_stops())
-        except Exception as error:  # noqa: BLE001 - a bug is logged, and the stream says so
-            await self._end(scope, receive, send, hide_internal_error(error))
+                    await self._send(send, self._fail(body), more=False)
         finally:
             watch.cancel()
             await self._events.aclose()
@@ -293,14 +288,6 @@ class EventStream(Response):
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-
-    async def _end(self, scope: Scope, receive: Receive, send: Send, failure: EdgespecError) -> None:
-        """Send an error: as the response, or as the last event once the response has begun."""
-        if not self._has_begun:
-            await error_response(self._path, failure)(scope, receive, send)
-            return
-        error_body = format_error(self._path, _note_failure(failure), failure)
-        await self._send(send, self._fail(error_body), more=False)
 
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
         if not self._has_begun:

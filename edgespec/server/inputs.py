@@ -75,8 +75,8 @@ def embedding_route(
         slot.apply_keep_alive(body.keep_alive)
 
         async def embed() -> dict[str, Any]:
-            async with models.turn(slot) as turn:
-                found = await slot.embed(inputs, turn.ends_s, body.dimensions) if inputs else []
+            async with models.turn(slot):
+                found = await slot.embed(inputs, body.dimensions) if inputs else []
             if found and body.dimensions not in (None, size := len(found[0].vector)):
                 raise InvalidRequest(f"embeddings have the model's own size, {size:,}.", hint="Remove dimensions.")
             return write(body, [each.vector for each in found], sum(each.tokens for each in found))
@@ -117,10 +117,8 @@ def token_routes(models: Models) -> list[Route]:
 
     async def read(name: str, ask: Callable[[EngineClient, ModelInfo], Stream[T]]) -> T:
         slot = require_local(models.choose(name))
-        async with models.visit(slot) as turn:
-            model_info = turn.model_info
-            assert model_info is not None
-            (found,) = await slot.read(lambda client: ask(client, model_info), turn.ends_s)
+        async with models.visit(slot) as model_info:
+            (found,) = await slot.read(lambda client: ask(client, model_info))
             return found
 
     async def read_prompt(body: Any, ask: Callable[[EngineClient, EngineRequest], Stream[T]]) -> T:

@@ -10,7 +10,7 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from time import monotonic, time
+from time import time
 from typing import Any
 
 from starlette.requests import Request
@@ -28,7 +28,7 @@ from edgespec.server.metrics import ServerMetrics
 from edgespec.server.record import request_context
 from edgespec.server.remote import RemoteSlot
 from edgespec.server.remote_client import RemoteModel
-from edgespec.server.slots import Answer, ModelSlot, Turn
+from edgespec.server.slots import Answer, ModelSlot
 from edgespec.service.client import ModelInfo, Stream
 from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.response import Part, Started, merge_deltas
@@ -108,18 +108,15 @@ class Models:
         return None
 
     @asynccontextmanager
-    async def turn(self, slot: AnySlot, *, is_new: bool = True) -> AsyncIterator[Turn]:
+    async def turn(self, slot: AnySlot, *, is_new: bool = True) -> AsyncIterator[ModelInfo | None]:
         """Wait for a turn in `slot` and load its model. Raises HttpError where `is_new` and the queue is full, or any
         EdgespecError.
         """
-        await slot.enter(is_new=is_new)
-        try:
-            yield await self._require(slot)
-        finally:
-            slot.leave()
+        async with slot.turn(is_new=is_new):
+            yield await self._require(slot) if isinstance(slot, ModelSlot) else None
 
     @asynccontextmanager
-    async def visit(self, slot: ModelSlot) -> AsyncIterator[Turn]:
+    async def visit(self, slot: ModelSlot) -> AsyncIterator[ModelInfo]:
         """Load the model and keep it loaded, for what neither takes a turn nor waits for one; see ModelSlot.read.
 
         Raises what `turn` raises, but never for a full queue.
@@ -127,14 +124,13 @@ class Models:
         async with slot.visit():
             yield await self._require(slot)
 
-    async def _require(self, slot: AnySlot) -> Turn:
-        """Load a model of this machine if it is not loaded; then the time of the call begins."""
-        model_info = slot.model_info if isinstance(slot, ModelSlot) else None
-        if isinstance(slot, ModelSlot) and model_info is None:
-            if slot.opening is None:  # a task of its own: a caller that leaves must not cancel it for the others
-                slot.opening = asyncio.create_task(self._open(slot))
-            model_info = await asyncio.shield(slot.opening)
-        return Turn(monotonic() + self._policy.timeout_s, model_info)
+    async def _require(self, slot: ModelSlot) -> ModelInfo:
+        """Load the model if it is not loaded."""
+        if (model_info := slot.model_info) is not None:
+            return model_info
+        if slot.opening is None:  # a task of its own: a caller that leaves must not cancel it for the others
+            slot.opening = asyncio.create_task(self._open(slot))
+        return await asyncio.shield(slot.opening)
 
     async def _open(self, slot: ModelSlot) -> ModelInfo:
         try:
@@ -323,12 +319,13 @@ async def generate_parts(
     are_read = [asyncio.Event() for _ in answers]
 
     async def run_one(number: int, copy: int, has_turn: asyncio.Event) -> None:
-        async with models.turn(slot, is_new=not (number or copy)) as turn, aclosing(answers[number](turn, copy)) as it:
+        async with models.turn(slot, is_new=not (number or copy)) as model_info:
             has_turn.set()
-            async for parts in it:
-                found.put_nowait((number * copies + copy, parts))
-                if any(not isinstance(part, Started) for part in parts):
-                    are_read[number].set()
+            async with aclosing(answers[number](model_info, copy)) as batches:
+                async for parts in batches:
+                    found.put_nowait((number * copies + copy, parts))
+                    if any(not isinstance(part, Started) for part in parts):
+                        are_read[number].set()
 
     async def run_all() -> None:
         try:
@@ -354,12 +351,13 @@ async def generate_parts(
         await asyncio.gather(work, return_exceptions=True)
 
 
-async def _generate(slot: ModelSlot, spec: GenerationSpec, turn: Turn, copy: int) -> AsyncGenerator[list[Part], None]:
-    model_info = turn.model_info
+async def _generate(
+    slot: ModelSlot, spec: GenerationSpec, model_info: ModelInfo | None, copy: int
+) -> AsyncGenerator[list[Part], None]:
     assert model_info is not None
     request = spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
     response = spec.make_response(model_info, model_info.plain_speed)
     speculation = spec.draft_length.apply(model_info.speculation)
-    async with aclosing(slot.stream(request, turn.ends_s, speculation)) as batches:
+    async with aclosing(slot.stream(request, speculation)) as batches:
         async for batch in batches:
             yield merge_deltas([part for event in batch for part in response.parts(event)])

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from edgespec.engine.events import Gap, Prompt
-from edgespec.engine.structured_output import Structure, json_structure
+from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.hub.cache import Alias, HubFile, HubQuant, HubRepo, parse_reference
 from edgespec.planner.plan import LoadConfig
@@ -121,18 +121,15 @@ class LineStream(EventStream):
 
 
 def format_message(text: str, reasoning: str, calls: list[Block]) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": text}
-    if reasoning:
-        message["thinking"] = reasoning
-    if calls:
-        message["tool_calls"] = [
-            {
-                "id": f"call_{each.id}",
-                "function": {"index": each.number, "name": each.name, "arguments": read_arguments(each.text)},
-            }
-            for each in calls
-        ]
-    return {"message": message}
+    made = [
+        {
+            "id": f"call_{each.id}",
+            "function": {"index": each.number, "name": each.name, "arguments": read_arguments(each.text)},
+        }
+        for each in calls
+    ]
+    more = {name: value for name, value in (("thinking", reasoning), ("tool_calls", made)) if value}
+    return {"message": {"role": "assistant", "content": text, **more}}
 
 
 def format_response(text: str, reasoning: str, _calls: list[Block]) -> dict[str, Any]:
@@ -190,18 +187,13 @@ class OllamaBody(ThinkingBody, GenerationBody):
     options: OllamaOptions | None = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
 
-    def structure(self) -> Structure | None:
-        if not self.format:
-            return None
-        return json_structure() if self.format == "json" else json_structure(self.format)
-
     def make_spec(self, prompt: Prompt, **more: Any) -> GenerationSpec:
         options = self.options or OllamaOptions()
         effort = self.think if isinstance(self.think, str) else None
         thinking = self.make_thinking(is_on=None if self.think is None else bool(self.think), effort=effort)
-        control = {"thinking": thinking, "draft_length": self.draft_length()}
-        fields = {**options.fields(), **control, "structure": self.structure(), **more}
-        return GenerationSpec(prompt, **fields)
+        structure = json_structure(None if self.format == "json" else self.format) if self.format else None
+        control = {"thinking": thinking, "draft_length": self.draft_length(), "structure": structure}
+        return GenerationSpec(prompt, **options.fields(), **control, **more)
 
 
 class OllamaChatRequest(OllamaBody):
@@ -219,15 +211,11 @@ class OllamaChatRequest(OllamaBody):
         return LineWriter(self.model, format_message)
 
     def generation_spec(self) -> GenerationSpec:
-        messages, start = tuple(each.message() for each in self.messages), None
-        if self._continues():
+        messages, start, last = tuple(each.message() for each in self.messages), None, self.messages[-1]
+        if last.role == "assistant" and last.content and not last.tool_calls:
             messages, start = split_start(messages)
         tools = tuple(each.function.tool() for each in self.tools or ())
         return self.make_spec(messages, start=start, tools=tools)
-
-    def _continues(self) -> bool:
-        last = self.messages[-1]
-        return last.role == "assistant" and bool(last.content) and not last.tool_calls
 
 
 class OllamaGenerateRequest(OllamaBody):
@@ -251,16 +239,11 @@ class OllamaGenerateRequest(OllamaBody):
     def generation_spec(self) -> GenerationSpec:
         if (self.raw or self.suffix) and self.system:
             raise InvalidRequest("raw and suffix have no system message.", hint="Put it into the prompt.")
-        return self.make_spec(self._prompt())
-
-    def _prompt(self) -> Prompt:
         text = self.prompt or ""
-        if self.suffix:
-            return Gap(text, self.suffix)
-        if self.raw:
-            return text
+        if self.raw or self.suffix:
+            return self.make_spec(Gap(text, self.suffix) if self.suffix else text)
         system = (make_message("system", self.system),) if self.system else ()
-        return (*system, make_message("user", text))
+        return self.make_spec((*system, make_message("user", text)))
 
 
 # /api/tags, /api/ps, /api/show, /api/pull and /api/delete: the models, as Ollama describes them.
@@ -316,10 +299,8 @@ async def format_progress(
 
 def describe_success(models: Models, name: str) -> dict[str, Any]:
     """The last line of a download."""
-    done: dict[str, Any] = {"status": "success"}
-    if models.look_up(name) is None:
-        done["warnings"] = [f"'{name}' is downloaded, but this server was not started with it."]
-    return done
+    unknown = {"warnings": [f"'{name}' is downloaded, but this server was not started with it."]}
+    return {"status": "success", **(unknown if models.look_up(name) is None else {})}
 
 
 def list_tags(models: Models) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from edgespec.server.metrics import ServerMetrics
 from edgespec.server.openai import ChatRequest, CompletionRequest
 from edgespec.server.record import request_context
 from edgespec.server.remote_client import RemoteClient, RemoteFailure, RemoteModel, Unreachable
-from edgespec.server.slots import Answer, Slot, Turn
+from edgespec.server.slots import Answer, Slot
+from edgespec.service.client import ModelInfo
 from edgespec.service.generation_spec import GenerationSpec, format_call
 from edgespec.service.response import Done, Ending, Part, ReasoningDelta, Started, TextDelta, merge_deltas, new_id
 from edgespec.text.chat_template import Message
@@ -184,6 +185,8 @@ def _format_structure(structure: Structure) -> dict[str, Any]:
     schema = json.loads(part.schema)
     if isinstance(schema, dict):
         schema.pop("x-guidance", None)
+    if schema == {"type": "object"}:  # which more servers have
+        return {"type": "json_object"}
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
 
@@ -385,9 +388,7 @@ class RemoteSlot(Slot):
         path = f"{call.path}/input_tokens"
         return await self._ask(path, call.body, _COUNT_S, lambda found: int(found["input_tokens"]))
 
-    async def embed(
-        self, texts: Sequence[str | list[int]], ends_s: float, dimensions: int | None = None
-    ) -> list[Embedding]:
+    async def embed(self, texts: Sequence[str | list[int]], dimensions: int | None = None) -> list[Embedding]:
         """A vector for each text, within a turn; see ModelSlot.embed. The first has the tokens of all."""
 
         def read(found: dict[str, Any]) -> list[Embedding]:
@@ -398,7 +399,7 @@ class RemoteSlot(Slot):
 
         size = {} if dimensions is None else {"dimensions": dimensions}
         asked = {"input": list(texts), "encoding_format": "float", **size}
-        vectors = await self._ask("/embeddings", asked, ends_s - monotonic(), read)
+        vectors = await self._ask("/embeddings", asked, self._policy.timeout_s, read)
         self._count_embeddings(len(vectors), vectors[0].tokens)
         return vectors
 
@@ -414,12 +415,15 @@ class RemoteSlot(Slot):
         self._note(None)
         return found
 
-    async def _answer(self, call: RemoteCall, turn: Turn, copy: int) -> AsyncGenerator[list[Part], None]:
+    async def _answer(self, call: RemoteCall, _: ModelInfo | None, copy: int) -> AsyncGenerator[list[Part], None]:
         """The parts of one answer, in batches as they arrive, for one task. Closing it closes the request."""
         began_s, answer = monotonic(), RemoteAnswer(call.warnings)
         body = call.make_body(self._model.model, copy)
         try:
-            async with asyncio.timeout(turn.ends_s - began_s), aclosing(self._client.chunks(call.path, body)) as events:
+            async with (
+                asyncio.timeout(self._policy.timeout_s),
+                aclosing(self._client.chunks(call.path, body)) as events,
+            ):
                 async for batch in events:
                     yield merge_deltas([part for event in batch for part in answer.parts(event)])
             if answer.reason is None:

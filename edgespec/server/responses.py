@@ -208,7 +208,7 @@ class TextOptions(Body):
 class ResponsesRequest(ThinkingBody, SamplingBody, GenerationBody):
     """The body of /v1/responses."""
 
-    refused = ("background", "conversation", "prompt")
+    refused = ("background", "conversation", "previous_response_id", "prompt")
 
     input: str | Annotated[list[InputItem], MANY]
     instructions: str | None = None
@@ -218,7 +218,6 @@ class ResponsesRequest(ThinkingBody, SamplingBody, GenerationBody):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: EffortConfig | None = None
-    previous_response_id: str | None = None
 
     def writer(self) -> ResponsesWriter:
         return ResponsesWriter(
@@ -237,11 +236,6 @@ class ResponsesRequest(ThinkingBody, SamplingBody, GenerationBody):
         )
 
     def generation_spec(self) -> GenerationSpec:
-        if self.previous_response_id is not None:
-            raise InvalidRequest(
-                "previous_response_id is not supported: responses are not stored.",
-                hint="Send the whole conversation as input.",
-            )
         text_format = self.text.format if self.text is not None else None
         return GenerationSpec(
             prompt=tuple(self._messages()),

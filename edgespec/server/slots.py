@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import Literal, TypeVar
@@ -82,18 +82,10 @@ class FairLimiter:
 # Slot: a model that requests name, and the queue of those requests.
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The turn of a call. `ends_s`: when its time is over, in seconds of `monotonic`. `model_info`: the loaded model;
-    None for one of another server.
-    """
-
-    ends_s: float
-    model_info: ModelInfo | None = None
-
-
-Answer = Callable[[Turn, int], AsyncGenerator[list[Part], None]]
-"""One answer within a turn: its parts, in batches. The number is that among the answers to a prompt."""
+Answer = Callable[[ModelInfo | None, int], AsyncGenerator[list[Part], None]]
+"""One answer within a turn: its parts, in batches. It gets the loaded model, None for one of another server, and the
+number among the answers to a prompt.
+"""
 
 
 class Slot:
@@ -116,8 +108,9 @@ class Slot:
     def is_busy(self) -> bool:
         return self.limiter.active + self.limiter.waiting + self._visitors > 0
 
-    async def enter(self, *, is_new: bool = True) -> None:
-        """Wait for a turn; `leave` ends it. Raises HttpError if `is_new` and the queue is full."""
+    @asynccontextmanager
+    async def turn(self, *, is_new: bool = True) -> AsyncIterator[None]:
+        """A turn, which is waited for. Raises HttpError if `is_new` and the queue is full."""
         request_context().model = self.name
         limiter = self.limiter
         if is_new and limiter.is_full and limiter.waiting >= self._policy.max_queue:
@@ -126,10 +119,11 @@ class Slot:
             raise HttpError(429, message, hint=f"Try again in {after_s} seconds.", retry_after_s=after_s)
         await limiter.enter()
         self.used_s = monotonic()
-
-    def leave(self) -> None:
-        self.used_s = monotonic()
-        self.limiter.leave()
+        try:
+            yield
+        finally:
+            self.used_s = monotonic()
+            limiter.leave()
 
     def _count_embeddings(self, texts: int, tokens: int) -> None:
         request_context().prompt_tokens += tokens
@@ -237,10 +231,9 @@ class ModelSlot(Slot):
         return model_info
 
     async def stream(
-        self, request: Request, ends_s: float, speculation: Speculation | None = None
+        self, request: Request, speculation: Speculation | None = None
     ) -> AsyncGenerator[list[Event], None]:
-        """The events of one generation, in batches, within a turn; `ends_s`: see Turn. `speculation` replaces the
-        engine's.
+        """The events of one generation, in batches, within a turn. `speculation` replaces the engine's.
 
         Closing the generator cancels the generation, and waits until the engine has ended it. Reading, by one task,
         raises HttpError where the engine does not end the answer in time.
@@ -248,9 +241,9 @@ class ModelSlot(Slot):
         assert self.client is not None
         began_s = monotonic()
         stream = self.client.stream(replace(request, reports_steps=False), speculation)
-        timer = asyncio.get_running_loop().call_later(ends_s - began_s, stream.cancel)
+        timer = asyncio.get_running_loop().call_later(self._policy.timeout_s, stream.cancel)
         try:
-            async with asyncio.timeout(ends_s - began_s + _GRACE_S):
+            async with asyncio.timeout(self._policy.timeout_s + _GRACE_S):
                 async for batch in stream.batches():
                     self._count(batch, began_s)
                     yield batch
@@ -267,14 +260,12 @@ class ModelSlot(Slot):
             if (model_info := self.model_info) is not None:
                 self.limiter.resize(model_info.max_concurrency)
 
-    async def read(self, ask: Callable[[EngineClient], Stream[T]], ends_s: float) -> list[T]:
-        """The results of `ask`, such as the tokens of a prompt, within a turn or a visit; `ends_s`: see Turn. Raises
-        HttpError where it takes too long.
-        """
+    async def read(self, ask: Callable[[EngineClient], Stream[T]]) -> list[T]:
+        """The results of `ask`, such as the tokens of a prompt, within a turn or a visit. Raises HttpError."""
         assert self.client is not None
         stream = ask(self.client)
         try:
-            async with asyncio.timeout(ends_s - monotonic()):
+            async with asyncio.timeout(self._policy.timeout_s):
                 return [each async for each in stream]
         except TimeoutError as error:
             message = f"the model did not answer within {self._policy.timeout_s:g} seconds."
@@ -282,11 +273,9 @@ class ModelSlot(Slot):
         finally:
             stream.cancel()
 
-    async def embed(
-        self, texts: Sequence[str | list[int]], ends_s: float, dimensions: int | None = None
-    ) -> list[Embedding]:
-        """A vector of the model's own size for each text, within a turn; `ends_s`: see Turn."""
-        vectors = await self.read(lambda client: client.embed(texts), ends_s)
+    async def embed(self, texts: Sequence[str | list[int]], dimensions: int | None = None) -> list[Embedding]:
+        """A vector of the model's own size for each text, within a turn."""
+        vectors = await self.read(lambda client: client.embed(texts))
         self._count_embeddings(len(vectors), sum(each.tokens for each in vectors))
         return vectors
 

@@ -2,6 +2,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import pytest
+
 from edgespec.errors import InvalidRequest
 from edgespec.server import http
 from edgespec.server.http import EventStream, format_event
@@ -55,7 +57,7 @@ def test_a_silence_has_a_comment(monkeypatch):
     assert body.replace(EventStream.keep_alive, b"") == b"data: 1\n\ndata: 2\n\n"
 
 
-def test_a_failure_is_a_status_or_the_last_event():
+def test_a_failure_is_raised_or_the_last_event():
     async def run(*first: bytes) -> Client:
         async def events():
             for event in first:
@@ -66,8 +68,9 @@ def test_a_failure_is_a_status_or_the_last_event():
         await client.run(events())
         return client
 
-    early, late = asyncio.run(run()), asyncio.run(run(b"data: 1\n\n"))
-    assert early.status == 400 and early.body.startswith(b'{"error":')
+    with pytest.raises(InvalidRequest, match="no"):
+        asyncio.run(run())
+    late = asyncio.run(run(b"data: 1\n\n"))
     assert late.status == 200 and late.body.startswith(b'data: 1\n\ndata: {"error":')
 
 

@@ -60,7 +60,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (RESPONSES, {"background": True}, "background is not supported"),
     (RESPONSES, {"conversation": "conv_1"}, "conversation is not supported"),
     (RESPONSES, {"prompt": {"id": "pmpt_1"}}, "prompt is not supported"),
-    (RESPONSES, {"previous_response_id": "resp_1"}, "responses are not stored"),
+    (RESPONSES, {"previous_response_id": "resp_1"}, "previous_response_id is not supported"),
     (RESPONSES, {"tools": [{"type": "code_interpreter"}]}, "tools of type 'code_interpreter'"),
     (RESPONSES, {"input": [{"type": "item_reference", "id": "x"}]}, "input items of type 'item_reference'"),
     (MESSAGES, {"max_tokens": None}, "max_tokens"),

@@ -251,8 +251,9 @@ def test_a_server_that_is_killed_amid_answers_comes_back(tmp_path: Path) -> None
                 reader = pool.submit(read)
                 assert begun.wait(30)
                 server.until("far", answering=2)
+                engines = back.engines()
                 back.process.kill()
-                for engine in back.engines():
+                for engine in engines:
                     engine.kill()
                 told = "the server behind 'far' ended the"
                 with pytest.raises(openai.APIError, match=told):

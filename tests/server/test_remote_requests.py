@@ -56,8 +56,7 @@ def test_ollama() -> None:
     assert ask(OllamaChatRequest, "vllm", messages=[USER], options=options).body["repetition_penalty"] == 1.2
     assert ask(OllamaGenerateRequest, prompt="a", raw=True) == RemoteCall(TEXT, {"prompt": "a"})
     assert ask(OllamaGenerateRequest, prompt="a", suffix="b") == RemoteCall(TEXT, {"prompt": "a", "suffix": "b"})
-    form = ask(OllamaChatRequest, messages=[USER], format="json").body["response_format"]
-    assert form == {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
+    assert ask(OllamaChatRequest, messages=[USER], format="json").body["response_format"] == {"type": "json_object"}
 
 
 def test_calls_without_ids_get_some_that_agree() -> None:

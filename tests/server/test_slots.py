@@ -17,7 +17,8 @@ from edgespec.planner.plan import LoadConfig
 from edgespec.server.http import HttpError, Policy
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.models import Models, generate_parts
-from edgespec.server.slots import FairLimiter, ModelSlot, Turn
+from edgespec.server.slots import FairLimiter, ModelSlot
+from edgespec.service.client import ModelInfo
 
 
 @given(
@@ -114,15 +115,21 @@ def test_the_next_answer_to_a_call_is_not_refused() -> None:
 
     async def main() -> None:
         slot = ModelSlot("m", LoadConfig(), Policy(max_queue=0), ServerMetrics())
-        await slot.enter()
-        with pytest.raises(HttpError):
-            await slot.enter()
-        again = asyncio.create_task(slot.enter(is_new=False))
-        await asyncio.sleep(0)
-        assert not again.done()
-        slot.leave()
-        await again
-        slot.leave()
+        order = []
+
+        async def next_answer() -> None:
+            async with slot.turn(is_new=False):
+                order.append("next")
+
+        async with slot.turn():
+            with pytest.raises(HttpError):
+                async with slot.turn():
+                    pass
+            again = asyncio.create_task(next_answer())
+            await asyncio.sleep(0)
+            order.append("first")
+        await asyncio.wait_for(again, 5)
+        assert order == ["first", "next"]
 
     asyncio.run(main())
 
@@ -130,9 +137,9 @@ def test_the_next_answer_to_a_call_is_not_refused() -> None:
 def test_a_visitor_waits_for_nobody_and_unloading_waits_for_it() -> None:
     async def main() -> None:
         slot = ModelSlot("m", LoadConfig(), Policy(), ServerMetrics())
-        await slot.enter()
+        async with slot.turn(), slot.visit():
+            assert slot.limiter.active == 1
         async with slot.visit():
-            slot.leave()
             unloading = asyncio.create_task(slot.unload())
             await asyncio.sleep(0)
             assert slot.limiter.is_exclusive and not unloading.done() and slot.is_busy
@@ -150,8 +157,8 @@ def test_the_turn_ends_with_the_engine_and_not_with_the_reader() -> None:
         models = Models({"tree": TOY}, Policy(), ServerMetrics())
         slot = models.slots["tree"]
 
-        async def answer(turn: Turn, _copy: int) -> AsyncGenerator[Any, None]:
-            async for batch in slot.stream(REQUEST, turn.ends_s):
+        async def answer(_model_info: ModelInfo | None, _copy: int) -> AsyncGenerator[Any, None]:
+            async for batch in slot.stream(REQUEST):
                 yield batch
 
         parts = generate_parts(models, slot, [answer], 1)
