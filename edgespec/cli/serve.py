@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import socket
     import ssl
 
-    from edgespec.planner.plan import LoadConfig
     from edgespec.server.auth import Rules
+    from edgespec.server.models import LocalModel
     from edgespec.server.record import Caller
     from edgespec.server.remote_client import RemoteModel
 
@@ -262,6 +262,7 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
     from edgespec.server.http import Policy
     from edgespec.server.metrics import ServerMetrics
     from edgespec.server.models import Models
+    from edgespec.server.remote_client import RemoteModel
 
     if options["memory"] is None and options["api_key"] and not options["key_file"]:
         options["memory"] = False
@@ -276,20 +277,19 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
         strict_names=options["strict_names"],
         remembers=options["memory"] is not False,
     )
-    configs, keep_alive_s, remotes = _read_configs(models, options)
-    if unknown := sorted({*options["preload"]} - configs.keys()):
-        hint = f"There are: {', '.join(configs) or 'none; models of other servers are not loaded here'}."
+    found = _read_models(models, options)
+    served = Models(found, policy, metrics, {EMBEDDED_ALIAS: _EMBEDDED})  # as the other commands call that model
+    if unknown := sorted({*options["preload"]} - served.slots.keys()):
+        hint = f"There are: {', '.join(served.slots) or 'none; models of other servers are not loaded here'}."
         raise InvalidRequest(f"--preload names no model: '{unknown[0]}'.", hint=hint)
-    aliases = {EMBEDDED_ALIAS: _EMBEDDED}  # as the other commands call the embedded model
-    app = application(
-        Models(configs, policy, metrics, aliases, keep_alive_s, remotes), rules, metrics, options["preload"]
-    )
+    app = application(served, rules, metrics, options["preload"])
     # SIGTERM ends the program in order, with 0; uvicorn raises it again after its shutdown.
     signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))
     with listen(options) as listening:
-        click.echo(f"Serving {', '.join((*configs, *remotes))} at {', '.join(listening.urls)}; press Ctrl-C to stop.")
-        for name in (name for name, each in remotes.items() if each.sends_plain_key):
-            click.echo(f"warning: the key of '{name}' crosses the network as plain text; use https.", err=True)
+        click.echo(f"Serving {', '.join(found)} at {', '.join(listening.urls)}; press Ctrl-C to stop.")
+        for name, each in found.items():
+            if isinstance(each, RemoteModel) and each.sends_plain_key:
+                click.echo(f"warning: the key of '{name}' crosses the network as plain text; use https.", err=True)
         return run_app(app, listening, log_level)
 
 
@@ -312,28 +312,24 @@ def run_app(app: Callable[..., Any], listening: Listening, log_level: str) -> in
     return 0
 
 
-def _read_configs(
-    models: tuple[str, ...], options: dict[str, Any]
-) -> tuple[dict[str, LoadConfig], dict[str, float], dict[str, RemoteModel]]:
-    """What to load, by the names that clients use, how long some of them stay loaded, and the other servers' models."""
+def _read_models(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, LocalModel | RemoteModel]:
+    """The models, by the names that clients use: those of the file and those named."""
     from edgespec.registry.schema import load_registry
+    from edgespec.server.models import LocalModel
 
     found = read_config(options["config"]) if options["config"] is not None else {}
-    tables = {name: table for name, table in found.items() if isinstance(table, ModelTable)}
-    remotes = {name: table for name, table in found.items() if not isinstance(table, ModelTable)}
-    configs = {name: table.config for name, table in tables.items()}
     for text in models or (() if found else (load_registry().default,)):
         name, equals, reference = text.partition("=")
         if not equals:
             name, reference = public_name(text), text
-        if not name or name in configs or name in remotes:
+        if not name or name in found:
             message = f"two models have the name '{name}'." if name else f"'{text}' has no name."
             raise InvalidRequest(message, hint="Name each model: edgespec serve NAME=REF.")
-        configs[name] = load_config(reference or None, options)
-    if options["memory"] is False:  # for the tables too
-        configs = {name: replace(each, memory=None) for name, each in configs.items()}
-    keep_alive_s = {name: table.keep_alive_s for name, table in tables.items() if table.keep_alive_s is not None}
-    return configs, keep_alive_s, remotes
+        found[name] = LocalModel(load_config(reference or None, options))
+    for name, each in found.items():
+        if isinstance(each, LocalModel) and options["memory"] is False:  # for the tables too
+            found[name] = each._replace(config=replace(each.config, memory=None))
+    return found
 
 
 def public_name(reference: str) -> str:
@@ -367,14 +363,7 @@ def _local(**_options: Any) -> None:
     """The keys of a model that is loaded here, whose values click checks like those of command-line options."""
 
 
-class ModelTable(NamedTuple):
-    """A model of the file that is loaded here; `keep_alive_s` is None where the command line's counts."""
-
-    config: LoadConfig
-    keep_alive_s: float | None
-
-
-def read_config(path: Path) -> dict[str, ModelTable | RemoteModel]:
+def read_config(path: Path) -> dict[str, LocalModel | RemoteModel]:
     """The models, by the names that clients use: those loaded here, and those of other servers. Raises
     InvalidRequest.
     """
@@ -387,15 +376,16 @@ def read_config(path: Path) -> dict[str, ModelTable | RemoteModel]:
     return {name: _parse_table(name, table) for name, table in tables.items()}
 
 
-def _parse_table(name: str, table: Any) -> ModelTable | RemoteModel:
+def _parse_table(name: str, table: Any) -> LocalModel | RemoteModel:
+    from edgespec.server.models import LocalModel
+    from edgespec.server.remote_client import read_model
+
     if not isinstance(table, dict):
         raise InvalidRequest(f"'{name}' is not a table.", hint=_EXAMPLE)
     if table.get("backend") == _REMOTE:
-        from edgespec.server.remote_client import read_model
-
         return read_model(name, table, _EXAMPLE)
     options = _read_values(name, table)
-    return ModelTable(load_config(options["model"], options), options["keep_alive"])
+    return LocalModel(load_config(options["model"], options), options["keep_alive"])
 
 
 def _read_values(name: str, table: dict[str, Any]) -> dict[str, Any]:

@@ -395,14 +395,14 @@ def list_used_files(request: LoadConfig, registry: Registry, hub: Hub) -> set[Fi
     """
     offline = replace(hub, offline=True)
     try:
-        planned = plan(replace(request, force=True), registry, offline, _Quiet())
+        planned = plan(replace(request, force=True), registry, offline, Quiet())
     except HubError:  # its draft was removed since
-        planned = plan(replace(request, force=True, draft=NONE), registry, offline, _Quiet())
+        planned = plan(replace(request, force=True, draft=NONE), registry, offline, Quiet())
     models = [source for source in planned.sources if isinstance(source, RemoteModel)]
     return {(model.repo, file.path) for model in models for file in model.files}
 
 
-class _Quiet:
+class Quiet:
     """A Reporter that says nothing."""
 
     def notice(self, text: str) -> None: ...

@@ -77,7 +77,8 @@ def embedding_route(
         async def embed() -> dict[str, Any]:
             async with models.turn(slot):
                 found = await slot.embed(inputs, body.dimensions) if inputs else []
-            if found and body.dimensions not in (None, size := len(found[0].vector)):
+            size = len(found[0].vector) if found else None
+            if found and body.dimensions not in (None, size):
                 raise InvalidRequest(f"embeddings have the model's own size, {size:,}.", hint="Remove dimensions.")
             return write(body, [each.vector for each in found], sum(each.tokens for each in found))
 

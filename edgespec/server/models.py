@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import product
 from time import time
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,7 +19,7 @@ from starlette.responses import Response
 from edgespec.engine.events import MemoryUse
 from edgespec.errors import Cancelled, EdgespecError, HubError, InvalidRequest, UnknownModel, reason_of
 from edgespec.hub.hub import Hub
-from edgespec.planner.plan import LoadConfig, fetch_all, list_cached_files, list_used_files, resolve_download
+from edgespec.planner.plan import LoadConfig, Quiet, fetch_all, list_cached_files, list_used_files, resolve_download
 from edgespec.registry.schema import load_registry
 from edgespec.server.answers import Writer
 from edgespec.server.fields import GenerationBody
@@ -44,31 +44,36 @@ TAG = ":latest"
 AnySlot = ModelSlot | RemoteSlot
 
 
+class LocalModel(NamedTuple):
+    """A model of this machine. `keep_alive_s`: how long it stays loaded; None: as the policy says."""
+
+    config: LoadConfig
+    keep_alive_s: float | None = None
+
+
 class Models:
     """The slots by the names that clients use, and the limit of loaded models."""
 
     def __init__(
         self,
-        requests: Mapping[str, LoadConfig],
+        models: Mapping[str, LocalModel | RemoteModel],
         policy: Policy,
         server_metrics: ServerMetrics,
         aliases: Mapping[str, str] | None = None,
-        keep_alive_s: Mapping[str, float] | None = None,
-        remotes: Mapping[str, RemoteModel] | None = None,
     ) -> None:
-        """`aliases`: other names that clients may use, with the name in `requests` that each stands for.
-
-        `keep_alive_s`: of the models that have one of their own. `remotes`: the models of other servers.
-        """
+        """`aliases`: other names that clients may use, with the name in `models` that each stands for."""
         self.slots: dict[str, ModelSlot] = {}
+        self.remotes: dict[str, RemoteSlot] = {}
         self.is_preloading = False
         self._aliases = aliases or {}
         self._policy = policy
         self._server_metrics = server_metrics
-        for name, request in requests.items():
-            own = replace(policy, keep_alive_s=(keep_alive_s or {}).get(name, policy.keep_alive_s))
-            self.slots[name] = ModelSlot(name, request, own, server_metrics)
-        self.remotes = {name: RemoteSlot(name, each, policy, server_metrics) for name, each in (remotes or {}).items()}
+        for name, each in models.items():
+            if isinstance(each, RemoteModel):
+                self.remotes[name] = RemoteSlot(name, each, policy, server_metrics)
+            else:
+                own = policy if each.keep_alive_s is None else replace(policy, keep_alive_s=each.keep_alive_s)
+                self.slots[name] = ModelSlot(name, each.config, own, server_metrics)
         self._only = self.all[0] if len(self.all) == 1 and not policy.strict_names else None
         self._opening = asyncio.Lock()
         self.created_s = int(time())
@@ -219,8 +224,8 @@ Progress = tuple[str, int, int]
 """The name of a file, how many of its bytes are here, and how many it has."""
 
 
-class Download:
-    """The download of a model with what drafts for it, which has begun. On its thread it is the Reporter."""
+class Download(Quiet):
+    """The download of a model with what drafts for it, which has begun, on a thread of its own."""
 
     def __init__(self, config: LoadConfig) -> None:
         self.progress: Stream[Progress] = Stream()
@@ -234,12 +239,6 @@ class Download:
             self.progress.end(error)
         else:
             self.progress.end()
-
-    def notice(self, text: str) -> None:
-        """What is said of a plan concerns its load."""
-
-    def loading(self, name: str, fraction: float) -> None:
-        """A download loads nothing."""
 
     def download(self, name: str, done: int, total: int) -> None:
         self.progress.put((name, done, total))

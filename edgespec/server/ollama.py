@@ -192,8 +192,14 @@ class OllamaBody(ThinkingBody, GenerationBody):
         effort = self.think if isinstance(self.think, str) else None
         thinking = self.make_thinking(is_on=None if self.think is None else bool(self.think), effort=effort)
         structure = json_structure(None if self.format == "json" else self.format) if self.format else None
-        control = {"thinking": thinking, "draft_length": self.draft_length(), "structure": structure}
-        return GenerationSpec(prompt, **options.fields(), **control, **more)
+        return GenerationSpec(
+            prompt,
+            structure=structure,
+            draft_length=self.draft_length(),
+            thinking=thinking,
+            **options.fields(),
+            **more,
+        )
 
 
 class OllamaChatRequest(OllamaBody):
@@ -416,7 +422,9 @@ def ollama_routes(models: Models) -> list[Route]:
         BodyRoute("/api/chat", OllamaChatRequest, answer),
         BodyRoute("/api/generate", OllamaGenerateRequest, answer),
         embedding_route("/api/embed", models, format_embeddings),
-        embedding_route("/api/embeddings", models, lambda _body, vectors, _tokens: {"embedding": [*vectors, []][0]}),
+        embedding_route(
+            "/api/embeddings", models, lambda _body, vectors, _tokens: {"embedding": next(iter(vectors), ())}
+        ),
         BodyRoute("/api/pull", PullRequest, pull_model, manages=True),
         BodyRoute("/api/show", ShowRequest, show_model),
         BodyRoute("/api/delete", DeleteRequest, delete_model, manages=True, method="DELETE"),

@@ -392,7 +392,7 @@ class RemoteSlot(Slot):
         """A vector for each text, within a turn; see ModelSlot.embed. The first has the tokens of all."""
 
         def read(found: dict[str, Any]) -> list[Embedding]:
-            tokens = int(found["usage"]["prompt_tokens"])
+            tokens = _count(found.get("usage"), "prompt_tokens")
             ordered = sorted(found["data"], key=lambda each: int(each["index"]))
             vectors = [tuple(map(float, each["embedding"])) for each, _ in zip(ordered, texts, strict=True)]
             return [Embedding(vector, 0 if number else tokens) for number, vector in enumerate(vectors)]

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.serve import ModelTable, read_config
+from edgespec.cli.serve import read_config
 from edgespec.errors import InvalidRequest
+from edgespec.server.models import LocalModel
 from edgespec.server.remote_client import RemoteModel
 from tests.server.serving import serving
 
@@ -21,8 +22,8 @@ def test_each_model_has_its_own_options(tmp_path: Path) -> None:
     )
     found = read_config(path)
     tables = [found[name] for name in ("coder", "small")]
-    coder, small = (table.config for table in tables if isinstance(table, ModelTable))
-    assert [table.keep_alive_s for table in tables if isinstance(table, ModelTable)] == [None, 5400]
+    coder, small = (table.config for table in tables if isinstance(table, LocalModel))
+    assert [table.keep_alive_s for table in tables if isinstance(table, LocalModel)] == [None, 5400]
     assert list(found) == ["coder", "small"]
     assert (coder.model, coder.draft, coder.draft_max) == ("./coder.gguf", "ngram", None)
     assert (coder.load.context_size, coder.load.caches, coder.load.flash_attention) == (4096, 2, False)

@@ -10,7 +10,7 @@ from edgespec.errors import UnknownModel
 from edgespec.planner.plan import LoadConfig
 from edgespec.server.http import Policy
 from edgespec.server.metrics import ServerMetrics
-from edgespec.server.models import Models
+from edgespec.server.models import LocalModel, Models
 from tests.server.serving import PROMPT, Server
 
 USER: list[Any] = [{"role": "user", "content": PROMPT}]
@@ -42,7 +42,9 @@ def test_names_that_no_model_has() -> None:
     config, aliases = LoadConfig("tree", backend="toy"), {"python-6m": "embedded"}
 
     def choose(name: str, *names: str, is_strict: bool = False) -> str:
-        models = Models(dict.fromkeys(names, config), Policy(strict_names=is_strict), ServerMetrics(), aliases)
+        models = Models(
+            dict.fromkeys(names, LocalModel(config)), Policy(strict_names=is_strict), ServerMetrics(), aliases
+        )
         return models.choose(name).name
 
     assert choose("gpt-4", "tree") == choose("", "tree") == "tree"

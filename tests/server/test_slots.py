@@ -16,7 +16,7 @@ from edgespec.engine.events import Finished, Request
 from edgespec.planner.plan import LoadConfig
 from edgespec.server.http import HttpError, Policy
 from edgespec.server.metrics import ServerMetrics
-from edgespec.server.models import Models, generate_parts
+from edgespec.server.models import LocalModel, Models, generate_parts
 from edgespec.server.slots import FairLimiter, ModelSlot
 from edgespec.service.client import ModelInfo
 
@@ -154,7 +154,7 @@ REQUEST = Request("hello", SamplingParams(temperature=0.0, logit_bias=((256, -10
 
 def test_the_turn_ends_with_the_engine_and_not_with_the_reader() -> None:
     async def main() -> None:
-        models = Models({"tree": TOY}, Policy(), ServerMetrics())
+        models = Models({"tree": LocalModel(TOY)}, Policy(), ServerMetrics())
         slot = models.slots["tree"]
 
         async def answer(_model_info: ModelInfo | None, _copy: int) -> AsyncGenerator[Any, None]:
