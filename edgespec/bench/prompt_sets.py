@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib.resources
-import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints
 
 from edgespec.errors import InvalidRequest
 
@@ -28,8 +29,7 @@ CATEGORIES = (
 OWN = "own"  # category of lines without one
 MAX_BYTES = 64 << 20
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-
+_Text = Annotated[str, StringConstraints(pattern=r"\S")]
 _FORM = 'Write one object a line: {"prompt": "..."} or {"question_id": 1, "category": "chat", "turns": ["..."]}.'
 
 
@@ -48,12 +48,8 @@ def read_shipped_prompts(categories: Sequence[str] | None = None) -> list[BenchP
         if name not in CATEGORIES:
             raise InvalidRequest(f"there is no prompt category '{name}'.", hint=f"Choose from {', '.join(CATEGORIES)}.")
     folder = importlib.resources.files("edgespec.bench") / "prompt_sets_data"
-    prompts: list[BenchPrompt] = []
-    for category in CATEGORIES:
-        if categories is None or category in categories:
-            name = f"{category}.jsonl"
-            prompts += _parse((folder / name).read_bytes(), name)
-    return prompts
+    files = [f"{name}.jsonl" for name in CATEGORIES if categories is None or name in categories]
+    return [prompt for file in files for prompt in _parse((folder / file).read_bytes(), file)]
 
 
 def take_per_category(prompts: Iterable[BenchPrompt], limit: int) -> list[BenchPrompt]:
@@ -93,8 +89,8 @@ def _parse(data: bytes, name: str) -> list[BenchPrompt]:
             continue
         try:
             prompt = _parse_line(line, number)
-        except _BadLine as error:
-            raise InvalidRequest(f"{name}, line {number} {error}.", hint=_FORM) from error
+        except ValueError as error:
+            raise InvalidRequest(f"{name}, line {number} is not a prompt.", hint=_FORM) from error
         if prompt.id in lines:
             raise InvalidRequest(
                 f"{name}, line {number} has the same id '{prompt.id}' as line {lines[prompt.id]}.",
@@ -107,31 +103,20 @@ def _parse(data: bytes, name: str) -> list[BenchPrompt]:
     return prompts
 
 
-class _BadLine(Exception):
-    """The fault of a line, as the end of a sentence that starts with its number."""
+class _Line(BaseModel):
+    """A line of a file: a prompt, or turns."""
+
+    model_config = ConfigDict(strict=True)
+    prompt: _Text = ""
+    turns: tuple[_Text, ...] = ()
+    id: str | int = Field("", validation_alias=AliasChoices("question_id", "id"))
+    category: str = OWN
 
 
 def _parse_line(line: str, number: int) -> BenchPrompt:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:  # RecursionError: a line of ten thousand brackets
-        raise _BadLine("is not JSON") from error
-    match record:
-        case {"prompt": _, "turns": _}:
-            raise _BadLine('has both "prompt" and "turns"')
-        case {"prompt": str(text)}:
-            turns = [text]
-        case {"turns": [str(), *_] as turns} if all(isinstance(each, str) for each in turns):
-            pass
-        case _:
-            raise _BadLine('has neither a text as "prompt" nor a list of texts as "turns"')
-    if not all(each.strip() for each in turns):
-        raise _BadLine("has an empty text")
-    if any(_SURROGATE.search(each) for each in turns):
-        raise _BadLine("has half a surrogate pair")
-    identity, category = record.get("question_id", record.get("id", number)), record.get("category", OWN)
-    if not isinstance(identity, str | int) or isinstance(identity, bool):
-        raise _BadLine("has an id that is neither text nor a whole number")
-    if not isinstance(category, str):
-        raise _BadLine("has a category that is not text")
-    return BenchPrompt(str(identity), category, tuple(turns))
+    """Raises ValueError."""
+    record = _Line.model_validate_json(line)
+    if bool(record.prompt) == bool(record.turns):
+        raise ValueError
+    turns = record.turns or (record.prompt,)
+    return BenchPrompt(str(number if record.id == "" else record.id), record.category, turns)

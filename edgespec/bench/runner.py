@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import NO_DRAFT, Capabilities, CheckCancelled, Draft, Session, Step
 from edgespec.core.sampling import Logits, SamplingParams
 from edgespec.core.verify import read_prompt
-from edgespec.drafters.ngram import MAX_NGRAM, SuffixLookup
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
@@ -151,9 +149,8 @@ class Cost:
 class Run:
     """One generation.
 
-    bound_s   seconds for its rounds by the measured cost curve
-    copied_tokens, copied_s   of the rounds where the text repeats, see `repetition_speed`
-    fork      where a greedy output differs from plain decoding's; an error unless it is a near-tie
+    bound_s  seconds for its rounds by the measured cost curve
+    fork     where a greedy output differs from plain decoding's; an error unless it is a near-tie
     """
 
     arm: str
@@ -162,8 +159,6 @@ class Run:
     temperature: float
     repeat: int
     metrics: Metrics
-    copied_tokens: int
-    copied_s: float
     bound_s: float | None
     fork: Divergence | None
 
@@ -177,40 +172,6 @@ def describe_record(record: Record) -> dict[str, Any]:
     if isinstance(record, Run) and record.fork is not None:
         found["fork"]["near_tie"] = record.fork.is_near_tie
     return found
-
-
-_MIN_MATCH = 8  # tokens before a token that occurred earlier in the same order
-_MIN_STRETCH = 16  # consecutive tokens that continue as they did earlier
-
-
-def find_repetition(prompt: Sequence[int], emitted: Sequence[int]) -> list[bool]:
-    """[emitted] whether each token is in a stretch that an n-gram lookup can predict."""
-    lookup = SuffixLookup(min_length=MAX_NGRAM)  # longer matches are found by their ends
-    lookup.extend(prompt)
-    text, copied = list(prompt), []
-    for token in emitted:
-        text.append(token)
-        copied.append(any(each.confidence >= _MIN_MATCH and each.is_right for each in lookup.extend(text)))
-    found: list[bool] = []
-    for is_copied, stretch in groupby(copied):
-        n = len(list(stretch))
-        found += [is_copied and n >= _MIN_STRETCH] * n
-    return found
-
-
-def repetition_speed(prompt: Sequence[int], steps: Sequence[Step]) -> tuple[int, float]:
-    """(tokens, seconds) of the rounds that start in a repeated stretch.
-
-    The last round counts in full, with its tokens after the end of the stretch and its rejected drafts.
-    """
-    repeats = find_repetition(prompt, [token for step in steps for token in step.tokens])
-    tokens, seconds, at = 0, 0.0, 0
-    for before, step in pairwise(steps):
-        at += len(before.tokens)
-        if repeats[at]:
-            tokens += len(step.tokens)
-            seconds += step.at_s - before.at_s
-    return tokens, seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +286,6 @@ class Bench:
             if arm is _PLAIN:
                 self._plain[key] = text, finished
             plain_text, plain = self._plain[key]
-            copied_tokens, copied_s = repetition_speed(text, steps)
             comparable = temperature == 0 and text == plain_text  # unequal once an earlier answer diverged
             yield Run(
                 arm=arm.name,
@@ -334,8 +294,6 @@ class Bench:
                 temperature=temperature,
                 repeat=repeat,
                 metrics=finished.metrics,
-                copied_tokens=copied_tokens,
-                copied_s=copied_s,
                 bound_s=self._lower_bound(plain, steps) if arm.gamma is None else None,
                 fork=first_divergence(session, text, plain.tokens, finished.tokens) if comparable else None,
             )

@@ -19,19 +19,12 @@ from edgespec.errors import CacheError
 
 _COLUMNS = 100
 
-# Names of findings in the reports; their keys in JSON are fixed.
-_LABELS = {
-    "over": "compared",
-    "achieved / bound (autopilot)": "autopilot / its upper bound",
-    "where the text repeats": "autopilot where the text repeats",
-}
-
 _LEGEND = (
     "arms: a drafter with a number drafts that many tokens in every round; the autopilot may ask all drafters; "
     "'autopilot cold' starts each prompt without statistics. x plain: tokens/s over plain decoding, geometric mean of "
     "n results. decile: 10th percentile of x plain. below 1: results slower than plain decoding. tau: tokens per "
     "target forward. p99 ms: 99th percentile of the time of a step. oracle: the fastest of plain decoding and the "
-    "fixed arms for each prompt. upper bound: the speed if only the measured time of forwards and drafts counted."
+    "fixed arms for each prompt. bound: the speed if only the measured time of forwards and drafts counted."
 )
 
 
@@ -66,7 +59,6 @@ class Group:
 
     short_runs      runs of fewer than two tokens, which have no speed
     unpaired        points without plain decoding of the same prompt, excluded from the ratios
-    where_repeating    speedup of the rounds where the text repeats (bench/runner.py), over all of plain decoding
     worst_decile    10th percentile of the ratios; `below_one` is the share of ratios under 1
     tokens_per_second    25th, 50th and 75th percentile over points
     tau, acceptance_rate    ratios of sums over runs
@@ -83,7 +75,6 @@ class Group:
     short_runs: int
     unpaired: int
     speedup: Ratio | None
-    where_repeating: Ratio | None
     worst_decile: float | None
     below_one: float | None
     tokens_per_second: tuple[float, ...]
@@ -117,7 +108,6 @@ class Summary:
     points: tuple[Point, ...]
     arms: tuple[Group, ...]
     splits: tuple[Group, ...]
-    alpha_by_drafter: dict[str, tuple[float, ...]]
     finished: int
     best_fixed: str | None
     oracle: Ratio | None
@@ -135,11 +125,10 @@ class Summary:
         }
 
     def findings(self) -> dict[str, str]:
-        """The autopilot's main results, as text; empty where nothing ran."""
+        """The autopilot's main results, as text; empty where nothing ran. Their names are keys of the JSON line."""
         if not self.arms:
             return {}
         autopilot = next((g for g in self.arms if g.arm == AUTOPILOT), None)
-        repeating = autopilot.where_repeating if autopilot else None
         return {
             "best fixed (with hindsight)": self.best_fixed or "-",
             "autopilot / best fixed": str(self.autopilot_to_best_fixed or "-"),
@@ -147,12 +136,7 @@ class Summary:
             "autopilot / oracle": str(self.autopilot_to_oracle or "-"),
             "over": f"{self.finished} pairs of prompt and temperature that every arm completed",
             "achieved / bound (autopilot)": format_value(autopilot.achieved if autopilot else None),
-            "where the text repeats": f"{repeating} x plain, {repeating.n} prompts" if repeating else "no text repeats",
         }
-
-    def labeled_findings(self) -> dict[str, str]:
-        """`findings`, named for readers of a report."""
-        return {_LABELS.get(name, name): value for name, value in self.findings().items()}
 
     def by_category(self, arm: str) -> list[Group]:
         return [g for g in self.splits if g.arm == arm and g.temperature is None]
@@ -175,9 +159,7 @@ def format_table(summary: Summary) -> str:
     label = {"***": f"{summary.header.label} ***"} if summary.header.label else {}
     lines = [*_wrap(label), *_wrap(summary.header.facts()), *_wrap(summary.counts())]
     lines += [*_format_rows("arm", {g.arm: g for g in summary.arms}), ""]
-    lines += [
-        make_printable(f"{name + ':':<33} {value}")[:_COLUMNS] for name, value in summary.labeled_findings().items()
-    ]
+    lines += [make_printable(f"{name + ':':<33} {value}")[:_COLUMNS] for name, value in summary.findings().items()]
     by_category = {g.category or "none": g for g in summary.by_category(AUTOPILOT)}
     by_temperature = {f"T = {g.temperature:g}": g for g in summary.by_temperature(AUTOPILOT)}
     lines += [*_format_rows("autopilot by category", by_category), *_format_rows("autopilot by T", by_temperature)]
@@ -223,9 +205,6 @@ def summarize(records: Sequence[Record]) -> Summary:
     temperatures = sorted({r.temperature for r in runs})
     splits = product((None, *categories), (None, *temperatures) if len(temperatures) > 1 else (None,))
     groups = [_summarize_group(arm, *split, runs, points) for split in splits for arm in arms]
-    drafters: dict[str, list[Metrics]] = defaultdict(list)
-    for run in runs:
-        drafters[re.sub(r"\s+\d+$", "", run.arm)].append(run.metrics)
     prompts, speeds = _complete_points(points)
     fixed = [arm for arm in arms if arm in speeds and arm != PLAIN and not _is_autopilot(arm)]
     best_fixed = max(fixed, key=lambda arm: float(np.log(speeds[arm]).mean()), default=None)
@@ -246,7 +225,6 @@ def summarize(records: Sequence[Record]) -> Summary:
         points=points,
         arms=tuple(g for g in groups if g.category is None and g.temperature is None),
         splits=tuple(g for g in groups if g.runs and (g.category is not None or g.temperature is not None)),
-        alpha_by_drafter={name: _mean_alpha_by_depth(drafters[name]) for name in sorted(drafters, key=_arm_order)},
         finished=len(prompts),
         best_fixed=best_fixed,
         oracle=compare(oracle, speeds.get(PLAIN)),
@@ -302,15 +280,6 @@ def _summarize_group(
     drafted, forwards = sum(m.drafted_tokens for m in metrics), sum(m.target_forwards for m in metrics)
     times = {part: sum(getattr(m, f"{part}_s") for m in timed) for part in ("draft", "verify", "sample", "commit")}
     decoded = [(r.bound_s, (r.metrics.tpot_s or 0) * (r.metrics.emitted_tokens - 1)) for r in runs]
-    copied: dict[tuple[str, float], list[float]] = defaultdict(list)
-    for r in runs:
-        if r.copied_tokens and r.copied_s:
-            copied[r.prompt, r.temperature].append(r.copied_tokens / r.copied_s)
-    repeating = [
-        (p.prompt, float(np.median(copied[p.prompt, p.temperature])) * p.ratio / p.tokens_per_second)
-        for p in points
-        if p.ratio is not None and (p.prompt, p.temperature) in copied
-    ]
     return Group(
         arm=arm,
         category=category,
@@ -319,7 +288,6 @@ def _summarize_group(
         short_runs=len(runs) - len(timed),
         unpaired=len(points) - len(paired),
         speedup=_bootstrap_ratio(paired),
-        where_repeating=_bootstrap_ratio(repeating),
         worst_decile=float(np.percentile(ratios, 10)) if paired else None,
         below_one=float((ratios < 1).mean()) if paired else None,
         tokens_per_second=tuple(np.percentile(speeds, (25, 50, 75)).tolist()) if speeds else (),
@@ -373,8 +341,6 @@ def write_report(summary: Summary, path: Path) -> None:
     """Write one self-contained HTML file. Raises CacheError if it cannot be written."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    from edgespec.bench import plots
-
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -384,7 +350,7 @@ def write_report(summary: Summary, path: Path) -> None:
         lstrip_blocks=True,
     )
     environment.filters["shown"] = format_value
-    page = environment.get_template("report.html.jinja").render(summary=summary, plots=plots)
+    page = environment.get_template("report.html.jinja").render(summary=summary)
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:

@@ -45,7 +45,7 @@ ALLOWED = {
     "controller": {"numpy", "platformdirs"},
     "registry": {"numpy", "platformdirs", "pydantic"},
     "engine": {"numpy", "llguidance"},
-    "bench": {"numpy", "jinja2"},
+    "bench": {"numpy", "jinja2", "pydantic"},
     "conversations": {"platformdirs", "pydantic"},
     "planner": {"numpy"},
     "export": set(),

@@ -76,11 +76,6 @@ def hindsight() -> list[Run]:
     ]
 
 
-def drawings(page: str) -> dict[str, str]:
-    """SVG source by its name."""
-    return {re.findall('aria-label="(.*?)"', svg)[0]: svg for svg in re.findall("<svg.*?</svg>", page, re.S)}
-
-
 def test_nothing_comes_from_outside(tmp_path: Path) -> None:
     html = report(tmp_path, *hindsight())
     page = Page(html)
@@ -91,7 +86,6 @@ def test_nothing_comes_from_outside(tmp_path: Path) -> None:
         assert not [name for name in attributes if name.startswith("on")]
         if tag == "use" or "href" in attributes:
             assert str(attributes["href"]).removeprefix("#") in defined
-    assert page.named("svg")
     assert "url(" not in html
     assert "@import" not in html
 
@@ -108,17 +102,16 @@ def test_names_are_text(tmp_path: Path) -> None:
     assert page.text_of("h1") == HOSTILE_TEXT
     assert HOSTILE_TEXT in page.text_of("b")
     assert HOSTILE_TEXT + " 3" in [row[0] for row in page.rows]
-    assert f"{HOSTILE_TEXT[:17]}…" in page.text_of("text")
-    assert "\ufffd\ufffd漢 <i> 3" in page.text_of("text")
+    assert "\ufffd\ufffd漢 <i> 3" in [row[0] for row in page.rows]
     assert "\x1b" not in html
 
 
 def test_tables_hold_the_summary(tmp_path: Path) -> None:
     page = Page(report(tmp_path, *hindsight()))
     rows = [[cell.strip() for cell in row] for row in page.rows]
-    assert ["autopilot", "2", "1.41 1.10\u20131.80", "1.17", "0%", "1.00", "50%", "14.5"] in rows
-    assert ["plain", "2", "1.00 1.00\u20131.00", "1.00", "0%", "1.00", "-", "10.0"] in rows
-    assert ["chat", "2", "1.41 1.10\u20131.80", "1.17", "0%", "1.00", "50%", "14.5"] in rows
+    assert ["autopilot", "2", "1.41 1.10\u20131.80", "1.17", "0%", "1.00", "50%", "14.5 12.8\u201316.2"] in rows
+    assert ["plain", "2", "1.00 1.00\u20131.00", "1.00", "0%", "1.00", "-", "10.0 10.0\u201310.0"] in rows
+    assert ["chat", "2", "1.41 1.10\u20131.80", "1.17", "0%", "1.00", "50%", "14.5 12.8\u201316.2"] in rows
     assert ["ngram 7", "0.50", "0.50"] in rows
     assert ["64", "20.0", "1.00", "1.50"] in rows, "lookups take no time"
     facts = list(zip(page.text_of("dt").split("\n"), page.text_of("dd").split("\n"), strict=True))
@@ -140,53 +133,35 @@ def test_the_price_of_every_drafter_is_in_the_table(tmp_path: Path) -> None:
     assert ["128", "20.0", "4.0", "1: 5.0, 4: 6.1", "0.7", "1.00", "1.50"] in rows
 
 
-def test_plots_show_every_point(tmp_path: Path) -> None:
-    svgs = drawings(report(tmp_path, *hindsight()))
-    assert list(svgs) == [
-        "Tokens per second by arm", "Acceptance by depth", "The autopilot's speedup by category",
-        "Cost of a forward by its rows",
-    ]  # fmt: skip
-    dots = Page(svgs["The autopilot's speedup by category"]).named("circle")
-    assert len(dots) == 2
-    assert dots[0]["cx"] != dots[1]["cx"]
-    text = Page(svgs["Tokens per second by arm"]).text_of("text").split("\n")
-    assert [name for name in text if name in HINDSIGHT["a"]] == list(HINDSIGHT["a"])
-    assert {"10.0", "14.5", "12.0", "12.5"} <= set(text)
-    assert {"autopilot", "model", "ngram"} <= set(Page(svgs["Acceptance by depth"]).text_of("text").split("\n"))
-
-
 def test_every_colour_is_a_variable_in_light_and_in_dark(tmp_path: Path) -> None:
     html = report(tmp_path, *hindsight())
     light, dark = (set(re.findall(r"--([\w-]+):", block)) for block in re.findall(r":root \{(.*?)\}", html, re.S))
     used = set(re.findall(r"var\(--([\w-]+)\)", html))
     assert used <= light == dark
     assert "prefers-color-scheme: dark" in html
-    for svg in drawings(html).values():
-        assert not re.findall('style="[^"]*#[0-9a-f]', svg)
 
 
-def test_the_label_is_on_top_and_at_every_figure(tmp_path: Path) -> None:
+def test_the_label_is_on_top(tmp_path: Path) -> None:
     labelled = report(tmp_path, *hindsight(), header=replace(HEADER, label="cost-faithful 1B"))
-    assert labelled.count("<figcaption><b>cost-faithful 1B</b>") == labelled.count("<figure>") == 4
     assert labelled.index('<p class="label"><b>cost-faithful 1B</b>') < labelled.index("<section>")
     assert 'class="label"' not in report(tmp_path, *hindsight())
 
 
 @pytest.mark.parametrize(
-    ("lines", "cost", "figures"),
+    ("lines", "cost", "tables"),
     [
         ([], False, 0),
         ([], True, 1),
-        ([run("plain", "a", 10)], False, 1),
-        ([run("plain", "a", None), run("autopilot", "a", None)], False, 0),
-        ([run("autopilot", "a", 10)], False, 1),
-        ([run("plain", "a", 10), run("autopilot", "a", 20)], False, 2),
-        ([run("plain", "a", 10), run("ngram 3", "a", 5, drafted_tokens=9, alpha_by_depth=(0.0,))], False, 2),
+        ([run("plain", "a", 10)], False, 2),
+        ([run("plain", "a", None), run("autopilot", "a", None)], False, 3),
+        ([run("autopilot", "a", 10)], False, 3),
+        ([run("plain", "a", 10), run("autopilot", "a", 20)], False, 3),
+        ([run("plain", "a", 10), run("ngram 3", "a", 5, drafted_tokens=9, alpha_by_depth=(0.0,))], False, 3),
     ],
 )
-def test_little_data(tmp_path: Path, lines: list[Run], cost: bool, figures: int) -> None:
+def test_little_data(tmp_path: Path, lines: list[Run], cost: bool, tables: int) -> None:
     page = Page(report(tmp_path, *lines, costs=(COST,) if cost else ()))
-    assert len(page.named("figure")) == len(page.named("svg")) == figures
+    assert len(page.named("table")) == tables
     assert page.text_of("h1") == "python-6m"
 
 

@@ -107,19 +107,6 @@ def test_counts_are_pooled_over_runs() -> None:
     assert own.alpha_by_depth == pytest.approx(((5 + 24) / (10 + 30), (1 + 12) / (5 + 24)))
 
 
-def test_alphas_of_a_drafter_are_those_of_all_its_depths() -> None:
-    part = summary_of(
-        run("model 1", "a", 20, target_forwards=10, alpha_by_depth=[0.2]),
-        run("model 10", "a", 20, target_forwards=30, alpha_by_depth=[0.6, 1.0]),
-        run("ngram 3", "a", 20, target_forwards=30, alpha_by_depth=[0.1]),
-        run("plain", "a", 20),
-    )
-    assert list(part.alpha_by_drafter) == ["plain", "model", "ngram"]
-    assert part.alpha_by_drafter["model"] == pytest.approx((0.5, 1.0))
-    assert part.alpha_by_drafter["ngram"] == pytest.approx((0.1,))
-    assert part.alpha_by_drafter["plain"] == ()
-
-
 def test_arms_are_in_an_order_that_a_reader_expects() -> None:
     arms = ["plain", "autopilot", "autopilot cold", "ablation 2", "model 9", "model 10", "model 10 tree"]
     part = summary_of(*(run(arm, "a", 10) for arm in reversed(arms)))
@@ -221,22 +208,6 @@ def test_times() -> None:
     assert own.time_shares == pytest.approx({"draft": 0.125, "verify": 0.625, "sample": 0.1875, "commit": 0.0625})
     assert own.achieved == pytest.approx((0.5 + 0.8) / 2)  # 10 tokens after the first took 2 s
     assert (own.ttft_s, own.step_p50_s, own.step_p99_s) == pytest.approx((0.25, 0.03, 0.08))
-
-
-def test_where_the_text_repeats() -> None:
-    """Against plain decoding of the same prompt, whole; prompts without such a passage have no part in it."""
-    part = summary_of(
-        *(run("plain", prompt, 10) for prompt in "abc"),
-        run("autopilot", "a", 15, copied_tokens=40, copied_s=2.0),
-        run("autopilot", "a", 15, copied_tokens=44, copied_s=2.0, repeat=1),
-        run("autopilot", "b", 12, copied_tokens=30, copied_s=0.75),
-        run("autopilot", "c", 9),
-    )
-    found = group(part, "autopilot").where_repeating
-    assert found is not None and found.n == 2
-    assert found.geomean == pytest.approx((2.1 * 4.0) ** 0.5)
-    assert part.findings()["where the text repeats"].endswith(" x plain, 2 prompts")
-    assert group(part, "plain").where_repeating is None
 
 
 def test_forks() -> None:
