@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -65,8 +66,8 @@ def export_command(
         click.echo(script, nl=False)
         return
     files = {_SCRIPT: script, **exported.files}
-    if exported.container is not None:
-        files["compose.yaml"] = format_compose(exported.container)
+    if exported.service is not None:
+        files["compose.yaml"] = format_compose(exported.service)
     _write(output, files, force=force)
 
 
@@ -82,24 +83,16 @@ def _choose_backend(name: str, engine: Engine) -> BackendName | None:
 
 
 def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:
-    """Write the files and make the script executable. Raises InvalidRequest for files that exist unless `force`,
-    CacheError.
-    """
-    from edgespec.errors import CacheError, InvalidRequest, reason_of
-    from edgespec.files import write_atomically
+    """Write all files or none that exists, and make the script executable. Raises InvalidRequest, CacheError."""
+    from edgespec.cli.terminal import open_output, require_new
 
-    there = [name for name in files if (folder / name).exists()]
-    if there and not force:
-        raise InvalidRequest(f"{folder / there[0]} exists.", hint="Name another folder, or use --force.")
-    try:
+    for name in files:
+        require_new(folder / name, force=force)
+    with suppress(OSError):  # the first file tells what cannot be written
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            write_atomically(folder / name, text)
-        script = folder / _SCRIPT
-        readable = script.stat().st_mode & 0o444
-        script.chmod(script.stat().st_mode | readable >> 2)  # whoever may read it may run it
-    except OSError as error:
-        hint = "Free some space, or name a folder that can be written."
-        raise CacheError(f"{folder} cannot be written: {reason_of(error)}.", hint=hint) from error
+    for name, text in files.items():
+        with open_output(folder / name, force=force) as out:
+            out.write(text)
+    (folder / _SCRIPT).chmod(0o700)
     for name in files:
         click.echo(folder / name)

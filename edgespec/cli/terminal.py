@@ -8,9 +8,10 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
@@ -20,14 +21,6 @@ if TYPE_CHECKING:
     from edgespec.core.metrics import Metrics
     from edgespec.core.protocols import Step
     from edgespec.service.client import Stream
-
-
-_BAR, _TIMES, _DETAIL = 36, 20, 36  # columns of a bar, of what follows it, and of the longest detail
-
-
-def _fit_bar(n_text: int) -> int:
-    """The columns of a bar beside `n_text` columns of text, so that the line is not wrapped."""
-    return max(1, min(_BAR, shutil.get_terminal_size().columns - _TIMES - n_text))
 
 
 class TerminalReporter:
@@ -56,7 +49,7 @@ class TerminalReporter:
             self._bar_name = name
             self._bar = click.progressbar(
                 length=max(total, 1), label=name, file=sys.stderr, show_pos=False, item_show_func=lambda text: text,
-                width=_fit_bar(len(name) + (_DETAIL if detail is not None else 0)),
+                width=0,  # as wide as the terminal
             )  # fmt: skip
         if self._bar is None:
             return
@@ -186,26 +179,39 @@ def shorten(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def write_lines(file: Path, facts: Iterable[object], *, force: bool) -> int:
-    """Write each of `facts` as a line of JSON to a file that only its user can read; returns their number.
+def require_new(file: Path, *, force: bool) -> None:
+    """Raise InvalidRequest for a file that exists, unless `force`."""
+    from edgespec.errors import InvalidRequest
+
+    if file.exists() and not force:
+        raise InvalidRequest(f"{file} exists.", hint="Name another one, or use --force.")
+
+
+@contextmanager
+def open_output(file: Path, *, force: bool) -> Iterator[TextIO]:
+    """Open a text file that only its user can read, and that replaces `file` once the block has ended without an error.
 
     Raises InvalidRequest for a file that exists, unless `force`, and CacheError.
     """
-    from edgespec.errors import CacheError, InvalidRequest, reason_of
+    from edgespec.errors import CacheError, reason_of
     from edgespec.files import replace_file
 
-    if file.exists() and not force:
-        raise InvalidRequest(f"{file} exists.", hint="Name another file, or use --force.")
-    n = 0
+    require_new(file, force=force)
     try:
-        with replace_file(file) as partial:
+        with replace_file(file) as partial, partial.open("w", encoding="utf-8") as out:
             partial.chmod(0o600)
-            with partial.open("w", encoding="utf-8") as out:
-                for n, each in enumerate(facts, 1):  # noqa: B007 - the number of the last one
-                    out.write(json.dumps(each, ensure_ascii=False) + "\n")
+            yield out
     except OSError as error:
-        hint = "Free some space, or name a file in a folder that can be written."
+        hint = "Free some space, or name a folder that can be written."
         raise CacheError(f"{file} cannot be written: {reason_of(error)}.", hint=hint) from error
+
+
+def write_lines(file: Path, facts: Iterable[object], *, force: bool) -> int:
+    """Write each of `facts` as a line of JSON; returns their number. Raises what `open_output` raises."""
+    n = 0
+    with open_output(file, force=force) as out:
+        for n, each in enumerate(facts, 1):  # noqa: B007 - the number of the last one
+            out.write(json.dumps(each, ensure_ascii=False) + "\n")
     return n
 
 

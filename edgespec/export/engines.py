@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from edgespec.backends import FileBackend
 from edgespec.errors import InvalidRequest
-from edgespec.export.gather import Container, Draft, Exported, ExportPlan, Weights
+from edgespec.export.gather import Draft, Exported, ExportPlan, Weights
 from edgespec.hub.cache import HubFile, HubQuant, HubRepo, LocalPath, is_gguf_name, parse_quant
 
 LOOKUPS = ("ngram", "suffix")
@@ -37,7 +38,7 @@ class Engine:
     starts    whether the image starts it by itself
     cache     the volume of what it downloads, and its place in the container
     has_gpu   whether its container gets the GPUs
-    remark    a sentence about its container
+    remark    a sentence about its container, for compose.yaml
     quantize  the option that quantizes original weights to 8 bits at the start; "" without one
     remarks   a sentence about its drafts, and the drafters that it concerns
     files     makes the files that the command needs, by name
@@ -163,8 +164,6 @@ def _render(plan: ExportPlan, engine: Engine, draft: Draft | None, length: int) 
         for text, methods in engine.remarks.items()
         if method in methods or _ALWAYS in methods
     ]
-    if engine.backend is None:
-        remarks += _advise_quantization(plan, engine.quantize)
     if MODELFILE in files:
         name = _name_for_ollama(plan)
         commands: tuple[tuple[str, ...], ...] = (("ollama", "create", name, "-f", MODELFILE), ("ollama", "run", name))
@@ -175,38 +174,54 @@ def _render(plan: ExportPlan, engine: Engine, draft: Draft | None, length: int) 
         commands = ((*engine.command, *target, *options),)
         words = (f"/{word}" if word in files else word for word in commands[0][1:])
         inside = (*words, *engine.listen, "--port", str(engine.port))
+    if engine.backend is None and plan.target.is_quantized:
+        start = f", or add {engine.quantize} for 8 bits" if engine.quantize else ""
+        remarks.append(
+            "The weights in use are quantized, the originals are not: serve a repository of them in FP8, AWQ, GPTQ or "
+            f"NVFP4 instead{start}."
+        )
     if not engine.image:
         return Exported(commands, None, files, tuple(remarks))
-    mounts = [(f"./{each}", f"/{each}") for each in files]
-    volumes = (engine.cache, *_list_mounts(plan, engine, draft), *mounts)
-    entrypoint = () if engine.starts else engine.command[:1]
-    remark = engine.remark.format(name=name)
-    container = Container(engine.image, inside, engine.port, volumes, entrypoint, engine.has_gpu, remark)
-    return Exported(commands, container, files, tuple(remarks))
+    local = [*_list_folders(plan, engine, draft), *(f"./{each}" for each in files)]
+    service = _make_service(engine, inside, local)
+    if engine.remark:
+        service["x-remark"] = engine.remark.format(name=name)
+    return Exported(commands, service, files, tuple(remarks))
 
 
-def _list_mounts(plan: ExportPlan, engine: Engine, draft: Draft | None) -> list[tuple[str, str]]:
-    """Volumes that have local files at their own paths. Files of the hub's cache are links into another folder."""
+def _make_service(engine: Engine, command: Sequence[str], local: Sequence[str]) -> dict[str, Any]:
+    """The service of Docker Compose; `local` files and folders have their own paths in it."""
+    volumes: list[dict[str, Any]] = [{"type": "volume", "source": engine.cache[0], "target": engine.cache[1]}]
+    for each in local:
+        target = each.removeprefix(".")
+        volumes.append({"type": "bind", "source": _escape(each), "target": _escape(target), "read_only": True})
+    service: dict[str, Any] = {
+        "image": engine.image,
+        "command": [_escape(word) for word in command],
+        "ports": [f"127.0.0.1:{engine.port}:{engine.port}"],
+        "environment": ["HF_TOKEN"],  # of the user's shell; some repositories ask for it
+        "volumes": volumes,
+    }
+    if not engine.starts:
+        service["entrypoint"] = [*engine.command[:1]]
+    if engine.has_gpu:
+        gpus = {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+        service |= {"ipc": "host", "deploy": {"resources": {"reservations": {"devices": [gpus]}}}}
+    return service
+
+
+def _escape(word: str) -> str:
+    """A word for Docker Compose, which reads a single `$` as a variable."""
+    return word.replace("$", "$$")
+
+
+def _list_folders(plan: ExportPlan, engine: Engine, draft: Draft | None) -> Iterable[str]:
+    """The folders of local files. Files of the hub's cache are links into another folder."""
     used = [plan.target, *([draft.weights] if draft is not None and draft.weights is not None else [])]
     if engine.backend is None:
-        folders = dict.fromkeys(each.require_original() for each in used if each.is_folder)
-    else:
-        paths = [each.files.path for each in used if isinstance(each.files, LocalPath)]
-        folders = dict.fromkeys(str(folder) for path in paths for folder in (path.parent, path.resolve().parent))
-    return [(folder, folder) for folder in folders]
-
-
-def _advise_quantization(plan: ExportPlan, option: str) -> list[str]:
-    """How to have weights of about the size of those in use; `option` quantizes to 8 bits when the engine starts."""
-    bits = plan.target.bits
-    if bits is None or bits > 8:
-        return []
-    sizes = f"The model in use has weights of about {bits} bits, the originals 16"
-    if bits > 5 and option:
-        return [f"{sizes}; {option} gives 8."]
-    kinds = "FP8" if bits > 5 else "AWQ, GPTQ or NVFP4"
-    start = f", or add {option} for 8 bits" if option else ""
-    return [f"{sizes}: serve a repository of it in {kinds} instead{start}."]
+        return dict.fromkeys(each.require_original() for each in used if each.is_folder)
+    paths = [each.files.path for each in used if isinstance(each.files, LocalPath)]
+    return dict.fromkeys(str(folder) for path in paths for folder in (path.parent, path.resolve().parent))
 
 
 # vLLM, SGLang, TensorRT-LLM and text-generation-inference, which load the original weights. Rules that lose exactness,

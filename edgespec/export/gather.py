@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from edgespec.backends import FileBackend
 from edgespec.controller.cost_model import Profile
@@ -40,18 +41,18 @@ from edgespec.registry.schema import (
 class Weights:
     """One model, in the forms in which engines load it.
 
-    files       the GGUF file or MLX folder in use: a path where it is on this machine
-    original    `user/repo` on Hugging Face, or the path of a folder in its format; None where it is not known
-    known_from  what names `original`, for a remark
-    bits        of a weight in `files`; None where that is not known, and where the originals have as few
-    vocab_size  rows of its embedding; None where that is not known
+    files         the GGUF file or MLX folder in use: a path where it is on this machine
+    original      `user/repo` on Hugging Face, or the path of a folder in its format; None where it is not known
+    known_from    what names `original`, for a remark
+    is_quantized  whether the originals have weights of more bits than `files`
+    vocab_size    rows of its embedding; None where that is not known
     """
 
     reference: Reference
     files: HubRepo | HubQuant | HubFile | LocalPath
     original: str | None = None
     known_from: str = ""
-    bits: int | None = None
+    is_quantized: bool = False
     vocab_size: int | None = None
 
     @property
@@ -113,7 +114,6 @@ class ExportPlan:
     drafts   the preferred one first
     is_auto  whether the drafters were found, and not named by the user
     machine  the processor that figures were measured on
-    hints    sentences on what else could be exported
     """
 
     name: str
@@ -122,26 +122,6 @@ class ExportPlan:
     drafts: tuple[Draft, ...]
     is_auto: bool
     machine: str
-    hints: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Container:
-    """A service of Docker Compose.
-
-    image       of Docker Hub; of another place `${VARIABLE:?...}`, which the user sets
-    entrypoint  in place of the image's own; empty for that
-    volumes     (source, target): a path that can be read there, or the name of a volume of Docker
-    remark      a sentence for its user
-    """
-
-    image: str
-    command: tuple[str, ...]
-    port: int
-    volumes: tuple[tuple[str, str], ...] = ()
-    entrypoint: tuple[str, ...] = ()
-    has_gpu: bool = True
-    remark: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +129,13 @@ class Exported:
     """What an engine needs to serve a pair.
 
     commands  in order, as words; the last one serves
+    service   of Docker Compose, as its file has it; None for an engine without an image
     files     by name, beside which the commands are run
     remarks   sentences of this engine
     """
 
     commands: tuple[tuple[str, ...], ...]
-    container: Container | None = None
+    service: Mapping[str, Any] | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
@@ -163,7 +144,7 @@ class Exported:
 
 
 _MIN_EVIDENCE = 6.0  # tokens, discounted: those of one answer
-_MAX_LENGTH = 15
+_MAX_LENGTH = 15  # blocks may be longer than the chains that the planner predicts
 
 
 def read_measured(stats: DraftStats, drafter: str) -> Measured | None:
@@ -221,27 +202,17 @@ def gather(request: LoadConfig, ids: GivenIds, registry: Registry, hub: Hub, rep
     pair = require_pair(entry, backend) if entry is not None else None
     if entry is not None and pair is not None and not is_here(pair.target, hub):
         target = describe_weights(pair.target, registry, given=ids.target)
-        drafts = tuple(RegistryPair(pair, backend, registry, ids.draft).list_drafts(request.draft))
-        name, hints = entry.alias, tuple(_list_hints(entry, backend))
+        drafts = tuple(list_paired(pair, backend, registry, request.draft, ids.draft))
+        name = entry.alias
     else:
         planned = plan(replace(request, backend=backend, force=True), registry, hub, reporter)
         named = pair.target if pair is not None else reference
         path = find_local(planned.target, hub)
         target = describe_weights(named, registry, path=path, metadata=planned.metadata, given=ids.target)
         drafts = tuple(_read_plan(planned, path, ids.draft, registry, hub))
-        name, hints = planned.name, tuple(_list_hints(entry, backend))
+        name = planned.name
     ranked = sorted(drafts, key=lambda each: (*_PREFERENCE, each.method).index(each.method))
-    return ExportPlan(name, backend, target, tuple(ranked), request.draft == AUTO, processor_name(), hints)
-
-
-def _list_hints(entry: Entry | None, backend: FileBackend) -> Iterator[str]:
-    """Trained drafts that the registry pairs with the target on the other runtime alone."""
-    other: FileBackend = "mlx" if backend == "llamacpp" else "llamacpp"
-    own, others = (entry.pair(backend), entry.pair(other)) if entry is not None else (None, None)
-    for role in ("head", "pard"):
-        if own is not None and others is not None and getattr(own, role) is None and getattr(others, role) is not None:
-            kind, reference = others.head_kind if role == "head" else "pard", getattr(others, role)
-            yield f"models.toml has {reference} ({kind}) for this model: --backend {other} exports that pair."
+    return ExportPlan(name, backend, target, tuple(ranked), request.draft == AUTO, processor_name())
 
 
 def _read_plan(planned: Plan, target: Path | None, given: str | None, registry: Registry, hub: Hub) -> Iterator[Draft]:
@@ -278,9 +249,8 @@ def _read_weights(drafter: PlannedDrafter, given: str | None, registry: Registry
         given=given,
         is_head=drafter.spec.name != "model",
     )
-    if drafter.card is None or weights.bits is not None or given is not None:
-        return weights
-    if isinstance(model.source, LocalModel) and model.source.kind == "mlx":  # an adapted version, of 16 bits
+    is_own = drafter.card is not None and not weights.is_quantized and given is None
+    if is_own and isinstance(model.source, LocalModel) and model.source.kind == "mlx":  # an adapted version, of 16 bits
         return replace(weights, original=str(model.source.path.resolve()), known_from="its adapted version")
     return weights
 
@@ -301,7 +271,7 @@ def _load_stats(planned: Plan, target: Path | None, hub: Hub) -> DraftStats | No
 # One model in the forms in which engines load it.
 
 
-_BITS = re.compile(r"(?:\b|_)(?:UD-)?(?:I?Q|NVFP)(\d)|\b(\d)[-_]?bit", re.IGNORECASE)
+_QUANTIZED = re.compile(r"(?:\b|_)(?:UD-)?(?:I?Q|NVFP)\d|\b\d[-_]?bit", re.IGNORECASE)
 
 
 def describe_weights(
@@ -326,7 +296,7 @@ def describe_weights(
     else:
         assert isinstance(reference, HubRepo | HubQuant | HubFile)
         files = reference
-    return Weights(reference, files, original, known_from, _count_bits(reference, metadata), _count_rows(metadata))
+    return Weights(reference, files, original, known_from, _is_quantized(reference, metadata), _count_rows(metadata))
 
 
 def _find_original(
@@ -364,21 +334,16 @@ def _check_given(text: str) -> str:
     )
 
 
-def _count_bits(reference: Reference, metadata: ModelMetadata | None) -> int | None:
-    """Whole bits of a weight, where it is quantized; None for others, and for MXFP4, in which models are released."""
-    if "mxfp4" in str(reference).lower():
-        return None
+def _is_quantized(reference: Reference, metadata: ModelMetadata | None) -> bool:
+    """Whether most weights have 8 bits or fewer; MXFP4, in which models are released, does not count."""
     if isinstance(metadata, Header):
-        if any(tensor.type.name == "MXFP4" for tensor in metadata.tensors):
-            return None
-        mean = 8 * metadata.weight_bytes / sum(math.prod(tensor.shape) for tensor in metadata.tensors)
-        return int(mean) if mean < 12 else None
-    if metadata is not None:
-        found = metadata.config.get("quantization")
-        bits = found.get("bits") if isinstance(found, dict) else None
-        return bits if isinstance(bits, int) else None
-    match = _BITS.search(str(reference))
-    return int(match[1] or match[2]) if match else None
+        n_weights = sum(math.prod(tensor.shape) for tensor in metadata.tensors)
+        return 8 * metadata.weight_bytes < 12 * n_weights and not any(
+            tensor.type.name == "MXFP4" for tensor in metadata.tensors
+        )
+    named = bool(_QUANTIZED.search(str(reference)))
+    stated = named if metadata is None else isinstance(metadata.config.get("quantization"), dict)
+    return stated and "mxfp4" not in str(reference).lower()
 
 
 def _count_rows(metadata: ModelMetadata | None) -> int | None:
@@ -391,65 +356,46 @@ def _count_rows(metadata: ModelMetadata | None) -> int | None:
 # The drafters of a target whose files are not on this machine, by what the registry says of it.
 
 
-@dataclass(frozen=True, slots=True)
-class RegistryPair:
-    """A pair of models.toml; `given` is what the user says of the original weights of its draft."""
+def list_paired(pair: Pair, backend: FileBackend, registry: Registry, draft: str, given: str | None) -> Iterator[Draft]:
+    """The drafters that a value of `--draft` asks for; `given` is what the user says of the draft's original weights.
 
-    pair: Pair
-    backend: FileBackend
-    registry: Registry
-    given: str | None
+    Raises UnknownModel, InvalidRequest.
+    """
 
-    def list_drafts(self, text: str) -> Iterator[Draft]:
-        """The drafters that a value of `--draft` asks for. Raises UnknownModel, InvalidRequest."""
-        if text == AUTO:
-            yield from self._list_all()
-        else:
-            yield from map(self._find, parse_draft(text))
+    def describe(method: str, reference: Reference) -> Draft:
+        weights = describe_weights(reference, registry, given=given, is_head=method != "model")
+        return Draft(method, weights, acceptance=pair.acceptance if reference == pair.draft else None)
 
-    def _list_all(self) -> Iterator[Draft]:
-        pair = self.pair
-        yield Draft("ngram")
-        if pair.draft is not None:
-            yield self._describe("model", pair.draft)
-        if pair.pard is not None:
-            yield self._describe("pard", pair.pard)
-        if pair.head is not None and pair.head_kind and runs(self.backend, pair.head_kind):
-            yield self._describe(pair.head_kind, pair.head)
-        elif self._has_own_head:
-            yield Draft("mtp")
-
-    def _find(self, term: PlannedDrafter) -> Draft:
-        name, pair = term.spec.name, self.pair
-        if term.spec.needs not in ("model", "head"):
-            return Draft(name)
-        if term.reference is not None:
+    paired = {"ngram": Draft("ngram")}
+    if pair.with_head is not None and _find_repo(pair.with_head) == _find_repo(pair.target):
+        paired["mtp"] = Draft("mtp")
+    for method, reference in (("model", pair.draft), ("pard", pair.pard)):
+        if reference is not None:
+            paired[method] = describe(method, reference)
+    if pair.head is not None and pair.head_kind is not None and runs(backend, pair.head_kind):
+        paired[drafter_of(pair.head_kind).name] = describe(pair.head_kind, pair.head)
+    if draft == AUTO:
+        yield from paired.values()
+        return
+    for term in parse_draft(draft):
+        name, needs_model = term.spec.name, term.spec.needs in ("model", "head")
+        if needs_model and term.reference is not None:
             reference = parse_reference(term.reference)
             if isinstance(reference, Alias):
-                reference = require_pair(self.registry.get(reference.name), self.backend).target
+                reference = require_pair(registry.get(reference.name), backend).target
             is_paired_head = reference == pair.head and pair.head_kind is not None
-            return self._describe(pair.head_kind or name if is_paired_head else name, reference)
-        if name == "mtp" and self._has_own_head:
-            return Draft(name)
-        if pair.head is not None and pair.head_kind is not None and drafter_of(pair.head_kind).name == name:
-            return self._describe(pair.head_kind, pair.head)
-        paired = {"model": pair.draft, "pard": pair.pard}.get(name)
-        if paired is None:
+            yield describe(pair.head_kind or name if is_paired_head else name, reference)
+        elif name in paired or not needs_model:
+            yield paired.get(name, Draft(name))
+        else:
             raise UnknownModel(
                 f"models.toml pairs no {name} with this target.",
                 hint=f"Name one: --draft {name}:REF, or use --draft auto.",
             )
-        return self._describe(name, paired)
 
-    @property
-    def _has_own_head(self) -> bool:
-        """Whether the target's own file holds an MTP head."""
-        repo = getattr(self.pair.with_head, "repo", None)
-        return repo is not None and repo == getattr(self.pair.target, "repo", None)
 
-    def _describe(self, method: str, reference: Reference) -> Draft:
-        weights = describe_weights(reference, self.registry, given=self.given, is_head=method != "model")
-        return Draft(method, weights, acceptance=self.pair.acceptance if reference == self.pair.draft else None)
+def _find_repo(reference: Reference) -> str | None:
+    return getattr(reference, "repo", None)
 
 
 def require_pair(entry: Entry, backend: FileBackend) -> Pair:

@@ -33,7 +33,7 @@ def a_plan(*methods: str, folder: str = "", is_auto: bool = True, **of_draft: An
 
     def weights(name: str) -> Weights:
         files = LocalPath(Path(folder, name)) if folder else HubRepo(f"u/{name}")
-        return Weights(files, files, str(files), "the test", 4)
+        return Weights(files, files, str(files), "the test", is_quantized=True)
 
     drafts = [
         Draft(each, None if each in ("ngram", "suffix", "self") else weights(each), **of_draft) for each in methods
@@ -70,8 +70,8 @@ def test_every_entry_for_every_engine(registry: Registry, plan: Gather, tmp_path
         found.add(name)
         check_syntax(exported, tmp_path)
         check_keys(name, exported)
-        if exported.container is not None:
-            service = yaml.safe_load(format_compose(exported.container))["services"]["model"]
+        if exported.service is not None:
+            service = yaml.safe_load(format_compose(exported.service))["services"]["model"]
             assert service["command"] and all(port.startswith("127.0.0.1:") for port in service["ports"])
     assert found == set(ENGINES)
 
@@ -148,8 +148,8 @@ def test_every_drafter_alone(name: str, method: str, tmp_path: Path) -> None:
         assert choice.draft == plan.drafts[0]
         check_keys(name, exported)
         check_syntax(exported, tmp_path)
-        if folder and exported.container is not None:
-            text = format_compose(exported.container).replace("$$", "$")
+        if folder and exported.service is not None:
+            text = format_compose(exported.service).replace("$$", "$")
             service = yaml.safe_load(text)["services"]["model"]
             mounted = [each for each in service["volumes"] if each["source"].startswith(folder)]
             assert mounted and all(each["read_only"] and each["type"] == "bind" for each in mounted)
@@ -203,7 +203,9 @@ def test_dspark_drafts_its_whole_block() -> None:
     for name in ("vllm", "sglang", "llama-server"):
         choice, exported = export(plan, ENGINES[name])
         said = " ".join(list_remarks(plan, ENGINES[name], choice, exported))
-        assert choice.length == 5 and "5 tokens, those of its block; 2 would be the fastest here" in said
+        assert (
+            choice.length == 5 and "5 tokens, those of its block; the fastest fixed length measured here is 2." in said
+        )
         assert "Under load shorter" not in said
     plan = a_plan("dspark", block=5)
     assert "those of its block: not enough was measured" in " ".join(
