@@ -32,11 +32,12 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.harness import DRAFT, MODEL_PATH, TARGET, load_model, print_result
+from benchmarks.learning import Reader
 from edgespec.adapt.evaluate import Matrix, chain_matrix, compare, find_hits, find_rounds, read_best
 from edgespec.adapt.options import LOSS_NAMES, WEIGHTS, LossName, Throttle, TrainOptions
-from edgespec.adapt.run import BATCH_TOKENS, RANK
+from edgespec.adapt.run import RANK
 from edgespec.adapt.student import Student
-from edgespec.adapt.teacher import RowStore, Teacher, TextBatches
+from edgespec.adapt.teacher import Parts, Teacher
 from edgespec.adapt.texts import TrainingText, count_tokens, read_texts, split_texts
 from edgespec.adapt.trainer import Trainer, distillation
 from edgespec.backends.options import LoadOptions
@@ -154,8 +155,8 @@ def take_newest(texts: Sequence[TrainingText], n_tokens: int) -> list[TrainingTe
     return list(texts[-n:])
 
 
-def train(run: Run, draft: Path, rows: RowStore, texts: Sequence[TrainingText]) -> tuple[Student, dict[str, Any]]:
-    """Train a copy of `draft` on `texts`, which are the last ones of `rows`."""
+def train(run: Run, draft: Path, teacher: Teacher, texts: Sequence[TrainingText]) -> tuple[Student, dict[str, Any]]:
+    """Train a copy of `draft` on `texts`."""
     mx.random.seed(run.options.seed)
     student = Student.open(draft)
     if run.weights == "lora":
@@ -164,9 +165,9 @@ def train(run: Run, draft: Path, rows: RowStore, texts: Sequence[TrainingText]) 
         student.train_all()
     start_s = process_time()
     with tempfile.TemporaryDirectory() as folder:
-        batches = TextBatches(texts, rows, batch_tokens=BATCH_TOKENS, seed=run.options.seed)
+        parts = Parts(texts, teacher, seed=run.options.seed)
         objective = distillation(run.options.loss)
-        result = Trainer(student.network, objective, batches, run.options, Path(folder), FREE).run(
+        result = Trainer(student.network, objective, parts, run.options, Path(folder), FREE).run(
             lambda progress: None, lambda: None
         )
     student.network.eval()
@@ -213,27 +214,26 @@ def main(
     """Measure the gain of a draft that is trained on the texts in the folder MEMORY."""
     model = load_model("llamacpp", target, LoadOptions(threads=threads, context_size=_CONTEXT_SIZE))
     with closing(TextStore.open(memory)) as store:
-        split = split_texts(read_texts(store, identify_tokenizer(model.tokenizer), documents=True))
-    measured = HeldOut(take_newest(split.held_out, held_out))
-    texts = take_newest(split.train, max(sizes))
+        kept = read_texts(store, identify_tokenizer(model.tokenizer), documents=True)
+    train_texts, held_out_texts = split_texts(kept)
+    measured = HeldOut(take_newest(held_out_texts, held_out))
+    texts = take_newest(train_texts, max(sizes))
     before = measured.read(Student.open(draft).network)
-    start_s = process_time()
     results = []
     with closing(model.open_session(lambda: None)) as session:
-        rows = RowStore(Teacher(session, lambda: None), [text.tokens for text in reversed(texts)])
-        rows.fill(lambda done, total: None)
-        teacher_s = process_time() - start_s
+        reader = Reader(session)
+        Parts(texts, reader).fill(lambda done, total: None)
         for size, weight, loss, rate in itertools.product(sizes, weights, losses, rates):
             run = Run(size, weight, TrainOptions(loss, rate, epochs))
-            newest = take_newest(split.train, size)
-            student, found = train(run, draft, rows, newest[::-1])
+            newest = take_newest(train_texts, size)
+            student, found = train(run, draft, reader, newest[::-1])
             if save is not None:
                 save.mkdir(parents=True, exist_ok=True)
                 student.save(save / (f"{run.name}" + draft.suffix))
             figures = measured.compare(before, measured.read(student.network))
             results.append({"run": run.name, **found, **figures})
             click.echo(str(results[-1]), err=True)
-    facts = {"teacher_cpu_s": round(teacher_s, 1), "teacher_tokens": count_tokens(texts), "epochs": epochs}
+    facts = {"teacher_cpu_s": round(reader.seconds, 1), "teacher_tokens": reader.n_tokens, "epochs": epochs}
     print_result("adaptation", {**facts, "runs": results}, target, draft)
 
 

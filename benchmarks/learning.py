@@ -21,16 +21,17 @@ from time import process_time
 from typing import Any
 
 import click
-import numpy as np
 
 from benchmarks.harness import DRAFT, MODEL_PATH, TARGET, load_model, print_result
 from edgespec.adapt.evaluate import Matrix, compare, measure_chains, return_to_best
 from edgespec.adapt.options import Throttle, TrainOptions
 from edgespec.adapt.student import Student
-from edgespec.adapt.teacher import RowStore, Teacher, TeacherRows, TextBatches
-from edgespec.adapt.texts import TrainingText, read_texts, split_newest
+from edgespec.adapt.teacher import Part, Parts, Teacher
+from edgespec.adapt.texts import TrainingText, read_texts, split_texts
 from edgespec.adapt.trainer import Trainer, distillation
 from edgespec.backends.options import LoadOptions
+from edgespec.core.protocols import Session
+from edgespec.core.sampling import Ints
 from edgespec.errors import InvalidRequest
 from edgespec.memory.store import TextStore
 from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Card
@@ -40,34 +41,22 @@ DEPTH = 4
 _UNHURRIED = Throttle(must_wait=lambda: False, must_stop=lambda: False)
 
 
-class Reader:
-    """A target that reads each text once, with the processor time that this took."""
+class Reader(Teacher):
+    """A target that reads each window once, with the processor time that this took."""
 
-    def __init__(self, teacher: Teacher) -> None:
-        self.teacher = teacher
-        self._rows: dict[bytes, TeacherRows] = {}
+    def __init__(self, session: Session) -> None:
+        super().__init__(session, lambda: None)
+        self._parts: dict[tuple[bytes, int], Part] = {}
         self.seconds, self.n_tokens = 0.0, 0
 
-    def read(self, text: TrainingText) -> TeacherRows:
-        key = text.tokens.tobytes()
-        if key not in self._rows:
+    def read(self, tokens: Ints, first: int = 0) -> Part:
+        key = tokens.tobytes(), first
+        if key not in self._parts:
             began_s = process_time()
-            found = self.teacher.read(text.tokens)
-            self._rows[key] = TeacherRows(found.ids, found.log_probs.astype(np.float16))
+            self._parts[key] = super().read(tokens, first)
             self.seconds += process_time() - began_s
-            self.n_tokens += len(text.tokens)
-        return self._rows[key]
-
-
-class ReadRows(RowStore):
-    """The rows of some texts, from a Reader."""
-
-    def __init__(self, reader: Reader, texts: Sequence[TrainingText]) -> None:
-        super().__init__(reader.teacher, [text.tokens for text in texts])
-        self._reader, self._read_texts = reader, texts
-
-    def read(self, index: int) -> TeacherRows:
-        return self._reader.read(self._read_texts[index])
+            self.n_tokens += len(tokens)
+        return self._parts[key]
 
 
 @dataclass
@@ -94,27 +83,26 @@ class Learner:
     def learn(self, texts: Sequence[TrainingText]) -> None:
         """Return to a better version, train, and keep the result where it gains. Too few texts are passed over."""
         try:
-            split = split_newest(texts)
+            train, held_out = split_texts(texts, newest=True)
         except InvalidRequest as refusal:
             self.events.append(refusal.message)
             return
-        rows = ReadRows(self.reader, split.train)
-        self.n_read += sum(len(text.tokens) for text in split.train)
-        rows.fill(lambda done, total: None)
+        parts = Parts(train, self.reader)
+        self.n_read += sum(window.stop - window.start for window in parts.windows)
+        parts.fill(lambda done, total: None)
         began_s = process_time()
-        found = return_to_best(self.pair, self.base, lambda path: self.measure(path, split.held_out))
+        found = return_to_best(self.pair, self.base, lambda path: self.measure(path, held_out))
         self.events.append("" if found is None else f"back to {found.version}; ")
         student = Student.open(self.path)
-        before = measure_chains(student.network, split.held_out, DEPTH, lambda: None)
+        before = measure_chains(student.network, held_out, DEPTH, lambda: None)
         student.train_all()
-        batches = TextBatches(split.train, rows)
         with tempfile.TemporaryDirectory() as folder:
             objective = distillation(self.options.loss)
-            trainer = Trainer(student.network, objective, batches, self.options, Path(folder), _UNHURRIED)
+            trainer = Trainer(student.network, objective, parts, self.options, Path(folder), _UNHURRIED)
             result = trainer.run(lambda progress: None, lambda: None)
-        gain = compare(before, measure_chains(student.network, split.held_out, DEPTH, lambda: None))
+        gain = compare(before, measure_chains(student.network, held_out, DEPTH, lambda: None))
         if gain.is_better:
-            card = Card("model", "", "", len(split.train), 0, 0.0, 0.0, "forward-kl", gain, result.seconds / 60)
+            card = Card("model", "", "", len(train), 0, 0.0, 0.0, "forward-kl", gain, result.seconds / 60)
             self.events[-1] += f"version {self.pair.add(card, student.save).version}"
         self.cpu_s += process_time() - began_s
 
@@ -135,7 +123,7 @@ def main(memory: Path, target: Path, draft: Path, block: int, epochs: int, learn
     options = TrainOptions(epochs=epochs, learning_rate=learning_rate)
     with tempfile.TemporaryDirectory() as folder, closing(model.open_session(lambda: None)) as session:
         pair = AdaptedDrafts(Path(folder)).pair(target, draft)
-        learner = Learner(pair, draft, Reader(Teacher(session, lambda: None)), options)
+        learner = Learner(pair, draft, Reader(session), options)
         rows: list[dict[str, Any]] = []
         for start in range(0, len(sources), block):
             known, new = set(sources[: start + block]), set(sources[start : start + block])

@@ -8,28 +8,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-import numpy.typing as npt
 
 from edgespec.adapt.evaluate import Matrix, find_rounds
 from edgespec.adapt.options import LossName
 from edgespec.adapt.student import report_unwritable, require_finite, write_tensors
-from edgespec.adapt.teacher import Teacher, TeacherRows, WindowBatches
-from edgespec.adapt.texts import TrainingText
+from edgespec.adapt.teacher import Part, Parts
 from edgespec.adapt.trainer import LOSSES, Objective
 from edgespec.backends.mlx.caches import ForwardContext, KeyValues
 from edgespec.backends.mlx.head_networks import PairNetwork, find_shifts
-from edgespec.backends.mlx.head_parts import HeadWeights, TargetParts, read_arrays, read_layer_shape, read_target
+from edgespec.backends.mlx.head_parts import HeadWeights, read_arrays, read_layer_shape, read_target
 from edgespec.backends.mlx.library import map_errors
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.core.protocols import CheckCancelled
-from edgespec.core.sampling import Ints
 from edgespec.errors import DraftRefused
 from edgespec.files import new_folder
 from edgespec.formats.heads import HEAD_NAMES, HeadKind, HeadSpec, usual_layers
@@ -52,18 +49,18 @@ class _LoadedWeights(HeadWeights):
 class HeadNetwork(nn.Module):  # type: ignore[misc]
     """The tensors of a head as parameters."""
 
-    def __init__(self, trained: Mapping[str, Any], fixed: Mapping[str, Any], make: Maker) -> None:
-        """Both by the names of the file."""
+    def __init__(self, trained: Mapping[str, Any], arrays: Mapping[str, Any], make: Maker) -> None:
+        """`arrays` are all of the file, `trained` those that are trained, both by their names."""
         super().__init__()
         self._names = list(trained)
-        self._fixed = dict(fixed)
+        self._others = {name: each for name, each in arrays.items() if name not in trained}
         self._make = make
         self.tensors = list(trained.values())
 
     @property
     def arrays(self) -> dict[str, Any]:
         """All tensors of the head by the names of the file."""
-        return {**self._fixed, **dict(zip(self._names, self.tensors, strict=True))}
+        return {**self._others, **dict(zip(self._names, self.tensors, strict=True))}
 
     def build(self) -> PairNetwork:
         """The head with the present tensors."""
@@ -95,19 +92,25 @@ class HeadStudent:
             raise DraftRefused(
                 f"{folder.name} is a mixture of experts, which cannot be trained here.", hint="Use a dense head."
             )
+        shared = {key for role in _SHARED if role in names for key in _find_parts(arrays, names[role])}
+        own = {key for name in names.values() for key in _find_parts(arrays, name)} - shared
+        if any(name.endswith(".scales") for name in own):
+            raise DraftRefused(
+                f"{folder.name} is quantized, and cannot be trained.", hint="Use its release in half precision."
+            )
         self.layers = spec.layers or ()
         self._folder = folder
+        self._dtypes = {name: each.dtype for name, each in arrays.items()}
         with map_errors():
-            make = _choose_maker(folder, spec, names, arrays, read_target(target))
-            fixed = {key: arrays[key] for name in _SHARED if name in names for key in _find_parts(arrays, names[name])}
-            own = {key: arrays[key] for name in names.values() for key in _find_parts(arrays, name) if key not in fixed}
-            self._others = {} if spec.in_target else {key: arrays[key] for key in arrays if key not in own}
-            if any(name.endswith(".scales") for name in own):
-                raise DraftRefused(
-                    f"{folder.name} is quantized, and cannot be trained.", hint="Use its release in half precision."
-                )
-            self._dtypes = {name: each.dtype for name, each in own.items()}
-            self.network = HeadNetwork({name: each.astype(mx.float32) for name, each in own.items()}, fixed, make)
+            target_parts, shape = read_target(target), read_layer_shape(folder)
+            target_parts.check(spec)
+            shifts = find_shifts(HeadWeights(arrays, names)) if spec.kind == "mtp" else None
+
+            def make(arrays: Mapping[str, Any]) -> PairNetwork:
+                return PairNetwork(spec, shape, _LoadedWeights(arrays, names), target_parts, shifts)
+
+            trained = {name: each.astype(mx.float32) for name, each in arrays.items() if name in own}
+            self.network = HeadNetwork(trained, arrays, make)
             self.network.build()  # checks the shapes
             mx.eval(self.network.parameters())
 
@@ -118,9 +121,8 @@ class HeadStudent:
         finite, CacheError.
         """
         with map_errors():
-            arrays = {**self._others, **self.network.arrays}
             require_finite(self.network.tensors)
-            arrays = {name: each.astype(self._dtypes.get(name, each.dtype)) for name, each in arrays.items()}
+            arrays = {name: each.astype(self._dtypes[name]) for name, each in self.network.arrays.items()}
         config = read_json(self._folder / "config.json")
         with report_unwritable(path), new_folder(path) as partial:
             (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -129,88 +131,25 @@ class HeadStudent:
                 file.chmod(0o600)
 
 
-def _choose_maker(
-    folder: Path, spec: HeadSpec, names: Mapping[str, str], arrays: Mapping[str, Any], target: TargetParts
-) -> Maker:
-    """Raises InvalidModelFile, CacheError, BackendError."""
-    target.check(spec)
-    shape = read_layer_shape(folder)
-    shifts = find_shifts(HeadWeights(arrays, names)) if spec.kind == "mtp" else None
-    return lambda own: PairNetwork(spec, shape, _LoadedWeights(own, names), target, shifts)
-
-
 def _find_parts(arrays: Mapping[str, Any], name: str) -> list[str]:
     """The names of a matrix, of its bias, and of what it is quantized with."""
     stem = name.removesuffix(".weight")
     return [key for key in (name, *(f"{stem}.{part}" for part in ("bias", "scales", "biases"))) if key in arrays]
 
 
-@dataclass(frozen=True, slots=True)
-class HeadText:
-    """n tokens, which are a part of a text.
+def tap_features(session: MlxSession, layers: tuple[int, ...]) -> Callable[[int], Any]:
+    """Have `session`, which holds no tokens, keep hidden states of `layers`; returns what reads those of n tokens.
 
-    tokens    [n] int32
-    features  [n, width] the target's hidden states, an array of MLX
-    rows      the target's most probable tokens after each token
-    mask      [n] float32, 1 for rows that count
+    Raises Unsupported where the target has no such states.
     """
+    kept = session.tap(layers)
 
-    tokens: Ints
-    features: Any
-    rows: TeacherRows
-    mask: npt.NDArray[np.float32]
-
-
-class HeadTexts(WindowBatches):
-    """Batches[Sequence[HeadText]] of parts of texts.
-
-    Hidden states come from a prefill. Those that do not fit `max_bytes` are computed again whenever they are read.
-    """
-
-    def __init__(
-        self,
-        texts: Sequence[TrainingText],
-        target: MlxSession,
-        layers: tuple[int, ...],
-        check: CheckCancelled,
-        *,
-        batch_tokens: int = 1024,
-        max_length: int = 512,
-        max_bytes: int = 512 * 2**20,
-        seed: int = 0,
-    ) -> None:
-        """`target` holds no tokens; it is tapped for the states of `layers`, and used by nobody else.
-
-        Raises ValueError where no row counts, Unsupported where the target has no such states.
-        """
-        length = min(max_length, target.capabilities.context_size)
-        super().__init__(texts, batch_tokens, length, seed, layers=layers)
-        self._session = target
-        self._features = target.tap(layers)
-        self._teacher = Teacher(target, check)
-        self._left_bytes = max_bytes
-        self._kept: dict[int, HeadText] = {}
-
-    def take(self, step: int) -> list[HeadText]:
-        return [self.read(index) for index in self._draw(step).tolist()]
-
-    def read(self, index: int) -> HeadText:
-        """The part of `windows[index]`. Raises Cancelled, BackendError."""
-        if (kept := self._kept.get(index)) is not None:
-            return kept
-        window = self.windows[index]
-        tokens = self.texts[window.text].tokens[window.start : window.stop]
-        self._session.rewind(0)
-        rows = self._teacher.read(tokens)
-        features = mx.contiguous(self._features.take(0, len(tokens)))
+    def read(n: int) -> Any:
+        features = mx.contiguous(kept.take(0, n))
         mx.eval(features)
-        mask = (np.arange(len(tokens)) >= window.first - window.start).astype(np.float32)
-        text = HeadText(tokens, features, rows, mask)
-        size = features.nbytes + rows.nbytes
-        if size <= self._left_bytes:
-            self._left_bytes -= size
-            self._kept[index] = text
-        return text
+        return features
+
+    return read
 
 
 DEPTH = 4  # passes
@@ -256,15 +195,15 @@ def run_passes(network: PairNetwork, tokens: Any, features: Any, depth: int) -> 
     return scores
 
 
-def recursion(name: LossName, depth: int = DEPTH, decay: float = DECAY) -> Objective[Sequence[HeadText]]:
+def recursion(name: LossName, depth: int = DEPTH, decay: float = DECAY) -> Objective[Sequence[Part]]:
     """The objective of a head: the scores of each pass are compared with the target's."""
     loss, total_weight = LOSSES[name], sum(decay**d for d in range(depth))
 
-    def objective(network: HeadNetwork, batch: Sequence[HeadText]) -> mx.array:
+    def objective(network: HeadNetwork, batch: Sequence[Part]) -> mx.array:
         head, total = network.build(), mx.array(0.0)
         for text in batch:
             passes = run_passes(head, mx.array(text.tokens), text.features, depth)
-            ids, log_probs = mx.array(text.rows.ids[1:]), mx.array(text.rows.log_probs[1:])
+            ids, log_probs = mx.array(text.ids[1:]), mx.array(text.log_probs[1:].astype(np.float32))
             for d, scores in enumerate(passes):
                 scores, log_probs = _leave_out_unknown(scores, ids, log_probs)
                 mask = mx.array(text.mask[1:] * (np.arange(len(text.mask) - 1) >= d))
@@ -282,7 +221,7 @@ def _leave_out_unknown(scores: Any, ids: Any, log_probs: Any) -> tuple[Any, Any]
     return mx.maximum(scores, _LEAST), log_probs
 
 
-def measure_heads(network: HeadNetwork, texts: HeadTexts, depth: int, check: CheckCancelled) -> dict[str, Matrix]:
+def measure_heads(network: HeadNetwork, texts: Parts, depth: int, check: CheckCancelled) -> dict[str, Matrix]:
     """The Matrix of each conversation, for drafts of `depth` tokens.
 
     An entry says whether the head's best token is the text's after so many tokens of its own that were: passes over a

@@ -32,6 +32,7 @@ class TrainOptions:
     max_norm       the gradient is scaled down to this norm
     checkpoint_s   seconds between two checkpoints
     seed           of the order of the texts, and of MLX's random numbers
+    start          names the weights to begin with: a checkpoint of a run with other options is not used
     """
 
     loss: LossName = "forward-kl"
@@ -42,10 +43,13 @@ class TrainOptions:
     max_norm: float = 1.0
     checkpoint_s: float = 60.0
     seed: int = 0
+    start: str = ""
 
 
 StopReason = Literal["time", "battery"]
 
+CHECKPOINT = "checkpoint"
+"""The file of a run that is not complete."""
 _POLL_S = 0.2
 _NICENESS = 5
 

@@ -6,15 +6,14 @@ both drafts are compared on the conversations that were held out.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from math import nan, prod
 from pathlib import Path
-from time import perf_counter, time
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.adapt.evaluate import (
@@ -29,9 +28,9 @@ from edgespec.adapt.evaluate import (
     return_to_best,
     train_bigram,
 )
-from edgespec.adapt.options import Progress, StopReason, Throttle, TrainOptions, Weights
-from edgespec.adapt.teacher import Batches, RowStore, Teacher, TextBatches
-from edgespec.adapt.texts import ALL_TEXTS, Split, TextSelection, TrainingText, count_tokens, read_texts, take_latest
+from edgespec.adapt.options import CHECKPOINT, Progress, StopReason, Throttle, TrainOptions, Weights
+from edgespec.adapt.teacher import BATCH_TOKENS, Batches, Parts, Teacher
+from edgespec.adapt.texts import RUN, TrainingText, count_tokens, read_texts, split_texts
 from edgespec.backends import BackendName, Model, open_model
 from edgespec.backends.mlx.library import load_mlx
 from edgespec.backends.options import LoadOptions
@@ -40,7 +39,7 @@ from edgespec.drafters.recycling import FILE as BIGRAM_FILE
 from edgespec.drafters.recycling import find_bigram
 from edgespec.drafters.sequential import PardSession
 from edgespec.errors import BackendUnavailable, CacheError, DoesNotFit, DraftRefused, InvalidRequest, reason_of
-from edgespec.files import lock_file, write_private
+from edgespec.files import lock_file
 from edgespec.formats.gguf_validate import read_file, read_gguf_config
 from edgespec.formats.head_file import read_folder_shapes
 from edgespec.formats.heads import unpack_shapes
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
     from edgespec.adapt.student import Student
 
 
-_MAX_HELD_OUT = 50_000  # tokens: enough for intervals of a few percent, and no long wait
 _LORA_ABOVE = 2**30  # bytes that training all weights takes
 
 
@@ -69,7 +67,7 @@ class AdaptConfig:
     load       the target and its draft; `load.draft` names the draft, or is 'auto' for the one that is paired with it
     weights    what is trained: all, or LoRA; None: all where that takes less than 1 GiB
     documents  whether to learn from added documents too
-    texts      which texts are trained on, and from which version on
+    newest     train on the newest texts, from the version that predicts them best
     """
 
     load: LoadConfig
@@ -77,7 +75,7 @@ class AdaptConfig:
     train: TrainOptions = field(default_factory=TrainOptions)
     documents: bool = True
     throttle: Throttle = field(default_factory=Throttle)
-    texts: TextSelection = ALL_TEXTS
+    newest: bool = False
 
 
 class AdaptReporter(Reporter, Protocol):
@@ -134,20 +132,16 @@ class Adapter:
         pair = self.drafts.pair(target_path, base_path)
         check = partial(config.throttle.wait, self.check)  # what is read and measured waits for engines too
         returned = None
-        if config.texts.from_best:
-            split = cache(lambda: self._read_split(config, time()))  # read when the first draft is measured
-            returned = return_to_best(
-                pair,
-                base_path,
-                lambda path: measure_draft(drafter, path, take_latest(split().held_out, _MAX_HELD_OUT), check),
-            )
+        if config.newest:
+            _, held_out = self._split_texts(config)
+            returned = return_to_best(pair, base_path, lambda path: measure_draft(drafter, path, held_out, check))
         active = pair.active()
         start = base_path if active is None else active.path
         weights = config.weights or _choose_weights(drafter, start)
-        folder = pair.folder / config.texts.folder
-        options = json.dumps([weights, config.documents, pair.active_number(), asdict(config.train)])
-        with open_run(folder, options) as began_s, ExitStack() as opened:
-            texts = self._read_split(config, began_s)
+        folder = pair.folder / (f"{RUN}-newest" if config.newest else RUN)
+        options = replace(config.train, start=f"version {pair.active_number()}, {weights}")
+        with open_run(folder), ExitStack() as opened:
+            train, held_out = self._split_texts(config)
             _check_memory(planned, drafter, start, weights)
             progress = partial(self.reporter.loading, target_path.name)
             target = open_model(planned.backend, target_path, planned.options, progress=progress, check=self.check)
@@ -155,9 +149,9 @@ class Adapter:
             materials = Materials(
                 target=target,
                 load=planned.options,
-                train=texts.train,
-                held_out=take_latest(texts.held_out, _MAX_HELD_OUT),
-                options=config.train,
+                train=train,
+                held_out=held_out,
+                options=options,
                 throttle=config.throttle,
                 folder=folder,
                 check=check,
@@ -168,27 +162,30 @@ class Adapter:
             card = None
             if gain.is_better:
                 named = Card(
-                    **_describe_texts(texts.train),
                     method=drafter.spec.name,
                     base=str(model.reference),
                     target=planned.name,
+                    n_texts=len(train),
+                    n_tokens=count_tokens(train),
+                    first_s=min(text.time for text in train),
+                    last_s=max(text.time for text in train),
                     loss="cross-entropy" if weights == "bigram" else config.train.loss,
                     gain=gain,
                     minutes=result.seconds / 60,
-                    options={"weights": weights, **asdict(config.train)},
+                    options={"weights": weights, **asdict(options)},
                 )
                 card = pair.add(named, trainee.save)
         return Adaptation(gain, card, result.stopped, returned)
 
-    def _read_split(self, config: AdaptConfig, began_s: float) -> Split:
-        """The texts that were stored before the run began. Raises InvalidRequest for too few."""
+    def _split_texts(self, config: AdaptConfig) -> tuple[list[TrainingText], list[TrainingText]]:
+        """(texts to train on, texts to measure with). Raises InvalidRequest for too few."""
         with open_vocabulary(config.load, self.registry, self.hub) as tokenizer:
             identity = identify_tokenizer(tokenizer)
         texts: list[TrainingText] = []
         if self.texts.is_dir():
             with closing(TextStore.open(self.texts)) as store:
                 texts = read_texts(store, identity, documents=config.documents)
-        return config.texts.split([text for text in texts if text.time <= began_s])
+        return split_texts(texts, newest=config.newest)
 
     def _train(self, trainee: Trainee) -> tuple[Progress, Gain]:
         """Train, and measure before and after. Raises InvalidRequest on battery, and for answers of one token."""
@@ -242,20 +239,11 @@ def _check_memory(planned: Plan, drafter: PlannedDrafter, draft: Path, weights: 
         )
 
 
-def _describe_texts(texts: Sequence[TrainingText]) -> dict[str, Any]:
-    """The fields of a card about what was trained on."""
-    times = [text.time for text in texts]
-    return {
-        "n_texts": len(texts), "n_tokens": count_tokens(texts), "first_s": min(times), "last_s": max(times)
-    }  # fmt: skip
-
-
 # How each kind of draft is opened, trained, measured and saved.
 
 
 DEPTH = 4  # tokens of the drafts whose gain is measured
 RANK = 16  # of LoRA
-BATCH_TOKENS = 1024
 TRAINED = ("model", "pard", "mtp", "eagle", "eagle3")
 """The drafters that can be trained, as `auto` chooses among those of a target."""
 _BIGRAM_ROWS = 50_000  # of blocks; more gained little
@@ -310,27 +298,33 @@ def open_trainee(
             raise DraftRefused("heads are small, and are trained whole.", hint="Use --method full.")
         return _open_head(drafter, path, materials, opened)
     student = open_student(path)
+    from edgespec.adapt.pard import PardBatches, check_packing, parallel
+    from edgespec.adapt.trainer import distillation
+
+    options, mask_token = materials.options, _mask_token(drafter)
+    if mask_token is not None:
+        check_packing(student.network)
     session = materials.target.open_session(materials.check)
     opened.callback(session.close)
     if weights == "lora":
         student.train_lora(RANK)
     else:
         student.train_all()
-    if drafter.spec.name == "pard":
-        from edgespec.adapt.pard import check_packing
+    parts = _make_parts(materials.train, Teacher(session, materials.check, student.vocab_size), materials)
+    batches: Batches[Any] = parts
+    objective: Callable[[Any, Any], Any] = distillation(options.loss)
+    if mask_token is not None:
+        batches, objective = PardBatches(parts, mask_token, seed=options.seed), parallel(options.loss)
 
-        check_packing(student.network)
-    rows = RowStore(Teacher(session, materials.check, student.vocab_size), [text.tokens for text in materials.train])
-    rows.fill(materials.reading)
-    batches = TextBatches(materials.train, rows, batch_tokens=BATCH_TOKENS, seed=materials.options.seed)
-    if drafter.spec.name == "pard":
-        return _make_pard(student, path, drafter, batches, materials)
-    from edgespec.adapt.trainer import distillation
+    def save(to: Path) -> None:
+        student.save(to, mask_token)
+        if (path.parent / BIGRAM_FILE).is_file():  # what a PARD model has learned of pairs of tokens stays
+            shutil.copyfile(path.parent / BIGRAM_FILE, to.parent / BIGRAM_FILE)
 
     return Trainee(
-        train=_descend(student.network, distillation(materials.options.loss), batches, materials),
-        measure=lambda: measure_chains(student.network, materials.held_out, DEPTH, materials.check),
-        save=student.save,
+        train=_descend(student.network, objective, batches, materials),
+        measure=lambda: measure_network(drafter, student.network, materials.held_out, materials.check),
+        save=save,
     )
 
 
@@ -355,38 +349,28 @@ def measure_draft(
         raise DraftRefused(
             "heads are not trained on the newest texts alone.", hint="Use `edgespec adapt` without --newest."
         )
-    network = open_student(path).network
-    if drafter.spec.name != "pard":
-        return measure_chains(network, texts, DEPTH, check)
+    return measure_network(drafter, open_student(path).network, texts, check)
+
+
+def measure_network(
+    drafter: PlannedDrafter, network: Any, texts: Sequence[TrainingText], check: CheckCancelled
+) -> dict[str, Matrix]:
+    """The matrices of a draft model that is open. Raises Cancelled."""
     from edgespec.adapt.pard import measure_packed
 
-    return measure_packed(network, texts, _mask_token(drafter), DEPTH, check)
+    if (mask_token := _mask_token(drafter)) is None:
+        return measure_chains(network, texts, DEPTH, check)
+    return measure_packed(network, texts, mask_token, DEPTH, check)
 
 
-def _make_pard(
-    student: Student, path: Path, drafter: PlannedDrafter, texts: TextBatches, materials: Materials
-) -> Trainee:
-    """A draft that predicts several tokens in one forward. What it has learned of pairs of tokens stays."""
-    from edgespec.adapt.pard import PardBatches, measure_packed, parallel
-
-    network, mask_token = student.network, _mask_token(drafter)
-
-    def save(to: Path) -> None:
-        student.save(to, mask_token)
-        if (path.parent / BIGRAM_FILE).is_file():
-            shutil.copyfile(path.parent / BIGRAM_FILE, to.parent / BIGRAM_FILE)
-
-    batches = PardBatches(texts, mask_token, seed=materials.options.seed)
-    return Trainee(
-        train=_descend(network, parallel(materials.options.loss), batches, materials),
-        measure=lambda: measure_packed(network, materials.held_out, mask_token, DEPTH, materials.check),
-        save=save,
-    )
+def _mask_token(drafter: PlannedDrafter) -> int | None:
+    """The mask token of a drafter that proposes blocks; None for a PARD model that drafts one token after the other."""
+    return drafter.mask_token if drafter.spec.name == "pard" else None
 
 
 def _open_bigram(drafter: PlannedDrafter, path: Path, materials: Materials, opened: ExitStack) -> Trainee:
     """The term for pairs of tokens of a PARD model, which itself stays as it is."""
-    if drafter.spec.name != "pard":
+    if (mask_token := _mask_token(drafter)) is None:
         raise DraftRefused(
             "only PARD models have a term for pairs of tokens.", hint="Use --method full, or name a PARD model."
         )
@@ -394,7 +378,7 @@ def _open_bigram(drafter: PlannedDrafter, path: Path, materials: Materials, open
     check, vocab_size = materials.check, materials.target.tokenizer.vocab_size
     model = open_model(backend, path, materials.load, progress=lambda fraction: None, check=check)
     opened.callback(model.close)
-    blocks = PardSession(model.open_session(check), vocab_size, _mask_token(drafter))
+    blocks = PardSession(model.open_session(check), vocab_size, mask_token)
     opened.callback(blocks.close)
     learned = [find_bigram(path)]
 
@@ -426,15 +410,15 @@ def _open_head(drafter: PlannedDrafter, path: Path, materials: Materials, opened
             "only heads in a folder of their own, of a target on MLX, can be trained.",
             hint="Name the head's folder with --draft, and use --backend mlx.",
         )
-    from edgespec.adapt.heads import HeadStudent, HeadTexts, measure_heads, recursion
+    from edgespec.adapt.heads import HeadStudent, measure_heads, recursion, tap_features
 
     student = HeadStudent(path, spec, target.network, target.layer_count)
 
-    def read(texts: Sequence[TrainingText]) -> HeadTexts:
+    def read(texts: Sequence[TrainingText]) -> Parts:
         session = target.open_session(materials.check)
         opened.callback(session.close)
-        seed = materials.options.seed
-        return HeadTexts(texts, session, student.layers, materials.check, batch_tokens=BATCH_TOKENS, seed=seed)
+        features = tap_features(session, student.layers)
+        return _make_parts(texts, Teacher(session, materials.check, features=features), materials)
 
     held_out = read(materials.held_out)
     return Trainee(
@@ -442,6 +426,13 @@ def _open_head(drafter: PlannedDrafter, path: Path, materials: Materials, opened
         measure=lambda: measure_heads(student.network, held_out, DEPTH, materials.check),
         save=student.save,
     )
+
+
+def _make_parts(texts: Sequence[TrainingText], teacher: Teacher, materials: Materials) -> Parts:
+    """The parts of `texts`, of which the target has read as many as are kept. Raises Cancelled, BackendError."""
+    parts = Parts(texts, teacher, seed=materials.options.seed)
+    parts.fill(materials.reading)
+    return parts
 
 
 def _descend(
@@ -454,32 +445,20 @@ def _descend(
     return lambda report: trainer.run(report, materials.check)
 
 
-def _mask_token(drafter: PlannedDrafter) -> int:
-    assert drafter.mask_token is not None  # of every PARD model that is planned
-    return drafter.mask_token
-
-
 # The folder of a training run that is not complete: the same command goes on with it.
 
 
-_STATE, _LOCK = "run.json", "lock"
-
-
 @contextmanager
-def open_run(folder: Path, options: str) -> Iterator[float]:
-    """Yield when the run began, in seconds since the epoch: earlier than now for one with these options that goes on.
+def open_run(folder: Path) -> Iterator[None]:
+    """Create the folder of a run, and hold it. It is removed at the end, unless an error has left a checkpoint in it.
 
-    The checkpoints of a run with other options are removed. The folder is removed when the block ends without an error,
-    or with one before anything was kept in it: the next run then takes later texts too.
-
-    Raises InvalidRequest where another process runs it, CacheError.
+    Raises InvalidRequest where another process holds it, CacheError.
     """
     with ExitStack() as opened:
         try:
             for each in (folder.parent.parent, folder.parent, folder):
                 each.mkdir(mode=0o700, parents=True, exist_ok=True)
-            opened.enter_context(lock_file(folder / _LOCK, wait=False))
-            began_s = _read_start(folder / _STATE, options) or _start_anew(folder, options)
+            opened.enter_context(lock_file(folder / "lock", wait=False))
         except BlockingIOError:
             raise InvalidRequest("this draft is being trained already.", hint="Wait until that has ended.") from None
         except OSError as error:
@@ -487,43 +466,22 @@ def open_run(folder: Path, options: str) -> Iterator[float]:
                 f"{folder} cannot be written: {reason_of(error)}.", hint="Check its permissions, or free some space."
             ) from error
         try:
-            yield began_s
+            yield
         except BaseException:
-            if not {path.name for path in folder.glob("*")} - {_STATE, _LOCK}:
+            if not (folder / CHECKPOINT).exists():
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start_anew(folder: Path, options: str) -> float:
-    """Remove what another run has left, and remember when this one begins; returns that. Raises OSError."""
-    for path in folder.iterdir():
-        if path.name != _LOCK:
-            path.unlink()
-    began_s = time()
-    write_private(folder / _STATE, json.dumps({"began_s": began_s, "options": options}))
-    return began_s
-
-
-def _read_start(state: Path, options: str) -> float | None:
-    """When the run in a folder began; None where there is none with these options."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        found = json.loads(state.read_text(encoding="utf-8"))
-        if found["options"] == options:
-            return float(found["began_s"])
-    return None
-
-
 # Memory that training a draft model needs, estimated from its header; neither weights nor MLX are loaded.
 
 
-_FLOAT_BYTES = 4
-_MOMENTS = 2  # AdamW's, of each trained weight
-_IN_STEP = 3  # for each trained weight: its gradient, before and after clipping, and its update
-_SEQUENCE = 512  # tokens; texts are cut into parts of at most so many
-# Single-precision numbers that a layer keeps for the backward pass, for each token. Fitted to MLX's peaks.
-_PER_HIDDEN, _PER_FEED_FORWARD, _PER_HEAD_PAIR = 9, 5, 1.5
-_PER_LOGIT = 4
+_SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
+# Numbers in single precision: AdamW's moments of a trained weight; its gradient before and after clipping, and its
+# update; and what a token keeps for the backward pass, for each of its numbers in a layer, and for each score. The last
+# two are fitted to MLX's peaks.
+_MOMENTS, _IN_STEP, _PER_HIDDEN, _PER_LOGIT = 2, 3, 38, 4
 _MARGIN = 1.1
 
 
@@ -534,31 +492,23 @@ def estimate_training_bytes(path: Path, batch_tokens: int, *, rank: int | None =
 
     Raises InvalidModelFile, CacheError.
     """
-    sizes, shapes = _read_sizes(path)
-    n_weights = sum(prod(shape) for shape in shapes.values())
-    n_trained = n_weights
+    (width, n_layers, vocab_size), shapes = _read_sizes(path)
+    n_weights = n_trained = sum(map(prod, shapes.values()))
     if rank is not None:
         blocks = [shape for name, shape in shapes.items() if len(shape) == 2 and (".layers." in name or "blk." in name)]
         n_trained = sum(rank * sum(shape) for shape in blocks)
         n_weights += n_trained
-    in_layer = (
-        _PER_HIDDEN * sizes["hidden_size"]
-        + _PER_FEED_FORWARD * sizes["intermediate_size"]
-        + _PER_HEAD_PAIR * sizes["num_attention_heads"] * min(batch_tokens, _SEQUENCE)
-    )
-    per_token = sizes["num_hidden_layers"] * in_layer + _PER_LOGIT * sizes["vocab_size"]
-    in_step = max(per_token * batch_tokens, _IN_STEP * n_trained)
-    return int(_MARGIN * _FLOAT_BYTES * (n_weights + _MOMENTS * n_trained + in_step))
+    kept = batch_tokens * (_PER_HIDDEN * width * n_layers + _PER_LOGIT * vocab_size)
+    return int(_MARGIN * 4 * (n_weights + _MOMENTS * n_trained + max(kept, _IN_STEP * n_trained)))
 
 
-def _read_sizes(path: Path) -> tuple[dict[str, int], dict[str, tuple[int, ...]]]:
-    """(sizes by their names in config.json, shapes of the tensors) of a GGUF file or folder."""
-    if not path.is_dir():
-        header = read_file(path)
-        return read_gguf_config(header), {tensor.name: tensor.shape for tensor in header.tensors}
-    folder = read_folder(path)
-    shapes = unpack_shapes(folder.config, read_folder_shapes(path))
-    defaults = {"hidden_size": 0, "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 0}
-    sizes = {key: folder.integer(key) or default for key, default in defaults.items()}
-    sizes["intermediate_size"] = folder.integer("intermediate_size") or 4 * sizes["hidden_size"]
-    return sizes, {name: shape for name, shape in shapes.items() if not name.endswith((".scales", ".biases"))}
+def _read_sizes(path: Path) -> tuple[list[int], dict[str, tuple[int, ...]]]:
+    """(sizes by _SIZES, shapes of the tensors) of a GGUF file or folder."""
+    if path.is_dir():
+        folder = read_folder(path)
+        shapes = unpack_shapes(folder.config, read_folder_shapes(path))
+        sizes = [folder.integer(key) or 0 for key in _SIZES]
+        return sizes, {name: shape for name, shape in shapes.items() if not name.endswith((".scales", ".biases"))}
+    header = read_file(path)
+    config = read_gguf_config(header)
+    return [config[key] for key in _SIZES], {tensor.name: tensor.shape for tensor in header.tensors}

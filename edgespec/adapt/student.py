@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_unflatten
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from mlx_lm.tuner.lora import LoRALinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
@@ -86,24 +86,17 @@ class Student(ABC):
     def save(self, path: Path, mask_token: int | None = None) -> None:
         """Write the trained model in the format that it was opened from, at once or not at all, for its owner only.
 
-        A file replaces one that exists; a folder must not exist. The network can be trained further. With `mask_token`
-        the metadata name this token as that of a PARD model.
+        A file replaces one that exists; a folder must not exist. LoRA's matrices become a part of the weights. With
+        `mask_token` the metadata name this token as that of a PARD model.
         Raises BackendError for weights that are not finite, CacheError where the path cannot be written.
         """
         with map_errors():
-            weights = self._merge()
+            fused = [(name, each.fuse()) for name, each in self.network.named_modules() if isinstance(each, LoRALinear)]
+            self.network.update_modules(tree_unflatten(fused))
+            weights = dict(tree_flatten(self.network.parameters()))
             require_finite(weights.values())
         with report_unwritable(path):
             self._write(weights, path, mask_token)
-
-    def _merge(self) -> dict[str, Any]:
-        """Weights by name, as they were before LoRA was added, with its products in them."""
-        layers = {name: each for name, each in self.network.named_modules() if isinstance(each, LoRALinear)}
-        inside = tuple(f"{name}." for name in layers)
-        weights = {name: each for name, each in tree_flatten(self.network.parameters()) if not name.startswith(inside)}
-        for name, layer in layers.items():
-            weights |= {f"{name}.{kind}": each for kind, each in tree_flatten(layer.fuse().parameters())}
-        return weights
 
     @abstractmethod
     def _write(self, weights: Mapping[str, Any], path: Path, mask_token: int | None) -> None:

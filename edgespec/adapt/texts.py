@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +21,12 @@ MIN_CONVERSATIONS = 16
 MIN_HELD_OUT = 8
 """Conversations that measure the gain. With 5, chance passes for a gain in 8 of 100 cases, with 8 or more in 4 or 5."""
 HELD_OUT_SHARE = 0.2
+HELD_OUT_TOKENS = 50_000
+"""Tokens that suffice for intervals of a few percent, and that are measured without a long wait."""
 RECENT_TOKENS = 50_000
-"""The newest tokens, of which a part is held out. As many older ones are trained on, against forgetting."""
+"""The newest tokens that are trained on. Beside them as many older ones are, against forgetting."""
+RUN = "training"
+"""The folder, in that of a pair, of a run that is not complete; other kinds of runs append to the name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,94 +52,61 @@ class TrainingText:
         return len(self.tokens) - self.n_lead
 
 
-@dataclass(frozen=True, slots=True)
-class Split:
-    """Texts to train on, and texts of other conversations to measure the gain with."""
-
-    train: list[TrainingText]
-    held_out: list[TrainingText]
-
-
 def read_texts(store: TextStore, tokenizer: str, namespace: str = "", *, documents: bool) -> list[TrainingText]:
     """The stored texts in the order of storing, with documents or without. Raises CacheError."""
-    sources = _Sources()
+    by_end: dict[bytes, str] = {}
     return [
-        TrainingText(text.tokens.astype(np.int32), text.n_lead, text.answer, sources.name(text), text.origin.time)
+        TrainingText(
+            text.tokens.astype(np.int32), text.n_lead, text.answer, _name_source(text, by_end), text.origin.time
+        )
         for text in store.texts(tokenizer, namespace)
         if documents or not text.origin.is_corpus
     ]
 
 
-def split_texts(texts: Sequence[TrainingText]) -> Split:
-    """Hold out about HELD_OUT_SHARE of the conversations, MIN_HELD_OUT at least, by a hash of their sources.
+def split_texts(
+    texts: Sequence[TrainingText], *, newest: bool = False
+) -> tuple[list[TrainingText], list[TrainingText]]:
+    """(texts to train on, texts of other conversations to measure the gain with).
 
-    When texts are added, no conversation that was trained on is held out. Documents never are: no model has written
-    them. Raises InvalidRequest where there are too few conversations, or too few tokens to train on.
+    The conversations that began last are held out, about HELD_OUT_SHARE of them, MIN_HELD_OUT at least: when texts are
+    added, none that was trained on is held out. Documents never are, because no model has written them.
+
+    With `newest` one trains on the other conversations of about RECENT_TOKENS that began last, and on as many older
+    tokens. Raises InvalidRequest where there are too few conversations, or too few tokens to train on.
     """
-    answered = sorted({text.source for text in texts if text.answer < len(text.tokens)}, key=_draw)
-    require_conversations(texts, len(answered))
-    held_out = {source for i, source in enumerate(answered) if i < MIN_HELD_OUT or _draw(source) < HELD_OUT_SHARE}
-    split = Split([], [])
+    answered = {text.source for text in texts if text.answer < len(text.tokens)}
+    sizes: dict[str, int] = {}  # of conversations; the first text of one decides its place
     for text in texts:
-        (split.held_out if text.source in held_out else split.train).append(text)
-    require_tokens(split.train)
-    return split
-
-
-def require_conversations(texts: Sequence[TrainingText], n: int) -> None:
-    """Raise InvalidRequest where `n`, the conversations in `texts`, are too few."""
-    if (missing := MIN_CONVERSATIONS - n) > 0:
+        if text.source in answered:
+            sizes[text.source] = sizes.get(text.source, 0) + text.n_new
+    if (missing := MIN_CONVERSATIONS - len(sizes)) > 0:
         raise InvalidRequest(
-            f"there are {count_tokens(texts):,} tokens of {n} conversations; {missing} more conversations are needed.",
+            f"there are {count_tokens(texts):,} tokens of {len(sizes)} conversations; {missing} more conversations are"
+            " needed.",
             hint="Use the model for longer: every chat and every `edgespec run` counts.",
         )
-
-
-def require_tokens(texts: Sequence[TrainingText]) -> None:
-    """Raise InvalidRequest where `texts`, those to train on, have too few tokens."""
-    n_train = count_tokens(texts)
-    if (missing := MIN_TOKENS - n_train) > 0:
+    latest = list(sizes)[::-1]
+    last_fifth = latest[: max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(latest)))]
+    held_out = set(_take(last_fifth, sizes, HELD_OUT_TOKENS, MIN_HELD_OUT))
+    trained = {text.source for text in texts} - held_out
+    if newest:
+        others = latest[len(held_out) :]
+        recent = _take(others, sizes, RECENT_TOKENS)
+        older = np.random.default_rng(0).permutation(others[len(recent) :]).tolist()
+        trained = {*recent, *_take(older, sizes, RECENT_TOKENS)}
+    train = [text for text in texts if text.source in trained]
+    if (missing := MIN_TOKENS - count_tokens(train)) > 0:
         raise InvalidRequest(
-            f"there are {n_train:,} tokens to train on; {missing:,} more are needed.",
+            f"there are {count_tokens(train):,} tokens to train on; {missing:,} more are needed.",
             hint="Use the model for longer, or add documents with `edgespec memory add`.",
         )
+    return train, [text for text in texts if text.source in held_out]
 
 
 def count_tokens(texts: Iterable[TrainingText]) -> int:
     """The tokens of `texts`, each counted once."""
     return sum(text.n_new for text in texts)
-
-
-def split_newest(texts: Sequence[TrainingText]) -> Split:
-    """Hold out the conversations that began last, and train on those before them.
-
-    The newest conversations have about RECENT_TOKENS; the last fifth of them is held out, MIN_HELD_OUT at least. Older
-    ones are drawn up to as many tokens. Documents are left out. A conversation that is held out has never been trained
-    on by an earlier split. Raises InvalidRequest where there are too few conversations, or tokens to train on.
-    """
-    answered = {text.source for text in texts if text.answer < len(text.tokens)}
-    sizes: dict[str, int] = {}
-    for text in texts:  # the first text of a conversation decides its place
-        if text.source in answered:
-            sizes[text.source] = sizes.get(text.source, 0) + text.n_new
-    require_conversations(texts, len(answered))
-    newest = _take(list(sizes)[::-1], sizes, RECENT_TOKENS, MIN_CONVERSATIONS)
-    older = list(sizes)[: len(sizes) - len(newest)]
-    drawn = _take([older[i] for i in np.random.default_rng(0).permutation(len(older))], sizes, RECENT_TOKENS)
-    held_out = set(newest[: max(MIN_HELD_OUT, round(HELD_OUT_SHARE * len(newest)))])
-    train = {*newest, *drawn} - held_out
-    split = Split([text for text in texts if text.source in train], [text for text in texts if text.source in held_out])
-    require_tokens(split.train)
-    return split
-
-
-def take_latest(texts: Sequence[TrainingText], n_tokens: int) -> list[TrainingText]:
-    """The latest texts, of whole conversations, of about `n_tokens`."""
-    sizes: dict[str, int] = {}
-    for text in reversed(texts):
-        sizes[text.source] = sizes.get(text.source, 0) + text.n_new
-    kept = set(_take(list(sizes), sizes, n_tokens))
-    return [text for text in texts if text.source in kept]
 
 
 def _take(sources: Sequence[str], sizes: Mapping[str, int], n_tokens: int, at_least: int = 0) -> list[str]:
@@ -152,93 +121,22 @@ def _take(sources: Sequence[str], sizes: Mapping[str, int], n_tokens: int, at_le
     return taken
 
 
-@dataclass(frozen=True, slots=True)
-class TextSelection:
-    """Says which texts are trained on, and which measure the gain.
+def _name_source(text: StoredText, by_end: dict[bytes, str]) -> str:
+    """Name the source of a text; texts come in the order of storing.
 
-    folder     of a run's state, in that of the pair
-    split      what is trained on and what is held out. Raises InvalidRequest for too little
-    from_best  whether training starts from the version that predicts the held-out texts best; else from the one in use
+    One without a source is a conversation of its own, unless it goes on after the answer of an earlier one. That is
+    seen by the end of a block of the earlier text, which is the lead of the later one: `by_end` has the sources by the
+    ends of blocks that have a part of an answer.
     """
-
-    folder: str
-    split: Callable[[Sequence[TrainingText]], Split]
-    from_best: bool
-
-
-RUN = "training"
-"""The folder, in that of a pair, of a run that is not complete; other kinds of runs append to the name."""
-ALL_TEXTS = TextSelection(RUN, split_texts, from_best=False)
-NEWEST_TEXTS = TextSelection(f"{RUN}-newest", split_newest, from_best=True)
-
-
-class _Sources:
-    """Names for the sources of texts, which come in the order of storing.
-
-    A text without a source is a conversation of its own, unless it goes on after the answer of an earlier one. That is
-    seen by the end of a block of the earlier text: it is the lead of the later one.
-    """
-
-    def __init__(self) -> None:
-        self._by_end: dict[bytes, str] = {}  # end of a block that has a part of an answer -> source
-
-    def name(self, text: StoredText) -> str:
-        if text.origin.source is not None:
-            return text.origin.source
-        lead = text.tokens[: text.n_lead]
-        known = self._by_end.get(lead.tobytes()) if len(lead) == MAX_MATCH else None
-        source = known or f"text:{text.keys[0]:016x}"
-        for end in range(text.n_lead + BLOCK, len(text.tokens) + 1, BLOCK):
-            if end > text.answer:
-                self._by_end[text.tokens[end - MAX_MATCH : end].tobytes()] = source
-        return source
-
-
-def _draw(source: str) -> float:
-    """A number in [0, 1) for a source."""
-    return int.from_bytes(blake2b(source.encode(), digest_size=8).digest()) / 2**64
-
-
-@dataclass(frozen=True, slots=True)
-class DataStatus:
-    """The user's own texts of one tokenizer.
-
-    model            a model with this tokenizer; None where it is not known
-    n_conversations  chats and single answers
-    n_tokens         of prompts and answers
-    n_documents      tokens of added documents
-    missing          a sentence that says what is missing; None where there is enough
-    """
-
-    tokenizer: str
-    model: str | None
-    n_conversations: int
-    n_tokens: int
-    n_documents: int
-    missing: str | None
-
-
-def read_status(memory: Path) -> list[DataStatus]:
-    """The texts in the folder of the memory, the newest first. Raises CacheError."""
-    if not memory.is_dir():
-        return []
-    found = []
-    with closing(TextStore.open(memory)) as store:
-        for space in store.status():
-            if space.namespace:  # texts of a server's key are not the user's
-                continue
-            texts = read_texts(store, space.tokenizer, documents=True)
-            own = [text for text in texts if text.answer < len(text.tokens)]
-            missing = None
-            try:
-                split_texts(texts)
-            except InvalidRequest as error:
-                missing = error.message
-            n_documents = space.n_corpus_tokens
-            n_own = count_tokens(texts) - n_documents
-            n_conversations = len({text.source for text in own})
-            found.append(DataStatus(space.tokenizer, space.model, n_conversations, n_own, n_documents, missing))
-    return found
+    if text.origin.source is not None:
+        return text.origin.source
+    lead = text.tokens[: text.n_lead]
+    known = by_end.get(lead.tobytes()) if len(lead) == MAX_MATCH else None
+    source = known or f"text:{text.keys[0]:016x}"
+    for end in range(text.n_lead + BLOCK, len(text.tokens) + 1, BLOCK):
+        if end > text.answer:
+            by_end[text.tokens[end - MAX_MATCH : end].tobytes()] = source
+    return source
 
 
 def clear_runs(folder: Path) -> None:

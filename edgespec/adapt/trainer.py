@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -17,8 +17,8 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
 
-from edgespec.adapt.options import LossName, Progress, Throttle, TrainOptions
-from edgespec.adapt.teacher import Batch, Batches
+from edgespec.adapt.options import CHECKPOINT, LossName, Progress, Throttle, TrainOptions
+from edgespec.adapt.teacher import Batches, Part, fill_up
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, CacheError, Cancelled, InvalidRequest, reason_of
 from edgespec.files import replace_file
@@ -34,17 +34,16 @@ _TIMED = range(2, 10)  # steps that tell how many the time allows
 class _State:
     """What a checkpoint has beside arrays."""
 
-    key: str
     n_steps: int
     step: int = 0
     seconds: float = 0.0
 
 
 class Trainer(Generic[B]):
-    """One run. A second one on the same folder and data goes on where the first one was stopped or killed.
+    """One run. A second one with the same folder and options goes on where the first one was stopped or killed.
 
-    `run.open_run` empties a folder where options or the weights to begin with have changed. On a CPU the trained
-    weights are the same to the last bit as those of a run that was not stopped.
+    On a CPU, and with the same texts, the trained weights are the same to the last bit as those of a run that was not
+    stopped.
     """
 
     def __init__(
@@ -123,10 +122,9 @@ class Trainer(Generic[B]):
 
     def _resume(self) -> _State:
         """The state after the last good checkpoint, whose weights the network then has; else that of a new run."""
-        new = _State(self._batches.key, self._options.epochs * len(self._batches))
-        checkpoint = load_checkpoint(self._folder, new.key)
+        checkpoint = load_checkpoint(self._folder, self._options)
         if checkpoint is None:
-            return new
+            return _State(self._options.epochs * len(self._batches))
         arrays, state = checkpoint
         parts = tree_unflatten(list(arrays.items()))
         self._network.update(parts["weights"])
@@ -135,7 +133,7 @@ class Trainer(Generic[B]):
 
     def _save(self, state: _State) -> None:
         trained = {"weights": self._network.trainable_parameters(), "optimizer": self._optimizer.state}
-        save_checkpoint(self._folder, dict(tree_flatten(trained)), asdict(state))
+        save_checkpoint(self._folder, dict(tree_flatten(trained)), asdict(state), self._options)
 
 
 def schedule(step: int, n_steps: int, warm_up: float) -> float:
@@ -149,10 +147,8 @@ def schedule(step: int, n_steps: int, warm_up: float) -> float:
 # The checkpoint of a run, a file of safetensors that is replaced as a whole: whatever a killed process or a full disk
 # leaves, the last one that was complete is there.
 
-CHECKPOINT = "checkpoint"
 
-
-def save_checkpoint(folder: Path, arrays: dict[str, mx.array], state: dict[str, Any]) -> None:
+def save_checkpoint(folder: Path, arrays: dict[str, mx.array], state: dict[str, Any], options: TrainOptions) -> None:
     """Replace the checkpoint of a run.
 
     Raises InvalidRequest where the folder was removed, which ends the run that is in it; CacheError.
@@ -161,7 +157,7 @@ def save_checkpoint(folder: Path, arrays: dict[str, mx.array], state: dict[str, 
         with replace_file(folder / CHECKPOINT) as partial:
             partial.chmod(0o600)
             with partial.open("r+b") as file:
-                mx.save_safetensors(file, arrays, {"state": json.dumps(state)})
+                mx.save_safetensors(file, arrays, {"state": json.dumps(state), "options": json.dumps(asdict(options))})
                 file.flush()
                 os.fsync(file.fileno())
     except FileNotFoundError as error:
@@ -175,8 +171,8 @@ def save_checkpoint(folder: Path, arrays: dict[str, mx.array], state: dict[str, 
         ) from error
 
 
-def load_checkpoint(folder: Path, key: str) -> tuple[dict[str, mx.array], dict[str, Any]] | None:
-    """(arrays, state) of the checkpoint; None where there is none, or one of other data, with another "key"."""
+def load_checkpoint(folder: Path, options: TrainOptions) -> tuple[dict[str, mx.array], dict[str, Any]] | None:
+    """(arrays, state) of the checkpoint; None where there is none, or one of other options."""
     for leftover in folder.glob(f".{CHECKPOINT}.*"):  # of a process that was killed while it wrote
         leftover.unlink(missing_ok=True)
     path = folder / CHECKPOINT
@@ -185,10 +181,10 @@ def load_checkpoint(folder: Path, key: str) -> tuple[dict[str, mx.array], dict[s
     try:
         arrays, metadata = mx.load(str(path), format="safetensors", return_metadata=True)
         mx.eval(arrays)  # the file will be replaced
-        state = json.loads(metadata["state"])
+        state, is_ours = json.loads(metadata["state"]), json.loads(metadata["options"]) == asdict(options)
     except (RuntimeError, ValueError, KeyError):  # it is damaged
         return None
-    return (arrays, state) if state["key"] == key else None
+    return (arrays, state) if is_ours else None
 
 
 # Distances of a draft's distribution q from its target's p, of which only the most probable tokens are known.
@@ -240,11 +236,12 @@ LOSSES: dict[LossName, Loss] = {
 }
 
 
-def distillation(name: LossName) -> Callable[[Any, Batch], mx.array]:
+def distillation(name: LossName) -> Objective[Sequence[Part]]:
     """The objective of a sequential draft: its scores after each token are compared with the target's."""
     loss = LOSSES[name]
 
-    def objective(network: Any, batch: Batch) -> mx.array:
+    def objective(network: Any, parts: Sequence[Part]) -> mx.array:
+        batch = fill_up(parts)
         logits = network(mx.array(batch.tokens))
         return loss(logits, mx.array(batch.ids), mx.array(batch.log_probs), mx.array(batch.mask))
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from edgespec.adapt.run import Adaptation
     from edgespec.conversations import Store
     from edgespec.core.protocols import CheckCancelled
+    from edgespec.memory.store import SpaceStatus, TextStore
     from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Gain
 
 
@@ -101,13 +102,22 @@ def describe_gain(gain: Gain) -> dict[str, Any]:
 @click.command("list")
 @json_option
 def list_command(as_json: bool) -> None:
-    """List the adapted drafts by model; a star marks the version in use."""
-    from edgespec.cli.terminal import print_result
+    """List the adapted drafts; a star marks the version of a model that is in use."""
+    from edgespec.cli.terminal import format_table, print_result
 
-    pairs = open_drafts().pairs()
-    facts = [row for pair in pairs for row in _describe_versions(pair)]
-    lines = (line for pair in pairs for line in _format_versions(pair))
-    print_result(facts, lines if pairs else [_NONE], as_json=as_json)
+    rows = [row for pair in open_drafts().pairs() for row in _describe_versions(pair)]
+    table = [("", "VERSION", "DATE", "TOKENS", "TOKENS A ROUND", "BEFORE", "GAIN", "MODEL", "DRAFT")]
+    for row in rows:
+        mark, version = "*" if row["active"] else "", str(row["version"])
+        if "model" not in row:
+            table.append((mark, version, "damaged", "", "", "", "", "", ""))
+            continue
+        table.append((
+            mark, version, row["date"], f"{row['tokens']:,}", f"{row['tokens_after']:.2f}",
+            f"{row['tokens_before']:.2f}", f"{row['gain_low']:+.2f} to {row['gain_high']:+.2f}", row["model"],
+            row["draft"],
+        ))  # fmt: skip
+    print_result(rows, format_table(table, frozenset({3, 4, 5})) if rows else [_NONE], as_json=as_json)
 
 
 def _describe_versions(pair: AdaptedPair) -> Iterator[dict[str, Any]]:
@@ -120,27 +130,6 @@ def _describe_versions(pair: AdaptedPair) -> Iterator[dict[str, Any]]:
         yield row
 
 
-def _format_versions(pair: AdaptedPair) -> Iterator[str]:
-    from edgespec.cli.terminal import format_table
-
-    cards, active = pair.versions(), pair.active_number()
-    known = [card for card in cards.values() if card is not None]
-    if known:
-        yield f"{known[0].target}, drafts made from {known[0].base}"
-    table = [("", "VERSION", "DATE", "TOKENS", "TOKENS A ROUND", "BEFORE", "GAIN")]
-    for version, card in cards.items():
-        mark = "*" if version == active else ""
-        if card is None:
-            table.append((mark, str(version), "damaged", "", "", "", ""))
-            continue
-        gain = card.gain
-        table.append((
-            mark, str(version), card.date, f"{card.n_tokens:,}", f"{gain.after:.2f}", f"{gain.before:.2f}",
-            f"{gain.low:+.2f} to {gain.high:+.2f}",
-        ))  # fmt: skip
-    yield from format_table(table, frozenset({3, 4, 5}))
-
-
 @click.command("use")
 @click.argument("version", type=click.IntRange(0))
 @click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
@@ -149,49 +138,41 @@ def use_command(version: int, model: str | None) -> None:
 
     Running engines change to it after the answers that they are giving.
     """
-    pair, name = _find_pair(model)
+    pair = _find_pair(model)
     pair.use(version)
-    click.echo(f"{name or 'the model'} drafts with {_name_version(version)}")
+    click.echo(f"{_name_target(pair) or 'the model'} drafts with {_name_version(version)}")
 
 
 @click.command("revert")
 @click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
 def revert_command(model: str | None) -> None:
     """Draft with the version before the one in use, or with the draft before any training."""
-    pair, name = _find_pair(model)
-    click.echo(f"{name or 'the model'} drafts with {_name_version(pair.revert())}")
+    pair = _find_pair(model)
+    click.echo(f"{_name_target(pair) or 'the model'} drafts with {_name_version(pair.revert())}")
 
 
 def _name_version(version: int) -> str:
     return f"version {version}" if version else "the draft before any training"
 
 
-def _find_pair(model: str | None) -> tuple[AdaptedPair, str | None]:
-    """The versions for a target, which may be left out where there is one, and the target's name.
-
-    The name is None where all cards are damaged; these versions are those of `model` where no others are. Raises
-    UnknownModel, InvalidRequest.
-    """
+def _find_pair(model: str | None) -> AdaptedPair:
+    """The versions for a target, which may be left out where there is one. Raises UnknownModel, InvalidRequest."""
     from edgespec.errors import InvalidRequest, UnknownModel
 
-    found = [(pair, _name_target(pair)) for pair in open_drafts().pairs()]
-    if model is not None:
-        found = [each for each in found if each[1] == model] or [each for each in found if each[1] is None]
+    pairs = open_drafts().pairs()
+    found = [pair for pair in pairs if model in (None, _name_target(pair))]
+    found = found or [pair for pair in pairs if _name_target(pair) is None]
     if not found:
         of = "" if model is None else f" of {model}"
         raise UnknownModel(f"no draft{of} is adapted.", hint="`edgespec adapt list` shows those that are.")
     if len(found) > 1:
-        names = sorted({name for _, name in found if name is not None})
-        raise InvalidRequest(
-            "drafts of several models are adapted.",
-            hint=f"Name one: {', '.join(names)}."
-            if names
-            else "All are damaged; `edgespec adapt list --json` shows where.",
-        )
+        names = ", ".join(sorted({name for pair in found if (name := _name_target(pair))}))
+        raise InvalidRequest("several drafts are adapted.", hint=f"Name one of their models: {names}.")
     return found[0]
 
 
 def _name_target(pair: AdaptedPair) -> str | None:
+    """The name of the target; None where all cards are damaged."""
     return next((card.target for card in reversed(list(pair.versions().values())) if card is not None), None)
 
 
@@ -207,24 +188,46 @@ data_command.add_command(export_command)
 @json_option
 def status_command(as_json: bool) -> None:
     """Show how much there is to train on, by tokenizer, and what is missing."""
-    from dataclasses import asdict
-
-    from edgespec.adapt.texts import read_status
+    from edgespec.cli.memory import open_store
     from edgespec.cli.terminal import format_table, print_result
     from edgespec.conversations.database import memory_folder
     from edgespec.registry.adapted import may_train
 
-    rows, allowed = read_status(memory_folder()), may_train(open_drafts().folder)
+    allowed = may_train(open_drafts().folder)
+    rows: list[dict[str, Any]] = []
+    if memory_folder().is_dir():
+        with open_store() as store:  # texts of a server's key are not the user's
+            rows = [_describe_texts(store, space) for space in store.status() if not space.namespace]
     table = [("MODEL", "CONVERSATIONS", "TOKENS", "OF DOCUMENTS", "")]
     for row in rows:
-        counts = (f"{row.n_conversations:,}", f"{row.n_tokens:,}", f"{row.n_documents:,}")
-        table.append((row.model or f"unknown ({row.tokenizer[:8]})", *counts, row.missing or "enough"))
+        counts = (f"{row['n_conversations']:,}", f"{row['n_tokens']:,}", f"{row['n_documents']:,}")
+        table.append((row["model"] or f"unknown ({row['tokenizer'][:8]})", *counts, row["missing"] or "enough"))
     nothing = ["Nothing is kept yet. `edgespec chat` keeps what is said."]
-    facts = {"allowed": allowed, "texts": [asdict(row) for row in rows]}
+    facts = {"allowed": allowed, "texts": rows}
     print_result(facts, format_table(table, frozenset({1, 2, 3})) if rows else nothing, as_json=as_json)
     if rows and not as_json:
         may = "Training is allowed." if allowed else "Training was not allowed yet; `edgespec adapt` asks."
         click.echo(may, err=True)
+
+
+def _describe_texts(store: TextStore, space: SpaceStatus) -> dict[str, Any]:
+    """The user's own texts of one tokenizer; `missing` says why they are too few, and is None for enough."""
+    from edgespec.adapt.texts import count_tokens, read_texts, split_texts
+    from edgespec.errors import InvalidRequest
+
+    texts, missing = read_texts(store, space.tokenizer, documents=True), None
+    try:
+        split_texts(texts)
+    except InvalidRequest as error:
+        missing = error.message
+    return {
+        "tokenizer": space.tokenizer,
+        "model": space.model,
+        "n_conversations": len({text.source for text in texts if text.answer < len(text.tokens)}),
+        "n_tokens": count_tokens(texts) - space.n_corpus_tokens,
+        "n_documents": space.n_corpus_tokens,
+        "missing": missing,
+    }
 
 
 @data_command.command("clear")
@@ -234,13 +237,13 @@ def clear_command() -> None:
     This is `edgespec memory clear` for the user's own texts, with documents. Adapted drafts stay.
     """
     from edgespec.adapt.texts import clear_runs
+    from edgespec.cli.memory import open_store
     from edgespec.conversations.database import memory_folder
-    from edgespec.memory.store import TextStore
     from edgespec.registry.adapted import forbid_training
 
     drafts, n = open_drafts(), 0
     if memory_folder().is_dir():
-        with closing(TextStore.open(memory_folder())) as store:
+        with open_store() as store:
             n = store.clear("")
     clear_runs(drafts.folder)
     forbid_training(drafts.folder)
@@ -326,7 +329,6 @@ def train_command(
 
     from edgespec.adapt.options import Throttle, lower_priority
     from edgespec.adapt.run import AdaptConfig, Adapter
-    from edgespec.adapt.texts import ALL_TEXTS, NEWEST_TEXTS
     from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import print_result
     from edgespec.conversations.database import memory_folder
@@ -337,8 +339,7 @@ def train_command(
     train = TrainOptions(loss, learning_rate, epochs)
     limit_s = inf if minutes is None else 60 * minutes
     throttle = Throttle(limit_s, must_stop=(lambda: False) if on_battery else is_on_battery)
-    texts = NEWEST_TEXTS if newest else ALL_TEXTS
-    config = AdaptConfig(load_config(model, options), method, train, documents, throttle, texts)
+    config = AdaptConfig(load_config(model, options), method, train, documents, throttle, newest)
     drafts = open_drafts()
     _ask_consent(drafts, yes)
     reporter = _Reporter()
@@ -351,8 +352,7 @@ def train_command(
     (done,) = run_work(work, is_training=True)
     print_result(_describe_result(done), [_format_result(done)], as_json=as_json)
     if not as_json and done.stopped is not None:
-        reason = "the time was up" if done.stopped == "time" else "the machine runs on battery"
-        click.echo(f"note: The training ended early: {reason}.", err=True)
+        click.echo("note: The training ended early: the time was up.", err=True)
     if not as_json and done.returned is not None:
         draft, gain = _name_version(done.returned.version), _format_gain(done.returned.gain)
         click.echo(f"note: {draft} is used again: {gain}", err=True)

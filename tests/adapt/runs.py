@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,7 +13,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from edgespec.adapt.options import Progress, Throttle, TrainOptions
-from edgespec.adapt.teacher import Batch, RowStore, Teacher, TextBatches
+from edgespec.adapt.teacher import Part, Parts, Teacher
 from edgespec.adapt.texts import TrainingText
 from edgespec.adapt.trainer import Trainer, distillation
 from edgespec.backends.toy import ToyModel, ToySession
@@ -46,7 +46,7 @@ class TinyDraft(nn.Module):
         return self.head(self.noise(x))
 
 
-def make_batches(seed: int = 0, n: int = 24) -> TextBatches:
+def make_batches(seed: int = 0, n: int = 24) -> Parts:
     """Texts read by a toy whose next token depends on the last one."""
     rule = ToyModel(seed=3, vocab_size=VOCABULARY, order=1)
     rng = np.random.default_rng(seed)
@@ -55,12 +55,12 @@ def make_batches(seed: int = 0, n: int = 24) -> TextBatches:
         for i in range(n)
     ]
     teacher = Teacher(ToySession(rule, context_size=128, check=lambda: None), lambda: None)
-    return TextBatches(texts, RowStore(teacher, [text.tokens for text in texts]), batch_tokens=256, max_length=48)
+    return Parts(texts, teacher, batch_tokens=256, max_length=48)
 
 
 def make_trainer(
     folder: Path, options: TrainOptions = OPTIONS, throttle: Throttle = FREE
-) -> tuple[TinyDraft, Trainer[Batch]]:
+) -> tuple[TinyDraft, Trainer[Sequence[Part]]]:
     network = TinyDraft()
     folder.mkdir(exist_ok=True)
     return network, Trainer(network, distillation(options.loss), make_batches(), options, folder, throttle)

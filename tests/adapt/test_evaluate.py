@@ -115,5 +115,3 @@ def test_conversations_without_positions() -> None:
     assert compare({"a": some, "b": none}, {"a": some, "b": none}).n_conversations == 1
     with pytest.raises(InvalidRequest, match="too short to measure"):
         compare({"b": none}, {"b": none})
-    with pytest.raises(ValueError, match="same positions"):
-        compare({"a": some}, {"a": some[:2]})

@@ -25,7 +25,7 @@ from edgespec.adapt.pard import (
     run_packed,
 )
 from edgespec.adapt.student import Student
-from edgespec.adapt.teacher import Batch, RowStore, Teacher, TextBatches
+from edgespec.adapt.teacher import Part, Parts, Teacher
 from edgespec.adapt.texts import TrainingText
 from edgespec.backends.llamacpp.model import load as load_llamacpp
 from edgespec.backends.mlx.model import load as load_mlx
@@ -45,12 +45,12 @@ MASK, V = 3, 4096
 OPTIONS = LoadOptions(context_size=256, threads=1)
 
 
-def make_batch(lengths: list[int], first: int) -> Batch:
+def make_batch(lengths: list[int], first: int) -> Part:
     """Windows of random tokens and rows, filled up to the longest."""
     shape, rng = (len(lengths), max(lengths)), np.random.default_rng(1)
     mask = np.array([[first <= i < n for i in range(shape[1])] for n in lengths], np.float32)
     ids = rng.integers(0, V, (*shape, 3)).astype(np.int32)
-    return Batch(rng.integers(4, V, shape).astype(np.int32), ids, np.full((*shape, 3), -2, np.float32), mask)
+    return Part(rng.integers(4, V, shape).astype(np.int32), ids, np.full((*shape, 3), -2, np.float32), mask)
 
 
 @given(st.integers(0, 30), st.integers(1, 60), st.integers(1, 9), st.integers(0, 99))
@@ -116,7 +116,7 @@ def answer() -> tuple[TrainingText, Teacher]:
 
 def make_batches(answer: tuple[TrainingText, Teacher], seed: int = 0) -> PardBatches:
     text, teacher = answer
-    return PardBatches(TextBatches([text], RowStore(teacher, [text.tokens])), MASK, depth=4, seed=seed)
+    return PardBatches(Parts([text], teacher), MASK, depth=4, seed=seed)
 
 
 def test_batches_are_the_same_at_each_step(answer: tuple[TrainingText, Teacher]) -> None:
@@ -125,7 +125,6 @@ def test_batches_are_the_same_at_each_step(answer: tuple[TrainingText, Teacher])
     assert len(one) == 1
     assert np.array_equal(first.positions, again.positions)
     assert not np.array_equal(first.positions, second.positions)
-    assert one.key == make_batches(answer).key
     assert not np.array_equal(first.positions, other.take(0).positions)
     drawn = first.positions[first.weights[0] > 0]
     assert (drawn.min(), drawn.max()) == (0, len(answer[0].tokens) - 2)

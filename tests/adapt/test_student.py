@@ -61,7 +61,7 @@ def test_what_is_trained_is_saved(name: str, mode: str, parent: Path, tmp_path: 
     said = read_runtime(tmp_path / "saved")
     assert np.abs(said - trained).max() <= rounding
     assert np.abs(said - read_network(Student.open(tmp_path / "saved"))).max() <= tolerance
-    assert np.array_equal(read_network(student), trained)
+    assert np.abs(read_network(student) - trained).max() <= 0.001
 
 
 @pytest.mark.parametrize("name", ["packaged", "f16", "q4_k.gguf", "llama3.gguf"])
@@ -97,6 +97,7 @@ def test_types_that_quantizing_ruins_become_q8_0_where_weights_changed(tmp_path:
     student = Student.open(tmp_path / "ternary.gguf")
     student.train_lora(4)
     student.save(tmp_path / "same.gguf")
+    student.train_all()
     train(student)
     student.save(tmp_path / "trained.gguf")
     name = "blk.0.attn_output.weight"
@@ -118,6 +119,7 @@ def test_a_saved_folder_is_one_of_mlx_lm(name: str, parent: Path, tmp_path: Path
     same = mx.load(str(tmp_path / "same" / "model.safetensors"))
     assert base.keys() == same.keys()
     assert all(a.dtype == same[key].dtype and mx.array_equal(a, same[key]) for key, a in base.items())
+    student.train_all()
     train(student)
     student.save(tmp_path / "saved")
     assert {file.name for file in (tmp_path / "saved").iterdir()} == {file.name for file in path.iterdir()}

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.adapt.teacher import TOP, RowStore, Teacher, TeacherRows, TextBatches, cut_windows
+from edgespec.adapt.teacher import TOP, Part, Parts, Teacher, cut_windows, fill_up
 from edgespec.adapt.texts import TrainingText
 from edgespec.backends.toy import ToyModel, ToySession
 from edgespec.core.protocols import NO_DRAFT, Session
@@ -34,12 +34,13 @@ def read_plainly(session: Session, tokens: list[int]) -> np.ndarray:
     return logits - best - np.log(np.exp(logits - best).sum(-1, keepdims=True))
 
 
-def check_rows(rows: TeacherRows, expected: np.ndarray, tolerance: float) -> None:
+def check_rows(rows: Part, expected: np.ndarray, tolerance: float) -> None:
     n, k = rows.ids.shape
     assert (n, k) == (len(expected), min(TOP, expected.shape[1]))
-    assert rows.ids.dtype == np.int32 and rows.log_probs.dtype == np.float32
+    assert rows.ids.dtype == np.int32 and rows.log_probs.dtype == np.float16
     assert all(len(set(row)) == k for row in rows.ids.tolist())
     assert (np.diff(rows.log_probs) <= 0).all()
+    tolerance += 5e-3  # of half precision
     assert np.abs(np.take_along_axis(expected, rows.ids, -1) - rows.log_probs).max() <= tolerance
     best = -np.sort(-expected, axis=-1)[:, :k]
     assert np.abs(best - rows.log_probs).max() <= tolerance
@@ -54,24 +55,12 @@ def test_rows_are_those_of_plain_decoding(library: str, name: str, tmp_path: Pat
     tolerance = 2 * (LLAMA if library == "llama.cpp" else MLX)[name]
     session, plain = model.open_session(idle), model.open_session(idle)
     teacher = Teacher(session, idle)
-    for text in (TEXT.tolist(), TEXT[::-1].tolist(), TEXT[:1].tolist()):  # the session reads one after the other
-        check_rows(teacher.read(text), read_plainly(plain, text), tolerance)
+    for text in (TEXT, TEXT[::-1], TEXT[:1]):  # the session reads one after the other
+        check_rows(teacher.read(text), read_plainly(plain, text.tolist()), tolerance)
         plain.rewind(0)
     session.close()
     plain.close()
     model.close()
-
-
-def test_a_text_longer_than_the_context() -> None:
-    """Each row beyond the first context has half a context before it at least."""
-    rows = Teacher(ToySession(RULE, context_size=32, check=idle), idle).read(TEXT)
-    start, done = 0, 0
-    while done < len(TEXT):
-        stop = min(start + 32, len(TEXT))
-        expected = read_plainly(ToySession(RULE, context_size=32, check=idle), TEXT[start:stop].tolist())
-        part = TeacherRows(rows.ids[done:stop], rows.log_probs[done:stop])
-        check_rows(part, expected[done - start :], 1e-5)
-        start, done = stop - 16, stop
 
 
 def test_ids_that_the_draft_lacks_are_left_out() -> None:
@@ -80,32 +69,6 @@ def test_ids_that_the_draft_lacks_are_left_out() -> None:
     check_rows(rows, expected[:, :100], 1e-5)
     small = Teacher(ToySession(RULE, context_size=256, check=idle), idle, vocab_size=40).read(TEXT)
     assert (np.sort(small.ids) == np.arange(40)).all()
-
-
-def test_the_store_keeps_what_fits() -> None:
-    """Rows that do not fit are computed again, and are the same."""
-    n_reads = 0
-
-    def count() -> None:
-        nonlocal n_reads
-        n_reads += 1
-
-    teacher = Teacher(ToySession(RULE, context_size=256, check=idle), count)
-    texts = [TEXT, TEXT[:40], TEXT[40:]]
-    expected = [teacher.read(text) for text in texts]
-    size = len(TEXT) * TOP * (4 + 2)
-    for max_bytes, kept in ((size * 2, {0, 1, 2}), (size, {0}), (0, set())):
-        store = RowStore(teacher, texts, max_bytes)
-        seen: list[tuple[int, int]] = []
-        store.fill(lambda done, total, seen=seen: seen.append((done, total)))
-        lengths = [len(texts[i]) for i in sorted(kept)]
-        assert seen == [(sum(lengths[: i + 1]), sum(lengths)) for i in range(len(kept))]
-        for i, rows in enumerate(expected):
-            before = n_reads
-            found = store.read(i)
-            assert (n_reads == before) == (i in kept)
-            assert (found.ids == rows.ids).all()
-            assert np.abs(found.log_probs - rows.log_probs).max() < 5e-3 and found.log_probs.dtype == np.float16
 
 
 SMALL_RULE = ToyModel(seed=3, vocab_size=97)
@@ -121,9 +84,32 @@ def make_texts(seed: int = 0, n: int = 40, longest: int = 300) -> list[TrainingT
     return texts
 
 
-def open_rows(texts: list[TrainingText]) -> RowStore:
-    teacher = Teacher(ToySession(SMALL_RULE, context_size=512, check=lambda: None), lambda: None)
-    return RowStore(teacher, [text.tokens for text in texts])
+def open_parts(texts: list[TrainingText], **options: int) -> Parts:
+    return Parts(texts, Teacher(ToySession(SMALL_RULE, context_size=512, check=idle), idle), **options)
+
+
+def test_what_fits_is_kept() -> None:
+    """Parts that do not fit are read again, and are the same."""
+    n_reads = 0
+
+    def count() -> None:
+        nonlocal n_reads
+        n_reads += 1
+
+    teacher = Teacher(ToySession(SMALL_RULE, context_size=512, check=count), count)
+    texts = [TrainingText(TEXT[:n] % 97, 0, 1, str(n), 0.0) for n in (90, 40, 60)]
+    expected = [teacher.read(text.tokens[:-1]) for text in texts]
+    size = 89 * TOP * (4 + 2)
+    for max_bytes, kept, reported in ((size * 3, {0, 1, 2}, 3), (size, {0}, 2), (0, set(), 1)):
+        parts = Parts(texts, teacher, max_bytes=max_bytes)
+        seen: list[tuple[int, int]] = []
+        parts.fill(lambda done, total, seen=seen: seen.append((done, total)))
+        assert seen == [(89, 187), (128, 187), (187, 187)][:reported]
+        for i, part in enumerate(expected):
+            before = n_reads
+            found = parts.read(i)
+            assert (n_reads == before) == (i in kept)
+            assert (found.ids == part.ids).all() and (found.log_probs == part.log_probs).all()
 
 
 @pytest.mark.parametrize("max_length", [16, 64, 512])
@@ -138,44 +124,36 @@ def test_each_token_of_a_texts_own_is_predicted_once(max_length: int) -> None:
 
 
 def test_batches_hold_tokens_rows_and_masks() -> None:
-    """Each row that counts is found by its context: the tokens before it in its batch, and its teacher row."""
+    """Each row that counts is what the target says after the window's tokens up to it."""
     texts = make_texts(n=12)
-    rows = open_rows(texts)
-    batches = TextBatches(texts, rows, batch_tokens=256, max_length=64)
+    parts = open_parts(texts, batch_tokens=256, max_length=64)
+    teacher = Teacher(ToySession(SMALL_RULE, context_size=512, check=idle), idle)
     n_rows = 0
-    places = {}
-    for i, text in enumerate(texts):
-        for at in range(max(text.n_lead, 1), len(text.tokens)):
-            places[text.tokens[max(0, at - 8) : at].tobytes()] = i, at - 1
-    for step in range(len(batches)):
-        batch = batches.take(step)
+    for step in range(len(parts)):
+        drawn = parts.take(step)
+        batch = fill_up(drawn)
         assert batch.tokens.shape == batch.mask.shape == batch.ids.shape[:2] == batch.log_probs.shape[:2]
         assert batch.tokens.size <= 256 and set(np.unique(batch.mask)) <= {0, 1}
-        assert np.isfinite(batch.log_probs).all()
-        for b, t in np.argwhere(batch.mask):
-            context = batch.tokens[b, max(0, t - 7) : t + 1].tobytes()
-            if len(context) == 32:
-                i, row = places[context]
-                assert (batch.ids[b, t] == rows.read(i).ids[row]).all()
-                assert (batch.log_probs[b, t] == rows.read(i).log_probs[row]).all()
+        for row, part in enumerate(drawn):
+            n, alone = len(part.tokens), teacher.read(part.tokens)
+            assert (batch.tokens[row, :n] == part.tokens).all() and not batch.mask[row, n:].any()
+            assert (batch.ids[row, :n] == alone.ids).all() and (batch.log_probs[row, :n] == alone.log_probs).all()
+            assert (batch.mask[row, :n] == part.mask).all()
         n_rows += int(batch.mask.sum())
     assert n_rows == sum(len(text.tokens) - max(text.n_lead, 1) for text in texts)
 
 
 def test_the_seed_decides_the_order() -> None:
     texts = make_texts()
-    first, same, other = (TextBatches(texts, open_rows(texts), seed=seed) for seed in (1, 1, 2))
+    first, same, other = (open_parts(texts, seed=seed) for seed in (1, 1, 2))
     n = len(first)
-    orders = [[batches.take(i).tokens.tobytes() for i in range(2 * n)] for batches in (first, same, other)]
+    orders = [[fill_up(parts.take(i)).tokens.tobytes() for i in range(2 * n)] for parts in (first, same, other)]
     assert orders[0] == orders[1] != orders[2]
     assert orders[0][:n] != orders[0][n:]  # the next epoch has another order
-    assert first.take(n + 1).tokens.tobytes() == orders[0][n + 1]  # whatever was taken before
-    assert first.key == same.key != other.key
-    changed = [*texts[:-1], make_texts(seed=5)[0]]
-    assert TextBatches(changed, open_rows(changed), seed=1).key != first.key
+    assert fill_up(first.take(n + 1)).tokens.tobytes() == orders[0][n + 1]  # whatever was taken before
 
 
 def test_texts_without_tokens_of_their_own() -> None:
     text = TrainingText(np.arange(9, dtype=np.int32), 9, 9, "", 0.0)
     with pytest.raises(ValueError, match="no tokens"):
-        TextBatches([text], open_rows([text]))
+        open_parts([text])

@@ -19,7 +19,6 @@ from edgespec.adapt.texts import (
     TrainingText,
     count_tokens,
     read_texts,
-    split_newest,
     split_texts,
 )
 from edgespec.errors import InvalidRequest
@@ -88,20 +87,16 @@ def test_a_conversation_without_a_name_stays_together(folder: Path) -> None:
     assert sources == [text.source for text in read(folder)]
 
 
-def test_the_split_keeps_conversations_apart_and_stays_the_same() -> None:
-    texts = make_texts(200) + make_texts(200, answer=50)
-    split = split_texts(texts)
-    train, held_out = ({text.source for text in part} for part in (split.train, split.held_out))
-    assert not train & held_out and len(train | held_out) == 200
-    assert len(split.train) + len(split.held_out) == 400
-    assert 20 <= len(held_out) <= 60
-    later = split_texts([*make_texts(300, first=200), *texts[::-1]])
-    assert held_out == {text.source for text in later.held_out} & {text.source for text in texts}
+def test_the_split_keeps_conversations_apart() -> None:
+    train, held_out = split_texts(make_texts(100) + make_texts(100, answer=50))
+    assert len(train) + len(held_out) == 200
+    assert {text.source for text in held_out} == {f"chat:{i}" for i in range(80, 100)}
+    assert not {text.source for text in train} & {text.source for text in held_out}
 
 
 def test_too_few_tokens_are_told_with_their_number() -> None:
     texts = make_texts(30, length=200)
-    n_train = 200 * len(split_texts(make_texts(30)).train)
+    n_train = 200 * len(split_texts(make_texts(30))[0])
     with pytest.raises(InvalidRequest) as refusal:
         split_texts(texts)
     missing = f"{MIN_TOKENS - n_train:,} more are needed."
@@ -130,37 +125,40 @@ def begins(texts: Sequence[TrainingText]) -> set[float]:
 
 
 def test_the_newest_conversations_are_held_out() -> None:
-    split = split_newest(make_timed_texts(60))
-    assert begins(split.held_out) == set(range(50, 60)) and begins(split.train) == set(range(50))
+    train, held_out = split_texts(make_timed_texts(60))
+    assert begins(held_out) == set(range(48, 60)) and begins(train) == set(range(48))
 
 
 def test_older_texts_are_drawn_against_forgetting() -> None:
-    split = split_newest(make_timed_texts(400))
-    assert begins(split.held_out) == set(range(390, 400))
-    recent = {time for time in begins(split.train) if time >= 350}
-    older = begins(split.train) - recent
-    assert recent == set(range(350, 390)) and len(older) == RECENT_TOKENS / 1000
-    assert min(older) < 60 and max(older) > 290, "they come from all times"
-    assert begins(split_newest(make_timed_texts(400)).train) == begins(split.train)
+    train, held_out = split_texts(make_timed_texts(400), newest=True)
+    assert begins(held_out) == set(range(350, 400)), "no more tokens than are measured"
+    recent = {time for time in begins(train) if time >= 300}
+    older = begins(train) - recent
+    assert recent == set(range(300, 350)) and len(older) == RECENT_TOKENS / 1000
+    assert min(older) < 60 and max(older) > 240, "they come from all times"
+    assert begins(split_texts(make_timed_texts(400), newest=True)[0]) == begins(train)
 
 
-def test_what_was_held_out_once_was_never_trained_on() -> None:
+@pytest.mark.parametrize("newest", [False, True])
+def test_what_was_held_out_once_was_never_trained_on(newest: bool) -> None:
     seen: set[str] = set()
-    for n in range(20, 200, 7):
-        split = split_newest(make_timed_texts(n))
-        assert not seen & {text.source for text in split.held_out}
-        seen |= {text.source for text in split.train}
+    rng = np.random.default_rng(0)
+    texts = [replace(text, tokens=text.tokens[: rng.integers(300, 1000)]) for text in make_timed_texts(800)]
+    for n in range(40, 800, 23):
+        train, held_out = split_texts(texts[:n], newest=newest)
+        assert not seen & {text.source for text in held_out}
+        seen |= {text.source for text in train}
 
 
 def test_documents_are_left_out_and_too_little_is_refused() -> None:
     documents = [replace(text, source=f"/{i}", answer=1000) for i, text in enumerate(make_timed_texts(90, first=500))]
-    split = split_newest([*make_timed_texts(60), *documents])
-    assert count_tokens([*split.train, *split.held_out]) == 60_000
+    assert count_tokens(split_texts([*make_timed_texts(60), *documents])[0]) == 48_000 + 90_000
+    assert count_tokens(split_texts([*make_timed_texts(60), *documents], newest=True)[0]) == 48_000
     with pytest.raises(InvalidRequest, match="conversation"):
-        split_newest([*make_timed_texts(MIN_CONVERSATIONS - 1), *documents])
+        split_texts([*make_timed_texts(MIN_CONVERSATIONS - 1), *documents], newest=True)
     with pytest.raises(InvalidRequest, match="tokens to train on"):
-        split_newest(make_timed_texts(MIN_CONVERSATIONS, length=200))
-    assert len(split_newest(make_timed_texts(MIN_CONVERSATIONS, length=5000)).held_out) == MIN_HELD_OUT
+        split_texts(make_timed_texts(MIN_CONVERSATIONS, length=200), newest=True)
+    assert len(split_texts(make_timed_texts(MIN_CONVERSATIONS, length=8000))[1]) == MIN_HELD_OUT
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def test_a_draft_is_trained_used_and_put_back(cli: Cli, tmp_path: Path, draft: s
     assert "version 1" not in cli(*ask, "--draft", draft, "--draft-max", "3").stderr
     assert cli("adapt", "use", "1", "python-6m").stdout == "python-6m drafts with version 1\n"
     table = cli("adapt", "list").stdout.splitlines()
-    assert table[0].endswith(f"made from {draft}") and table[2].split()[:2] == ["*", "1"]
+    assert table[1].split()[:2] == ["*", "1"] and table[1].endswith(f"python-6m  {draft}")
     (row,) = json.loads(cli("adapt", "list", "--json").stdout)
     assert row["active"] and row["tokens"] > 2000 and row["model"] == "python-6m"
     assert cli("adapt", "use", "2").returncode == 2
@@ -186,7 +186,7 @@ def test_a_training_ends_when_its_texts_are_cleared(cli: Cli, environment: dict[
     command = (sys.executable, "-m", "edgespec", "adapt", "--yes", "--epochs", "1000", "--threads", "1", "--on-battery")
     with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as training:
         deadline = monotonic() + 60
-        while not list((tmp_path / "data").glob("adapted/*/training/run.json")) and monotonic() < deadline:
+        while not list((tmp_path / "data").glob("adapted/*/training/lock")) and monotonic() < deadline:
             sleep(0.02)
         assert cli("adapt", "data", "clear").stdout.startswith("removed ")
         _, told = training.communicate(timeout=60)
