@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 
 _LOG = logging.getLogger("edgespec")
-_PROGRESS_STEP = 0.1
 
 
 def load(model: str | None = None, *, reporter: Reporter | None = None, **arguments: Unpack[LoadArguments]) -> Model:
@@ -116,12 +116,13 @@ class _BaseModel:
 
     def _prepare(
         self, function: str, prompt: Prompt, arguments: GenerationArguments
-    ) -> tuple[Callable[[], Stream[Event]], ReplyBuilder]:
+    ) -> tuple[Callable[[], Stream[Event]], ResponseStream, Callable[[Metrics], None]]:
+        """The arguments of a stream."""
         request, response = prepare(function, prompt, arguments, self.info)
-        return partial(self._client.stream, request), ReplyBuilder(response, self._finish)
+        return partial(self._client.stream, request), response, self._finish
 
-    def _finish(self, reply: Reply) -> None:
-        self._stats = reply.stats
+    def _finish(self, metrics: Metrics) -> None:
+        self._stats = metrics
 
 
 class Model(_BaseModel):
@@ -185,22 +186,22 @@ class LogReporter:
     """Logs notices at WARNING and progress at INFO, every 10%."""
 
     def __init__(self) -> None:
-        self._logged: dict[str, float] = {}
+        self._logged: dict[str, int] = {}
 
     def notice(self, text: str) -> None:
         _LOG.warning(text)
 
     def download(self, name: str, done: int, total: int) -> None:
-        self._log("downloading", name, done / total if total else 1.0)
+        self._log(f"downloading {name}", done / max(total, 1))
 
     def loading(self, name: str, fraction: float) -> None:
-        self._log("loading", name, fraction)
+        self._log(f"loading {name}", fraction)
 
-    def _log(self, action: str, name: str, fraction: float) -> None:
-        key = f"{action} {name}"
-        if fraction - self._logged.get(key, -1.0) >= _PROGRESS_STEP:
-            self._logged[key] = fraction
-            _LOG.info("%s: %.0f%%", key, fraction * 100)
+    def _log(self, action: str, fraction: float) -> None:
+        tenths = int(10 * fraction)
+        if tenths != self._logged.get(action):
+            self._logged[action] = tenths
+            _LOG.info("%s: %d%%", action, 10 * tenths)
 
 
 def _require_text(prompt: str) -> str:
@@ -255,18 +256,33 @@ class Reply:
         }
 
 
-class ReplyBuilder:
-    """Collects the events of one generation; `finished` is called with the reply."""
+class _Answer(ABC):
+    """One generation: how it starts, and what has come of it. `finished` is called with its metrics."""
 
-    def __init__(self, response: ResponseStream, finished: Callable[[Reply], None]) -> None:
-        self.reply: Reply | None = None
+    def __init__(
+        self, start: Callable[[], Stream[Event]], response: ResponseStream, finished: Callable[[Metrics], None]
+    ) -> None:
+        self._start = start
         self._response = response
         self._finished = finished
-        self._pieces: list[Piece] = []
+        self._reply: Reply | None = None
+        self._texts: dict[Channel, str] = {"answer": "", "reasoning": ""}
         self._calls: list[ToolCall] = []
         self._origin = ""  # of the latest piece; a reader may have held back its text
+        self._pieces = self._read()
 
-    def add(self, event: Event) -> Iterator[Piece]:
+    @abstractmethod
+    def _read(self) -> Any:
+        """The generator of the pieces."""
+
+    @property
+    def reply(self) -> Reply:
+        """Raises InvalidRequest before the stream has ended."""
+        if self._reply is None:
+            raise InvalidRequest("the reply is not complete.", hint="Read the stream to its end first.")
+        return self._reply
+
+    def _add(self, event: Event) -> Iterator[Piece]:
         """The text that `event` adds."""
         if isinstance(event, Piece):
             self._origin = event.origin
@@ -275,48 +291,36 @@ class ReplyBuilder:
         for part in self._response.parts(event):
             if isinstance(part, TextDelta | ReasoningDelta):
                 channel: Channel = "answer" if isinstance(part, TextDelta) else "reasoning"
-                piece = Piece(part.text, channel, self._origin)
-                self._pieces.append(piece)
-                yield piece
+                self._texts[channel] += part.text
+                yield Piece(part.text, channel, self._origin)
             elif isinstance(part, CallEnd):
                 self._calls.append(part.call)
         if isinstance(event, Finished):
-            self.reply = self._build(event)
-            self._finished(self.reply)
-
-    def require_reply(self) -> Reply:
-        """Raises InvalidRequest before the generation has finished."""
-        if self.reply is None:
-            raise InvalidRequest("the reply is not complete.", hint="Read the stream to its end first.")
-        return self.reply
-
-    def _build(self, event: Finished) -> Reply:
-        def join(channel: str) -> str:
-            return "".join(piece.text for piece in self._pieces if piece.channel == channel)
-
-        calls = tuple(self._calls)
-        return Reply(
-            join("answer"), join("reasoning"), calls, event.reason, event.stop, event.tokens, event.seed, event.metrics
-        )
+            self._reply = Reply(
+                self._texts["answer"], self._texts["reasoning"], tuple(self._calls), event.reason, event.stop,
+                event.tokens, event.seed, event.metrics,
+            )  # fmt: skip
+            self._finished(event.metrics)
 
 
-class ReplyStream(Iterator[Piece]):
+class ReplyStream(_Answer, Iterator[Piece]):
     """Pieces of text as they are generated. Generation starts at the first piece; `close`, or dropping the stream,
     cancels it.
     """
 
-    def __init__(self, start: Callable[[], Stream[Event]], builder: ReplyBuilder) -> None:
-        self._builder = builder
-        self._pieces = _read(start, builder)
+    _pieces: Generator[Piece, None, None]
+
+    def _read(self) -> Generator[Piece, None, None]:
+        events = self._start()
+        try:
+            for event in events:
+                yield from self._add(event)
+        finally:
+            events.cancel()
 
     def __next__(self) -> Piece:
         """Raises any EdgespecError of the generation."""
         return next(self._pieces)
-
-    @property
-    def reply(self) -> Reply:
-        """Raises InvalidRequest before the stream has ended."""
-        return self._builder.require_reply()
 
     def read(self) -> Reply:
         """Read the rest of the stream. Raises any EdgespecError of the generation, InvalidRequest after `close`."""
@@ -329,21 +333,21 @@ class ReplyStream(Iterator[Piece]):
         self._pieces.close()
 
 
-class AsyncReplyStream(AsyncIterator[Piece]):
+class AsyncReplyStream(_Answer, AsyncIterator[Piece]):
     """`ReplyStream` for `async for`."""
 
-    def __init__(self, start: Callable[[], Stream[Event]], builder: ReplyBuilder) -> None:
-        self._builder = builder
-        self._pieces = _read_async(start, builder)
+    async def _read(self) -> AsyncGenerator[Piece, None]:
+        events = self._start()
+        try:
+            async for event in events:
+                for piece in self._add(event):
+                    yield piece
+        finally:
+            events.cancel()
 
     async def __anext__(self) -> Piece:
         """Raises any EdgespecError of the generation."""
         return await anext(self._pieces)
-
-    @property
-    def reply(self) -> Reply:
-        """Raises InvalidRequest before the stream has ended."""
-        return self._builder.require_reply()
 
     async def read(self) -> Reply:
         """Read the rest of the stream. Raises any EdgespecError of the generation, InvalidRequest after `aclose`."""
@@ -354,25 +358,6 @@ class AsyncReplyStream(AsyncIterator[Piece]):
     async def aclose(self) -> None:
         """Cancel the generation, unless it has ended."""
         await self._pieces.aclose()
-
-
-def _read(start: Callable[[], Stream[Event]], builder: ReplyBuilder) -> Generator[Piece, None, None]:
-    events = start()
-    try:
-        for event in events:
-            yield from builder.add(event)
-    finally:
-        events.cancel()
-
-
-async def _read_async(start: Callable[[], Stream[Event]], builder: ReplyBuilder) -> AsyncGenerator[Piece, None]:
-    events = start()
-    try:
-        async for event in events:
-            for piece in builder.add(event):
-                yield piece
-    finally:
-        events.cancel()
 
 
 # From a prompt and keyword arguments to a request of the engine, and to the reader of its answer.

@@ -116,7 +116,8 @@ def build_load_config(model: str | None, arguments: Mapping[str, Any]) -> LoadCo
     for option in table.LOAD:
         if isinstance(option.kind, tuple) and (value := values[option.name]) is not None:
             choices = (*option.kind, "toy") if option is table.BACKEND else option.kind
-            _require_choice(option.name, str(value), choices)
+            if str(value) not in choices:
+                raise InvalidRequest(f"{option.name} cannot be '{value}'.", hint=f"Use one of {', '.join(choices)}.")
     workers, width = values["workers"], values["exact_width"]
     return LoadConfig(
         model=model,
@@ -161,8 +162,3 @@ def require_known(function: str, arguments: Iterable[str], known: Iterable[str])
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; the nearest is '{near[0]}'" if near else ""
             raise TypeError(f"{function}() got an unexpected keyword argument '{name}'{hint}")
-
-
-def _require_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InvalidRequest(f"{name} cannot be '{value}'.", hint=f"Use one of {', '.join(choices)}.")
