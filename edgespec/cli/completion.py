@@ -57,20 +57,6 @@ def complete_source(ctx: click.Context, param: click.Parameter, incomplete: str)
     return complete_conversation(ctx, param, incomplete) or [CompletionItem(incomplete, type="file")]
 
 
-def complete_memory_key(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The names of the keys whose texts are kept."""
-    from edgespec.conversations.database import memory_folder
-    from edgespec.memory.store import TextStore
-    from edgespec.server.record import read_namespace
-
-    with suppress(EdgespecError):
-        if (folder := memory_folder()).is_dir():
-            with closing(TextStore.open(folder, wait_s=0.1)) as store:
-                names = [read_namespace(each.namespace) for each in store.status()]
-            return _offer(dict.fromkeys(filter(None, names), ""), incomplete)
-    return []
-
-
 def complete_category(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The categories of the shipped prompts."""
     from edgespec.bench.prompt_sets import CATEGORIES

@@ -79,10 +79,10 @@ def doctor_command(as_json: bool) -> int:
     from edgespec.cli.terminal import print_result, report_activity
 
     report: dict[str, Any] = {}
-    for line in _examine(report):
+    for title, text in _examine(report):
         report_activity("")
         if not as_json:
-            click.echo(line)
+            click.echo(f"{title:10} {text}")
     problems = list(_find_problems(report))
     lines = [f"\nproblem: {each['problem']}\nfix:     {each['fix']}" for each in problems]
     none = ["\nNo problems found. Try: edgespec chat"]
@@ -90,28 +90,36 @@ def doctor_command(as_json: bool) -> int:
     return 1 if all(runtime["state"] != "works" for runtime in report["runtimes"].values()) else 0
 
 
-def _examine(report: dict[str, Any]) -> Iterator[str]:
-    """Fill in `report`, and return each of its lines as soon as it is known."""
+def _examine(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Fill in `report`, and return each of its lines, a title and a text, as soon as it is known."""
     from edgespec.cli.terminal import report_activity
     from edgespec.controller.store import list_settings
     from edgespec.units import gib
 
     report_activity("measuring the load of the processor …")
     machine = report["machine"] = _describe_machine()
-    yield f"machine    {machine['system']}, Python {machine['python']}"
-    yield f"cores      {machine['cores']} physical, {os.cpu_count()} logical, load {machine['busy_cores']}"
-    yield f"memory     {gib(machine['ram_available_bytes'])} of {gib(machine['ram_bytes'])} available"
+    yield "machine", f"{machine['system']}, Python {machine['python']}"
+    yield "cores", f"{machine['cores']} physical, {os.cpu_count()} logical, load {machine['busy_cores']}"
+    yield "memory", f"{gib(machine['ram_available_bytes'])} of {gib(machine['ram_bytes'])} available"
     pages = report["huge_pages"] = describe_huge_pages(HUGE_PAGES)
     if pages:
         use = f"{gib(pages['page_bytes'])} each" if pages["granted"] else "not used"
-        yield f"huge pages {pages['mode']}, {'left to GLIBC_TUNABLES' if pages['set_by_user'] else use}"
+        yield "huge pages", f"{pages['mode']}, {'left to GLIBC_TUNABLES' if pages['set_by_user'] else use}"
     report_activity("loading drafters …")
     report["drafters"] = _describe_drafters()
-    yield from _format_drafters(report["drafters"])
-    report |= {"cache": _describe_cache(), "settings": list_settings(), "runtimes": {}}
-    yield from _format_folders(report["cache"])
+    for i, drafter in enumerate(report["drafters"]):
+        words = ", ".join(drafter.get("words", [drafter["name"]]))
+        package = f" ({drafter['package']})" if drafter["package"] != "edgespec" else ""
+        yield "" if i else "drafters", f"{words}{package}: {drafter.get('summary', 'refused')}"
+    cache = report["cache"] = _describe_cache()
+    yield "models", f"{cache['path']}, {gib(cache['free_bytes'])} free{', offline' if cache['offline'] else ''}"
+    yield "config", cache["config"]
+    yield "chats", cache["conversations"]
+    yield "texts", f"{cache['memory']['path']}, {cache['memory']['state']}"
+    report["settings"] = list_settings()
     for name, lines in report["settings"].items():
-        yield f"settings   {name}: {'; '.join(lines)}"
+        yield "settings", f"{name}: {'; '.join(lines)}"
+    report["runtimes"] = {}
     for name, (title, *_) in _RUNTIMES.items():  # they take the longest, so they come last
         report_activity(f"loading {title} in a process of its own …")
         runtime = report["runtimes"][name] = _check_runtime(name)
@@ -257,59 +265,23 @@ def _find_problems(report: dict[str, Any]) -> Iterator[dict[str, str]]:
         yield {"problem": f"the model cache {report['cache']['path']} is not writable", "fix": "set HF_HOME"}
 
 
-def _format_runtime(name: str, runtime: dict[str, Any]) -> Iterator[str]:
+def _format_runtime(name: str, runtime: dict[str, Any]) -> Iterator[tuple[str, str]]:
     from edgespec.units import gib
 
     version = f" {runtime['version']}" if runtime.get("version") else ""
     reason = f" ({runtime['reason']})" if runtime.get("reason") else ""
-    yield f"{name:10} {runtime['state']}{version}{reason}"
+    yield name, f"{runtime['state']}{version}{reason}"
     for device in runtime.get("devices", ()):
         memory = f", {gib(device['free'])} of {gib(device['total'])} free" if device["kind"] != "cpu" else ""
-        yield f"           {device['kind']} {device['name']}: {device['description']}{memory}"
+        yield "", f"{device['kind']} {device['name']}: {device['description']}{memory}"
     if "workers" in runtime:
-        yield f"workers    {_format_workers(runtime['workers'])}"
-    if "distributed" in runtime:
-        yield f"ranks      {_format_ranks(runtime['distributed'])}"
+        from edgespec.backends.llamacpp.rpc import BUILD_SETTING, rebuild_command
 
-
-def _format_drafters(drafters: list[dict[str, Any]]) -> Iterator[str]:
-    title = "drafters"
-    for drafter in drafters:
-        words = ", ".join(drafter.get("words", [drafter["name"]]))
-        package = f" ({drafter['package']})" if drafter["package"] != "edgespec" else ""
-        what = "refused" if "refused" in drafter else drafter["summary"]
-        yield f"{title:10} {words}{package}: {what}"
-        title = ""
-
-
-def _format_folders(cache: dict[str, Any]) -> Iterator[str]:
-    from edgespec.units import gib
-
-    offline = ", offline" if cache["offline"] else ""
-    yield f"models     {cache['path']}, {gib(cache['free_bytes'])} free{offline}"
-    yield f"config     {cache['config']}"
-    yield f"chats      {cache['conversations']}"
-    yield f"texts      {cache['memory']['path']}, {cache['memory']['state']}"
-
-
-def _format_ranks(backends: list[str]) -> str:
-    from edgespec.backends.ranks import get_rank_address
-
-    if not backends:
-        return "mlx.distributed is not in this build of MLX"
-    possible = f"possible with mlx.launch ({', '.join(backends)})"
-    if (address := get_rank_address()) is None:
-        return possible
-    ranks = address.ranks
-    return f"{possible}; this is rank {ranks.rank} of {ranks.size}, which meets the others at {ranks.address}"
-
-
-def _format_workers(are_possible: bool) -> str:
-    from edgespec.backends.llamacpp.rpc import BUILD_SETTING, rebuild_command
-
-    if are_possible:
-        return "possible: `edgespec worker` lends this machine, --workers uses others"
-    return f"not in this build of llama.cpp; to add them: {rebuild_command(BUILD_SETTING)}"
+        possible = "possible: `edgespec worker` lends this machine, --workers uses others"
+        missing = f"not in this build of llama.cpp; to add them: {rebuild_command(BUILD_SETTING)}"
+        yield "workers", possible if runtime["workers"] else missing
+    if names := runtime.get("distributed"):
+        yield "ranks", f"possible with mlx.launch ({', '.join(names)})"
 
 
 # `edgespec tune`: measure a model's costs and draft acceptance in advance, for later runs.
@@ -351,7 +323,10 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
         state, settings = engine.draft_stats.to_dict(), loaded.settings
     chosen = settings.to_dict() if settings is not None else None
     facts = {"model": loaded.info.name, "interrupted": interrupted, "settings": chosen, **state}
-    lines = [*(settings.describe() if settings is not None else ()), *_format_steps(profile), *format_costs(profile)]
+    drafts = (
+        f"{1000 * cost.seconds(1):.2f} ms for a token or block of {name}" for name, cost in profile.drafts.items()
+    )
+    lines = [*(settings.describe() if settings is not None else ()), *drafts, *format_costs(profile)]
     speed = f"{loaded.info.name}: {1 / profile.rows[1]:.1f} tokens/s plain"
     print_result(facts, (speed, *(f"  {line}" for line in lines)), as_json=as_json)
     return INTERRUPTED if interrupted else 0
@@ -379,13 +354,3 @@ def _practise(local: LocalEngine, max_tokens: int) -> bool:
     finally:
         reporter.end_bar()
     return False
-
-
-def _format_steps(profile: Profile) -> Iterator[str]:
-    plain_s = profile.rows[1]
-    yield "cost of a forward of n rows, in plain steps: " + "  ".join(
-        f"{n}: {s / plain_s:.2f}" for n, s in profile.rows.items()
-    )
-    for name, cost in profile.drafts.items():
-        units = "  ".join(f"{n}: {s / plain_s:.3f}" for n, s in cost.units.items())
-        yield f"cost of {name} by drafted tokens, in plain steps: {units}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgespec.cli.completion import complete_memory_key, complete_model, complete_source
+from edgespec.cli.completion import complete_model, complete_source
 from edgespec.cli.options import force_option, json_option, yes_option
 from edgespec.units import count, gib
 
@@ -45,7 +45,12 @@ def add_command(paths: tuple[Path, ...], model: str | None, dry_run: bool) -> No
     """
     from edgespec.cli.terminal import report_activity
     from edgespec.errors import InvalidRequest
+    from edgespec.hub.hub import Hub
     from edgespec.memory.texts import find_documents
+    from edgespec.planner.plan import LoadConfig, open_vocabulary
+    from edgespec.registry.schema import load_registry
+    from edgespec.registry.tokenizer_compat import identify_tokenizer
+    from edgespec.tui.settings import read_last_model
 
     skipped: Counter[str] = Counter()
     report_activity("looking for files …")
@@ -61,7 +66,20 @@ def add_command(paths: tuple[Path, ...], model: str | None, dry_run: bool) -> No
         total = gib(sum(each.size for each in documents))
         click.echo(f"{count(len(documents), 'file')}, {total}{_format_skipped(skipped)}", err=True)
         return
-    _add(paths, documents, model, skipped)
+    registry = load_registry()
+    model = model or read_last_model() or registry.default
+    with open_vocabulary(LoadConfig(model), registry, Hub.from_environment()) as tokenizer, open_store() as store:
+        click.echo(f"with the tokenizer of {model}; --model takes another", err=True)
+        identity = identify_tokenizer(tokenizer)
+        corpus = store.open_corpus(identity)
+        try:
+            if n_gone := sum(corpus.remove_missing(path.resolve()) for path in paths):
+                click.echo(f"removed {count(n_gone, 'document')} of files that are gone")
+            _store(documents, tokenizer, corpus, skipped)
+        finally:  # also of those that were stored before Ctrl-C
+            store.name_tokenizer(identity, model)
+            corpus.finish()
+    build_indexes([(identity, "")])
 
 
 @contextmanager
@@ -74,31 +92,6 @@ def open_store() -> Iterator[TextStore]:
         if store.notice is not None:
             click.echo(f"note: {store.notice}", err=True)
         yield store
-
-
-def _add(paths: tuple[Path, ...], documents: list[Document], model: str | None, skipped: Counter[str]) -> None:
-    """Store the documents that `paths` name, and index them."""
-    from edgespec.hub.hub import Hub
-    from edgespec.planner.plan import LoadConfig, open_vocabulary
-    from edgespec.registry.schema import load_registry
-    from edgespec.registry.tokenizer_compat import identify_tokenizer
-    from edgespec.tui.settings import read_last_model
-
-    registry = load_registry()
-    model = model or read_last_model() or registry.default
-    with open_vocabulary(LoadConfig(model), registry, Hub.from_environment()) as tokenizer:
-        click.echo(f"with the tokenizer of {model}; --model takes another", err=True)
-        identity = identify_tokenizer(tokenizer)
-        with open_store() as store:
-            corpus = store.open_corpus(identity)
-            try:
-                if n_gone := sum(corpus.remove_missing(path.resolve()) for path in paths):
-                    click.echo(f"removed {count(n_gone, 'document')} of files that are gone")
-                _store(documents, tokenizer, corpus, skipped)
-            finally:  # also of those that were stored before Ctrl-C
-                store.name_tokenizer(identity, model)
-                corpus.finish()
-    build_indexes([(identity, "")])
 
 
 def _store(documents: list[Document], tokenizer: Tokenizer, corpus: Corpus, skipped: Counter[str]) -> None:
@@ -315,7 +308,7 @@ def forget_command(source: str) -> None:
 
 @memory_command.command("clear")
 @click.option("--corpus", "only_documents", is_flag=True, help="Only the documents that were added.")
-@click.option("--key", metavar="NAME", shell_complete=complete_memory_key, help="Only the texts of an API key.")
+@click.option("--key", metavar="NAME", help="Only the texts of an API key.")
 @yes_option
 def clear_command(only_documents: bool, key: str | None, yes: bool) -> None:
     """Remove all texts, or those of one kind or key.

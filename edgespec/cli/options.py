@@ -138,17 +138,13 @@ class DraftOption(click.Option):
         return items or [CompletionItem(incomplete, type="file")]
 
 
-class _Bias(click.ParamType):  # type: ignore[type-arg]
+def _parse_bias(value: str | tuple[int, float]) -> tuple[int, float]:
     """A token id and what is added to its logit."""
-
-    name = "bias"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
-        token, _, bias = str(value).partition("=")
-        try:
-            return int(token), float(bias)
-        except ValueError:
-            self.fail(f"'{value}' is not ID=BIAS, such as 42=-5.", param, ctx)
+    token, _, bias = str(value).partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError as error:
+        raise click.BadParameter(f"'{value}' is not ID=BIAS, such as 42=-5.") from error
 
 
 def offer(option: Option, *names: str, **changes: Any) -> Callable[[F], F]:
@@ -176,7 +172,7 @@ def offer(option: Option, *names: str, **changes: Any) -> Callable[[F], F]:
 
 def _select_type(option: Option) -> Any:
     if option.name == "logit_bias":
-        return _Bias()
+        return _parse_bias
     if isinstance(option.kind, tuple):
         return click.Choice(option.kind)
     ranged: Any = {int: click.IntRange, float: FloatRange}.get(option.kind)

@@ -6,8 +6,7 @@ import json
 import sys
 from contextlib import closing, suppress
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -31,14 +30,20 @@ _PATIENCE_S = 3.0  # for standard input to begin, beside a prompt
     help="Alias, user/repo:QUANT, hf:user/repo/file.gguf, or a path.",
     shell_complete=complete_model,
 )
-@click.option("--file", "-f", type=click.Path(dir_okay=False, path_type=Path),
+@click.option("--file", "-f", type=click.File("rb"),
               help="Read the text before PROMPT, or all of it, from a file; '-' is standard input.")  # fmt: skip
 @rare_option("--raw", is_flag=True, help="Send the prompt without the chat template.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else.")
 @rare_option("--explain", is_flag=True, help="Print a table of all rounds with the reason for each draft on stderr.")
 @generation_options
 def run_command(
-    prompt: str | None, model: str | None, file: Path | None, raw: bool, as_json: bool, explain: bool, **options: Any
+    prompt: str | None,
+    model: str | None,
+    file: BinaryIO | None,
+    raw: bool,
+    as_json: bool,
+    explain: bool,
+    **options: Any,
 ) -> int:
     """Answer one PROMPT (argument, --file, or standard input) and exit.
 
@@ -75,10 +80,13 @@ def run_command(
 
 def _advise(info: ModelInfo, text: str) -> list[str]:
     """What is said to a question that the model answers with code; for other models nothing."""
-    from edgespec.conversations.chat import may_be_code
     from edgespec.registry.schema import EMBEDDED_ALIAS
 
-    if info.name != EMBEDDED_ALIAS or may_be_code(text):
+    if info.name != EMBEDDED_ALIAS:
+        return []
+    from edgespec.tui.blocks import may_be_code  # not before it is needed: pygments takes a while
+
+    if may_be_code(text):
         return []
     return [f"{EMBEDDED_ALIAS} completes Python code; `edgespec chat` lists models that one can talk to."]
 
@@ -114,12 +122,12 @@ def _format_result(info: ModelInfo, finished: Finished, texts: dict[str, str]) -
     }
 
 
-def _read_prompt(argument: str | None, file: Path | None) -> str:
+def _read_prompt(argument: str | None, file: BinaryIO | None) -> str:
     """The text of `file` or of standard input, then the prompt, as far as they are given."""
-    if file is not None and str(file) != "-":
-        return _join(_read_file(file), argument)
-    if file is not None or argument == "-":
-        return _join(_read_stdin(), None if argument == "-" else argument)
+    if file is not None:
+        return _join(file.read(), argument)
+    if argument == "-":
+        return _join(_read_stdin(), None)
     if sys.stdin is None or sys.stdin.isatty():
         if argument is None:
             raise click.UsageError("There is no prompt: give one as an argument, with --file, or on standard input.")
@@ -134,25 +142,15 @@ def _read_prompt(argument: str | None, file: Path | None) -> str:
     return argument
 
 
-def _join(text: str, question: str | None) -> str:
+def _join(data: bytes, question: str | None) -> str:
+    text = data.decode("utf-8", "replace")
     if question is None or not text.strip():
         return text if question is None else question
     return "{}\n\n{}".format(text.rstrip("\n"), question)
 
 
-def _read_file(file: Path) -> str:
-    from edgespec.errors import InvalidRequest
-
-    try:
-        return file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InvalidRequest(f"cannot read {file}: {error.strerror}.", hint="Check the path.") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"{file} is not UTF-8 text.", hint="Convert it to UTF-8.") from error
-
-
-def _read_stdin() -> str:
-    return "" if sys.stdin is None else sys.stdin.buffer.read().decode("utf-8", "replace")
+def _read_stdin() -> bytes:
+    return b"" if sys.stdin is None else sys.stdin.buffer.read()
 
 
 def _has_input() -> bool:

@@ -175,28 +175,22 @@ def _run(address: str, port: int, devices: list[Device], threads: int, cache: We
     os.close(theirs)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    ended: list[int] = []
-    wake = threading.Event()
-
-    def stop(number: int, _frame: object) -> None:
-        ended.append(number)
-        wake.set()
 
     def run() -> None:
         serve(address, port, [device.name for device in devices], threads, cache.folder if cache is not None else None)
-        wake.set()
+        os.kill(os.getpid(), signal.SIGUSR1)
 
-    signal.signal(signal.SIGINT, stop)
-    signal.signal(signal.SIGTERM, stop)
+    ends = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # of all threads: sigwait takes them
     threading.Thread(target=run, daemon=True).start()
     threading.Thread(target=_report_clients, args=(ours, screen, port, cache), daemon=True).start()
-    wake.wait()
-    if not ended:
+    number = signal.sigwait(ends)
+    if number == signal.SIGUSR1:
         raise BackendError("llama.cpp's server has ended by itself.", hint="Start the worker again.")
     with suppress(OSError):
-        screen.write("\n" if ended[0] == signal.SIGINT else "")
+        screen.write("\n" if number == signal.SIGINT else "")
         screen.flush()
-    os._exit(INTERRUPTED if ended[0] == signal.SIGINT else 0)
+    os._exit(INTERRUPTED if number == signal.SIGINT else 0)
 
 
 def _report_clients(pipe: int, screen: TextIO, port: int, cache: WeightsCache | None) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec import drafters
-from edgespec.cli.doctor import HUGE_PAGES, _format_workers, describe_huge_pages, find_huge_page_problems
+from edgespec.cli.doctor import HUGE_PAGES, _format_runtime, describe_huge_pages, find_huge_page_problems
 from tests.cli.conftest import COMMAND, Cli
 from tests.models import REPOSITORY
 
@@ -136,7 +136,8 @@ def test_doctor_survives_a_runtime_that_dies(cli: Cli, tmp_path: Path, monkeypat
 
 
 def test_doctor_says_how_to_add_workers() -> None:
-    assert _format_workers(False).startswith("not in this build of llama.cpp; to add them: CMAKE_ARGS=")
+    lines = dict(_format_runtime("llamacpp", {"state": "works", "workers": False}))
+    assert lines["workers"].startswith("not in this build of llama.cpp; to add them: CMAKE_ARGS=")
 
 
 def test_show_prices_the_embedded_target(cli: Cli) -> None:

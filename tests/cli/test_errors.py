@@ -54,9 +54,7 @@ def test_prompts_that_cannot_be_served(cli: Cli, tmp_path: Path) -> None:
     refused(cli, 2, "far more than a context of 2,048 tokens", "run", stdin="x = 1\n" * 100_000)
     refused(cli, 2, "tokens, the context holds 2,048", "run", stdin="x = 1\n" * 5_000)
     refused(cli, 2, "the context holds 16", "run", "def fibonacci(n):\n" * 9, "--ctx", "16")
-    refused(cli, 2, "Cannot read", "run", "--file", str(tmp_path / "none"))
-    (tmp_path / "latin").write_bytes(b"\xff\xfe")
-    refused(cli, 2, "not UTF-8", "run", "--file", str(tmp_path / "latin"))
+    refused(cli, 2, "No such file", "run", "--file", str(tmp_path / "none"))
 
 
 def test_unknown_models(cli: Cli, tmp_path: Path) -> None:

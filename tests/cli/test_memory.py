@@ -75,8 +75,6 @@ def test_conversations_and_keys_are_removed(cli: Cli, environment: dict[str, str
         assert corpus.add(Path("a program"), list(range(50))) == 50
     shown = cli("memory", "status").stdout
     assert "unknown (a tokeni)  laptop " in shown and "unknown (a tokeni)  phone " in shown
-    offered = cli(_EDGESPEC_COMPLETE="zsh_complete", COMP_WORDS="edgespec memory clear --key l", COMP_CWORD="4")
-    assert "laptop" in offered.stdout and "phone" not in offered.stdout
     assert cli("memory", "clear", "--key", "laptop", "-y").stdout == "removed 100 tokens of the key laptop\n"
     exported = cli("memory", "export", "texts.jsonl")
     assert "token ids" in exported.stderr and "wrote 3 texts" in exported.stdout
