@@ -22,7 +22,7 @@ from edgespec.core.tree import DraftTree
 from edgespec.errors import InvalidModelFile, reading, reason_of
 from edgespec.files import write_atomically
 from edgespec.formats.gguf import FileSource
-from edgespec.formats.head_file import read_safetensors_shapes
+from edgespec.formats.mlx_folder import read_safetensors_shapes
 
 WIDTH = 8  # successors kept of a token
 _MAX_GAP = 4.0  # nats below the best token; less probable tokens are no successors

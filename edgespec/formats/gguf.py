@@ -88,30 +88,25 @@ class Cursor:
         """Make the next `count` bytes available and advance past them; returns their offset."""
         start, end = self.position, self.position + count
         if end > self.size:
-            raise self.cut_short_error(what)
+            raise InvalidModelFile(
+                f"{self.name} is cut short: its header goes on past the file's {self.size:,} bytes (at {what}).",
+                hint=PULL_AGAIN,
+            )
         if end > MAX_HEADER_BYTES:
             raise self.invalid(f"its header runs past {MAX_HEADER_BYTES // 2**20} MiB at {what}")
         while len(self._buffer) < end:
             have = len(self._buffer)
             block = self._source.read(have, min(max(self._block, end - have), self.size - have))
             if not block:
-                raise self.cut_short_error(what)
+                raise self.invalid(f"it became shorter while it was read, at {what}")
             self._buffer += block
             self._block = min(2 * self._block, LARGEST_BLOCK)
         self.position = end
         return start
 
-    def scalar(self, form: struct.Struct, what: str) -> Any:
+    def number(self, what: str, form: struct.Struct = _U32) -> Any:
         """A number or truth value."""
         return form.unpack_from(self._buffer, self.reserve(form.size, what))[0]
-
-    def u32(self, what: str) -> int:
-        """An unsigned 32-bit integer."""
-        return int(self.scalar(_U32, what))
-
-    def u64(self, what: str) -> int:
-        """An unsigned 64-bit integer."""
-        return int(self.scalar(_U64, what))
 
     def raw(self, count: int, what: str) -> bytes:
         """The next `count` bytes."""
@@ -120,23 +115,20 @@ class Cursor:
 
     def count(self, smallest_item: int, what: str) -> int:
         """A number of items of at least `smallest_item` bytes each; refused if they exceed the file."""
-        number = self.u64(what)
+        number: int = self.number(what, _U64)
         if number * smallest_item > self.size - self.position:
             raise self.invalid(f"{what} promises {number:,} items, more than the file can hold")
         return number
 
     def key(self, what: str) -> str:
         """A metadata key or tensor name: non-empty UTF-8."""
-        length = self.count(1, what)
-        if length > MAX_KEY_BYTES:
-            raise self.invalid(f"{what} is {length:,} bytes long")
-        data = self.raw(length, what)
+        data = self.raw(self.count(1, what), what)
         try:
             text = data.decode("utf-8")
         except UnicodeDecodeError:
             raise self.invalid(f"{what} is not UTF-8 text") from None
-        if not text or "\0" in text:
-            raise self.invalid(f"{what} is empty or holds a zero byte")
+        if not 0 < len(data) <= MAX_KEY_BYTES or "\0" in text:
+            raise self.invalid(f"{what} is empty, too long, or holds a zero byte")
         return text
 
     def value(self, kind: int, what: str) -> Value:
@@ -147,11 +139,10 @@ class Cursor:
             return self._read_array(what)
         if kind not in _SCALARS:
             raise self.invalid(f"{what} has the unknown value type {kind}")
-        found: Value = self.scalar(_SCALARS[kind], what)
-        return found
+        return self.number(what, _SCALARS[kind])  # type: ignore[no-any-return]
 
     def _read_array(self, what: str) -> Value:
-        kind = self.u32(what)
+        kind: int = self.number(what)
         if kind == _STRING:
             return self._read_strings(self.count(8, what), what)
         if kind == _ARRAY:
@@ -190,13 +181,6 @@ class Cursor:
     def invalid(self, detail: str) -> InvalidModelFile:
         """The error for inconsistent content."""
         return InvalidModelFile(f"{self.name} is damaged: {detail}.", hint=PULL_AGAIN)
-
-    def cut_short_error(self, what: str) -> InvalidModelFile:
-        """The error for a file that ends inside its header."""
-        return InvalidModelFile(
-            f"{self.name} is cut short: its header goes on past the file's {self.size:,} bytes (at {what}).",
-            hint=PULL_AGAIN,
-        )
 
 
 # The tensor element types of GGUF files, with the size of one block.
@@ -347,12 +331,15 @@ class Header:
         return self.integer(f"{self.architecture}.{key}")
 
     def per_block(self, key: str) -> tuple[int, ...] | None:
-        """`<architecture>.<key>` as one integer for each block; the file holds one for all, or an array."""
+        """`<architecture>.<key>` as one integer for each block; the file holds one for all, or an array.
+
+        Truth values are 0 and 1.
+        """
         blocks = self.own("block_count") or 0
         if not 0 <= blocks <= MAX_BLOCKS:
             raise self.invalid(f"{self.architecture}.block_count is {blocks}")
         found = self.metadata.get(f"{self.architecture}.{key}")
-        if isinstance(found, np.ndarray) and found.dtype.kind in "iu":
+        if isinstance(found, np.ndarray) and found.dtype.kind in "iub":
             if len(found) < blocks:
                 raise self.invalid(f"{self.architecture}.{key} has {len(found)} values for {blocks} blocks")
             return tuple(int(number) for number in found[:blocks])
@@ -392,7 +379,7 @@ def read_header(source: ByteSource, name: str) -> Header:
     key_count = cursor.count(13, "the metadata count")
     metadata = _read_metadata(cursor, key_count)
     alignment = _read_alignment(cursor, metadata)
-    tensors = _read_tensors(cursor, tensor_count)
+    tensors = tuple(_read_tensor(cursor, index) for index in range(tensor_count))
     data_offset = _align(cursor.position, alignment) if tensors else cursor.position
     end = data_offset + _check_layout(cursor, tensors, alignment)
     if end > cursor.size:
@@ -411,12 +398,12 @@ def join_parts(parts: Iterable[Header]) -> Header:
 def _check_version(cursor: Cursor) -> None:
     start = cursor.raw(min(4, cursor.size), "its first bytes")
     if start != MAGIC:
-        problem = "is empty" if not start else f"starts with {_show_bytes(start)}"
+        problem = f"starts with {str(start)[1:]}" if start else "is empty"
         raise InvalidModelFile(
             f"{cursor.name} is not a GGUF file: it {problem}.",
             hint="Check the file name. A GGUF file starts with the letters GGUF.",
         )
-    version = cursor.u32("the version")
+    version = cursor.number("the version")
     if version & 0xFFFF == 0:
         raise cursor.invalid("it is written for big-endian machines")
     if version not in (2, 3):
@@ -426,17 +413,13 @@ def _check_version(cursor: Cursor) -> None:
         )
 
 
-def _show_bytes(start: bytes) -> str:
-    return repr(start.decode("ascii")) if start.isascii() and start.decode().isprintable() else start.hex(" ")
-
-
 def _read_metadata(cursor: Cursor, count: int) -> dict[str, Value]:
     metadata: dict[str, Value] = {}
     for index in range(count):
         key = cursor.key(f"metadata key {index}")
         if key in metadata:
             raise cursor.invalid(f"the metadata key {key!a} comes twice")
-        metadata[key] = cursor.value(cursor.u32(f"the type of {key!a}"), f"the value of {key!a}")
+        metadata[key] = cursor.value(cursor.number(f"the type of {key!a}"), f"the value of {key!a}")
     return metadata
 
 
@@ -447,25 +430,16 @@ def _read_alignment(cursor: Cursor, metadata: dict[str, Value]) -> int:
     return found
 
 
-def _read_tensors(cursor: Cursor, count: int) -> tuple[TensorInfo, ...]:
-    tensors: dict[str, TensorInfo] = {}
-    for index in range(count):
-        tensor = _read_tensor(cursor, index)
-        if tensors.setdefault(tensor.name, tensor) is not tensor:
-            raise cursor.invalid(f"the tensor {tensor.name!a} comes twice")
-    return tuple(tensors.values())
-
-
 def _read_tensor(cursor: Cursor, index: int) -> TensorInfo:
     name = cursor.key(f"the name of tensor {index}")
     if len(name.encode()) > MAX_TENSOR_NAME_BYTES:
         raise cursor.invalid(f"the name of tensor {index} is longer than {MAX_TENSOR_NAME_BYTES} bytes")
     what = f"tensor {name!a}"
-    dimensions = cursor.u32(what)
+    dimensions = cursor.number(what)
     if not 1 <= dimensions <= MAX_DIMENSIONS:
         raise cursor.invalid(f"{what} has {dimensions} dimensions")
-    shape = tuple(cursor.u64(what) for _ in range(dimensions))
-    type_id = cursor.u32(what)
+    shape = tuple(cursor.number(what, _U64) for _ in range(dimensions))
+    type_id = cursor.number(what)
     kind = GGML_TYPES.get(type_id)
     if kind is None:
         raise cursor.invalid(f"{what} has the unknown element type {type_id}")
@@ -473,13 +447,20 @@ def _read_tensor(cursor: Cursor, index: int) -> TensorInfo:
         raise cursor.invalid(f"{what} has the impossible shape {shape}")
     if shape[0] % kind.block_items:
         raise cursor.invalid(f"{what} has rows of {shape[0]} elements, not whole blocks of {kind.name}")
-    return TensorInfo(name, shape, kind, cursor.u64(what))
+    return TensorInfo(name, shape, kind, cursor.number(what, _U64))
 
 
 def _check_layout(cursor: Cursor, tensors: tuple[TensorInfo, ...], alignment: int) -> int:
-    """Check that tensors are contiguous, as llama.cpp requires; returns the end of the last one in bytes."""
+    """Check that tensors have names of their own and are contiguous, as llama.cpp requires.
+
+    Returns the end of the last one in bytes.
+    """
     expected = end = 0
+    seen = set[str]()
     for tensor in tensors:
+        if tensor.name in seen:
+            raise cursor.invalid(f"the tensor {tensor.name!a} comes twice")
+        seen.add(tensor.name)
         if tensor.offset != expected:
             problem = "is not aligned" if tensor.offset % alignment else "is not where the one before it ends"
             raise cursor.invalid(f"the data of tensor {tensor.name!a} {problem} (offset {tensor.offset:,})")

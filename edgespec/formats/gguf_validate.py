@@ -45,56 +45,50 @@ def check_model(header: Header) -> None:
         column = header.metadata.get(f"tokenizer.ggml.{key}")
         if column is not None and (not isinstance(column, np.ndarray) or len(column) != len(tokens)):
             raise header.invalid(f"tokenizer.ggml.{key} does not have one number for each of {len(tokens):,} tokens")
-    for fault in (*_list_layer_faults(header), *_list_vocabulary_faults(header, tokens)):
-        raise header.invalid(fault)
+    for is_wrong, fault in (*_check_layers(header), *_check_vocabulary(header, tokens)):
+        if is_wrong:
+            raise header.invalid(fault)
 
 
-def _list_layer_faults(header: Header) -> Iterator[str]:
-    """What of the layers would abort the process."""
+def _check_layers(header: Header) -> Iterator[tuple[bool, str]]:
+    """(whether it is so, what would abort the process) of the layers."""
     values = {key: header.metadata.get(f"{header.architecture}.{key}") for key in _CHECKED}
     for key in _EPSILONS:
         epsilon = values[key]
-        if isinstance(epsilon, float) and not 0 <= epsilon < math.inf:
-            yield f"{key} is {epsilon}"
-    if (kind := values["rope.scaling.type"]) is not None and kind not in _ROPE_SCALINGS:
-        yield f"the type of its rotary positions is {kind!a}"
+        yield isinstance(epsilon, float) and not 0 <= epsilon < math.inf, f"{key} is {epsilon}"
+    kind = values["rope.scaling.type"]
+    yield kind is not None and kind not in _ROPE_SCALINGS, f"the type of its rotary positions is {kind!a}"
     rotated, size = values["rope.dimension_count"], header.own("attention.key_length")
     if type(rotated) is int:
-        if rotated % 2:
-            yield f"{rotated} numbers of a head are rotated in pairs"
-        if size is not None and rotated > size:
-            yield f"{rotated} numbers of a head are rotated, and it has {size}"
+        yield rotated % 2 == 1, f"{rotated} numbers of a head are rotated in pairs"
+        yield size is not None and rotated > size, f"{rotated} numbers of a head are rotated, and it has {size}"
         # llama.cpp loads such a file forever. Latent attention may go without.
-        if rotated == 0 and header.own("attention.key_length_mla") is None:
-            yield "no number of a head is rotated"
+        yield rotated == 0 and header.own("attention.key_length_mla") is None, "no number of a head is rotated"
     count, used = header.own("expert_count") or 0, header.own("expert_used_count") or 0
-    if (count or used) and not 1 <= used <= count <= _MAX_EXPERTS:
-        yield f"{used} of {count} experts are used"
+    yield bool(count or used) and not 1 <= used <= count <= _MAX_EXPERTS, f"{used} of {count} experts are used"
     blocks, nextn = header.own("block_count") or 0, header.own("nextn_predict_layers") or 0
-    if not 0 <= nextn <= blocks:
-        yield f"{nextn} of {blocks} layers predict further tokens"
-    if values["attention.causal"] is False and header.architecture not in _LOOKING_AHEAD:
-        yield "its attention looks ahead, as no model that writes text does"
+    yield not 0 <= nextn <= blocks, f"{nextn} of {blocks} layers predict further tokens"
+    looks_ahead = values["attention.causal"] is False and header.architecture not in _LOOKING_AHEAD
+    yield looks_ahead, "its attention looks ahead, as no model that writes text does"
     heads, kv_heads = header.per_block("attention.head_count"), header.per_block("attention.head_count_kv")
     if header.architecture in _DENSE and heads and kv_heads:
         for n, n_kv in zip(heads, kv_heads, strict=False):
-            if n_kv < 1 or n % n_kv:
-                yield f"{n} heads share {n_kv} key-value heads"
+            yield n_kv < 1 or n % n_kv > 0, f"{n} heads share {n_kv} key-value heads"
 
 
-def _list_vocabulary_faults(header: Header, tokens: list[str]) -> Iterator[str]:
-    """What of the vocabulary would abort the process."""
+def _check_vocabulary(header: Header, tokens: list[str]) -> Iterator[tuple[bool, str]]:
+    """(whether it is so, what would abort the process) of the vocabulary."""
     kind = header.metadata.get("tokenizer.ggml.model")
-    if kind in ("no_vocab", "none"):
-        yield "it has no vocabulary"
+    yield kind in ("no_vocab", "none"), "it has no vocabulary"
     seen = set(tokens)
     # llama.cpp cuts a token at its first NUL, and names an empty one by its id.
     if "" in seen or "\0" in "".join(tokens):
         seen = {token.split("\0", 1)[0] or f"[EMPTY_{i}]" for i, token in enumerate(tokens)}
-    if len(seen) != len(tokens):
-        yield f"{len(tokens) - len(seen):,} tokens stand in its vocabulary twice"
-    if kind == "llama" and (lacking := [b for b in range(256) if f"<0x{b:02X}>" not in seen and chr(b) not in seen]):
-        yield f"its vocabulary has no token for byte {lacking[0]}"
+    double = len(tokens) - len(seen)
+    yield double > 0, f"{double:,} tokens stand in its vocabulary twice"
+    if kind == "llama":
+        lacking = next((b for b in range(256) if f"<0x{b:02X}>" not in seen and chr(b) not in seen), None)
+        yield lacking is not None, f"its vocabulary has no token for byte {lacking}"
 
 
 # The config of a GGUF model of the llama kind, as a model folder of the same model states it.
@@ -123,6 +117,10 @@ def read_gguf_config(header: Header) -> dict[str, Any]:
     rotated = header.own("rope.dimension_count")
     if rotated not in (None, head_size):
         raise _refuse(header, f"{rotated} numbers of a head of {head_size} are rotated")
+    scaling = header.metadata.get(f"{arch}.rope.scaling.type", "none")
+    if scaling not in ("none", "linear"):
+        raise _refuse(header, f"its rotary positions are scaled by {scaling}")
+    factor = _number(header, "rope.scaling.factor", 1.0)
     return {
         "model_type": arch,
         "hidden_size": hidden,
@@ -136,7 +134,7 @@ def read_gguf_config(header: Header) -> dict[str, Any]:
         "max_position_embeddings": header.trained_context or 2048,
         "rope_theta": _number(header, "rope.freq_base", 10_000.0),
         "rope_traditional": arch == "llama",  # whose queries and keys are stored in the order of interleaved pairs
-        "rope_scaling": _read_scaling(header),
+        "rope_scaling": None if scaling == "none" else {"type": scaling, "factor": factor},
         "attention_bias": "blk.0.attn_q.bias" in shapes,
         "mlp_bias": "blk.0.ffn_gate.bias" in shapes,
         "tie_word_embeddings": "output.weight" not in shapes,
@@ -148,15 +146,6 @@ def _number(header: Header, key: str, default: float) -> float:
     if not isinstance(found, float):
         raise header.invalid(f"{header.architecture}.{key} is not a number")
     return found
-
-
-def _read_scaling(header: Header) -> dict[str, Any] | None:
-    kind = header.metadata.get(f"{header.architecture}.rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    if kind != "linear":
-        raise _refuse(header, f"its rotary positions are scaled by {kind}")
-    return {"type": "linear", "factor": _number(header, "rope.scaling.factor", 1.0)}
 
 
 def _refuse(header: Header, why: str) -> InvalidModelFile:

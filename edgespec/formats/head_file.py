@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-import struct
 from pathlib import Path
 
 import numpy as np
 
-from edgespec.errors import InvalidModelFile
-from edgespec.formats.gguf import MAGIC, MAX_BLOCKS, MAX_SIZE, ByteSource, FileSource, Header, read_header
-from edgespec.formats.heads import HEAD_HINT, USUAL_BLOCK, HeadSpec, eagle3_names, read_config_head
-from edgespec.formats.mlx_folder import Folder, read_json
+from edgespec.formats.gguf import MAGIC, MAX_BLOCKS, MAX_SIZE, FileSource, Header, read_header
+from edgespec.formats.heads import USUAL_BLOCK, HeadSpec, read_config_head
+from edgespec.formats.mlx_folder import Folder, read_json, read_safetensors_shapes
 from edgespec.formats.torch_pickle import read_pickled_shapes
 
 # Heads in GGUF files: architectures eagle3, dflash and gemma4-assistant, and MTP layers of any other.
@@ -30,19 +27,11 @@ def read_gguf_head(header: Header) -> HeadSpec | None:
     """
     if header.is_later_part:
         return None
-    match header.architecture:
-        case "eagle3":
-            return _read_eagle3(header)
-        case "dflash":
-            return _read_dflash(header)
-        case "gemma4-assistant":
-            return _read_assistant(header)
-        case _:
-            return _read_mtp(header)
+    readers = {"eagle3": _read_eagle3, "dflash": _read_dflash, "gemma4-assistant": _read_assistant}
+    return readers.get(header.architecture, _read_mtp)(header)
 
 
 def _read_eagle3(header: Header) -> HeadSpec:
-    eagle3_names(tensor.name for tensor in header.tensors)
     size, hidden_size = header.size("embedding_length"), header.size("target_hidden_size")
     layers = _read_layers(header, hidden_size, size)
     return HeadSpec(
@@ -62,10 +51,9 @@ def _read_dflash(header: Header) -> HeadSpec:
     mask = header.integer("tokenizer.ggml.mask_token_id")
     block = header.own("block_size")
     is_dspark = header.shape("markov_w1.weight") is not None
-    if block is None:
-        if is_dspark:  # on which llama.cpp aborts
-            raise header.invalid("dflash.block_size is missing")
-        block = USUAL_BLOCK
+    if block is None and is_dspark:  # on which llama.cpp aborts
+        raise header.invalid("dflash.block_size is missing")
+    block = USUAL_BLOCK if block is None else block
     if (mask is not None and mask < 0) or not 0 < block <= MAX_SIZE:
         raise header.invalid(f"its blocks have {block} positions, filled with token {mask}")
     return HeadSpec(
@@ -92,8 +80,6 @@ def _read_mtp(header: Header) -> HeadSpec | None:
     if count < 1:
         return None
     blocks = header.own("block_count") or 0
-    if not count <= blocks <= MAX_BLOCKS:
-        raise header.invalid(f"{count} of {blocks} layers predict further tokens")
     if not any(".nextn." in tensor.name for tensor in header.tensors):
         return None
     held = {int(found[1]) for tensor in header.tensors if (found := _BLOCK.match(tensor.name))}
@@ -120,14 +106,10 @@ def _read_layers(header: Header, hidden_size: int, size: int) -> tuple[int, ...]
 
 
 def _count_draft_vocabulary(header: Header) -> int:
-    if ids := header.shape("d2t"):
-        return ids[0]
-    if rows := header.shape("output.weight") or header.shape("token_embd.weight"):
-        return rows[-1]
-    return len(header.tokens)
+    whole = header.shape("output.weight") or header.shape("token_embd.weight") or (len(header.tokens),)
+    return (header.shape("d2t") or whole)[-1]
 
 
-_MAX_HEADER_BYTES = 100_000_000  # as the safetensors library has it
 PICKLES = ("pytorch_model*.bin", "*lm_head*.pt", "model*.pt")
 
 
@@ -162,41 +144,6 @@ def find_weights(folder: Path) -> list[Path]:
     """The safetensors in a folder, or else its pickles, which formats.torch_pickle reads."""
     found = sorted(folder.glob("*.safetensors"))
     return found or sorted({file for pattern in PICKLES for file in folder.glob(pattern)})
-
-
-def read_safetensors_shapes(source: ByteSource, name: str) -> dict[str, tuple[int, ...]]:
-    """Shape by name of the tensors of a local or remote file, of which only the header is read.
-
-    `name` is the file's name in messages. The safetensors library comes only with MLX. Raises InvalidModelFile,
-    CacheError.
-    """
-    start = source.read(0, 8)
-    length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-    if not 0 < length <= min(_MAX_HEADER_BYTES, source.size - 8):
-        raise _damaged(name)
-    try:
-        header = json.loads(source.read(8, length))
-    except (ValueError, RecursionError):
-        raise _damaged(name) from None
-    if not isinstance(header, dict):
-        raise _damaged(name)
-    data_bytes = source.size - 8 - length
-    return {key: _check_tensor(name, entry, data_bytes) for key, entry in header.items() if key != "__metadata__"}
-
-
-def _check_tensor(name: str, entry: object, data_bytes: int) -> tuple[int, ...]:
-    """The shape of an entry of the header, if its bytes lie inside the file."""
-    match entry:
-        case {"shape": [*shape], "data_offsets": [int(start), int(end)]}:
-            if all(type(size) is int and size >= 0 for size in shape) and 0 <= start <= end:
-                if end <= data_bytes:
-                    return tuple(shape)
-                raise InvalidModelFile(f"{name} is cut short.", hint=HEAD_HINT)
-    raise _damaged(name)
-
-
-def _damaged(name: str) -> InvalidModelFile:
-    return InvalidModelFile(f"{name} is damaged: it has no header of safetensors.", hint=HEAD_HINT)
 
 
 ModelMetadata = Header | Folder

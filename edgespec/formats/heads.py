@@ -92,24 +92,8 @@ def read_config_head(config: Mapping[str, Any], shapes: Shapes) -> HeadSpec | No
     """
     own = {name.removeprefix("model."): shape for name, shape in unpack_shapes(config, shapes).items()}
     settings = _Settings(config)
-    match _find_kind(settings, own):
-        case None:
-            return None
-        case "eagle3":
-            return _read_eagle3(settings, own)
-        case "dflash" | "dspark" as kind:
-            return _read_dflash(kind, settings, own)
-        case "eagle":
-            return _read_eagle(settings, own)
-        case "medusa" | "hydra" as kind:
-            return _read_independent(kind, settings, own)
-        case "mtp":
-            size = settings.integer("hidden_size") or 0
-            in_target = not any(name.startswith("pre_fc_norm") for name in own) and _has_trunk(own)
-            return HeadSpec("mtp", size, (), size, _vocabulary(settings, own), feeds_normed=True, in_target=in_target)
-        case "gemma4-assistant":
-            hidden_size, size = settings.integer("backbone_hidden_size") or 0, settings.integer("hidden_size") or 0
-            return HeadSpec("gemma4-assistant", hidden_size, (), size, _vocabulary(settings, own), feeds_normed=True)
+    kind = _find_kind(settings, own)
+    return None if kind is None else _READERS[kind](kind, settings, own)
 
 
 def unpack_shapes(config: Mapping[str, Any], shapes: Shapes) -> Shapes:
@@ -169,46 +153,46 @@ def _find_kind(settings: _Settings, own: Shapes) -> HeadKind | None:
 
 def _find_named_kind(settings: _Settings) -> HeadKind | None:
     words, config = settings.words, settings.own
-    kinds: tuple[HeadKind, ...] = ("dspark", "dflash", "eagle3", "medusa")
-    if found := next((kind for kind in kinds if kind in words), None):
-        return found
-    if _EAGLE.search(words):
-        return "eagle"
-    if "gemma4assistant" in words or "gemma4_assistant" in words:
-        return "gemma4-assistant"
-    if "dflash_config" in config or ("assistant" in words and "target_layer_ids" in config):
-        return "dflash"
-    if "medusa_num_heads" in config:
-        return "medusa"
-    if "hydra_num_heads" in config:
-        return "hydra"
-    one_layer = settings.integer("num_hidden_layers") == 1 and settings.integer("draft_vocab_size")
-    return "eagle3" if "eagle_config" in config or one_layer else None
+    is_reduced = settings.integer("num_hidden_layers") == 1 and settings.integer("draft_vocab_size")
+    signs: dict[HeadKind, Iterable[object]] = {
+        "dspark": ["dspark" in words],
+        "dflash": ["dflash" in words],
+        "eagle3": ["eagle3" in words],
+        "medusa": ["medusa" in words],
+        "eagle": [_EAGLE.search(words)],
+        "gemma4-assistant": ["gemma4assistant" in words, "gemma4_assistant" in words],
+    }
+    further: dict[HeadKind, Iterable[object]] = {
+        "dflash": ["dflash_config" in config, "assistant" in words and "target_layer_ids" in config],
+        "medusa": ["medusa_num_heads" in config],
+        "hydra": ["hydra_num_heads" in config],
+        "eagle3": ["eagle_config" in config, is_reduced],
+    }
+    return _first_kind(signs) or _first_kind(further)
+
+
+def _first_kind(signs: Mapping[HeadKind, Iterable[object]]) -> HeadKind | None:
+    """The first kind of which there is a sign."""
+    return next((kind for kind, each in signs.items() if any(each)), None)
 
 
 def _find_kind_of_tensors(own: Shapes) -> HeadKind | None:
-    if any("markov_w1" in name for name in own):
-        return "dspark"
-    if (fc := own.get("fc.weight")) is not None:
-        if any(name in own for name in ("midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight")):
-            return "eagle3"
-        if "hidden_norm.weight" in own:
-            return "dflash"
-        if "layers.0.self_attn.q_proj.weight" in own and len(fc) == 2 and fc[1] == 2 * fc[0] and _is_bare(own):
-            return "eagle"
-    if any(name.startswith(("hydra_mlp.", "hydra_lm_head.", _PREFIX)) for name in own):
-        return "hydra"
-    if any(_MEDUSA_LAYER.match(name) for name in own):
-        return "medusa"
-    return "mtp" if any(_MTP.search(name) for name in own) else None
+    fc = own.get("fc.weight", ())
+    is_double = len(fc) == 2 and fc[1] == 2 * fc[0]
+    is_bare = "layers.0.input_layernorm.weight" not in own  # EAGLE-1 removed the norm before its first attention
+    signs: dict[HeadKind, Iterable[object]] = {
+        "dspark": ("markov_w1" in name for name in own),
+        "eagle3": (fc and f"{prefix}.hidden_norm.weight" in own for prefix in ("midlayer", "layers.0")),
+        "dflash": [fc and "hidden_norm.weight" in own],
+        "eagle": [is_double and is_bare and "layers.0.self_attn.q_proj.weight" in own],
+        "hydra": (name.startswith(("hydra_mlp.", "hydra_lm_head.", _PREFIX)) for name in own),
+        "medusa": map(_MEDUSA_LAYER.match, own),
+        "mtp": map(_MTP.search, own),
+    }
+    return _first_kind(signs)
 
 
-def _is_bare(own: Shapes) -> bool:
-    """Whether the first layer lacks the norm before its attention, which EAGLE-1 removed."""
-    return "layers.0.input_layernorm.weight" not in own
-
-
-def _read_eagle3(settings: _Settings, own: Shapes) -> HeadSpec:
+def _read_eagle3(kind: HeadKind, settings: _Settings, own: Shapes) -> HeadSpec:
     if own:
         eagle3_names(own)
     table = settings.table("eagle_config")
@@ -218,17 +202,16 @@ def _read_eagle3(settings: _Settings, own: Shapes) -> HeadSpec:
     size, width = _find_fc(settings, own)
     hidden_size = settings.integer("target_hidden_size")
     parts = 3 if layers is None else max(len(layers), 1)
-    if width is not None:
-        hidden_size = hidden_size or width // parts
-        _check_width(width, parts, hidden_size)
+    hidden_size = hidden_size or (size if width is None else width // parts)
+    _check_width(width, parts, hidden_size)
     before: Literal["none", "all", "each"] = "none"
     if any(name.startswith("fc_norm.") for name in own):
         before = "each"
     elif "input_norm.weight" in own or settings.is_set("norm_before_fc"):
         before = "all"
     return HeadSpec(
-        "eagle3",
-        hidden_size or size,
+        kind,
+        hidden_size,
         layers,
         size,
         _vocabulary(settings, own),
@@ -246,7 +229,7 @@ def _read_dflash(kind: HeadKind, settings: _Settings, own: Shapes) -> HeadSpec:
         or _find_layers(settings.own, _OUTPUT_KEYS, 1)
     )
     size, width = _find_fc(settings, own)
-    if width is not None and layers:
+    if layers:
         _check_width(width, len(layers), size)
     masks = (table.get("mask_token_id"), settings.own.get("mask_token_id"), settings.own.get("dspark_noise_token_id"))
     return HeadSpec(
@@ -267,11 +250,10 @@ def _predicts_at_root(config: Mapping[str, Any]) -> bool:
     return stated if isinstance(stated, bool) else not {"transformer_layer_config", _AUX_KEYS[1]} & set(config)
 
 
-def _read_eagle(settings: _Settings, own: Shapes) -> HeadSpec:
+def _read_eagle(kind: HeadKind, settings: _Settings, own: Shapes) -> HeadSpec:
     size, width = _find_fc(settings, own)
-    if width is not None:
-        _check_width(width, 2, size)
-    return HeadSpec("eagle", size, (), size, settings.integer("vocab_size") or _vocabulary(settings, own))
+    _check_width(width, 2, size)
+    return HeadSpec(kind, size, (), size, settings.integer("vocab_size") or _vocabulary(settings, own))
 
 
 def _read_independent(kind: HeadKind, settings: _Settings, own: Shapes) -> HeadSpec:
@@ -283,6 +265,29 @@ def _read_independent(kind: HeadKind, settings: _Settings, own: Shapes) -> HeadS
     size = settings.integer("hidden_size") or (layer[0] if layer else 0) or output[1]
     vocabulary = output[0] or _vocabulary(settings, own)
     return HeadSpec(kind, size, (), size, vocabulary, in_target=_has_trunk(own))
+
+
+def _read_mtp(kind: HeadKind, settings: _Settings, own: Shapes) -> HeadSpec:
+    size = settings.integer("hidden_size") or 0
+    in_target = not any(name.startswith("pre_fc_norm") for name in own) and _has_trunk(own)
+    return HeadSpec(kind, size, (), size, _vocabulary(settings, own), feeds_normed=True, in_target=in_target)
+
+
+def _read_assistant(kind: HeadKind, settings: _Settings, own: Shapes) -> HeadSpec:
+    hidden_size, size = settings.integer("backbone_hidden_size") or 0, settings.integer("hidden_size") or 0
+    return HeadSpec(kind, hidden_size, (), size, _vocabulary(settings, own), feeds_normed=True)
+
+
+_READERS: Mapping[HeadKind, Callable[[HeadKind, _Settings, Shapes], HeadSpec]] = {
+    "eagle3": _read_eagle3,
+    "eagle": _read_eagle,
+    "mtp": _read_mtp,
+    "gemma4-assistant": _read_assistant,
+    "dflash": _read_dflash,
+    "dspark": _read_dflash,
+    "medusa": _read_independent,
+    "hydra": _read_independent,
+}
 
 
 def _find_layers(table: Mapping[str, Any], keys: Iterable[str], shift: int) -> tuple[int, ...] | None:
@@ -308,8 +313,8 @@ def _find_fc(settings: _Settings, own: Shapes) -> tuple[int, int | None]:
     return shape[0], shape[1] if "fc.scales" not in own else None  # of a quantized matrix, whose columns are packed
 
 
-def _check_width(width: int, parts: int, hidden_size: int) -> None:
-    if width != parts * hidden_size:
+def _check_width(width: int | None, parts: int, hidden_size: int) -> None:
+    if width is not None and width != parts * hidden_size:
         raise InvalidModelFile(
             f"The head's fc.weight reads {width:,} values, not {parts} times {hidden_size:,}.", hint=HEAD_HINT
         )
@@ -329,38 +334,18 @@ def _vocabulary(settings: _Settings, own: Shapes) -> int:
 # Tensors of heads: one set of names for the dialects of each kind, and the ids of a reduced vocabulary.
 
 
-# Neutral name -> name in a safetensors file after the layer's prefix, and in a GGUF file after blk.0.
+# Neutral name -> name in a file after the layer's prefix, without .weight
 _LAYER = {
-    "embedding_norm": ("input_layernorm", "attn_norm"),
-    "feature_norm": ("hidden_norm", "attn_norm_2"),
-    "q": ("self_attn.q_proj", "attn_q"),
-    "k": ("self_attn.k_proj", "attn_k"),
-    "v": ("self_attn.v_proj", "attn_v"),
-    "o": ("self_attn.o_proj", "attn_output"),
-    "ffn_norm": ("post_attention_layernorm", "ffn_norm"),
-    "gate": ("mlp.gate_proj", "ffn_gate"),
-    "up": ("mlp.up_proj", "ffn_up"),
-    "down": ("mlp.down_proj", "ffn_down"),
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
 }
-_OUTSIDE = {"fc": ("fc.weight", "fc.weight"), "output_norm": ("norm.weight", "output_norm.weight")}
-_OPTIONAL = {
-    "output": ("lm_head.weight", "output.weight"),
-    "embedding": ("embed_tokens.weight", "token_embd.weight"),
-    "d2t": ("d2t", "d2t"),
-    "input_norm": ("input_norm.weight", "enc.output_norm.weight"),
-    "fc_norm.0": ("fc_norm.0.weight", ""),
-    "fc_norm.1": ("fc_norm.1.weight", ""),
-    "fc_norm.2": ("fc_norm.2.weight", ""),
-}
-_OWN = {"output": "lm_head.weight", "embedding": "embed_tokens.weight"}  # where a head does not use the target's
-_EXTRAS = {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
-_DFLASH_EXTRAS = {
-    "d2t": "d2t",
-    "markov_1": "markov_head.markov_w1.weight",
-    "markov_2": "markov_head.markov_w2.weight",
-    "confidence": "confidence_head.proj.weight",
-}
-_PART = re.compile(r"\.(?:weight|bias|scales|biases)$")
+_LAYER_EXTRAS = {"attention_norm": "input_layernorm", "q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
 _MIXTURE = {  # of an MTP layer; the experts' matrices lie in one tensor
     "router": "mlp.gate",
     **{neutral: f"mlp.switch_mlp.{neutral}_proj" for neutral in ("gate", "up", "down")},
@@ -369,6 +354,24 @@ _SHARED_EXPERT = {
     "shared_router": "mlp.shared_expert_gate",
     **{f"shared_{neutral}": f"mlp.shared_expert.{neutral}_proj" for neutral in ("gate", "up", "down")},
 }
+# Names outside of the layers
+_OWN = {"output": "lm_head.weight", "embedding": "embed_tokens.weight"}  # where a head does not use the target's
+_EAGLE3_EXTRAS = {
+    **_OWN,
+    "d2t": "d2t",
+    "input_norm": "input_norm.weight",
+    **{f"fc_norm.{i}": f"fc_norm.{i}.weight" for i in range(3)},
+}
+_DFLASH = {"fc": "fc.weight", "feature_norm": "hidden_norm.weight", "output_norm": "norm.weight"}
+_DFLASH_EXTRAS = {
+    **_OWN,
+    "d2t": "d2t",
+    "markov_1": "markov_head.markov_w1.weight",
+    "markov_2": "markov_head.markov_w2.weight",
+    "confidence": "confidence_head.proj.weight",
+}
+_PART = re.compile(r"\.(?:weight|bias|scales|biases)$")
+_LAYER_NUMBER = re.compile(r"layers\.(\d+)\.")
 _UNSUPPORTED = {
     "mlp.shared_experts.": "a mixture of experts that is not Qwen's",
     "mlp.gate.e_score_correction_bias": "a mixture of experts that is not Qwen's",
@@ -376,68 +379,62 @@ _UNSUPPORTED = {
 }
 _QWEN_MTP = re.compile(r"(?P<prefix>.*?)pre_fc_norm_hidden\.weight$")
 _DEEPSEEK_MTP = re.compile(r"(?P<prefix>.*?)eh_proj\.weight$")
-_PREFIXES = ("midlayer.", "layers.0.", "blk.0.")  # SafeAI; speculators; GGUF
 
 
 def eagle3_names(names: Iterable[str]) -> dict[str, str]:
-    """Neutral name -> the file's own name, of an EAGLE-3 head with tensors `names`.
+    """Neutral name -> the file's own name, of an EAGLE-3 head in safetensors.
 
     Always there: fc, embedding_norm, feature_norm, q, k, v, o, ffn_norm, gate, up, down, output_norm. Where the file
-    has them: output, embedding (else the target's), d2t, input_norm (of the concatenated features), fc_norm.0 to
-    fc_norm.2 (of each). A prefix `model.` is let pass. Raises InvalidModelFile where a tensor is missing or the head
-    has several layers.
+    has them: q_norm, k_norm, output, embedding (else the target's), d2t, input_norm (of the concatenated features),
+    fc_norm.0 to fc_norm.2 (of each). A prefix `model.` is let pass. Raises InvalidModelFile where a tensor is missing
+    or the head has several layers.
     """
-    own = {name.removeprefix("model."): name for name in names}
-    prefix = next((each for each in _PREFIXES if any(name.startswith(each) for name in own)), _PREFIXES[0])
-    dialect = int(prefix == "blk.0.")
-    further = prefix.replace("0", "1")
-    if further != prefix and any(name.startswith(further) for name in own):
+    own = _strip(names)
+    if _count_layers(own) > 1:
         raise InvalidModelFile("The EAGLE-3 head has more than one layer; heads of one are read.", hint=HEAD_HINT)
-    wanted = {neutral: f"{prefix}{both[dialect]}.weight" for neutral, both in _LAYER.items()}
-    wanted |= {neutral: both[dialect] for neutral, both in _OUTSIDE.items()}
-    extra = {neutral: both[dialect] for neutral, both in _OPTIONAL.items()}
-    if not dialect:
-        extra |= {neutral: f"{prefix}{name}.weight" for neutral, name in _EXTRAS.items()}
-    return _find(own, "EAGLE-3", wanted, extra)
+    prefix = "layers.0." if any(name.startswith("layers.0.") for name in own) else "midlayer."  # speculators; SafeAI
+    norms = {"embedding_norm": f"{prefix}input_layernorm.weight", "feature_norm": f"{prefix}hidden_norm.weight"}
+    wanted = {**norms, "fc": "fc.weight", "output_norm": "norm.weight"}
+    found = _find(own, "EAGLE-3", wanted, _EAGLE3_EXTRAS, {"": prefix})
+    del found["attention_norm"]  # it is that of the embeddings
+    return found
 
 
 def eagle_names(names: Iterable[str]) -> dict[str, str]:
     """Neutral name -> the file's own name, of an EAGLE-1 or EAGLE-2 head in safetensors or a pickle.
 
-    Always there: fc, and of layer i `i.q`, `i.k`, `i.v`, `i.o`, `i.ffn_norm`, `i.gate`, `i.up`, `i.down`; of all but
-    the first layer `i.attention_norm`. Where the file has them: `i.q_norm`, `i.k_norm`, embedding, output (else the
+    Always there: fc, and of layer i `i.q`, `i.k`, `i.v`, `i.o`, `i.ffn_norm`, `i.gate`, `i.up`, `i.down`. Where the
+    file has them: `i.attention_norm`, which the first layer lacks, `i.q_norm`, `i.k_norm`, embedding, output (else the
     target's). A prefix `model.` is let pass. Raises InvalidModelFile where a tensor is missing.
     """
-    own = {name.removeprefix("model."): name for name in names}
-    wanted, extra = _add_layers(own, {"fc": "fc.weight"}, _OWN, normed_from=1)
-    return _find(own, "EAGLE", wanted, extra)
+    own = _strip(names)
+    return _find(own, "EAGLE", {"fc": "fc.weight"}, _OWN, _number_layers(own))
 
 
 def dflash_names(names: Iterable[str]) -> dict[str, str]:
     """Neutral name -> the file's own name, of a DFlash or DSpark head in safetensors.
 
-    Always there: fc, feature_norm, output_norm, and of layer i `i.attention_norm`, `i.q`, `i.k`, `i.v`, `i.o`,
-    `i.ffn_norm`, `i.gate`, `i.up`, `i.down`. Where the file has them: `i.q_norm`, `i.k_norm`, embedding, output (else
-    the target's), d2t, and of DSpark markov_1, markov_2, confidence. A prefix `model.` is let pass. Raises
+    Always there: fc, feature_norm, output_norm, and of layer i `i.q`, `i.k`, `i.v`, `i.o`, `i.ffn_norm`, `i.gate`,
+    `i.up`, `i.down`. Where the file has them: `i.attention_norm`, `i.q_norm`, `i.k_norm`, embedding, output (else the
+    target's), d2t, and of DSpark markov_1, markov_2, confidence. A prefix `model.` is let pass. Raises
     InvalidModelFile where a tensor is missing, or where there are others: those of DFlash2, or of layers that are not
     llama's.
     """
-    own = {name.removeprefix("model."): name for name in names}
-    wanted = {"fc": "fc.weight", "feature_norm": "hidden_norm.weight", "output_norm": "norm.weight"}
-    wanted, extra = _add_layers(own, wanted, {**_OWN, **_DFLASH_EXTRAS}, normed_from=0)
-    known = {_PART.sub("", name) for name in (*wanted.values(), *extra.values(), "t2d")}
-    if unknown := sorted(name for name in own if _PART.sub("", name) not in known):
+    own = _strip(names)
+    found = _find(own, "DFlash", _DFLASH, _DFLASH_EXTRAS, _number_layers(own))
+    known = {_PART.sub("", name) for name in (*found.values(), "t2d")}
+    if unknown := sorted(name for name in own.values() if _PART.sub("", name) not in known):
         raise InvalidModelFile(f"The head has the tensor {unknown[0]}, which is not run.", hint=HEAD_HINT)
-    return _find(own, "DFlash", wanted, extra)
+    return found
 
 
 def mtp_names(names: Iterable[str]) -> dict[str, str]:
     """Neutral name -> the file's own name, of an MTP layer in safetensors, by Qwen's or DeepSeek's names.
 
-    Always there: fc, embedding_norm, feature_norm, attention_norm, q, k, v, o, ffn_norm, gate, up, down, output_norm.
-    Where the file has them: q_norm, k_norm, embedding, output (else the target's). Of a mixture of experts gate, up and
-    down are those of all experts; there are router and, for an expert that sees all tokens, shared_router, shared_gate,
-    shared_up, shared_down. The file may hold the target too.
+    Always there: fc, embedding_norm, feature_norm, q, k, v, o, ffn_norm, gate, up, down, output_norm. Where the file
+    has them: attention_norm, q_norm, k_norm, embedding, output (else the target's). Of a mixture of experts gate, up
+    and down are those of all experts; there are router and, for an expert that sees all tokens, shared_router,
+    shared_gate, shared_up, shared_down. The file may hold the target too.
     Raises InvalidModelFile where a tensor is missing, for several layers, and for layers of other kinds.
     """
     own = {name: name for name in names}
@@ -445,25 +442,22 @@ def mtp_names(names: Iterable[str]) -> dict[str, str]:
     deepseek = sorted({found["prefix"] for name in own if (found := _DEEPSEEK_MTP.match(name))})
     if len(qwen) + len(deepseek) != 1 or any(name.startswith(f"{qwen[0]}layers.1.") for name in own if qwen):
         raise InvalidModelFile("The file does not have one MTP layer; others are not run.", hint=HEAD_HINT)
+    (outer,) = qwen or deepseek
     if qwen:
-        prefix = f"{(outer := qwen[0])}layers.0."
+        prefix, extra = f"{outer}layers.0.", {neutral: f"{outer}{name}" for neutral, name in _OWN.items()}
         outside = ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
-        extra = {neutral: f"{outer}{name}" for neutral, name in _OWN.items()}
     else:
-        prefix = outer = deepseek[0]
-        outside = ("eh_proj", "enorm", "hnorm", "shared_head.norm")
+        prefix, outside = outer, ("eh_proj", "enorm", "hnorm", "shared_head.norm")
         extra = {"output": f"{outer}shared_head.head.weight", "embedding": f"{outer}embed_tokens.weight"}
     for part, what in _UNSUPPORTED.items():
         if any(name.startswith(f"{prefix}{part}") for name in own):
             raise InvalidModelFile(f"The MTP layer has {what}, which is not run.", hint=HEAD_HINT)
-    wanted = dict(zip(("fc", "embedding_norm", "feature_norm", "output_norm"), outside, strict=True))
-    wanted = {neutral: f"{outer}{name}.weight" for neutral, name in wanted.items()} | _layer_names(prefix)
-    wanted["attention_norm"] = f"{prefix}input_layernorm.weight"
-    extra |= {neutral: f"{prefix}{name}.weight" for neutral, name in _EXTRAS.items()}
-    if f"{prefix}mlp.gate.weight" in own:
-        wanted |= {neutral: f"{prefix}{name}.weight" for neutral, name in _MIXTURE.items()}
-        extra |= {neutral: f"{prefix}{name}.weight" for neutral, name in _SHARED_EXPERT.items()}
-    return _find(own, "MTP", wanted, extra)
+    neutrals = ("fc", "embedding_norm", "feature_norm", "output_norm")
+    wanted = {neutral: f"{outer}{name}.weight" for neutral, name in zip(neutrals, outside, strict=True)}
+    is_mixture = f"{prefix}mlp.gate.weight" in own
+    layer = {**_LAYER, **_MIXTURE} if is_mixture else _LAYER
+    extra |= {neutral: f"{prefix}{name}.weight" for neutral, name in _SHARED_EXPERT.items() if is_mixture}
+    return _find(own, "MTP", wanted, extra, {"": prefix}, layer)
 
 
 HEAD_NAMES: Mapping[str, Callable[[Iterable[str]], dict[str, str]]] = {
@@ -476,37 +470,42 @@ HEAD_NAMES: Mapping[str, Callable[[Iterable[str]], dict[str, str]]] = {
 """The function of each kind from the names of a file's tensors to {neutral name: the file's own}."""
 
 
-def _layer_names(prefix: str) -> dict[str, str]:
-    """The names of a llama layer in safetensors, without the norm before its attention."""
-    both = {neutral: each for neutral, each in _LAYER.items() if neutral not in ("embedding_norm", "feature_norm")}
-    return {neutral: f"{prefix}{name}.weight" for neutral, (name, _) in both.items()}
+def _strip(names: Iterable[str]) -> dict[str, str]:
+    """The names of a file by what they are without a prefix."""
+    return {name.removeprefix("model."): name for name in names}
 
 
-def _add_layers(
-    own: Mapping[str, str], wanted: Mapping[str, str], extra: Mapping[str, str], normed_from: int
-) -> tuple[dict[str, str], dict[str, str]]:
-    """`wanted` and `extra` with the names of layers 0, 1, ..., as many as the file has, and one at least.
+def _count_layers(own: Iterable[str]) -> int:
+    """Layers of a head that numbers them, one at least."""
+    return len({found[1] for name in own if (found := _LAYER_NUMBER.match(name))}) or 1
 
-    Layers from number `normed_from` on have a norm before their attention.
+
+def _number_layers(own: Iterable[str]) -> dict[str, str]:
+    """The prefix of each layer in neutral names -> that in the file."""
+    return {f"{layer}.": f"layers.{layer}." for layer in range(_count_layers(own))}
+
+
+def _find(
+    own: Mapping[str, str],
+    kind: str,
+    wanted: Mapping[str, str],
+    extra: Mapping[str, str],
+    layers: Mapping[str, str],
+    layer: Mapping[str, str] = _LAYER,
+) -> dict[str, str]:
+    """The file's own name of all that is `wanted`, and of what it has of `extra`.
+
+    Both are completed by the names of `layers`, the prefix of each in neutral names and in the file; `layer` has those
+    that each has to have.
     """
-    wanted, extra, layer = dict(wanted), dict(extra), 0
-    while layer == 0 or any(name.startswith(f"layers.{layer}.") for name in own):
-        prefix = f"layers.{layer}."
-        wanted |= {f"{layer}.{neutral}": name for neutral, name in _layer_names(prefix).items()}
-        if layer >= normed_from:
-            wanted[f"{layer}.attention_norm"] = f"{prefix}input_layernorm.weight"
-        extra |= {f"{layer}.{neutral}": f"{prefix}{name}.weight" for neutral, name in _EXTRAS.items()}
-        layer += 1
-    return wanted, extra
-
-
-def _find(own: Mapping[str, str], kind: str, wanted: Mapping[str, str], extra: Mapping[str, str]) -> dict[str, str]:
-    """The file's own name of all that is `wanted`, and of what it has of `extra`."""
+    wanted, extra = dict(wanted), dict(extra)
+    for before, prefix in layers.items():
+        wanted |= {f"{before}{neutral}": f"{prefix}{name}.weight" for neutral, name in layer.items()}
+        extra |= {f"{before}{neutral}": f"{prefix}{name}.weight" for neutral, name in _LAYER_EXTRAS.items()}
     if missing := [name for name in wanted.values() if name not in own]:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise InvalidModelFile(f"The {kind} head lacks the tensor {missing[0]}{more}.", hint=HEAD_HINT)
-    found = {**wanted, **{neutral: name for neutral, name in extra.items() if name in own}}
-    return {neutral: own[name] for neutral, name in found.items()}
+    return {neutral: own[name] for neutral, name in (wanted | extra).items() if name in own}
 
 
 def read_draft_ids(d2t: np.ndarray, vocab_size: int) -> tuple[np.ndarray, Literal["absolute", "offsets"]]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import struct
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import InvalidModelFile, reading
+from edgespec.formats.gguf import ByteSource, FileSource
 from edgespec.formats.heads import read_config_head
 
 _STATES = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "short_conv")  # layers without keys and values
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "*.tiktoken")
 _PULL = "Pull it again, or name another folder."
+_MAX_HEADER_BYTES = 100_000_000  # as the safetensors library has it
 
 
 @dataclass(frozen=True)  # no slots: the vocabulary is cached on it
@@ -96,14 +99,11 @@ class Folder:
             raise InvalidModelFile(f"{file} holds no vocabulary.", hint=_PULL)
         if not all(i >= 0 and isinstance(token, str) for i, token in tokens.items()):
             raise InvalidModelFile(f"{file} has tokens without an id.", hint=_PULL)
-        control = set()
         added = content.get("added_tokens")
-        for each in added if isinstance(added, list) else ():
-            if isinstance(each, dict) and isinstance(each.get("id"), int):
-                tokens[each["id"]] = str(each.get("content"))
-                if each.get("special"):
-                    control.add(each["id"])
-        return tokens, frozenset(control)
+        marks = [each for each in (added if isinstance(added, list) else ()) if isinstance(each, dict)]
+        marks = [each for each in marks if isinstance(each.get("id"), int)]
+        tokens |= {each["id"]: str(each.get("content")) for each in marks}
+        return tokens, frozenset(each["id"] for each in marks if each.get("special"))
 
 
 def read_config(path: Path, name: str, weight_bytes: int) -> Folder:
@@ -132,31 +132,53 @@ def read_folder(path: Path) -> Folder:
     if not any(any(path.glob(name)) for name in _TOKENIZERS):
         raise InvalidModelFile(f"{path} holds no tokenizer.", hint=_PULL)
     for file in weights:
-        _check_safetensors(file)
+        if not read_safetensors_shapes(FileSource(file), str(file)):
+            raise InvalidModelFile(f"{file} holds no tensors.", hint=_PULL)
     return read_config(path, path.name, sum(file.stat().st_size for file in weights))
 
 
-def _check_safetensors(file: Path) -> None:
-    from safetensors import SafetensorError, safe_open
+def read_safetensors_shapes(source: ByteSource, name: str) -> dict[str, tuple[int, ...]]:
+    """Shape by name of the tensors of a local or remote file, of which only the header is read.
 
+    `name` is the file's name in messages. The safetensors library reads no remote files. Raises InvalidModelFile,
+    CacheError.
+    """
+    start = source.read(0, 8)
+    length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+    if not 0 < length <= min(_MAX_HEADER_BYTES, source.size - 8):
+        raise _damaged(name)
     try:
-        with reading(file), safe_open(file, framework="numpy") as opened:
-            names = opened.keys()
-    except (SafetensorError, ValueError) as error:
-        raise InvalidModelFile(f"{file} is damaged: {error}.", hint=_PULL) from error
-    if not names:
-        raise InvalidModelFile(f"{file} holds no tensors.", hint=_PULL)
+        header = json.loads(source.read(8, length))
+    except (ValueError, RecursionError):
+        raise _damaged(name) from None
+    if not isinstance(header, dict):
+        raise _damaged(name)
+    data_bytes = source.size - 8 - length
+    return {key: _check_tensor(name, entry, data_bytes) for key, entry in header.items() if key != "__metadata__"}
+
+
+def _check_tensor(name: str, entry: object, data_bytes: int) -> tuple[int, ...]:
+    """The shape of an entry of the header, if its bytes lie inside the file."""
+    match entry:
+        case {"shape": [*shape], "data_offsets": [int(start), int(end)]}:
+            if all(type(size) is int and size >= 0 for size in shape) and 0 <= start <= end:
+                if end <= data_bytes:
+                    return tuple(shape)
+                raise InvalidModelFile(f"{name} is cut short.", hint=_PULL)
+    raise _damaged(name)
+
+
+def _damaged(name: str) -> InvalidModelFile:
+    return InvalidModelFile(f"{name} is damaged: it has no header of safetensors.", hint=_PULL)
 
 
 def read_json(file: Path) -> dict[str, Any]:
     """The JSON object of a small file. Raises InvalidModelFile, CacheError."""
+    if not file.exists():
+        raise InvalidModelFile(f"{file.parent} lacks {file.name}.", hint=_PULL)
     try:
         with reading(file):
-            try:
-                text = file.read_text(encoding="utf-8")
-            except FileNotFoundError:
-                raise InvalidModelFile(f"{file.parent} lacks {file.name}.", hint=_PULL) from None
-        content = json.loads(text)
+            content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise InvalidModelFile(f"{file} is not valid JSON: {error}.", hint=_PULL) from error
     if not isinstance(content, dict):

@@ -1,18 +1,19 @@
 """Tensors of a file written by torch.save (.pt, .bin), read without running anything from it.
 
-The file is a zip with a pickle, which is a program, and one entry of raw bytes a storage. The pickle's operations are
-listed by pickletools, which runs none of them, and carried out here: they can build numbers, texts, tuples,
-dictionaries and descriptions of tensors, and nothing else. Whatever asks for more raises InvalidModelFile.
+The file is a zip with a pickle, which is a program, and one entry of raw bytes a storage. Python's own reader of
+pickles runs it here without most of its operations, and with three names: what is left can build numbers, texts,
+tuples, dictionaries and descriptions of tensors. Whatever asks for more raises InvalidModelFile.
 """
 
 from __future__ import annotations
 
+import io
 import math
-import pickletools
+import pickle
 import struct
 import zipfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,42 +39,27 @@ _STORAGES: dict[str, np.dtype[Any]] = {
     "ByteStorage": np.dtype("u1"),
     "BoolStorage": np.dtype("?"),
 }
-_GLOBALS = {("collections", "OrderedDict"), ("torch._utils", "_rebuild_tensor_v2")} | {
-    ("torch", storage) for storage in _STORAGES
-}
-_DAMAGE = (zipfile.BadZipFile, struct.error, OSError, ValueError, LookupError, EOFError, RuntimeError, MemoryError)
-_NUMBERS = {"BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE"}
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
-
-
-@dataclass(frozen=True, slots=True)
-class _Global:
-    module: str
-    name: str
+# What other content than that of a state dict raises; of operations that are not among ours, KeyError
+_DAMAGE = (
+    *(zipfile.BadZipFile, pickle.UnpicklingError, struct.error, OSError, EOFError, MemoryError, RuntimeError),
+    *(ValueError, LookupError, TypeError, AttributeError),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class _Storage:
     kind: str
     key: str
-    elements: int
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor's place: `offset` and `strides` in elements of its storage, whose bytes are the entry `entry`."""
+    """A tensor's place in its storage; `offset` and `strides` in elements."""
 
+    storage: _Storage
+    offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    offset: int
-    storage: str
-    entry: str
-
-    @property
-    def last(self) -> int:
-        """The last element of the storage that belongs to the tensor, if that has any."""
-        return self.offset + sum((n - 1) * step for n, step in zip(self.shape, self.strides, strict=True))
 
 
 class _Refused(Exception):
@@ -82,176 +68,117 @@ class _Refused(Exception):
 
 def read_pickled_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Shape by name of a pickled state dict; its weights are not read. Raises InvalidModelFile, CacheError."""
-    return _read_all(path, lambda archive, tensor: tensor.shape)
+    return _read_all(path, lambda tensor, read_storage: tensor.shape)
 
 
 def read_pickled_tensors(path: Path) -> dict[str, np.ndarray]:
     """Array by name of a pickled state dict; bfloat16 becomes float32. Raises InvalidModelFile, CacheError."""
-    return _read_all(path, lambda archive, tensor: _read(tensor, archive.read(tensor.entry)))
+    return _read_all(path, _read)
 
 
-def _read_all(path: Path, read: Callable[[zipfile.ZipFile, StoredTensor], T]) -> dict[str, T]:
+def _read_all(path: Path, read: Callable[[StoredTensor, Callable[[str], bytes]], T]) -> dict[str, T]:
     """What `read` returns of each tensor, by name; one at a time, since files have several GB."""
     with reading(path):
         file = path.open("rb")
     try:
         with file, zipfile.ZipFile(file) as archive:
             entries = {entry.filename: entry for entry in archive.infolist()}
-            _check_entries(entries)
+            for name, entry in entries.items():  # torch.save compresses nothing, so no entry is larger than the file
+                if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+                    raise _Refused(f"its entry {name!a} is compressed")
             (pickled,) = [name for name in entries if name.endswith("data.pkl")] or [""]
             if not pickled or entries[pickled].file_size > _MAX_PICKLE_BYTES:
                 raise _Refused("it holds no pickle of usual size")
             root = pickled.removesuffix("data.pkl")
-            order = f"{root}byteorder"
-            if order in entries and archive.read(order) != b"little":
+            if f"{root}byteorder" in entries and archive.read(f"{root}byteorder") != b"little":
                 raise _Refused("it is not little-endian")
-            tensors = _check_state(_run(archive.read(pickled)), root, entries)
-            return {name: read(archive, tensor) for name, tensor in tensors.items()}
+            state = _StateReader(io.BytesIO(archive.read(pickled))).load()
+            if not isinstance(state, dict) or not all(isinstance(each, StoredTensor) for each in state.values()):
+                raise _Refused("it holds something else than a dictionary of tensors")
+            return {name: read(each, lambda key: archive.read(f"{root}data/{key}")) for name, each in state.items()}
     except _Refused as refusal:
         raise InvalidModelFile(f"{path} is not read: {refusal}.", hint=_HINT) from None
     except _DAMAGE as error:
-        reason = "it is damaged, or written by PyTorch before 1.6"
+        reason = "it is damaged, holds more than tensors, or was written by PyTorch before 1.6"
         raise InvalidModelFile(f"{path} is not read: {reason}.", hint=_HINT) from error
 
 
-def _check_entries(entries: Mapping[str, zipfile.ZipInfo]) -> None:
-    """torch.save compresses nothing, so no entry is larger than the file."""
-    for name, entry in entries.items():
-        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
-            raise _Refused(f"its entry {name!a} is compressed")
-
-
-def _run(pickled: bytes) -> Any:
-    """What the pickle builds. Raises _Refused for an operation or a name that no state dict needs."""
-    machine = _Machine()
-    for operation, argument, _ in pickletools.genops(pickled):
-        if operation.name == "STOP":
-            return machine.stack.pop()
-        machine.step(operation.name, argument)
-    raise _Refused("its pickle has no end")
-
-
-class _Machine:
-    """The stack and memo of a pickle that may only build plain values.
-
-    A pickle that takes what it has not stored raises LookupError.
-    """
-
-    def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self._below: list[list[Any]] = []
-        self._memo: dict[int, Any] = {}
-
-    def step(self, name: str, argument: Any) -> None:
-        """Carry out one operation."""
-        stack = self.stack
-        if name in _NUMBERS:
-            stack.append(argument)
-        elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name])
-        elif name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            self._memo[len(self._memo) if argument is None else argument] = stack[-1]
-        elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(self._memo[argument])
-        elif name in ("EMPTY_TUPLE", "EMPTY_DICT"):
-            stack.append(() if name == "EMPTY_TUPLE" else {})
-        elif name in _TUPLES:
-            taken = [stack.pop() for _ in range(_TUPLES[name])]
-            stack.append(tuple(reversed(taken)))
-        elif name == "MARK":
-            self._below.append(stack)
-            self.stack = []
-        elif name == "TUPLE":
-            self.stack = self._below.pop()
-            self.stack.append(tuple(stack))
-        elif name == "SETITEM":
-            value, key = stack.pop(), stack.pop()
-            _set_items(stack[-1], [key, value])
-        elif name == "SETITEMS":
-            self.stack = self._below.pop()
-            _set_items(self.stack[-1], stack)
-        elif name == "GLOBAL":
-            stack.append(_find_global(*argument.split(" ", 1)))
-        elif name == "STACK_GLOBAL":
-            text, module = stack.pop(), stack.pop()
-            stack.append(_find_global(module, text))
-        elif name == "BINPERSID":
-            stack.append(_make_storage(stack.pop()))
-        elif name == "REDUCE":
-            arguments, function = stack.pop(), stack.pop()
-            stack.append(_call(function, arguments))
-        elif name == "BUILD":  # the attributes of an OrderedDict, such as _metadata, are not needed
-            stack.pop()
-            if not isinstance(stack[-1], dict):
-                raise _Refused("its pickle sets attributes of something else than a dictionary")
-        elif name not in ("PROTO", "FRAME"):
-            raise _Refused(f"its pickle uses the operation {name}, which no dictionary of tensors needs")
-
-
-def _set_items(place: Any, taken: list[Any]) -> None:
-    """Fill a dictionary. Only names are keys: to hash a deeply nested tuple would overflow the stack."""
-    if len(taken) % 2 or not isinstance(place, dict):
-        raise _Refused("its pickle fills something else than a dictionary")
-    for key, value in zip(taken[::2], taken[1::2], strict=True):
-        if not isinstance(key, str):
-            raise _Refused("a dictionary in it has keys that are no names")
-        place[key] = value
-
-
-def _find_global(module: Any, name: Any) -> _Global:
-    if not isinstance(module, str) or not isinstance(name, str) or (module, name) not in _GLOBALS:
-        raise _Refused(f"its pickle asks for {f'{module}.{name}'[:80]!a}, and nothing is run from a file")
-    return _Global(module, name)
-
-
-def _make_storage(reference: Any) -> _Storage:
-    match reference:
-        case ("storage", _Global("torch", kind), str(key), str(), int(elements)) if kind in _STORAGES:
-            if elements >= 0 and not isinstance(elements, bool):
-                return _Storage(kind, key, elements)
-    raise _Refused("a storage in it is not described as torch does")
-
-
-def _call(function: Any, arguments: Any) -> Any:
-    match function, arguments:
-        case _Global("collections", "OrderedDict"), ():
-            return {}
-        case _Global("torch._utils", "_rebuild_tensor_v2"), (_Storage() as storage, offset, shape, strides, *_):
-            return _make_tensor(storage, offset, shape, strides)
-    raise _Refused("its pickle calls something else than a dictionary or a tensor")
-
-
-def _make_tensor(storage: _Storage, offset: Any, shape: Any, strides: Any) -> StoredTensor:
-    numbers = [offset, *shape, *strides] if isinstance(shape, tuple) and isinstance(strides, tuple) else []
-    if not numbers or len(shape) != len(strides) or len(shape) > _MAX_DIMENSIONS:
-        raise _Refused("a tensor in it has no usual shape")
-    if not all(isinstance(each, int) and not isinstance(each, bool) and 0 <= each < 2**48 for each in numbers):
-        raise _Refused("a tensor in it has impossible sizes")
-    elements, tensor = math.prod(shape), StoredTensor(shape, strides, offset, storage.kind, storage.key)
-    if elements > storage.elements or (elements and tensor.last >= storage.elements):
+def _read(tensor: StoredTensor, read_storage: Callable[[str], bytes]) -> np.ndarray:
+    dtype = _STORAGES[tensor.storage.kind]
+    flat = np.frombuffer(read_storage(tensor.storage.key), dtype)
+    last = tensor.offset + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.strides, strict=True))
+    size = math.prod(tensor.shape)
+    if size > len(flat) or (size and last >= len(flat)):
         raise _Refused("a tensor in it is larger than its storage")
-    return tensor
-
-
-def _check_state(state: Any, root: str, entries: Mapping[str, zipfile.ZipInfo]) -> dict[str, StoredTensor]:
-    """The tensors of a state dict, with the entries of their storages, all of which must be there and large enough."""
-    if not isinstance(state, dict) or not all(isinstance(each, StoredTensor) for each in state.values()):
-        raise _Refused("it holds something else than a dictionary of tensors")
-    found = {name: replace(tensor, entry=f"{root}data/{tensor.entry}") for name, tensor in state.items()}
-    for name, tensor in found.items():
-        needed = (tensor.last + 1) * _STORAGES[tensor.storage].itemsize if math.prod(tensor.shape) else 0
-        if tensor.entry not in entries or entries[tensor.entry].file_size < needed:
-            raise _Refused(f"the bytes of {name[:80]!a} are not all there")
-    return found
-
-
-def _read(tensor: StoredTensor, data: bytes) -> np.ndarray:
-    dtype = _STORAGES[tensor.storage]
-    if not math.prod(tensor.shape):
-        return np.zeros(tensor.shape, np.float32 if tensor.storage == "BFloat16Storage" else dtype)
-    flat = np.frombuffer(data, dtype, count=len(data) // dtype.itemsize)[tensor.offset :]
     strides = tuple(stride * dtype.itemsize for stride in tensor.strides)
-    found = np.lib.stride_tricks.as_strided(flat, tensor.shape, strides, writeable=False)
-    if tensor.storage == "BFloat16Storage":
+    found = np.lib.stride_tricks.as_strided(flat[tensor.offset :], tensor.shape, strides, writeable=False)
+    if tensor.storage.kind == "BFloat16Storage":
         return (found.astype(np.uint32, order="C") << 16).view(np.float32)
     return np.array(found, order="C")
+
+
+_OPERATIONS = (  # that state dicts need; SETITEM, SETITEMS and BUILD are our own
+    *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"),
+    *("BINFLOAT", "BINUNICODE", "SHORT_BINUNICODE", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
+    *("EMPTY_DICT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "BINGET", "LONG_BINGET", "GLOBAL", "STACK_GLOBAL"),
+    *("BINPERSID", "REDUCE"),
+)
+
+
+class _StateReader(pickle._Unpickler):
+    """Python's reader of pickles, which is written in Python: its memo takes no more memory than the pickle's size."""
+
+    dispatch = {  # noqa: RUF012 - as in the base
+        code: pickle._Unpickler.dispatch[code] for code in (getattr(pickle, name)[0] for name in _OPERATIONS)
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        match module, name:
+            case "collections", "OrderedDict":
+                return _make_dictionary
+            case "torch._utils", "_rebuild_tensor_v2":
+                return _make_tensor
+            case "torch", _ if name in _STORAGES:
+                return name
+        raise _Refused(f"its pickle asks for {f'{module}.{name}'[:80]!a}, and nothing is run from a file")
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        match pid:
+            case ("storage", str(kind), str(key), str(), int()) if kind in _STORAGES:
+                return _Storage(kind, key)
+        raise _Refused("a storage in it is not described as torch does")
+
+    def _set_item(self: Any) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        _fill(self.stack[-1], [key, value])
+
+    def _set_items(self: Any) -> None:
+        taken = self.pop_mark()
+        _fill(self.stack[-1], taken)
+
+    def _drop_attributes(self: Any) -> None:
+        """Those of an OrderedDict, such as _metadata, are not needed."""
+        self.stack.pop()
+
+    dispatch |= {pickle.SETITEM[0]: _set_item, pickle.SETITEMS[0]: _set_items, pickle.BUILD[0]: _drop_attributes}
+
+
+def _make_dictionary() -> dict[str, Any]:
+    return {}
+
+
+def _fill(place: Any, taken: list[Any]) -> None:
+    """Only names are keys: to hash a deeply nested tuple would overflow the stack."""
+    if not isinstance(place, dict) or not all(isinstance(key, str) for key in taken[::2]):
+        raise _Refused("its pickle fills something else than a dictionary with names as keys")
+    place.update(zip(taken[::2], taken[1::2], strict=True))
+
+
+def _make_tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_: Any) -> StoredTensor:
+    if not isinstance(storage, _Storage) or not isinstance(shape, tuple) or not isinstance(strides, tuple):
+        raise _Refused("a tensor in it is not described as torch does")
+    if len(shape) != len(strides) or len(shape) > _MAX_DIMENSIONS:
+        raise _Refused("a tensor in it has no usual shape")
+    if not all(type(each) is int and 0 <= each < 2**48 for each in (offset, *shape, *strides)):
+        raise _Refused("a tensor in it has impossible sizes")
+    return StoredTensor(storage, offset, shape, strides)

@@ -15,7 +15,7 @@ from pathlib import Path
 from edgespec.errors import HubError, InvalidModelFile
 from edgespec.formats.gguf import ByteSource, FileSource, Header, join_parts, read_header
 from edgespec.formats.gguf_validate import check_model, read_file
-from edgespec.formats.head_file import read_safetensors_shapes
+from edgespec.formats.mlx_folder import read_safetensors_shapes
 from edgespec.hub import cache
 from edgespec.hub.cache import CachedModel, HubFile, HubReference, Kind, RemoteFile, RemoteModel, select_files
 from edgespec.hub.download import Progress, RangeReader, check_disk_space, checksum_error, download_file

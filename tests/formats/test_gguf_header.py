@@ -109,7 +109,7 @@ def test_type_sizes_are_those_of_the_gguf_package() -> None:
     ("data", "message"),
     [
         (b"", "not a GGUF file: it is empty"),
-        (b"PK\x03\x04" + bytes(60), "not a GGUF file: it starts with 50 4b 03 04"),
+        (b"PK\x03\x04" + bytes(60), "not a GGUF file: it starts with 'PK\\x03\\x04'"),
         (b"<htm" + bytes(60), "not a GGUF file: it starts with '<htm'"),
         (b"GG", "not a GGUF file: it starts with 'GG'"),
         (b"GGUF\x03\x00", "cut short"),

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import InvalidModelFile
-from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import eagle3_names, read_draft_ids
-from tests.formats.head_files import eagle3_shapes, write_eagle3
+from tests.formats.head_files import eagle3_shapes
 
 
 def test_names_of_every_dialect() -> None:
@@ -24,13 +21,6 @@ def test_names_of_every_dialect() -> None:
     assert eagle3_names([*eagle3_shapes(), "input_norm.weight"])["input_norm"] == "input_norm.weight"
     reduced = [name for name in eagle3_shapes() if name not in ("d2t", "lm_head.weight")]
     assert not {"d2t", "output", "embedding"} & eagle3_names(reduced).keys()
-
-
-def test_names_of_a_gguf_file(tmp_path: Path) -> None:
-    names = eagle3_names(tensor.name for tensor in read_file(write_eagle3(tmp_path / "h.gguf")).tensors)
-    assert names["feature_norm"] == "blk.0.attn_norm_2.weight" and names["o"] == "blk.0.attn_output.weight"
-    assert names["output"] == "output.weight" and names["d2t"] == "d2t"
-    assert names.keys() == eagle3_names(eagle3_shapes()).keys()
 
 
 @pytest.mark.parametrize("missing", sorted(set(eagle3_shapes()) - {"d2t", "lm_head.weight"}))
