@@ -113,7 +113,7 @@ def open_head(model: Model, path: Path) -> AttachedHead:
     if spec is None:
         raise click.ClickException(f"{path} holds no trained head.")
     head = model.load_head(spec, path, progress=lambda fraction: None, check=lambda: None)
-    head.adjust(model.open_session, lambda: None)
+    head.shorten()
     return head
 
 

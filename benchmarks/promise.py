@@ -29,7 +29,8 @@ import numpy as np
 
 from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, list_loaded, load_model, print_result
 from edgespec.backends import Model
-from edgespec.backends.options import Adjustable, LoadOptions
+from edgespec.backends.llamacpp.model import LlamaModel
+from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import CATEGORIES, BenchPrompt, read_shipped_prompts
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Session, Step
@@ -185,7 +186,7 @@ def summarize(ratios: dict[str, float], hosts: dict[str, float], prompts: Sequen
 def load_target(path: Path, options: LoadOptions, draft: TimedModel) -> Model:
     """The target under settings measured for it, which `draft` gets too."""
     model = load_model("llamacpp", path, options)
-    assert isinstance(model, Adjustable)
+    assert isinstance(model, LlamaModel)
     settings = model.measure_settings(SETTINGS_S, lambda: None)
     if settings is not None:
         model.use(settings)

@@ -5,34 +5,24 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sys
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec
 from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import CheckCancelled, Session, Yield
-from edgespec.core.sampling import Logits
+from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.formats.heads import HeadSpec
 from edgespec.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from edgespec.backends.llamacpp.model import LlamaEmbedder
 
 FileBackend = Literal["llamacpp", "mlx"]
 """The runtimes that open model files."""
 BackendName = Literal[FileBackend, "toy"]
-
-
-class Embedder(Protocol):
-    """Maps texts to vectors, in addition to a model's sessions."""
-
-    def embed(self, tokens: Sequence[int]) -> Generator[Yield, None, Logits]:
-        """[width] of norm 1, for 1 to `cells` tokens.
-
-        Raises Cancelled, BackendError, and ValueError for ids outside the vocabulary.
-        """
-
-    def close(self) -> None: ...
 
 
 class Model(Protocol):
@@ -74,7 +64,7 @@ class Model(Protocol):
         Raises BackendError.
         """
 
-    def open_embedder(self, cells: int, check: CheckCancelled) -> Embedder:
+    def open_embedder(self, cells: int, check: CheckCancelled) -> LlamaEmbedder:
         """An embedder for texts of at most `cells` tokens.
 
         Raises InvalidRequest where the runtime has none, BackendError.
@@ -139,11 +129,8 @@ def open_tokenizer(backend: FileBackend, path: Path) -> Iterator[Tokenizer]:
     if backend == "llamacpp" or path.is_file():  # MLX reads the packaged GGUF file with llama.cpp's tokenizer
         from edgespec.backends.llamacpp.model import load
 
-        model = load(path, LoadOptions(), vocabulary_only=True)
-        try:
+        with closing(load(path, LoadOptions(), vocabulary_only=True)) as model:
             yield model.tokenizer
-        finally:
-            model.close()
         return
     require("mlx")
     from edgespec.backends.mlx.model import load_tokenizer

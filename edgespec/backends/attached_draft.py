@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edgespec.core.drafter import BlockSession, DraftSession
 from edgespec.core.protocols import CheckCancelled, Session
@@ -13,7 +14,8 @@ from edgespec.formats.heads import HeadKind
 from edgespec.text.tokenizer import Tokenizer
 
 SINK, WINDOW = 4, 256  # default tokens of context that a sparse draft sees
-_KINDS = "layerskip, layerskip:K, layerskip:I,J,..., qspec, qspec:BITS, sparse, sparse:SINK,WINDOW"
+_KINDS = "layerskip, layerskip:K, layerskip:I,J,... (ascending), qspec, qspec:2 to qspec:6, sparse, sparse:SINK,WINDOW"
+_PART = re.compile(r"\w+(?::(\d{1,7}(?:,\d{1,7})*))?", re.ASCII)
 _MAX_CONTEXT = 2**20
 
 
@@ -50,16 +52,14 @@ class SelfDraftSpec:
     sparse: tuple[int, int] | None = None
 
     def __str__(self) -> str:
-        parts = []
-        if self.skip is not None:
-            kept = self.skip.kept
-            which = self.skip.exit if kept is None else ",".join(map(str, kept))
-            parts.append("layerskip" + ("" if which is None else f":{which}"))
-        if self.bits is not None:
-            parts.append(f"qspec:{self.bits}" if self.bits else "qspec")
-        if self.sparse is not None:
-            parts.append("sparse:{},{}".format(*self.sparse))
-        return "+".join(parts)
+        skip = self.skip or Skip()
+        values = {
+            "layerskip": None if self.skip is None else (skip.kept or ((skip.exit,) if skip.exit else ())),
+            "qspec": None if self.bits is None else ((self.bits,) if self.bits else ()),
+            "sparse": self.sparse,
+        }
+        named = {name: ",".join(map(str, each)) for name, each in values.items() if each is not None}
+        return "+".join(f"{name}:{text}" if text else name for name, text in named.items())
 
 
 class Unsupported(InvalidRequest):
@@ -80,7 +80,10 @@ class AttachedDraft(ABC):
 
     @abstractmethod
     def open_session(self, target: Session, check: CheckCancelled) -> Session:
-        """A session that drafts for `target`, a session of the same model. Raises BackendError."""
+        """A session that drafts for `target`, a session of the same model, or the `inner` one of a FixedWidthSession.
+
+        Raises BackendError.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -107,13 +110,8 @@ class AttachedHead(ABC):
         Raises BackendError, Unsupported.
         """
 
-    def adjust(  # noqa: B027 - most heads have nothing to choose
-        self, open_target: Callable[[CheckCancelled], Session], check: CheckCancelled
-    ) -> None:
-        """Measure on this machine what makes drafts shorter, beside sessions of the target that it closes again.
-
-        Called at most once, before a session is opened. Raises BackendError, Unsupported, Cancelled.
-        """
+    def shorten(self) -> None:  # noqa: B027 - most heads cannot
+        """Score frequent tokens alone where that suits a text. Called once at most; raises BackendError."""
 
     @abstractmethod
     def close(self) -> None:
@@ -127,41 +125,28 @@ def parse(text: str) -> SelfDraftSpec | None:
     """The self-draft that a value of --draft names; None for other values, such as a model's. Raises InvalidRequest."""
     spec = SelfDraftSpec()
     for part in text.split("+"):
-        kind, colon, values = part.partition(":")
+        kind = part.partition(":")[0]
         if kind not in ("layerskip", "skip", "qspec", "sparse"):
             return None
-        numbers = _parse_numbers(part, values) if colon else ()
-        if kind in ("layerskip", "skip") and spec.skip is None:
-            spec = replace(spec, skip=_parse_skip(part, numbers))
-        elif kind == "qspec" and len(numbers) <= 1 and spec.bits is None:
-            if numbers and not 2 <= numbers[0] <= 6:
-                raise InvalidRequest(f"a draft cannot have {numbers[0]} bits.", hint="Use qspec:2 to qspec:6.")
-            spec = replace(spec, bits=numbers[0] if numbers else 0)
-        elif kind == "sparse" and len(numbers) in (0, 2) and spec.sparse is None:
-            sink, window = numbers or (SINK, WINDOW)
-            if not window or sink + window > _MAX_CONTEXT:
-                raise InvalidRequest(f"{part} leaves no window of context.", hint="Use sparse:4,256.")
-            spec = replace(spec, sparse=(sink, window))
-        else:
+        found = _PART.fullmatch(part)
+        numbers = tuple(map(int, found[1].split(","))) if found and found[1] else ()
+        changes: dict[str, Any] = {}
+        match kind, numbers:
+            case _, _ if found is None:
+                pass
+            case "layerskip" | "skip", ():
+                changes["skip"] = Skip()
+            case "layerskip" | "skip", (exit_,) if exit_:
+                changes["skip"] = Skip(exit=exit_)
+            case "layerskip" | "skip", (_, _, *_) if sorted(set(numbers)) == list(numbers):
+                changes["skip"] = Skip(kept=numbers)
+            case "qspec", () | (2 | 3 | 4 | 5 | 6,):
+                changes["bits"] = numbers[0] if numbers else 0
+            case "sparse", () | (_, _):
+                sink, window = numbers or (SINK, WINDOW)
+                if window and sink + window <= _MAX_CONTEXT:
+                    changes["sparse"] = sink, window
+        if not changes or any(getattr(spec, name) is not None for name in changes):
             raise InvalidRequest(f"'{part}' is not a self-draft.", hint=f"Use {_KINDS}; join them with '+'.")
+        spec = replace(spec, **changes)
     return spec
-
-
-def _parse_numbers(part: str, values: str) -> tuple[int, ...]:
-    try:
-        numbers = tuple(int(each) for each in values.split(","))
-    except ValueError:
-        numbers = (-1,)
-    if min(numbers) < 0:
-        raise InvalidRequest(f"'{part}' needs whole numbers.", hint=f"Use {_KINDS}.")
-    return numbers
-
-
-def _parse_skip(part: str, numbers: tuple[int, ...]) -> Skip:
-    if not numbers:
-        return Skip()
-    if len(numbers) == 1 and numbers[0] > 0:
-        return Skip(exit=numbers[0])
-    if len(numbers) > 1 and sorted(set(numbers)) == list(numbers):
-        return Skip(kept=numbers)
-    raise InvalidRequest(f"'{part}' keeps no layers.", hint="Use a number of layers, or ascending layers: 0,1,5.")

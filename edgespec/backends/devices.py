@@ -6,12 +6,9 @@ import ctypes
 import mmap
 import os
 import re
-import sys
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 # Left to the operating system and other programs, in RAM and on each device.
 RESERVE_BYTES = 512 * 2**20
@@ -70,15 +67,7 @@ _KERNEL_FOLDER = Path("/sys/kernel/mm/transparent_hugepage")
 _MAPS = Path("/proc/self/maps")
 _MADV_HUGEPAGE = 14
 _MIN_BYTES = 16 * 2**20  # more than a thread's stack, usually 8 MiB
-_MAPPED = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) ", re.MULTILINE)
 _ANONYMOUS = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ \S+ *$", re.MULTILINE)  # no file's path, no [heap]
-
-
-class Range(NamedTuple):
-    """Addresses from `start` to before `end`."""
-
-    start: int
-    end: int
 
 
 def read_mode(folder: Path = _KERNEL_FOLDER) -> str | None:
@@ -117,42 +106,28 @@ class NewMemory:
     """The anonymous memory that this process maps after this object was made."""
 
     def __init__(self) -> None:
-        is_asked_for = sys.platform == "linux" and read_mode() == "madvise" and not is_set_by_user()
-        self._before = _read_ranges(is_anonymous=False) if is_asked_for else None
+        self._before = _read_anonymous()
 
     def advise(self) -> None:
-        """Ask for huge pages in its parts of 16 MiB and more, where the kernel waits to be asked. Never fails."""
-        if self._before is None:
+        """Ask for huge pages in its parts of 16 MiB and more, where the kernel waits to be asked. Never fails.
+
+        Memory that the kernel has joined to new one counts as new.
+        """
+        if read_mode() != "madvise" or is_set_by_user():
             return
-        libc = ctypes.CDLL(None)
+        libc, page = ctypes.CDLL(None), read_page_bytes()
         libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-        page = read_page_bytes()
-        large = [found for found in _read_ranges(is_anonymous=True) if found.end - found.start >= _MIN_BYTES]
-        for found in subtract(large, self._before):
-            start, end = -(-found.start // page) * page, found.end // page * page
+        for low, high in _read_anonymous() - self._before:
+            start, end = -(-int(low, 16) // page) * page, int(high, 16) // page * page
             if end - start >= _MIN_BYTES:
                 libc.madvise(start, end - start, _MADV_HUGEPAGE)
 
 
-def subtract(ranges: Iterable[Range], taken: Iterable[Range]) -> Iterator[Range]:
-    """The parts of `ranges` outside of `taken`; both ascending. The kernel joins neighbouring mappings."""
-    taken = tuple(taken)
-    for start, end in ranges:
-        for low, high in taken:
-            if low < end and high > start:
-                if low > start:
-                    yield Range(start, low)
-                start = high
-        if start < end:
-            yield Range(start, end)
-
-
-def _read_ranges(is_anonymous: bool) -> list[Range]:
-    """Mappings of this process, ascending: all of them, or those of private anonymous memory that can be written."""
+def _read_anonymous() -> set[tuple[bytes, bytes]]:
+    """Start and end of this process' private anonymous mappings that can be written; none but on Linux."""
     with suppress(OSError):
-        mapped = (_ANONYMOUS if is_anonymous else _MAPPED).findall(_MAPS.read_bytes())
-        return [Range(int(low, 16), int(high, 16)) for low, high in mapped]
-    return []
+        return set(_ANONYMOUS.findall(_MAPS.read_bytes()))
+    return set()
 
 
 def _read_huge_kib() -> int:

@@ -11,9 +11,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from edgespec.backends import Embedder, Model
+from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec, Unsupported
 from edgespec.backends.options import EXACT_WIDTHS
 from edgespec.backends.sequence import check_prompt, shared_prefix
@@ -22,6 +22,9 @@ from edgespec.core.sampling import Ints, Logits, SamplingParams
 from edgespec.core.scores import Scores
 from edgespec.core.verify import greedy_rollout, read_prompt
 from edgespec.formats.heads import HeadSpec
+
+if TYPE_CHECKING:
+    from edgespec.backends.llamacpp.model import LlamaEmbedder
 
 # Long contexts for measurements, on any runtime: filled by copies, not computed.
 
@@ -97,7 +100,8 @@ class FixedWidthSession:
             return self.inner.forward(root, draft, run_ahead=run_ahead)
         tokens = [root, *draft.tokens.tolist()]
         filler = [tokens[-1]] * (self._width - len(tokens))  # the same token again takes the same experts
-        return _FirstRows(self.inner.forward(root, Draft.chain([*tokens[1:], *filler])), len(tokens), self._width)
+        scores = self.inner.forward(root, Draft.chain([*tokens[1:], *filler]))
+        return cast(Scores, _FirstRows(scores, len(tokens), self._width))
 
     def commit(self, path: Sequence[int]) -> None:
         self.inner.commit(path)
@@ -121,22 +125,13 @@ class FixedWidthSession:
 
 
 class _FirstRows:
-    """The scores of the rows before the filler."""
+    """The scores of the rows before the filler; their times are those of the forward."""
 
     def __init__(self, scores: Scores, n: int, width: int) -> None:
         self._scores, self._n, self._width = scores, n, width
 
-    @property
-    def waited_s(self) -> float:
-        return self._scores.waited_s
-
-    @property
-    def peer_wait_s(self) -> float:
-        return self._scores.peer_wait_s
-
-    @property
-    def peer_rows(self) -> int | None:
-        return self._scores.peer_rows
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._scores, name)
 
     def argmax(self) -> Ints:
         return self._scores.argmax()[: self._n]
@@ -149,23 +144,6 @@ class _FirstRows:
         if not 0 <= row < self._n:
             raise IndexError(f"row {row} of {self._n}")
         return self._scores.logits(row)
-
-    def host_logits(self, row: int) -> Logits | None:
-        return self._scores.host_logits(row)
-
-
-class FixedWidthDraft(AttachedDraft):
-    """A self-draft, whose own forwards have any width."""
-
-    def __init__(self, inner: AttachedDraft) -> None:
-        self._inner = inner
-        self.tokenizer, self.name, self.extra_bytes = inner.tokenizer, inner.name, inner.extra_bytes
-
-    def open_session(self, target: Session, check: CheckCancelled) -> Session:
-        return self._inner.open_session(target.inner if isinstance(target, FixedWidthSession) else target, check)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 class FixedWidthModel:
@@ -185,13 +163,14 @@ class FixedWidthModel:
     def open_session(self, check: CheckCancelled, *, shared: bool = False) -> FixedWidthSession:
         return FixedWidthSession(self._inner.open_session(check), self.width)
 
-    def open_embedder(self, cells: int, check: CheckCancelled) -> Embedder:
+    def open_embedder(self, cells: int, check: CheckCancelled) -> LlamaEmbedder:
         return self._inner.open_embedder(cells, check)
 
     def make_self_draft(
         self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
     ) -> AttachedDraft:
-        return FixedWidthDraft(self._inner.make_self_draft(spec, folder=folder, progress=progress, check=check))
+        """Its own forwards have any width."""
+        return self._inner.make_self_draft(spec, folder=folder, progress=progress, check=check)
 
     def load_head(
         self, spec: HeadSpec, path: Path, *, progress: Callable[[float], None], check: CheckCancelled

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from edgespec.backends.attached_draft import OTHER_HEAD, Unsupported
@@ -13,7 +12,6 @@ from edgespec.backends.sequence import shared_prefix
 from edgespec.core.protocols import Draft, Session
 from edgespec.core.sampling import Logits
 from edgespec.core.scores import HostScores, Scores
-from edgespec.errors import BackendError
 from edgespec.formats.heads import HeadSpec
 
 # Hidden states of a session's tokens, kept for a trained head until it has read them.
@@ -155,7 +153,7 @@ class _HeadReader:
 
     def __init__(self, runner: HeadRunner, target: TappedSession, features: Features[Any]) -> None:
         """`features` are those of `target`, whose tap ends with this session."""
-        self._runner = runner
+        self._runner, self.is_async = runner, runner.is_async
         self._target = target
         self._features = features
         self._context_size = target.capabilities.context_size
@@ -193,8 +191,6 @@ class _HeadReader:
         runner, first, last = self._runner, self._settle(text), len(text) - 1
         if not 0 < last < self._context_size:
             return False
-        if self._features.end < last:
-            raise BackendError("the head has no hidden states of the text.", hint="Report this as a bug.")
         most = max(1, window - (not runner.reads_pairs)) if runner.has_cache else 1
         if not self._held or first > self._held or last - first > most:
             first = max(self._features.start, last - most)
@@ -216,10 +212,6 @@ class _HeadReader:
 
 class HeadSession(_HeadReader):
     """A DraftSession of a head that drafts token by token. The rows of drafted tokens have the head's own states."""
-
-    @property
-    def is_async(self) -> bool:
-        return self._runner.is_async
 
     def read(self, text: Sequence[int], window: int) -> Logits | None:
         """[V] after `text`. None for a text of one token, and at the end of the context."""
@@ -264,31 +256,12 @@ class BlockHeadSession(_HeadReader):
 _MAX_BLOCK = 64  # positions; targets score no more rows in one forward
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+def read_block(spec: HeadSpec, vocab_size: int) -> tuple[list[int], int]:
     """The rows that a head runs after the root to draft several tokens at once.
 
-    n_rows      the root and masks
-    first_row   that predicts the token after the root: 0 or 1
-    mask_token  the id of a mask
+    (the ids of the masks behind the root, the number of the row that predicts the token after the root: 0 or 1). Raises
+    Unsupported where there is no mask, or too many positions.
     """
-
-    n_rows: int
-    first_row: int
-    mask_token: int
-
-    @property
-    def n_drafts(self) -> int:
-        """The tokens that a block drafts."""
-        return self.n_rows - self.first_row
-
-    def fill(self, root: int) -> list[int]:
-        """[n_rows] the ids of the rows."""
-        return [root, *[self.mask_token] * (self.n_rows - 1)]
-
-
-def read_block(spec: HeadSpec, vocab_size: int) -> Block:
-    """The block of a head. Raises Unsupported where it has no mask, or too many positions."""
     mask = spec.mask_token
     if mask is None or mask >= vocab_size:
         named = "none" if mask is None else f"{mask:,} of {vocab_size:,}"
@@ -300,4 +273,4 @@ def read_block(spec: HeadSpec, vocab_size: int) -> Block:
             f"the head has blocks of {spec.block_size:,} positions; those of 2 to {_MAX_BLOCK} are run.",
             hint=OTHER_HEAD,
         )
-    return Block(spec.block_size, 0 if spec.predicts_at_root else 1, mask)
+    return [mask] * (spec.block_size - 1), 0 if spec.predicts_at_root else 1

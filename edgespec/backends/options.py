@@ -9,12 +9,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import psutil
 
 from edgespec.backends.workers import check_addresses
-from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import InvalidRequest
 
 DEFAULT_CONTEXT = 8192  # tokens; less where the model was trained for less
@@ -119,7 +118,6 @@ def idle_cores() -> int:
 ROOM = 72  # cells behind the text, for the rows of a forward
 _LONG, _SHORT = 1500, 100  # tokens of context at which settings are measured
 _MIN_LONG = 192  # below it attention takes too little of a forward to be measured
-_DEFAULT = "as llama.cpp decides"
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +158,11 @@ class RuntimeSettings:
         lines = []
         if self.without_flash:
             speeds = ", ".join(f"{speed:.2f}x at {n:,} tokens" for n, speed in sorted(self.without_flash.items()))
-            chosen = "flash attention off" if self.flash_attention is False else f"flash attention {_DEFAULT}; off"
-            lines.append(f"{chosen}: {speeds}")
+            chosen = "off" if self.flash_attention is False else "as llama.cpp decides; off"
+            lines.append(f"flash attention {chosen}: {speeds}")
         if self.with_fewer_threads:
             speeds = ", ".join(f"{speed:.2f}x for {n} rows" for n, speed in sorted(self.with_fewer_threads.items()))
-            one, many = (str(n or "all idle cores") for n in (self.threads, self.batch_threads))
+            one, many = self.threads or "all idle cores", self.batch_threads or "all idle cores"
             lines.append(f"threads {one} for one row, {many} for more; fewer: {speeds}".replace("1 rows", "1 row"))
         return lines
 
@@ -199,21 +197,3 @@ def measured_lengths(options: LoadOptions, context_size: int) -> tuple[int, ...]
 
 
 _SPEEDS = ("without_flash", "with_fewer_threads")
-
-
-@runtime_checkable
-class Adjustable(Protocol):
-    """A model whose runtime leaves settings open."""
-
-    @property
-    def options(self) -> LoadOptions:
-        """What its sessions are opened with."""
-
-    def use(self, settings: RuntimeSettings) -> None:
-        """Open later sessions with `settings`, but for what the user has set."""
-
-    def measure_settings(self, seconds: float, check: CheckCancelled) -> RuntimeSettings | None:
-        """The fastest settings, measured for about `seconds` on sessions of their own.
-
-        The runtime's own where there is no time or memory to measure, None where everything is set. Raises Cancelled.
-        """

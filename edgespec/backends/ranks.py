@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import reduction
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
@@ -64,25 +63,18 @@ def take_ranks(environment: MutableMapping[str, str] = os.environ) -> Ranks | No
     if hostfile is None and devices is None:
         raise InvalidRequest("edgespec runs under mlx.launch with --backend ring or jaccl only.", hint=_HINT)
     try:
-        rank = int(text)
-        if hostfile is not None:
-            hosts = json.loads(Path(hostfile).read_text() or "[0]")
-            if len(hosts) == 1:
-                return None
-            first, backend = hosts[0][0], "ring"
-        else:
-            hosts = json.loads(Path(str(devices)).read_text())
-            first, backend = environment["MLX_JACCL_COORDINATOR"], "jaccl"
-        host, _, port = first.rpartition(":")
-        place = host, int(port) + _OFFSET
-        if stated := environment.get(ADDRESS):
-            host, _, port = stated.rpartition(":")
-            place = host, int(port)
-        if not 0 <= rank < len(hosts) or not place[0] or not 0 < place[1] < 2**16:
-            raise ValueError(f"rank {rank} of {len(hosts)} at {place[0]}:{place[1]}")
+        rank, hosts = int(text), json.loads(Path(hostfile or str(devices)).read_text() or "[0]")
+        if len(hosts) == 1:
+            return None
+        first = environment["MLX_JACCL_COORDINATOR"] if hostfile is None else hosts[0][0]
+        stated = environment.get(ADDRESS)
+        host, _, port = (stated or first).rpartition(":")
+        number = int(port) + (0 if stated else _OFFSET)
+        if not 0 <= rank < len(hosts) or not host or not 0 < number < 2**16:
+            raise ValueError(f"rank {rank} of {len(hosts)} at {host}:{number}")
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise InvalidRequest(f"the variables of mlx.launch cannot be used ({reason_of(error)}).", hint=_HINT) from error
-    return Ranks(rank, len(hosts), "ring" if backend == "ring" else "jaccl", *place)
+    return Ranks(rank, len(hosts), "jaccl" if hostfile is None else "ring", host, number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +85,7 @@ class RankAddress:
     """
 
     ranks: Ranks
-    descriptor: int
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _receive, (self.ranks, reduction.DupFd(self.descriptor))
-
-    def listen(self) -> socket.socket:
-        """The socket."""
-        return socket.socket(fileno=os.dup(self.descriptor))
-
-    def close(self) -> None:
-        """The command has ended."""
-        os.close(self.descriptor)
+    server: socket.socket
 
 
 _address: RankAddress | None = None
@@ -121,9 +102,9 @@ def listen_for_ranks(ranks: Ranks) -> RankAddress:
             f"rank 0 cannot wait for the other ranks at {ranks.address}: {reason}.",
             hint=f"Use other ports (mlx.launch --starting-port), or another address (--env {ADDRESS}=HOST:PORT).",
         ) from error
-    set_rank_address(RankAddress(ranks, server.detach()))
-    assert _address is not None
-    return _address
+    address = RankAddress(ranks, server)
+    set_rank_address(address)
+    return address
 
 
 def set_rank_address(address: RankAddress | None) -> None:
@@ -140,10 +121,6 @@ def get_rank_address() -> RankAddress | None:
 def count_ranks() -> int:
     """The machines that a model of this process is split over."""
     return _address.ranks.size if _address is not None else 1
-
-
-def _receive(ranks: Ranks, duplicate: Any) -> RankAddress:
-    return RankAddress(ranks, duplicate.detach())
 
 
 # Messages between rank 0 and the other ranks: JSON lines over TCP.
@@ -201,8 +178,7 @@ class Leader:
         self._asked: set[int] = set()
         self._is_closed = False
         try:
-            with address.listen() as server:
-                self._meet(server, versions, check)
+            self._meet(address.server, versions, check)
             _has_led = True
         except BaseException:
             self.close()
@@ -253,11 +229,10 @@ class Leader:
                     f"rank {min(missing)} of {self.ranks.size} did not come to {self.ranks.address} in {MEET_S:.0f} s.",
                     hint=f"Only one model at a time runs on several ranks. {ADDRESS}=HOST:PORT names another address.",
                 )
-            with suppress(OSError, ValueError):  # nobody came, or somebody else
+            with suppress(OSError):  # nobody came, or somebody else
                 connection, _ = server.accept()
-                connection.settimeout(1)
                 hello = _read_hello(connection)
-                rank = hello["rank"]
+                rank = hello.get("rank")
                 if rank not in missing or hello["size"] != self.ranks.size:
                     connection.close()
                     continue
@@ -327,16 +302,13 @@ class Follower:
 
 def dismiss(address: RankAddress) -> None:
     """End the other ranks, which may still be starting, with the command; its process has not met them itself."""
-    missing, end_s = set(range(1, address.ranks.size)), monotonic() + _DISMISS_S
-    with address.listen() as server:
-        while missing and not _has_led and monotonic() < end_s:
-            server.settimeout(_TICK_S)
-            with suppress(OSError, ValueError):
-                connection, _ = server.accept()
-                with connection:
-                    connection.settimeout(1)
-                    missing.discard(_read_hello(connection)["rank"])
-    address.close()
+    missing = set[int]() if _has_led else set(range(1, address.ranks.size))
+    with address.server as server, suppress(OSError):
+        server.settimeout(_DISMISS_S)
+        while missing:
+            connection, _ = server.accept()
+            with connection:
+                missing.discard(_read_hello(connection).get("rank"))
 
 
 def is_reachable(ranks: Ranks) -> bool:
@@ -351,16 +323,13 @@ def _encode(message: Message) -> bytes:
 
 
 def _read_hello(connection: socket.socket) -> Message:
-    """Raises OSError, ValueError for what is none."""
-    data = b""
-    while not data.endswith(b"\n"):
-        if not (byte := connection.recv(1)) or len(data) > 1000:
-            raise ValueError("no greeting")
-        data += byte
-    hello = json.loads(data)
-    if not isinstance(hello, dict) or not {"size", "versions"} <= set(hello) or not isinstance(hello.get("rank"), int):
-        raise ValueError("no greeting")
-    return hello
+    """The greeting of a rank, after which nothing comes before an operation; empty for a stranger. Raises OSError."""
+    connection.settimeout(1)
+    with suppress(ValueError):
+        hello = json.loads(connection.makefile("rb").readline(1000))
+        if isinstance(hello, dict) and hello.keys() == {"rank", "size", "versions"} and type(hello["rank"]) is int:
+            return hello
+    return {}
 
 
 def _list(versions: dict[str, str]) -> str:

@@ -22,8 +22,8 @@ from edgespec.core.protocols import (
     Session,
     Yield,
 )
-from edgespec.core.sampling import Ints, Logits, SamplingParams
-from edgespec.core.scores import Scores
+from edgespec.core.sampling import Logits
+from edgespec.core.scores import HostScores, Scores
 from edgespec.core.verify import greedy_rollout
 from edgespec.errors import InvalidRequest, UnknownModel
 from edgespec.formats.heads import HeadSpec
@@ -43,29 +43,6 @@ class ToyModel:
     def logits(self, prefix: Sequence[int]) -> Logits:
         rng = np.random.default_rng(np.array((self.seed, *prefix[-self.order :]), np.uint32))  # a tuple takes long
         return (rng.standard_normal(self.vocab_size) * self.sharpness).astype(np.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class ToyScores:
-    """Rows [n + 1, V], computed when a row is asked for."""
-
-    model: ToyModel
-    prefixes: tuple[tuple[int, ...], ...]
-    waited_s: float = 0.0
-    peer_wait_s: float = 0.0
-    peer_rows: int = 0
-
-    def argmax(self) -> Ints:
-        return np.array([self.logits(row).argmax() for row in range(len(self.prefixes))], np.int32)
-
-    def logits(self, row: int) -> Logits:
-        return self.model.logits(self.prefixes[row])
-
-    def host_logits(self, row: int) -> Logits | None:
-        return self.logits(row)
-
-    def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:
-        return None
 
 
 Kind = Literal["linear", "tree", "recurrent"]
@@ -113,7 +90,7 @@ class ToySession:
             done = min(done + self._chunk, len(tokens))
             self._cache += tokens[self.position : done]
             yield PrefillProgress(done, len(tokens), reused)
-        return ToyScores(self.model, (tuple(self._cache),))
+        return HostScores([self.model.logits(self._cache)])
 
     def adopt(self, other: Session, n: int) -> bool:
         if not isinstance(other, ToySession) or self._is_recurrent:
@@ -131,7 +108,7 @@ class ToySession:
         for token, parent in zip(draft.tokens.tolist(), draft.parents.tolist(), strict=True):
             prefixes.append((*prefixes[parent + 1], token))
         self._pending = (root, draft)
-        return ToyScores(self.model, tuple(prefixes))
+        return HostScores([self.model.logits(prefix) for prefix in prefixes])
 
     def commit(self, path: Sequence[int]) -> None:
         self._cache += kept_tokens(self._pending, path)

@@ -11,8 +11,10 @@ import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BufferedRWPair
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 from edgespec.errors import BackendError, InvalidRequest, reason_of
 from edgespec.sockets import is_loopback
@@ -27,10 +29,10 @@ INSECURE = (
 )
 
 _HELLO, _DEVICE_COUNT, _DEVICE_MEMORY = 14, 15, 11  # commands
-_CAPABILITIES = bytes(24)  # of the transport: TCP alone
 _CONNECT_S, _ANSWER_S = 5.0, 5.0  # two packets that are lost one after the other take 3 s
 _ROUND_TRIPS = 5
 _HOST = re.compile(r"\w[\w.-]*", re.ASCII)  # a name or an IPv4 address
+_SAME_VERSION = "Install the same version of llama-cpp-python on both machines."
 _SYNTAX = "Write workers as HOST:PORT,HOST:PORT, such as 10.0.0.2:50052."
 
 
@@ -107,31 +109,28 @@ def ask_worker(address: str) -> Worker:
     """Connect to a worker, ask what it lends, and leave it. Raises BackendError."""
     import psutil
 
-    start = "Start one there: edgespec worker."
+    place = resolve(address)
     try:
-        place = resolve(address)
         connection = socket.create_connection(place, _CONNECT_S)
-    except TimeoutError as error:
-        raise BackendError(
-            f"the worker {address} does not answer.", hint="Check its address, its firewall, and that it is not in use."
-        ) from error
-    except ConnectionRefusedError as error:
-        raise BackendError(f"no worker listens at {address}.", hint=start) from error
     except OSError as error:
-        raise BackendError(f"the worker {address} cannot be reached: {reason_of(error)}.", hint=start) from error
+        raise BackendError(
+            f"the worker {address} cannot be reached: {reason_of(error)}.",
+            hint="Start one there (edgespec worker), and check its address and its firewall.",
+        ) from error
     with connection:
         connection.settimeout(_ANSWER_S)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            devices, seconds = _ask(connection, address)
+            with connection.makefile("rwb") as stream:
+                devices, seconds = _ask(stream, address)
         except TimeoutError as error:
             raise BackendError(
                 f"{address} accepts connections and answers nobody: it serves another program, or is no worker.",
                 hint="A worker serves one model at a time: close the other one, or start another worker.",
             ) from error
-        except (OSError, EOFError) as error:
+        except (OSError, struct.error) as error:
             raise BackendError(
-                f"{address} does not speak as a worker of this version does.", hint=_same_version()
+                f"{address} does not speak as a worker of this version does.", hint=_SAME_VERSION
             ) from error
     total = psutil.virtual_memory().total
     is_here = is_loopback(place[0]) and any(abs(size - total) < total // 1000 for _, size in devices)
@@ -147,41 +146,31 @@ def resolve(address: str) -> tuple[str, int]:
         raise BackendError(f"the name of the worker {address} is not known.", hint="Check the host's name.") from error
 
 
-def _ask(connection: socket.socket, address: str) -> tuple[tuple[tuple[int, int], ...], float]:
-    """(free, total) bytes of each device, and the seconds of a round trip. Raises BackendError, OSError, EOFError."""
-    major, minor, patch = _call(connection, _HELLO, _CAPABILITIES, 4 + len(_CAPABILITIES))[:3]
+def _ask(stream: BufferedRWPair[Any, Any], address: str) -> tuple[tuple[tuple[int, int], ...], float]:
+    """(free, total) bytes of each device, and the seconds of a round trip.
+
+    Raises BackendError for a worker of another version, OSError, struct.error.
+    """
+    major, minor, patch = _call(stream, _HELLO, "<3B25x", bytes(24))  # of transports TCP alone
     if major != PROTOCOL[0] or minor > PROTOCOL[1]:
         own = ".".join(map(str, PROTOCOL))
         raise BackendError(
             f"the worker {address} has version {major}.{minor}.{patch} of the protocol, and this machine {own}.",
-            hint=_same_version(),
+            hint=_SAME_VERSION,
         )
     seconds = []
     for _ in range(_ROUND_TRIPS):
         started = perf_counter()
-        (count,) = struct.unpack("<I", _call(connection, _DEVICE_COUNT, b"", 4))
+        (count,) = _call(stream, _DEVICE_COUNT, "<I")
         seconds.append(perf_counter() - started)
-    memory = [_call(connection, _DEVICE_MEMORY, struct.pack("<I", i), 16) for i in range(min(count, MAX_DEVICES + 1))]
-    return tuple(struct.unpack("<QQ", each) for each in memory), median(seconds)
+    devices = range(min(count, MAX_DEVICES + 1))
+    memory = (_call(stream, _DEVICE_MEMORY, "<QQ", struct.pack("<I", device)) for device in devices)
+    return tuple((free, total) for free, total in memory), median(seconds)
 
 
-def _call(connection: socket.socket, command: int, request: bytes, size: int) -> bytes:
-    """The answer of `size` bytes. Raises OSError, and EOFError where it has another size or the worker hangs up."""
-    connection.sendall(struct.pack("<BQ", command, len(request)) + request)
-    (answered,) = struct.unpack("<Q", _receive(connection, 8))
-    if answered != size:
-        raise EOFError
-    return _receive(connection, size)
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        if not (part := connection.recv(size - len(data))):
-            raise EOFError
-        data += part
-    return data
-
-
-def _same_version() -> str:
-    return "Install the same version of llama-cpp-python on both machines."
+def _call(stream: BufferedRWPair[Any, Any], command: int, layout: str, request: bytes = b"") -> tuple[int, ...]:
+    """The numbers of an answer. Raises OSError, and struct.error where it has another size or the worker hangs up."""
+    stream.write(struct.pack("<BQ", command, len(request)) + request)
+    stream.flush()
+    (size,) = struct.unpack("<Q", stream.read(8))
+    return struct.unpack(layout, stream.read(size) if size == struct.calcsize(layout) else b"")

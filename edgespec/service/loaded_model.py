@@ -11,7 +11,8 @@ from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedHead, SelfDraftSpec, Skip, Unsupported
 from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.fixed_width import FixedWidthModel, check_width, rank_widths
-from edgespec.backends.options import EXACT_WIDTHS, Adjustable, RuntimeSettings
+from edgespec.backends.llamacpp.model import LlamaModel
+from edgespec.backends.options import EXACT_WIDTHS, RuntimeSettings
 from edgespec.backends.ranks import count_ranks
 from edgespec.controller.profiler import measure_rows
 from edgespec.controller.store import (
@@ -202,7 +203,7 @@ def choose_settings(
     load stores the runtime's own where its time is too short: another setting is another rounding, so a model keeps
     what it began with until somebody measures again. Raises CacheError, Cancelled.
     """
-    if not isinstance(target, Adjustable):
+    if not isinstance(target, LlamaModel):  # which alone has settings
         return None
     store = SettingsStore(path)
     settings = store.load(planned.backend, planned.options)
@@ -296,7 +297,7 @@ def load_head(
             progress=lambda fraction: reporter.loading(paths[1].name, fraction),
             check=check,
         )
-        _adjust(head, target, check)
+        head.shorten()
     except EdgespecError as refusal:
         if not may_skip:
             raise
@@ -313,15 +314,6 @@ def load_head(
             f"{describe_reading(spec)}: agreement {depths} at depths 1 and 2."
         )
     return head
-
-
-def _adjust(head: AttachedHead, target: Model, check: CheckCancelled) -> None:
-    """Closes the head where it raises."""
-    try:
-        head.adjust(target.open_session, check)
-    except BaseException:
-        head.close()
-        raise
 
 
 def _find_reading(

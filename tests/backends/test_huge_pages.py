@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.backends.devices import Range, are_granted, read_mode, read_page_bytes, subtract
+from edgespec.backends.devices import are_granted, read_mode, read_page_bytes
 from edgespec.backends.llamacpp.shape import quantize
 from tests.models import REPOSITORY, TARGET, llama
 
@@ -49,23 +49,10 @@ def test_modes(mode: str, tmp_path: Path) -> None:
     assert read_mode(tmp_path) == mode and read_page_bytes(tmp_path) == 2**29
 
 
-def test_memory_that_was_there_before_is_left_out() -> None:
-    """Also where the kernel has joined new memory to it."""
-    before = [Range(10, 20), Range(30, 40), Range(70, 80)]
-    assert list(subtract([Range(5, 45), Range(50, 60), Range(72, 75)], before)) == [
-        Range(5, 10),
-        Range(20, 30),
-        Range(40, 45),
-        Range(50, 60),
-    ]
-    assert list(subtract(before, before)) == [] and list(subtract(before, [])) == before
-
-
 MAP_AND_ADVISE = """
 import json, mmap
 from edgespec.backends.devices import NewMemory
 new = lambda size: mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-old = new(64 << 20)
 memory = NewMemory()
 small, large = new(8 << 20), new(64 << 20)
 memory.advise()

@@ -19,7 +19,6 @@ from edgespec.errors import (
     Cancelled,
     ContextOverflow,
     InvalidModelFile,
-    InvalidRequest,
 )
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 from tests.contract.runtimes import llama_model, prefill
@@ -229,8 +228,6 @@ def test_quantizing_leaves_nothing_half_done(tmp_path: Path) -> None:
     broken.write_bytes(TARGET.read_bytes()[:100_000])
     with pytest.raises(BackendError, match="could not quantize"):
         quantize(broken, tmp_path / "out.gguf", "Q8_0")
-    with pytest.raises(InvalidRequest):
-        quantize(TARGET, tmp_path / "out.gguf", "Q9_9")
     with pytest.raises(CacheError):
         quantize(TARGET, tmp_path / "no" / "folder.gguf", "Q8_0")
     assert [p.name for p in tmp_path.iterdir()] == ["broken.gguf"]

@@ -87,7 +87,8 @@ def test_configs_that_do_not_fit(folder: Path, changes: dict[str, Any], message:
 def test_truncated_weights(folder: Path, kept: int) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
-    assert "model.safetensors is damaged" in load_error(folder)
+    told = load_error(folder)
+    assert "model.safetensors is damaged" in told or "model.safetensors is cut short" in told
 
 
 def test_weights_with_a_damaged_header(folder: Path) -> None:

@@ -199,7 +199,7 @@ def test_beside_a_sliding_window(windowed: MlxModel, method: str) -> None:
         tokens += [root, *chain.tokens.tolist()[:kept]]
     session.rollout([3], 4, 4096)
     found = target.forward(3, NO_DRAFT).logits(0)
-    assert target._cached.runner.caches.entries[0]._start > 0
+    assert target._runner.caches.entries[0]._start > 0
     assert np.abs(found - prefill(windowed.open_session(), [*tokens, 3])).max() < 2e-3
     target.commit(())
     with pytest.raises(ContextOverflow):
@@ -240,8 +240,6 @@ def test_other_mistakes(small: MlxModel, windowed: MlxModel) -> None:
     with pytest.raises(ValueError, match="a session of another model"):
         draft.open_session(windowed.open_session(), lambda: None)
     target, session = pair(draft, small, make_tokens(10))
-    with pytest.raises(RollbackError, match="different texts"):
-        prefill(session, make_tokens(10, seed=1))
     target.forward(3, NO_DRAFT)
     with pytest.raises(RollbackError, match="not committed"):
         session.rollout([3], 2, 4096)
@@ -322,8 +320,6 @@ def test_copies_leave_the_model_as_it_is(bits: int) -> None:
     assert np.array_equal(fresh_logits(model, tokens, 3, Draft.chain([4])), expected)
     weights = sum(array.nbytes for name, array in before.items() if name.endswith(".weight") and "embed" not in name)
     assert 0 < draft.extra_bytes < weights, "half the bits, and scales"
-    with pytest.raises(BackendError, match="low-bit draft already"):
-        make_draft(model, "qspec:2")
     assert model.description == description
     draft.close()
     after = {name: np.array(array) for name, array in tree_flatten(network.parameters())}

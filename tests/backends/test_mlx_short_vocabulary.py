@@ -7,6 +7,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx import heads
 from edgespec.backends.mlx.head_parts import ShortVocabulary, choose_frequent, take_rows
 from edgespec.backends.mlx.heads import MlxHead
@@ -68,16 +69,18 @@ def test_answers_are_those_of_plain_decoding(target: MlxModel) -> None:
     assert short.is_kept[chain.tokens].all()
 
 
-def test_the_shorter_round_is_measured(target: MlxModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_vocabulary_beside_the_whole_one(target: MlxModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = attach(target, HEADS / "mtp-python-6m")
+    head.shorten()
+    assert head.network.short is None, "the vocabulary is small"
     monkeypatch.setattr(heads, "_LEAST", VOCABULARY)
     for kind in ("mtp", "dflash", "medusa"):
         head = attach(target, HEADS / f"{kind}-python-6m")
         before = head.extra_bytes
-        head.adjust(target.open_session, lambda: None)
+        head.shorten()
         short = head.network.short
-        if short is not None:  # whether a round is shorter here depends on the machine
-            assert short.is_kept.sum() == COUNT and 0 < short.saved < 1
-        assert (head.extra_bytes > before) == (short is not None)
+        assert short is not None and short.is_kept.sum() == COUNT and 0 < short.saved < 0.5
+        assert head.extra_bytes - before == short.network.nbytes > 0
 
 
 def test_frequent_tokens(target: MlxModel) -> None:
@@ -95,7 +98,9 @@ def test_rows_of_an_output_matrix(mode: str) -> None:
         module = module.to_quantized(32, 8)
     multiply = module.as_linear if "embedding" in mode else module
     ids, x = mx.array([3, 50, 95]), mx.random.normal((2, 64))
-    assert mx.allclose(take_rows(multiply, ids)(x), multiply(x)[:, ids], atol=1e-4)
+    taken, nbytes = take_rows(multiply, ids)
+    assert mx.allclose(taken(x), multiply(x)[:, ids], atol=1e-4)
+    assert 0 < nbytes < sum(each.nbytes for each in module.parameters().values())
     assert multiply(x).shape == (2, 96), "the module is left as it is"
-    with pytest.raises(ValueError, match="has no rows"):
+    with pytest.raises(Unsupported, match="has no rows"):
         take_rows(nn.RMSNorm(4), ids)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -89,7 +88,7 @@ def address() -> Iterator[RankAddress]:
     address = listen_for_ranks(Ranks(0, 2, "ring", "127.0.0.1", port))
     yield address
     set_rank_address(None)
-    os.close(address.descriptor)
+    address.server.close()
 
 
 def follow(address: RankAddress, versions: dict[str, str] = VERSIONS) -> Follower:
@@ -134,7 +133,7 @@ def test_all_ranks_start_again_while_rank_0_loads_nothing() -> None:
         leader.close()
     finally:
         set_rank_address(None)
-        address.close()
+        address.server.close()
 
 
 def test_other_versions_are_refused(address: RankAddress) -> None:

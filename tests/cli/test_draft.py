@@ -77,9 +77,9 @@ def test_drafts_of_one_target_are_compared(cli: Cli, tmp_path: Path) -> None:
         ("ngram+qspek:2", 3, "did you mean --draft qspec? drafters: ngram, "),
         ("ngram+ngram", 2, "--draft ngram+ngram names 'ngram' twice"),
         ("pard", 5, "no pard model is paired with this target"),
-        ("qspec:9", 2, "a draft cannot have 9 bits"),
+        ("qspec:9", 2, "'qspec:9' is not a self-draft"),
         ("sparse:4", 2, "'sparse:4' is not a self-draft"),
-        ("layerskip:two", 2, "needs whole numbers"),
+        ("layerskip:two", 2, "'layerskip:two' is not a self-draft"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(cli: Cli, draft: str, code: int, told: str) -> None:

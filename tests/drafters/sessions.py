@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 
-from edgespec.backends.toy import ToyModel, ToyScores, ToySession
+from edgespec.backends.toy import ToyModel, ToySession
 from edgespec.core.protocols import CheckCancelled, Draft, PrefillProgress, Yield
 from edgespec.core.sampling import Logits
-from edgespec.core.scores import Scores
+from edgespec.core.scores import HostScores, Scores
 from edgespec.errors import Cancelled
 
 V = 8
@@ -57,7 +57,7 @@ class CountingSession(ToySession):
         return super().forward(root, draft, run_ahead=run_ahead)
 
 
-class LateScores(ToyScores):
+class LateScores(HostScores):
     def logits(self, row: int) -> Logits:
         raise Cancelled
 
@@ -69,7 +69,7 @@ class LateSession(CountingSession):
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         scores = super().forward(root, draft, run_ahead=run_ahead)
-        return LateScores(self.model, ()) if len(self.rows) == self.cancelled else scores
+        return LateScores(()) if len(self.rows) == self.cancelled else scores
 
 
 def held(session: ToySession) -> list[int]:

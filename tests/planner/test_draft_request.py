@@ -72,7 +72,7 @@ def test_methods_of_self_drafting_make_one_drafter() -> None:
         ("model+none", "'none' cannot be joined with other drafters."),
         ("ngram+", "--draft 'ngram+' leaves a drafter out."),
         ("", "--draft '' leaves a drafter out."),
-        ("ngram+layerskip:0", "'layerskip:0' keeps no layers."),
+        ("ngram+layerskip:0", "'layerskip:0' is not a self-draft."),
     ],
 )
 def test_what_is_refused_in_one_sentence(text: str, told: str) -> None:

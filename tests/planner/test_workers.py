@@ -39,7 +39,7 @@ def test_the_memory_of_other_machines_counts() -> None:
     with lending((8 * GIB + RESERVE_BYTES, 9 * GIB), (4 * GIB + RESERVE_BYTES, 5 * GIB)) as address:
         network, memory = find_network(options(address), "llamacpp", read_file(TARGET), here)
     assert memory.usable == 16 * GIB
-    assert network is not None and network.split == Split(2, ((2, 2),), ())
+    assert network is not None and network.split == Split(2, ((3, 1),), ())
     assert network.row_bytes == 2 * 2 * 4 * 256 and network.wait_s == 2 * network.workers[0].round_trip_s
 
 

@@ -49,7 +49,7 @@ def config(*workers: str, model: str | None = None, draft: str = "ngram") -> Loa
     return LoadConfig(model=model, draft=draft, draft_max=3, load=options)
 
 
-def test_a_worker_that_is_killed_in_an_answer_is_named_and_the_next_answer_works(
+def test_a_worker_that_is_killed_in_an_answer_is_said_and_the_next_answer_works(
     engine: EngineProcess, deaths: list[Death]
 ) -> None:
     with started_worker() as stays:
@@ -66,11 +66,12 @@ def test_a_worker_that_is_killed_in_an_answer_is_named_and_the_next_answer_works
                     pieces.append(event.text)
                     if len(pieces) == 3:
                         lost.end(signal.SIGKILL)
-        assert told.value.message == f"the worker {lost.address} does not answer any more."
+        both = f"{stays.address}, {lost.address}"
+        assert told.value.message == f"one of the workers {both} does not answer any more."
         assert told.value.hint.startswith("Start it again there (edgespec worker)")
         assert told.value.hint.endswith("Open it again.")
         assert len(pieces) >= 3 and [death.cause for death in deaths] == ["worker"]
-        with pytest.raises(BackendError, match=f"no worker listens at {lost.address}"):
+        with pytest.raises(BackendError, match=f"the worker {lost.address} cannot be reached: "):
             engine.open(config(stays.address, lost.address), Heard()).result()
         again = WorkerProcess(lost.port)
         try:

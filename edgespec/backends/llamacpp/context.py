@@ -67,12 +67,6 @@ class NativeBatch:
             self._seq[row, : len(ids)] = ids
         self.native.n_tokens = end
 
-    def reorder(self, rows: Sequence[int]) -> None:
-        """Make row rows[i] number i. All rows are of chains."""
-        n = len(rows)
-        for array in (self._token, self._pos, self._seq[:, 0], self._output):
-            array[:n] = array[rows]
-
     def clear(self) -> None:
         """Drop all rows."""
         self.native.n_tokens = 0
@@ -112,14 +106,17 @@ class NativeContext:
         params.kv_unified = not has_streams
         lib.log.clear_errors()
         new_memory = NewMemory()
-        with lib.log.listen("KV buffer size", new_memory.advise):  # logged when it is allocated and not cleared yet
-            self.handle = lib.api.llama_init_from_model(model, params)
+        # Advised when its size is logged: then the cache is allocated and not cleared yet.
+        lib.log.on_line = lambda line: new_memory.advise() if "KV buffer size" in line else None
+        self.handle = lib.api.llama_init_from_model(model, params)
+        lib.log.on_line = None
         new_memory.advise()  # the buffers of forwards
         if not self.handle:
             raise BackendError(
                 f"llama.cpp could not set up a context of {params.n_ctx} tokens: {lib.log.reason()}.",
                 hint="Use a smaller --ctx, fewer --parallel answers, or fewer --gpu-layers.",
             )
+        self.memory = lib.api.llama_get_memory(self.handle)  # the handle of its cache
         self.batch = NativeBatch(lib.api, max_tokens, sequences)
         self.is_broken = False
         self._lib = lib
@@ -131,11 +128,6 @@ class NativeContext:
         self._shape = (max_outputs, vocab_size)
         self._outputs: Logits = np.empty((0, vocab_size), np.float32)
         self._address = 0  # of the buffer that it views
-
-    @property
-    def memory(self) -> Any:
-        """The llama_memory_t handle of its cache."""
-        return self._lib.api.llama_get_memory(self.handle)
 
     def decode(self, batch: NativeBatch | None = None) -> Logits:
         """Decode `batch`, or its own, clear it and wait: [max_outputs, V], a view of llama.cpp's own buffer.
@@ -183,7 +175,10 @@ class NativeContext:
         if code == _NO_KV_SLOT:
             return BackendError("llama.cpp's cache is full.", hint="Set a larger --ctx, or start a new chat.")
         self.is_broken = True
-        return self._lib.decode_error(code)
+        return BackendError(
+            f"llama.cpp failed to decode (code {code}): {self._lib.log.reason()}.",
+            hint="Try again; if it persists, run with --verbose and report the log.",
+        )
 
     def _find_outputs(self) -> Logits:
         """llama_get_logits waits until an accelerator has finished."""
@@ -236,17 +231,13 @@ class HiddenStates:
         model = api.llama_get_model(context)
         count: int = api.llama_model_n_layer(model)
         self._layers = tuple(layers) or (count,)
-        _check_layers(_architecture(lib, model), count, self._layers)
+        _check_layers(lib.metadata(model, b"general.architecture").decode("utf-8", "replace"), count, self._layers)
         self.features: Features[Floats] = Features(np.concatenate)
         self._context = context
         self._size: int = api.llama_model_n_embd(model)
+        self.width = len(self._layers) * self._size  # numbers a token
         self._readers = [_enable(context, layer, is_last=layer == count) for layer in self._layers]
         self._buffers: dict[int, Floats] = {}  # llama.cpp's, by address
-
-    @property
-    def width(self) -> int:
-        """Numbers a token."""
-        return len(self._layers) * self._size
 
     def read(self, first: int, n: int) -> Floats:
         """[n, width] a copy of rows `first` to `first + n - 1` of the batch that was decoded last, without an error."""
@@ -274,12 +265,6 @@ def _enable(context: int, layer: int, *, is_last: bool) -> Callable[[], int]:
     return partial(find_function("llama_get_embeddings_layer_inp"), context, layer)
 
 
-def _architecture(lib: Library, model: int) -> str:
-    buffer = ctypes.create_string_buffer(128)
-    lib.api.llama_model_meta_val_str(model, b"general.architecture", buffer, 128)
-    return buffer.value.decode("utf-8", "replace")
-
-
 def _check_layers(architecture: str, count: int, layers: Sequence[int]) -> None:
     """Raises Unsupported where llama.cpp would abort, or give no rows."""
     if wrong := [layer for layer in layers if not 0 <= layer <= count]:
@@ -287,10 +272,11 @@ def _check_layers(architecture: str, count: int, layers: Sequence[int]) -> None:
             f"the head reads layer {wrong[0]}, and the model has layers 0 to {count - 1}.",
             hint="Use a head that was trained for this model.",
         )
-    wanted = {"hidden states": any(layer < count for layer in layers), "last hidden state": count in layers}
-    given = {"hidden states": architecture in _WITH_LAYERS, "last hidden state": architecture in _WITH_LAST_STATE}
-    for name, is_wanted in wanted.items():
-        if is_wanted and not given[name]:
+    for name, is_wanted, architectures in (
+        ("hidden states", any(layer < count for layer in layers), _WITH_LAYERS),
+        ("last hidden state", count in layers, _WITH_LAST_STATE),
+    ):
+        if is_wanted and architecture not in architectures:
             raise Unsupported(
                 f"llama.cpp does not give the {name} of '{architecture}' models, which the head reads.",
                 hint="Use --draft auto or --draft ngram.",
@@ -318,19 +304,6 @@ class PendingBatch:
     outputs: Logits | None = None
     seconds: float | None = None
     error: Exception | None = None
-
-    def sort(self) -> list[int]:
-        """Order the rows by their sequences; returns [n_tokens] the number that each had, none where nothing moves."""
-        order = sorted(self.scores)
-        if order == list(self.scores):
-            return []
-        rows: list[int] = []
-        n_outputs = 0
-        for sequence in order:
-            scores = self.scores[sequence]
-            rows += scores.move(len(rows), n_outputs)
-            n_outputs += scores.n_outputs
-        return rows
 
 
 @dataclass(slots=True)
@@ -366,6 +339,7 @@ class LlamaScores:
         self,
         slot: SequenceSlot,
         batch: PendingBatch,
+        fill: Callable[[], None],
         n_tokens: int,
         n_outputs: int,
         *,
@@ -374,17 +348,15 @@ class LlamaScores:
     ) -> None:
         """Add `n_tokens` tokens of `slot`, the last `n_outputs` of which have scores, to `batch`.
 
-        `is_after_flush`: the context had to decode a full batch before it could take them. Where the slot has a tap,
-        `states` are [n_tokens, width] once they are decoded.
+        `fill` writes them to the native batch. `is_after_flush`: the context had to decode a full batch before it could
+        take them. Where the slot has a tap, `states` are [n_tokens, width] once they are decoded.
         """
         self.slot = slot
         self.n_tokens, self.n_outputs = n_tokens, n_outputs
         self.is_prefill = is_prefill
         self.waited_s = self.peer_wait_s = 0.0
         self.states: Floats | None = None
-        self._batch = batch
-        self._first_token = batch.n_tokens
-        self._span = slice(batch.n_outputs, batch.n_outputs + n_outputs)
+        self._batch, self._fill = batch, fill
         self._rows: Logits | None = None
         self._is_after_flush = is_after_flush
         batch.scores[slot.sequence] = slot.scores = self
@@ -429,11 +401,11 @@ class LlamaScores:
             self._rows = batch.outputs[self._span]
         return self._rows
 
-    def move(self, token: int, output: int) -> range:
-        """Make `token` the first row in the batch, and `output` among its outputs; returns the rows until now."""
-        rows = range(self._first_token, self._first_token + self.n_tokens)
+    def place(self, token: int, output: int) -> tuple[int, int]:
+        """Write the rows behind `token` others, `output` of which have scores; returns both with these."""
         self._first_token, self._span = token, slice(output, output + self.n_outputs)
-        return rows
+        self._fill()
+        return token + self.n_tokens, output + self.n_outputs
 
     def copy_states(self) -> None:
         """Called after the decode, if the slot has a tap."""
@@ -544,17 +516,15 @@ class Context:
         self, slot: SequenceSlot, tokens: Sequence[int], position: int, *, outputs: int, is_prefill: bool
     ) -> LlamaScores:
         """Stage `tokens` one after another from `position` of the session's text; the last `outputs` have scores."""
-        scores = self._stage(slot, len(tokens), outputs, is_prefill=is_prefill)
-        self.native.batch.chain(tokens, position, slot.sequence, outputs=outputs)
-        return scores
+        fill = partial(self.native.batch.chain, tokens, position, slot.sequence, outputs=outputs)
+        return self._stage(slot, fill, len(tokens), outputs, is_prefill=is_prefill)
 
     def stage_tree(
         self, slot: SequenceSlot, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[Sequence[int]]
     ) -> LlamaScores:
         """Stage one row a token, each with scores, at its own position and in all of its `sequences`."""
-        scores = self._stage(slot, len(tokens), len(tokens), is_prefill=False)
-        self.native.batch.tree(tokens, positions, sequences)
-        return scores
+        fill = partial(self.native.batch.tree, tokens, positions, sequences)
+        return self._stage(slot, fill, len(tokens), len(tokens), is_prefill=False)
 
     def flush(self, slot: SequenceSlot) -> None:
         """Decode the staged batch if it has rows of `slot`."""
@@ -566,8 +536,9 @@ class Context:
         for scores in self._last.scores.values():
             scores.copy_rows()
         self._last = batch = self._staged
-        if self.has_streams:
-            self.native.batch.reorder(batch.sort())
+        token = output = 0
+        for sequence in sorted(batch.scores) if self.has_streams else batch.scores:
+            token, output = batch.scores[sequence].place(token, output)
         started = perf_counter()
         try:
             batch.outputs = self.native.decode()
@@ -578,12 +549,14 @@ class Context:
         batch.seconds = perf_counter() - started
         self._staged = PendingBatch(self.decode)
 
-    def _stage(self, slot: SequenceSlot, n: int, outputs: int, *, is_prefill: bool) -> LlamaScores:
+    def _stage(
+        self, slot: SequenceSlot, fill: Callable[[], None], n: int, outputs: int, *, is_prefill: bool
+    ) -> LlamaScores:
         batch = self._staged
         is_full = batch.n_tokens + n > MAX_TOKENS or batch.n_outputs + outputs > self.max_outputs
         if is_full:
             self.decode()
-        return LlamaScores(slot, self._staged, n, outputs, is_prefill=is_prefill, is_after_flush=is_full)
+        return LlamaScores(slot, self._staged, fill, n, outputs, is_prefill=is_prefill, is_after_flush=is_full)
 
     def _peer_scores(self, slot: SequenceSlot) -> list[LlamaScores]:
         """The scores of each other session in the staged batch, or else in the last one."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.backends.head_session import Block, Features, HeadRunner
+from edgespec.backends.head_session import Features, HeadRunner
 from edgespec.backends.llamacpp.context import Floats, NativeBatch, NativeContext, SequenceSlot, float_rows
 from edgespec.backends.llamacpp.library import Library, find_function
 from edgespec.core.protocols import CheckCancelled
@@ -106,8 +106,7 @@ class HeadContext(DraftContext):
 
     def add(self, tokens: Sequence[int], states: Floats, position: int) -> None:
         """Add the pairs of encoded `states` [n, size] and `tokens`, without scores. Raises Cancelled, BackendError."""
-        self._stage(tokens, states, position, outputs=0)
-        self._native.decode()
+        self._run(tokens, states, position, outputs=0)
 
     def decode(self, tokens: Sequence[int], states: Floats, position: int) -> tuple[Logits, Floats]:
         """Add the pairs of `states` [n, size] and `tokens`; (logits [V] after the last, its state [1, size] to go on).
@@ -116,15 +115,15 @@ class HeadContext(DraftContext):
         BackendError.
         """
         n = len(tokens)
-        self._stage(tokens, states, position, outputs=n)
-        logits = self._native.decode()[n - 1].copy()
+        logits = self._run(tokens, states, position, outputs=n)[n - 1].copy()
         if np.isnan(logits.max()):
             raise non_finite_error()
         return logits, self._read_states(n)[n - 1 :]
 
-    def _stage(self, tokens: Sequence[int], states: Floats, position: int, *, outputs: int) -> None:
+    def _run(self, tokens: Sequence[int], states: Floats, position: int, *, outputs: int) -> Logits:
         self._inputs[: len(tokens)] = states
         self._native.batch.chain(tokens, position, self._sequence, outputs=outputs)
+        return self._native.decode()
 
     def _read_states(self, n: int) -> Floats:
         return float_rows(self._states(self._native.handle), n, self.size).copy()
@@ -219,16 +218,26 @@ class BlockContext(DraftContext):
     reads_pairs = False
 
     def __init__(
-        self, lib: Library, model: Any, params: Any, *, width: int, block: Block, is_causal: bool, **settings: Any
+        self,
+        lib: Library,
+        model: Any,
+        params: Any,
+        *,
+        width: int,
+        block: tuple[list[int], int],
+        is_causal: bool,
+        **settings: Any,
     ) -> None:
-        """`width`: numbers of a target's row. `is_causal`: whether a block's rows see only those before.
+        """`width`: numbers of a target's row; `block`: as `read_block` says.
+
+        `is_causal`: whether a block's rows see only those before.
 
         Raises BackendError.
         """
         super().__init__(lib, model, params, **settings)
         lib.api.llama_set_causal_attn(self._native.handle, is_causal)
-        self.max_drafts = block.n_drafts
-        self._block = block
+        self._masks, self._first_row = block
+        self.max_drafts = 1 + len(self._masks) - self._first_row
         self._rows: list[Logits] = []
         self._positions = np.zeros(_ROPE_SECTIONS * MAX_ROWS, np.int32)
         self._states = self._open_features(width)
@@ -248,9 +257,9 @@ class BlockContext(DraftContext):
 
     def start(self, text: Sequence[int]) -> None:
         """The rows of the block stay in the cache until `trim`."""
-        tokens = self._block.fill(text[-1])
+        tokens = [text[-1], *self._masks]
         self._native.batch.chain(tokens, len(text) - 1, 0, outputs=len(tokens))
-        rows = self._native.decode()[self._block.first_row : len(tokens)]
+        rows = self._native.decode()[self._first_row : len(tokens)]
         self._rows = list(rows.copy())
 
     def block(self, n: int) -> list[Logits]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,59 +19,48 @@ from edgespec.backends.llamacpp.head_contexts import (
     Eagle3Context,
     HeadContext,
 )
-from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.shape import count_blocks
 from edgespec.core.drafter import BlockSession, DraftSession
 from edgespec.core.protocols import CheckCancelled, Session
-from edgespec.errors import InvalidModelFile
+from edgespec.errors import reading
 from edgespec.formats.gguf import Header, TensorInfo, join_parts
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadKind, HeadSpec, usual_layers
 
+Opening = tuple[Callable[..., DraftContext], Sequence[int]]
+"""How the sessions of a head are opened.
 
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """How the sessions of a head are opened.
-
-    context       makes its llama_context, given the library, the weights and the parameters
-    layers        of the target, whose hidden states it reads; as in formats.heads.HeadSpec
-    is_mtp        whether it is a graph of its own beside the model's: an MTP layer or an assistant
-    more_cells    of its cache than the target's has
-    """
-
-    context: Callable[..., DraftContext]
-    layers: Sequence[int] = ()
-    is_mtp: bool = False
-    more_cells: int = 0
+What makes its llama_context, given the library, the weights, the parameters and settings; and the layers of the target
+whose hidden states it reads, as in formats.heads.HeadSpec.
+"""
 
 
 class LlamaHead(AttachedHead):
     """A head beside its target."""
 
-    def __init__(self, kind: HeadKind, target: LlamaModel, weights: LlamaModel, opening: Opening) -> None:
+    def __init__(self, spec: HeadSpec, target: LlamaModel, weights: LlamaModel, opening: Opening) -> None:
         """`close` frees `weights`, unless they are the target's."""
-        super().__init__(kind, target.tokenizer, 0 if weights is target else weights.path.stat().st_size)
-        self._weights = weights
+        super().__init__(spec.kind, target.tokenizer, 0 if weights is target else weights.path.stat().st_size)
+        self._spec, self._weights = spec, weights
         self._is_in_target = weights is target
-        self._opening = opening
+        self._context, self._layers = opening
 
     def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
         assert isinstance(target, LlamaSession)
-        opening = self._opening
-
-        def make(lib: Library, model: Any, params: Any) -> DraftContext:
-            if opening.is_mtp:
-                params.ctx_type = lib.api.LLAMA_CONTEXT_TYPE_MTP
-            params.n_ctx += opening.more_cells
-            sequence = {"sequence": target.sequence} if self.shares_kv else {}
-            vocab_size = self._weights.tokenizer.vocab_size
-            return opening.context(lib, model, params, vocab_size=vocab_size, check=check, **sequence)
-
-        features = target.tap(opening.layers)
+        sequence = {"sequence": target.sequence} if self.shares_kv else {}
+        more_cells = self._spec.block_size if self._spec.block_size > 1 else 0
+        features = target.tap(self._layers)
         try:
-            context = self._weights.open_beside(target, make)
+            context = self._weights.open_beside(
+                target,
+                self._context,
+                is_mtp=self._spec.kind in _MTP_KINDS,
+                more_cells=more_cells,
+                check=check,
+                **sequence,
+            )
         except BaseException:
             target.untap()
             raise
@@ -94,10 +82,8 @@ def _check_ids(header: Header, path: Path, d2t: TensorInfo, rows: int, vocab_siz
     """Raises InvalidModelFile unless `d2t` names a token of the target for each of the output matrix' `rows`."""
     is_whole = d2t.type.name == "I64" and d2t.shape == (rows,)
     _require(header, is_whole, f"d2t does not name a token for each of the {rows} rows of its output matrix")
-    try:
+    with reading(path):
         ids = np.fromfile(path, "<i8", rows, offset=header.data_offset + d2t.offset)
-    except OSError as error:
-        raise InvalidModelFile(f"{path.name} cannot be read: {error}.", hint="Pull it again.") from error
     is_known = len(ids) == rows and ids.min() >= 0 and ids.max() < vocab_size
     _require(header, bool(is_known), "d2t names tokens that the model does not have")
 
@@ -116,25 +102,28 @@ def _prepare_eagle3(target: LlamaModel, path: Path, spec: HeadSpec) -> Opening:
             hint="Use --draft auto.",
         )
     _check_eagle3_file(read_file(path), path, spec, target.tokenizer.vocab_size)
-    return Opening(partial(Eagle3Context, width=len(layers) * spec.hidden_size), layers)
+    return partial(Eagle3Context, width=len(layers) * spec.hidden_size), layers
 
 
 def _check_eagle3_file(header: Header, path: Path, spec: HeadSpec, vocab_size: int) -> None:
     """Raises InvalidModelFile where llama.cpp would load the file and abort later."""
-    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
     _require(header, header.own("block_count") == 1, "an EAGLE-3 head has one layer")
     _check_key_sizes(header)
-    embedding, output = shapes.get("token_embd.weight"), shapes.get("output.weight")
-    is_own = embedding is not None and output is not None
-    is_fitting = is_own or spec.size == spec.hidden_size
+    embedding, output = header.shape("token_embd.weight"), header.shape("output.weight")
+    is_fitting = (embedding is not None and output is not None) or spec.size == spec.hidden_size
     _require(header, is_fitting, "it needs embeddings and an output matrix of its own size")
     embedded, rows = ((shape or (vocab_size,))[-1] for shape in (embedding, output))
     of = f"and the model {vocab_size} tokens"
     _require(header, embedded == vocab_size, f"its embeddings have {embedded} rows, {of}")
-    if (d2t := next((tensor for tensor in header.tensors if tensor.name == "d2t"), None)) is not None:
+    if (d2t := _find_ids(header)) is not None:
         _check_ids(header, path, d2t, rows, vocab_size)
     else:
         _require(header, rows == vocab_size, f"its output matrix has {rows} rows, {of}")
+
+
+def _find_ids(header: Header) -> TensorInfo | None:
+    """The table of a reduced vocabulary."""
+    return next((tensor for tensor in header.tensors if tensor.name == "d2t"), None)
 
 
 def _check_key_sizes(header: Header) -> None:
@@ -183,7 +172,7 @@ def _prepare_mtp(target: LlamaModel, path: Path, spec: HeadSpec) -> Opening:
         raise Unsupported(f"the MTP layers in {path.name} draft for the model in that file alone.", hint=OTHER_HEAD)
     elif not target.options.mtp:
         raise Unsupported(f"{path.name} was loaded without its MTP layers.", hint="Open it again with --draft mtp.")
-    return Opening(HeadContext if count == 1 else partial(ChainContext, count=count), is_mtp=True)
+    return HeadContext if count == 1 else partial(ChainContext, count=count), ()
 
 
 def _read_model(path: Path) -> Header:
@@ -231,7 +220,6 @@ def _check_same_mtp(header: Header, target: Header, path: Path) -> None:
 
 
 _SAME = ("key_length", "value_length", "key_length_swa", "value_length_swa", "sliding_window")  # of attention
-_WINDOWS = "attention.sliding_window_pattern"
 
 
 def _prepare_assistant(target: LlamaModel, path: Path, spec: HeadSpec) -> Opening:
@@ -241,38 +229,22 @@ def _prepare_assistant(target: LlamaModel, path: Path, spec: HeadSpec) -> Openin
     has_size = header.own("embedding_length_out") != header.own("embedding_length")
     _require(header, has_size, "its embedding_length_out is not the target's hidden size")
     _check_same_assistant(header, read_file(target.path), path)
-    return Opening(AssistantContext, is_mtp=True)
+    return AssistantContext, ()
 
 
 def _check_same_assistant(header: Header, target: Header, path: Path) -> None:
     """Raises Unsupported unless the layers attend to what the target's last two layers hold."""
-    is_same = target.architecture == "gemma4" and all(
-        header.own(f"attention.{key}") == target.own(f"attention.{key}") for key in _SAME
-    )
-    if is_same:
-        ends = dict(zip(_windows(target)[-2:], _kv_heads(target)[-2:], strict=True))  # by whether there is a window
-        is_same = _windows(target)[-2:] == [True, False] and all(
-            ends[window] == count for window, count in zip(_windows(header), _kv_heads(header), strict=True)
-        )
-    if not is_same:
+    keys = [f"attention.{key}" for key in _SAME]
+    is_same = target.architecture == "gemma4" and all(header.own(key) == target.own(key) for key in keys)
+    last = _list_caches(target)[-2:]
+    if not is_same or [window for window, _ in last] != [1, 0] or not set(_list_caches(header)) <= set(last):
         raise Unsupported(f"{path.name} is the assistant of another model.", hint=OTHER_HEAD)
 
 
-def _windows(header: Header) -> list[bool]:
-    """Tells for each layer whether it has a window. Raises InvalidModelFile."""
-    found = header.metadata.get(f"{header.architecture}.{_WINDOWS}")
-    blocks = header.own("block_count") or 0
-    if not isinstance(found, np.ndarray) or len(found) < blocks:
-        raise header.invalid(f"{header.architecture}.{_WINDOWS} does not name {blocks} layers")
-    return [bool(each) for each in found[:blocks]]
-
-
-def _kv_heads(header: Header) -> tuple[int, ...]:
-    """Key-value heads of each layer. Raises InvalidModelFile."""
-    found = header.per_block("attention.head_count_kv")
-    if found is None:
-        raise header.invalid(f"{header.architecture}.attention.head_count_kv is missing")
-    return found
+def _list_caches(header: Header) -> list[tuple[int, int]]:
+    """(whether it has a window, key-value heads) of each layer."""
+    windows, heads = (header.per_block(f"attention.{key}") for key in ("sliding_window_pattern", "head_count_kv"))
+    return list(zip(windows or (), heads or (), strict=False))
 
 
 # DFlash and DSpark: several tokens in one forward over hidden states of the target.
@@ -288,36 +260,32 @@ def _prepare_dflash(target: LlamaModel, path: Path, spec: HeadSpec) -> Opening:
     block = read_block(spec, target.tokenizer.vocab_size)
     layers, is_causal = spec.layers or (), header.metadata.get("dflash.attention.causal") is True
     context = partial(BlockContext, width=len(layers) * spec.hidden_size, block=block, is_causal=is_causal)
-    return Opening(context, layers, more_cells=block.n_rows)
+    return context, layers
 
 
 def _check_dflash_file(header: Header, path: Path, vocab_size: int) -> None:
     """Raises InvalidModelFile, Unsupported unless llama.cpp runs the head for a target with `vocab_size` tokens."""
-    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
     for name, found in (
-        ("DFlash2", "selector_hidden.weight" in shapes),  # which drafts by its selector and not by its logits
-        ("DeepSeek V4's DSpark", bool(header.own("hyper_connection_count"))),
+        ("DFlash2", header.shape("selector_hidden.weight")),  # which drafts by its selector and not by its logits
+        ("DeepSeek V4's DSpark", header.own("hyper_connection_count")),
     ):
         if found:
             raise Unsupported(f"{path.name} is a head of the kind {name}, which is not run.", hint="Use --draft auto.")
-    _check_attention(header)
-    _check_rope(header)
-    if (d2t := next((tensor for tensor in header.tensors if tensor.name == "d2t"), None)) is not None:
-        _require(header, "output.weight" in shapes, "it has a reduced vocabulary and no output matrix")
-        _check_ids(header, path, d2t, shapes["output.weight"][-1], vocab_size)
-
-
-def _check_attention(header: Header) -> None:
     _check_key_sizes(header)
-    heads, kv_heads = header.per_block("attention.head_count"), header.per_block("attention.head_count_kv")
-    n, n_kv = set(heads or (0,)), set(kv_heads or heads or (0,))
-    is_even = len(n) == len(n_kv) == 1 and min(*n, *n_kv) > 0 and max(n) % max(n_kv) == 0
+    heads = set(header.per_block("attention.head_count") or (0,))
+    kv_heads = set(header.per_block("attention.head_count_kv") or heads)
+    n, n_kv = max(heads), max(kv_heads)
+    is_even = len(heads) == len(kv_heads) == 1 and min(n, n_kv) > 0 and n % n_kv == 0
     _require(header, is_even, "its layers differ in their heads, or heads do not share keys evenly")
+    _check_rope(header, header.own("attention.key_length") or (header.own("embedding_length") or 0) // n)
+    if (d2t := _find_ids(header)) is not None:
+        output = header.shape("output.weight")
+        _require(header, output is not None, "it has a reduced vocabulary and no output matrix")
+        _check_ids(header, path, d2t, (output or (0,))[-1], vocab_size)
 
 
-def _check_rope(header: Header) -> None:
-    heads = header.per_block("attention.head_count") or (1,)
-    width = header.own("attention.key_length") or (header.own("embedding_length") or 0) // heads[0]
+def _check_rope(header: Header, width: int) -> None:
+    """Raises InvalidModelFile unless the rotation fits keys of `width` numbers."""
     rotated = header.own("rope.dimension_count")
     rotated = width if rotated is None else rotated
     _require(header, 0 <= rotated <= width and rotated % 2 == 0, f"it rotates {rotated} of {width} numbers of a key")
@@ -328,6 +296,7 @@ def _check_rope(header: Header) -> None:
         _require(header, is_sound, f"its rotary embedding has the sections {numbers} of {width} numbers")
 
 
+_MTP_KINDS = ("mtp", "gemma4-assistant")  # whose graph is one of its own beside that of the model in the file
 _KINDS: dict[HeadKind, Callable[[LlamaModel, Path, HeadSpec], Opening]] = {
     "eagle3": _prepare_eagle3,
     "mtp": _prepare_mtp,
@@ -358,9 +327,9 @@ def open_head(
         )
     opening, weights = _KINDS[spec.kind](target, path, spec), target
     if not spec.in_target:
-        options = replace(target.options.alone, mtp=opening.is_mtp)
+        options = replace(target.options.alone, mtp=spec.kind in _MTP_KINDS)
         weights = load(path, options, progress=progress, check=check)
         if weights.tokenizer.vocab_size != target.tokenizer.vocab_size:
             weights.close()
             raise Unsupported(f"{path.name} has another vocabulary than the model.", hint=OTHER_HEAD)
-    return LlamaHead(spec.kind, target, weights, opening)
+    return LlamaHead(spec, target, weights, opening)

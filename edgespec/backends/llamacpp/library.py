@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.errors import BackendError, BackendUnavailable
+from edgespec.errors import BackendUnavailable
 
 _LOG_INFO, _LOG_WARN, _LOG_ERROR, _LOG_CONT = 2, 3, 4, 5
 
@@ -25,7 +24,7 @@ class NativeLog:
         self._lines: deque[str] = deque(maxlen=2000)
         self._errors: deque[str] = deque(maxlen=20)
         self._level = _LOG_INFO
-        self._listeners: list[tuple[str, Callable[[], None]]] = []
+        self.on_line: Callable[[str], None] | None = None  # called before the library goes on; must not raise
 
     def write(self, level: int, text: bytes, _user_data: object) -> None:
         line = text.decode("utf-8", "replace")
@@ -34,21 +33,10 @@ class NativeLog:
         if self.echo and sys.stderr is not None:
             sys.stderr.write(line)
         self._lines.append(line)
-        for text_of_line, action in tuple(self._listeners):
-            if text_of_line in line:
-                action()
+        if self.on_line is not None:
+            self.on_line(line)
         if self._level == _LOG_ERROR and line.strip():
             self._errors.append(line.strip())
-
-    @contextmanager
-    def listen(self, text: str, action: Callable[[], None]) -> Iterator[None]:
-        """Inside, each line with `text` calls `action`, which must not raise, before the library goes on."""
-        listener = (text, action)
-        self._listeners.append(listener)
-        try:
-            yield
-        finally:
-            self._listeners.remove(listener)
 
     def clear_errors(self) -> None:
         self._errors.clear()
@@ -81,42 +69,21 @@ class Library:
         api.llama_log_set(self._callback, ctypes.c_void_p(0))
         api.llama_backend_init()
 
-    def decode_error(self, code: int) -> BackendError:
-        """The error for a code that llama_decode returned, with the reason that it logged."""
-        return BackendError(
-            f"llama.cpp failed to decode (code {code}): {self.log.reason()}.",
-            hint="Try again; if it persists, run with --verbose and report the log.",
-        )
+    def metadata(self, model: Any, key: bytes) -> bytes:
+        """A value of a model's metadata as text; empty where there is none."""
+        buffer = ctypes.create_string_buffer(128)
+        length = self.api.llama_model_meta_val_str(model, key, buffer, 128)
+        return buffer.value if length >= 0 else b""
 
     def devices(self) -> tuple[Device, ...]:
         """Every device that ggml was built for and finds, with its free memory now."""
-        from llama_cpp._ggml import libggml
-
-        libggml.ggml_backend_dev_count.restype = ctypes.c_size_t
-        libggml.ggml_backend_dev_get.restype = ctypes.c_void_p
-        libggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-        for name in ("ggml_backend_dev_name", "ggml_backend_dev_description"):
-            function = getattr(libggml, name)
-            function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-        libggml.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
-        size_p = ctypes.POINTER(ctypes.c_size_t)
-        libggml.ggml_backend_dev_memory.argtypes = [ctypes.c_void_p, size_p, size_p]
-        libggml.ggml_backend_dev_memory.restype = None
-        kinds = {0: "cpu", 1: "gpu", 2: "igpu"}
-        found = []
-        for i in range(libggml.ggml_backend_dev_count()):
-            device = libggml.ggml_backend_dev_get(i)
+        api, kinds, found = ggml(), {0: "cpu", 1: "gpu", 2: "igpu"}, []
+        for device in map(api.ggml_backend_dev_get, range(api.ggml_backend_dev_count())):
             free, total = ctypes.c_size_t(), ctypes.c_size_t()
-            libggml.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
-            found.append(
-                Device(
-                    libggml.ggml_backend_dev_name(device).decode(),
-                    libggml.ggml_backend_dev_description(device).decode(),
-                    kinds.get(libggml.ggml_backend_dev_type(device), "accelerator"),
-                    free.value,
-                    total.value,
-                )
-            )
+            api.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+            name, description = api.ggml_backend_dev_name(device), api.ggml_backend_dev_description(device)
+            kind = kinds.get(api.ggml_backend_dev_type(device), "accelerator")
+            found.append(Device(name.decode(), description.decode(), kind, free.value, total.value))
         return tuple(found)
 
 
@@ -135,6 +102,35 @@ def library() -> Library:
             hint="Reinstall it: pip install --force-reinstall --no-cache-dir llama-cpp-python",
         ) from error
     return Library(api)
+
+
+@cache
+def ggml() -> Any:
+    """ggml's library with the types of the functions that are used here; `library` has loaded it."""
+    from llama_cpp._ggml import libggml
+
+    pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
+    size_pointer = ctypes.POINTER(size)
+    for name, result, arguments in (
+        ("ggml_backend_dev_count", size, []),
+        ("ggml_backend_dev_get", pointer, [size]),
+        ("ggml_backend_dev_name", text, [pointer]),
+        ("ggml_backend_dev_description", text, [pointer]),
+        ("ggml_backend_dev_type", ctypes.c_int, [pointer]),
+        ("ggml_backend_dev_memory", None, [pointer, size_pointer, size_pointer]),
+        ("ggml_backend_reg_by_name", pointer, [text]),
+        ("ggml_backend_reg_get_proc_address", pointer, [pointer, text]),
+        ("ggml_backend_reg_dev_count", size, [pointer]),
+        ("ggml_backend_reg_dev_get", pointer, [pointer, size]),
+        ("ggml_backend_dev_by_name", pointer, [text]),
+        ("ggml_backend_dev_init", pointer, [pointer, text]),
+        ("ggml_backend_free", None, [pointer]),
+        ("ggml_backend_cpu_buffer_type", pointer, []),
+        ("ggml_quantize_chunk", size, [ctypes.c_int, pointer, pointer, *[ctypes.c_int64] * 3, pointer]),
+    ):
+        function = getattr(libggml, name)
+        function.restype, function.argtypes = result, arguments
+    return libggml
 
 
 # Functions that llama.cpp exports without a public header: looked up by name, and only when they are needed.

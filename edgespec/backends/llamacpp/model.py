@@ -14,12 +14,11 @@ import numpy as np
 
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec
 from edgespec.backends.devices import NewMemory
-from edgespec.backends.llamacpp.context import Context, NativeContext
+from edgespec.backends.llamacpp.context import Context, NativeContext, float_rows
 from edgespec.backends.llamacpp.library import Library, library
-from edgespec.backends.llamacpp.rpc import RemoteDevices, connect
+from edgespec.backends.llamacpp.rpc import RemoteDevices
 from edgespec.backends.llamacpp.session import (
     LlamaSession,
-    OrderedTrimmableCache,
     Rollback,
     SnapshotCache,
     SnapshotRing,
@@ -55,18 +54,15 @@ class LlamaTokenizer(IdRange):
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         raw = text.encode("utf-8", "replace")
+        tokenize = self._api.llama_tokenize
         if not raw:
             return []
-        size = len(raw) + 8
-        buffer = (ctypes.c_int32 * size)()
-        n = self._api.llama_tokenize(self._vocab, raw, len(raw), buffer, size, False, parse_special)
-        if n < 0:  # the vocabulary needs more tokens than bytes: -n of them
-            size = -n
-            buffer = (ctypes.c_int32 * size)()
-            n = self._api.llama_tokenize(self._vocab, raw, len(raw), buffer, size, False, parse_special)
-        if n < 0:
-            raise BackendError("the text could not be tokenized.", hint="Shorten the text.")
-        return buffer[:n]
+        tokens: list[int] = _read_buffer(
+            ctypes.c_int32,
+            len(raw) + 8,
+            lambda buffer, size: tokenize(self._vocab, raw, len(raw), buffer, size, False, parse_special),
+        )
+        return tokens
 
     def special_text(self, token: int) -> str:
         self.check(token)
@@ -74,14 +70,21 @@ class LlamaTokenizer(IdRange):
         return text.decode("utf-8", "replace")
 
     def render(self, token: int) -> bytes:
-        size = 64
-        buffer = ctypes.create_string_buffer(size)
-        n = self._api.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
-        if n < 0:
-            size = -n
-            buffer = ctypes.create_string_buffer(size)
-            n = self._api.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
-        return buffer.raw[:n]
+        spell = self._api.llama_token_to_piece
+        text: bytes = _read_buffer(
+            ctypes.c_char, 64, lambda buffer, size: spell(self._vocab, token, buffer, size, 0, False)
+        )
+        return text
+
+
+def _read_buffer(kind: Any, size: int, write: Callable[[Any, int], int]) -> Any:
+    """What `write` writes to a buffer of `size` elements; it returns how many, or minus the size that it needs."""
+    buffer = (kind * size)()
+    n = write(buffer, size)
+    if n < 0:
+        buffer = (kind * -n)()
+        n = write(buffer, -n)
+    return buffer[:n]
 
 
 # A text as one vector: the mean of the last layer's output over its tokens.
@@ -114,6 +117,10 @@ class LlamaEmbedder:
         self._width: int = lib.api.llama_model_n_embd_out(model)
 
     def embed(self, tokens: Sequence[int]) -> Generator[Yield, None, Logits]:
+        """[width] of norm 1, for 1 to `cells` tokens.
+
+        Raises Cancelled, BackendError, and ValueError for ids outside the vocabulary.
+        """
         check_ids(tokens, self._vocab_size)
         self._api.llama_memory_clear(self._native.memory, True)
         total = np.zeros(self._width)
@@ -125,8 +132,7 @@ class LlamaEmbedder:
             pointer = self._api.llama_get_embeddings(self._native.handle)
             if not pointer:
                 raise BackendError("the model has no embeddings.", hint="Use another model for embeddings.")
-            floats = ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float))
-            rows = np.ctypeslib.as_array(floats, (len(chunk), self._width))
+            rows = float_rows(ctypes.addressof(pointer.contents), len(chunk), self._width)
             total += rows.sum(axis=0)
             yield YIELD
         length = float(np.linalg.norm(total))
@@ -161,6 +167,13 @@ class LlamaModel:
         self.remote: RemoteDevices | None = None
         self.tokenizer = LlamaTokenizer(api, api.llama_model_get_vocab(handle))
         self.context_size: int = options.context_for(api.llama_model_n_ctx_train(handle))
+        template: bytes | None = api.llama_model_chat_template(handle, None)
+        self.chat_template = template.decode("utf-8", "replace") if template else None
+        words = ctypes.create_string_buffer(128)
+        api.llama_model_desc(handle, words, 128)
+        self.description = words.value.decode("utf-8", "replace")  # such as 'llama 8B Q4_K - Medium'
+        self.layer_count: int = api.llama_model_n_layer(handle)
+        self.hidden_size: int = api.llama_model_n_embd(handle)  # numbers of a token's state between layers
         self._shared_context: Context | None = None
         self.lends_cells = False  # self-drafts copy the cells of its sessions
         self.is_recurrent = bool(api.llama_model_is_recurrent(handle) or api.llama_model_is_hybrid(handle))
@@ -191,42 +204,20 @@ class LlamaModel:
 
     @property
     def no_batching_reason(self) -> str | None:
-        if self.options.caches == 1:
-            return "the model has one cache"
-        if self.is_recurrent:
-            return "its state is recurrent"
-        if self._lib.api.llama_model_n_swa(self._handle):  # llama.cpp reuses such cells for other texts silently
-            return "cells behind its attention window are not kept"
-        original = self._number("rope.scaling.original_context_length")
+        api, size = self._lib.api, self.context_size
+        stated = self._metadata("rope.scaling.original_context_length")
+        original = int(stated) if stated.isdigit() else 0
         if not original and self._metadata("rope.scaling.type") == b"longrope":
-            original = self._lib.api.llama_model_n_ctx_train(self._handle)
-        if self.context_size <= original < self.context_size * self.options.caches:
-            return "its rotary positions depend on the size of the cache"
-        return "the forwards of --exact have the rows of one text" if self.options.exact else None
-
-    @property
-    def chat_template(self) -> str | None:
-        """The jinja source in the file's metadata."""
-        raw: bytes | None = self._lib.api.llama_model_chat_template(self._handle, None)
-        return raw.decode("utf-8", "replace") if raw else None
-
-    @property
-    def description(self) -> str:
-        """Architecture, size and quantization in llama.cpp's words, such as 'llama 8B Q4_K - Medium'."""
-        buffer = ctypes.create_string_buffer(128)
-        self._lib.api.llama_model_desc(self._handle, buffer, 128)
-        return buffer.value.decode("utf-8", "replace")
-
-    @property
-    def layer_count(self) -> int:
-        count: int = self._lib.api.llama_model_n_layer(self._handle)
-        return count
-
-    @property
-    def hidden_size(self) -> int:
-        """Numbers of a token's hidden state between layers."""
-        size: int = self._lib.api.llama_model_n_embd(self._handle)
-        return size
+            original = api.llama_model_n_ctx_train(self._handle)
+        reasons: dict[str, object] = {
+            "the model has one cache": self.options.caches == 1,
+            "its state is recurrent": self.is_recurrent,
+            # llama.cpp reuses such cells for other texts silently
+            "cells behind its attention window are not kept": api.llama_model_n_swa(self._handle),
+            "its rotary positions depend on the size of the cache": size <= original < size * self.options.caches,
+            "the forwards of --exact have the rows of one text": self.options.exact,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
 
     def make_self_draft(
         self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
@@ -243,7 +234,10 @@ class LlamaModel:
         return open_head(self, path, spec, progress, check)
 
     def measure_settings(self, seconds: float, check: CheckCancelled) -> RuntimeSettings | None:
-        """Measures settings as backends.options.Adjustable says. No other session may be open."""
+        """The fastest settings, measured for about `seconds` on sessions of their own; no other may be open.
+
+        The runtime's own where there is no time or memory to measure, None where everything is set. Raises Cancelled.
+        """
         from edgespec.backends.llamacpp.settings import SettingsMeasurement
 
         return SettingsMeasurement(self, seconds, check).run()
@@ -284,12 +278,19 @@ class LlamaModel:
         params = self._params(cells)
         return LlamaEmbedder(self._lib, self._handle, params, self.tokenizer.vocab_size, check)
 
-    def open_beside(self, target: LlamaSession, make: Callable[[Library, Any, Any], C]) -> C:
-        """What `make` makes of the library, these weights, and the parameters of a context as large as `target`."""
-        params = self._params(target.capabilities.context_size)
+    def open_beside(
+        self, target: LlamaSession, context: Callable[..., C], *, is_mtp: bool, more_cells: int, **settings: Any
+    ) -> C:
+        """A `context` of these weights for a head, with `more_cells` than `target` has; `settings` are arguments of it.
+
+        `is_mtp`: it is that of MTP layers or of an assistant.
+        """
+        params = self._params(target.capabilities.context_size + more_cells)
         params.n_rs_seq = 0
         params.ctx_other = target.context.native.handle
-        return make(self._lib, self._handle, params)
+        if is_mtp:
+            params.ctx_type = self._lib.api.LLAMA_CONTEXT_TYPE_MTP
+        return context(self._lib, self._handle, params, vocab_size=self.tokenizer.vocab_size, **settings)
 
     def _open_context(self, cells: int, slots: int, *, has_streams: bool = False) -> Context:
         params, vocab_size, has_trees = self._params(cells), self.tokenizer.vocab_size, not self.is_recurrent
@@ -307,19 +308,10 @@ class LlamaModel:
         params.flash_attn_type = 1 if needs_flash else {None: -1, False: 0, True: 1}[options.flash_attention]
         return params
 
-    def _number(self, key: str) -> int:
-        """An integer of the architecture's metadata; 0 where there is none."""
-        value = self._metadata(key)
-        return int(value) if value.isdigit() else 0
-
     def _metadata(self, key: str) -> bytes:
         """A value of the architecture's metadata as text; empty where there is none."""
-        buffer = ctypes.create_string_buffer(128)
-        read = self._lib.api.llama_model_meta_val_str
-        if read(self._handle, b"general.architecture", buffer, 128) < 0:
-            return b""
-        length = read(self._handle, buffer.value + b"." + key.encode(), buffer, 128)
-        return buffer.value if length >= 0 else b""
+        architecture = self._lib.metadata(self._handle, b"general.architecture")
+        return self._lib.metadata(self._handle, architecture + b"." + key.encode())
 
     def _open_session(self, kind: Callable[..., S], context: Context, check: CheckCancelled, size: int) -> S:
         slot = context.acquire(check)
@@ -332,7 +324,7 @@ class LlamaModel:
             return SnapshotRing(api, context, sequence, snapshots)
         if self.is_recurrent:
             return SnapshotCache(api, context, sequence)
-        return (OrderedTrimmableCache if self.is_row_invariant else TrimmableCache)(api, context, sequence)
+        return TrimmableCache(api, context, sequence, keeps_order=self.is_row_invariant)
 
 
 def load(
@@ -376,9 +368,11 @@ def load(
     params.progress_callback = callback
     lib.log.clear_errors()
     with ExitStack() as undo:
-        remote = None if vocabulary_only else connect(params, path, options)
-        if remote is not None:
+        remote: RemoteDevices | None = None
+        if options.workers and not vocabulary_only:
+            remote = RemoteDevices(options.workers)
             undo.callback(remote.close)
+            remote.place(params, path, options.gpu_layers)
         handle = api.llama_model_load_from_file(os.fsencode(path), params)
         if errors:
             raise errors[0]

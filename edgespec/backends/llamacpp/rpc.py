@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from edgespec.backends import device_memory
 from edgespec.backends.devices import RESERVE_BYTES, Memory, host_memory
-from edgespec.backends.llamacpp.library import library
-from edgespec.backends.options import LoadOptions
+from edgespec.backends.llamacpp.library import ggml, library
 from edgespec.backends.workers import Worker, find_workers, resolve
 from edgespec.errors import BackendError, BackendUnavailable, InvalidRequest
 from edgespec.formats.gguf_validate import read_file
@@ -32,18 +32,13 @@ _RESTART = "Start it again there (edgespec worker), with the same version as her
 BUILD_SETTING = "-DGGML_RPC=on"
 _IDLE_S, _PROBES = 5, 3  # of a connection, after which packets ask whether the other side lives, one each second
 _UNHEARD_MS = 15_000  # for which packets may stay unanswered
-connected: dict[str, list[int]] = {}
-"""The workers that this process uses, with the descriptors of ggml's connections."""
-
-
-def has_rpc() -> bool:
-    """Whether this build of llama.cpp can use workers and be one. Raises BackendUnavailable."""
-    return bool(library().api.llama_supports_rpc())
+connected: list[str] = []
+"""The workers that this process uses."""
 
 
 def require_rpc() -> None:
     """Raises BackendUnavailable where this build of llama.cpp has no RPC."""
-    if not has_rpc():
+    if not library().api.llama_supports_rpc():
         raise BackendUnavailable(
             "this build of llama.cpp has no RPC, which workers need.", hint=rebuild_command(BUILD_SETTING)
         )
@@ -80,27 +75,6 @@ def serve(host: str, port: int, devices: Sequence[str], threads: int, cache: Pat
     start(f"{host}:{port}".encode(), folder, threads, len(handles), (ctypes.c_void_p * len(handles))(*handles))
 
 
-@cache
-def ggml() -> Any:
-    """The library with the types of the functions that are used here."""
-    from llama_cpp._ggml import libggml
-
-    pointer = ctypes.c_void_p
-    for name, result, arguments in (
-        ("ggml_backend_reg_by_name", pointer, [ctypes.c_char_p]),
-        ("ggml_backend_reg_get_proc_address", pointer, [pointer, ctypes.c_char_p]),
-        ("ggml_backend_reg_dev_count", ctypes.c_size_t, [pointer]),
-        ("ggml_backend_reg_dev_get", pointer, [pointer, ctypes.c_size_t]),
-        ("ggml_backend_dev_by_name", pointer, [ctypes.c_char_p]),
-        ("ggml_backend_dev_init", pointer, [pointer, ctypes.c_char_p]),
-        ("ggml_backend_free", None, [pointer]),
-        ("ggml_backend_cpu_buffer_type", pointer, []),
-    ):
-        function = getattr(libggml, name)
-        function.restype, function.argtypes = result, arguments
-    return libggml
-
-
 def find(name: str, result: Any, arguments: list[Any]) -> Any:
     """A function of the RPC backend."""
     reg = ggml().ggml_backend_reg_by_name(b"RPC")
@@ -108,13 +82,12 @@ def find(name: str, result: Any, arguments: list[Any]) -> Any:
     return ctypes.CFUNCTYPE(result, *arguments)(address)
 
 
-def notice_silence(address: tuple[str, int]) -> list[int]:
+def notice_silence(address: tuple[str, int]) -> None:
     """Have the system end connections from or to `address` whose other machine is gone; else ggml would wait forever.
 
-    `address` is an IPv4 address, which may be empty for any, and a port. Returns their descriptors, which are ggml's.
+    `address` is an IPv4 address, which may be empty for any, and a port.
     """
     host, port = address
-    found = []
     for descriptor in map(int, os.listdir("/dev/fd")):
         with suppress(OSError):
             if not stat.S_ISSOCK(os.stat(descriptor).st_mode):
@@ -126,8 +99,6 @@ def notice_silence(address: tuple[str, int]) -> list[int]:
                     keep_alive(connection, idle_s=_IDLE_S, interval_s=1, probes=_PROBES)
                     if hasattr(socket, "TCP_USER_TIMEOUT"):
                         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNHEARD_MS)
-                    found.append(descriptor)
-    return found
 
 
 @cache
@@ -144,24 +115,12 @@ def _report_end(message: bytes) -> None:
     if "RPC" not in text and "Failed to connect" not in text:
         os.write(2, f"{text}\n".encode())
         return
-    lost = [address for address, each in connected.items() if address in text or any(map(_is_lost, each))]
-    lost = lost or list(connected)
-    who = f"the worker {lost[0]}" if len(lost) == 1 else f"one of the workers {', '.join(lost)}"
+    lost = [address for address in connected if address in text] or connected
+    who = "The worker" if len(lost) == 1 else "One of the workers"
     with suppress(Exception):
         sys.stdout.flush()
-    os.write(2, f"\nerror: {who[0].upper()}{who[1:]} does not answer any more.\nhint: {_RESTART}\n".encode())
+    os.write(2, f"\nerror: {who} {', '.join(lost)} does not answer any more.\nhint: {_RESTART}\n".encode())
     os._exit(BackendError.exit_code)
-
-
-def _is_lost(descriptor: int) -> bool:
-    """Whether a connection has ended; its socket is still open."""
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
 
 
 # Which layers of a model this machine computes, and which its workers do.
@@ -221,24 +180,19 @@ def split_layers(count: int, workers: Sequence[Worker], memory: Memory, gpu_laye
     else:
         own, *counts = divide(count, [memory.usable, *parts])
         elsewhere = count - own
-    at, by_worker = 0, []
-    for worker in workers:
-        by_worker.append(tuple(counts[at : at + len(worker.devices)]))
-        at += len(worker.devices)
-    return Split(count - elsewhere, tuple(by_worker), tuple(counts[at:]))
+    rest = iter(counts)
+    by_worker = tuple(tuple(islice(rest, len(worker.devices))) for worker in workers)
+    return Split(count - elsewhere, by_worker, tuple(rest))
 
 
 def divide(count: int, sizes: Sequence[int]) -> list[int]:
     """`count` things in proportion to `sizes`; every part gets one as long as there are any."""
-    least = [int(i < count) for i in range(len(sizes))]
-    weights = sizes if any(sizes) else [1] * len(sizes)
-    rest = count - sum(least)
-    shares = [rest * weight / sum(weights) for weight in weights]
-    counts = [int(share) for share in shares]
-    by_remainder = sorted(range(len(sizes)), key=lambda i: counts[i] - shares[i])
-    for i in by_remainder[: rest - sum(counts)]:
-        counts[i] += 1
-    return [a + b for a, b in zip(least, counts, strict=True)]
+    counts = [0] * len(sizes)
+    for _ in range(count):
+        # The part without any, or else that with the most room for one more
+        chosen = max(range(len(sizes)), key=lambda i: (not counts[i], sizes[i] / (counts[i] + 1), -counts[i]))
+        counts[chosen] += 1
+    return counts
 
 
 # The RPC devices of workers, and a model whose layers are divided between this machine and them.
@@ -265,7 +219,7 @@ class RemoteDevices:
         self._backends: list[int] = []
         self._kept: list[Any] = []  # what llama.cpp points to while it loads
         watch_end()
-        connected.update((address, []) for address in addresses)
+        connected.extend(addresses)
         add_server = find("ggml_backend_rpc_add_server", ctypes.c_void_p, [ctypes.c_char_p])
         api = ggml()
         for address in addresses:
@@ -276,19 +230,20 @@ class RemoteDevices:
             devices = [api.ggml_backend_reg_dev_get(reg, i) for i in range(api.ggml_backend_reg_dev_count(reg))]
             self._handles += devices
             self._backends.append(api.ggml_backend_dev_init(devices[0], None))  # all uses share its connection
-            connected[address] = notice_silence(resolve(address))
+            notice_silence(resolve(address))
 
-    def place(self, params: Any, layers: int, memory: Memory, gpu_layers: int | None) -> Split:
-        """Divide the layers, write that into llama_model_params, and return it. Raises InvalidRequest.
+    def place(self, params: Any, path: Path, gpu_layers: int | None) -> None:
+        """Divide the layers of the model at `path`, and write that into llama_model_params. Raises InvalidRequest.
 
         The output layer stays on this machine, since a row of scores is many times as large as one between layers.
         """
+        memory = host_memory(device_memory("llamacpp"))
         if len(self._handles) + len(memory.devices) > _MAX_DEVICES:
             raise InvalidRequest(
                 f"{len(self._handles)} devices of workers and {len(memory.devices)} of this machine are too many.",
                 hint="Start workers with fewer: edgespec worker --device NAME.",
             )
-        split = split_layers(layers, self.workers, memory, gpu_layers)
+        split = split_layers(read_file(path).own("block_count") or 0, self.workers, memory, gpu_layers)
         api = ggml()
         own = [api.ggml_backend_dev_by_name(gpu.name.encode()) for gpu in memory.devices]
         counts = [*(n for worker in split.workers for n in worker), *split.gpus]
@@ -302,7 +257,6 @@ class RemoteDevices:
             overrides = (_Override * 2)(_Override(rb"^(output|token_embd)", api.ggml_backend_cpu_buffer_type()))
             params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
             self._kept.append(overrides)
-        return split
 
     def close(self) -> None:
         """Leave the workers. What uses their devices is freed before."""
@@ -310,24 +264,7 @@ class RemoteDevices:
             ggml().ggml_backend_free(backend)
         self._backends.clear()
         for worker in self.workers:
-            connected.pop(worker.address, None)
-
-
-def connect(params: Any, path: Path, options: LoadOptions) -> RemoteDevices | None:
-    """The workers of `options`, with a part of the model at `path` placed on them in llama_model_params.
-
-    None without workers. Raises BackendUnavailable, BackendError, InvalidRequest.
-    """
-    if not options.workers:
-        return None
-    layers = read_file(path).own("block_count") or 0
-    remote = RemoteDevices(options.workers)
-    try:
-        remote.place(params, layers, host_memory(device_memory("llamacpp")), options.gpu_layers)
-    except BaseException:
-        remote.close()
-        raise
-    return remote
+            connected.remove(worker.address)
 
 
 # The folder in which a worker keeps weights that it was sent, so that they are sent once.

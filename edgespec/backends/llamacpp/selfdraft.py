@@ -20,7 +20,6 @@ from edgespec.backends.sequence import check_prompt, shared_prefix
 from edgespec.core.protocols import CheckCancelled, Draft, PrefillProgress, Session, Yield
 from edgespec.core.scores import HostScores, Scores
 from edgespec.errors import BackendError, CacheError, RollbackError
-from edgespec.formats.gguf import Header
 from edgespec.formats.gguf_validate import read_file
 from edgespec.isolated import ChildDied, run_in_child
 
@@ -33,15 +32,6 @@ _MAX_OVERHEAD_BITS = 1.5  # a weight, for scales and for tensors of larger types
 _TYPES = {2: "Q2_K", 3: "Q3_K_M", 4: "Q4_0", 5: "Q5_K_M", 6: "Q6_K"}  # none needs an importance matrix
 
 
-def mean_bits(header: Header) -> float:
-    """Bits a weight, over all tensors."""
-    return 8 * header.weight_bytes / _weights(header)
-
-
-def _weights(header: Header) -> int:
-    return sum(math.prod(tensor.shape) for tensor in header.tensors)
-
-
 def low_bit_copy(path: Path, bits: int, folder: Path, progress: Callable[[float], None], check: CheckCancelled) -> Path:
     """A copy of the model at `path` with weights of `bits` bits (0: about half of its own), made if there is none.
 
@@ -52,7 +42,8 @@ def low_bit_copy(path: Path, bits: int, folder: Path, progress: Callable[[float]
         raise Unsupported(
             f"{path.name} is one of several files of a model, which cannot be requantized.", hint="Use layerskip."
         )
-    own_bits = mean_bits(header)
+    weights = sum(math.prod(tensor.shape) for tensor in header.tensors)
+    own_bits = 8 * header.weight_bytes / weights
     bits = bits or max(2, min(4, int(own_bits / 2 + 0.25)))
     if bits + 0.5 >= own_bits:
         raise Unsupported(
@@ -64,7 +55,7 @@ def low_bit_copy(path: Path, bits: int, folder: Path, progress: Callable[[float]
         with suppress(OSError):
             copy.touch()  # the least recently used copy is removed first
         return copy
-    needed = int(_weights(header) * (bits + _MAX_OVERHEAD_BITS) / 8)
+    needed = int(weights * (bits + _MAX_OVERHEAD_BITS) / 8)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         evict(folder.parent, MAX_CACHE_BYTES - needed)
@@ -90,7 +81,8 @@ def low_bit_copy(path: Path, bits: int, folder: Path, progress: Callable[[float]
             hint="Check that the disk has space, or use --draft layerskip.",
         ) from None
     finally:
-        remove_partials(folder)
+        for file in folder.glob(".*.gguf.*"):  # of a build that was interrupted
+            file.unlink(missing_ok=True)
     return copy
 
 
@@ -106,13 +98,6 @@ def evict(root: Path, limit: int) -> None:
         total += copy.stat().st_size
         if total > limit:
             copy.unlink(missing_ok=True)
-
-
-def remove_partials(folder: Path) -> None:
-    """Remove incomplete copies of interrupted builds."""
-    for file in folder.glob(".*.gguf.*"):
-        with suppress(OSError):
-            file.unlink()
 
 
 # Draft sessions that copy cells of the target's cache instead of computing them.
@@ -136,13 +121,9 @@ class SharedKVSession(LlamaSession):
 
     @property
     def position(self) -> int:
+        """Each forward asks for it before it starts."""
         self._sync()
         return len(self.tokens)
-
-    @property
-    def draft_limit(self) -> int:
-        self._sync()
-        return super().draft_limit
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         """The scores have no row where the target holds all of `tokens`."""
@@ -150,7 +131,8 @@ class SharedKVSession(LlamaSession):
         self._sync()
         target_tokens = self._target.tokens
         if len(self.tokens) < len(tokens) or shared_prefix(target_tokens, tokens, len(tokens)) < len(tokens):
-            return (yield from self._compute(tokens))
+            self._trim_to(shared_prefix(self.tokens, tokens, len(tokens) - 1))
+            return (yield from super().prefill(tokens))
         self._trim_to(len(target_tokens))
         yield PrefillProgress(len(tokens), len(tokens))
         return HostScores(())
@@ -158,15 +140,6 @@ class SharedKVSession(LlamaSession):
     def rewind(self, position: int) -> int:
         self._sync()
         return self._trim_to(max(position, len(self._target.tokens)))
-
-    def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
-        self._sync()
-        return super().forward(root, draft)
-
-    def _compute(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
-        """Run the part of `tokens` that the cache does not hold."""
-        self._trim_to(shared_prefix(self.tokens, tokens, len(tokens) - 1))
-        return (yield from super().prefill(tokens))
 
     def _sync(self) -> None:
         """Hold what the target holds, if it has changed."""
@@ -217,19 +190,10 @@ class SparseSession(SharedKVSession):
         self._reserve(1 + len(draft))
         return super().forward(root, draft)
 
-    def _compute(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
-        done = self._trim_to(shared_prefix(self.tokens, tokens, len(tokens) - 1))
-        while True:
-            self._slot.check()
-            chunk = list(tokens[done : done + MAX_ROWS])
-            self._reserve(len(chunk))
-            scores = self.context.stage_chain(self._slot, chunk, done, outputs=1, is_prefill=True)
-            self._wait(scores)
-            self._append(chunk, None)
-            done += len(chunk)
-            yield PrefillProgress(done, len(tokens))
-            if done == len(tokens):
-                return scores
+    def _take_chunk(self, tokens: Sequence[int], start: int) -> Sequence[int]:
+        chunk = tokens[start : start + MAX_ROWS]
+        self._reserve(len(chunk))
+        return chunk
 
     def _trim_to(self, position: int) -> int:
         if position < self._window_start:  # llama.cpp needs consecutive positions: without the window, only the sink
@@ -272,6 +236,7 @@ class LlamaSelfDraft(AttachedDraft):
         model, method = self._model, self._method
         if method.skip is not None or model.is_recurrent:  # its cells cannot come from the target
             return model.open_session(check)
+        target = getattr(target, "inner", target)
         assert isinstance(target, LlamaSession)
         if method.sparse is None:
             return model.open_as(partial(SharedKVSession, target), check)

@@ -45,19 +45,19 @@ class Rollback(ABC):
     def prepare(self, position: int, n_draft: int) -> None:  # noqa: B027 - attention caches need nothing
         """A forward of 1 + n_draft rows is about to start at `position`."""
 
-    @abstractmethod
     def commit(self, position: int, end: int) -> int:
         """Trim to `position` after a forward that reached `end`; returns how many tokens are left, perhaps fewer.
 
         Raises RollbackError.
         """
+        return self._trim(position) if position < end else position
 
     def checkpoint(self, position: int) -> None:  # noqa: B027 - likewise: every position can be reached
         """Make `position`, the current one, reachable by `rewind`."""
 
-    @abstractmethod
     def rewind(self, position: int) -> int:
         """Trim to at most `position` tokens; returns how many are left. Raises RollbackError."""
+        return self._trim(position)
 
     @abstractmethod
     def reset(self) -> None:
@@ -71,18 +71,18 @@ class Rollback(ABC):
 
 
 class TrimmableCache(Rollback):
-    """Attention caches: any tail can be trimmed, and branches of a tree are sequences that share cells."""
+    """Attention caches: any tail can be trimmed, and branches of a tree are sequences that share cells.
 
-    def __init__(self, api: Any, context: Context, sequence: int) -> None:
+    `keeps_order`: cells lie in the order of their positions, for results that are equal to the last bit. An accepted
+    branch that was not first in its batch leaves holes, which later tokens fill; attention then sums in another order:
+    logits moved by up to 0.15 on a Q8_0 model, 0.01 on f16. So its tokens run again.
+    """
+
+    def __init__(self, api: Any, context: Context, sequence: int, *, keeps_order: bool) -> None:
         super().__init__(api, context, sequence)
+        self._keeps_order = keeps_order
         self.tree = context.has_trees
         self._branches: list[int] = []  # ids of all branches but the first, which is the session's own
-
-    def commit(self, position: int, end: int) -> int:
-        return self._trim(position) if position < end else position
-
-    def rewind(self, position: int) -> int:
-        return self._trim(position)
 
     def open_branches(self, n: int) -> list[int]:
         """[n] sequence ids that share the session's cells; the first is its own."""
@@ -97,6 +97,8 @@ class TrimmableCache(Rollback):
         `in_order`: its rows were the first of the batch. Returns how many tokens are left: fewer than `end` where the
         rest has to run again. Raises RollbackError.
         """
+        if self._keeps_order and not in_order:
+            winner, end = 0, start
         if winner:
             self._trim(start)
             self._api.llama_memory_seq_cp(self._memory, self._branches[winner - 1], self._sequence, start, end)
@@ -112,19 +114,6 @@ class TrimmableCache(Rollback):
             self._api.llama_memory_seq_rm(self._memory, branch, -1, -1)
         self._context.release_spare(self._branches)
         self._branches = []
-
-
-class OrderedTrimmableCache(TrimmableCache):
-    """A trimmable cache whose cells lie in the order of their positions, for results that are equal to the last bit.
-
-    An accepted branch that was not first in its batch leaves holes, which later tokens fill. Attention then sums in
-    another order: logits moved by up to 0.15 on a Q8_0 model, 0.01 on f16.
-    """
-
-    def commit_branch(self, winner: int, start: int, end: int, *, in_order: bool) -> int:
-        if in_order:
-            return super().commit_branch(winner, start, end, in_order=True)
-        return super().commit_branch(0, start, start, in_order=True)
 
 
 class SnapshotCache(Rollback):
@@ -180,8 +169,7 @@ class SnapshotRing(SnapshotCache):
     def prepare(self, position: int, n_draft: int) -> None:
         """The ring is filled by the decode itself."""
 
-    def commit(self, position: int, end: int) -> int:
-        return self._trim(position) if position < end else position
+    commit = Rollback.commit
 
 
 _NO_TOKEN = -1  # stands for copied cells; equals no token of a prompt, so that no answer reuses them
@@ -203,9 +191,9 @@ class LlamaSession:
         vocab_size: int,
         context_size: int,
     ) -> None:
-        self._lib = lib
+        self._lib, self.api = lib, lib.api  # llama.h's functions
         self._context: Context | None = context
-        self._slot = slot
+        self._slot, self.sequence = slot, slot.sequence
         self._rollback = rollback
         self.capabilities = Capabilities(vocab_size, context_size, rollback.tree)
         self.tokens: list[int] = []  # what the cache holds
@@ -221,16 +209,6 @@ class LlamaSession:
         return self._context
 
     @property
-    def sequence(self) -> int:
-        """Its sequence id in the context."""
-        return self._slot.sequence
-
-    @property
-    def api(self) -> Any:
-        """llama.h's functions."""
-        return self._lib.api
-
-    @property
     def peers(self) -> BatchPeers:
         return self.context.peers(self._slot)
 
@@ -240,7 +218,7 @@ class LlamaSession:
 
     @property
     def draft_limit(self) -> int:
-        left = self.capabilities.context_size - len(self.tokens) - 1
+        left = self.capabilities.context_size - self.position - 1
         return max(0, min(left, self.context.max_nodes, self._rollback.max_draft))
 
     def tap(self, layers: Sequence[int]) -> Features[Floats]:
@@ -269,7 +247,7 @@ class LlamaSession:
         done = reused = self._reuse(tokens)
         while True:
             self._slot.check()
-            chunk = tokens[done : done + context.prefill_chunk(self._slot)]
+            chunk = self._take_chunk(tokens, done)
             scores = context.stage_chain(self._slot, chunk, done, outputs=1, is_prefill=True)
             if context.is_shared:
                 yield YIELD
@@ -286,10 +264,8 @@ class LlamaSession:
         context = self.context
         if not isinstance(other, LlamaSession) or other is self or other.context is not context:
             return False
-        if self._slot.tap is not None:  # the hidden states have to be computed
-            return False
-        if context.has_streams and n <= _CHEAP_PREFILL:
-            return False
+        if self._slot.tap is not None or (context.has_streams and n <= _CHEAP_PREFILL):
+            return False  # hidden states have to be computed, and few tokens are
         self.rewind(0)
         n = min(n, other.position)  # without the rows of a forward that is not committed
         end = -1 if context.has_streams else n  # llama.cpp copies whole streams, before the next decode
@@ -420,6 +396,10 @@ class LlamaSession:
         positions = [position, *(depths(draft) + position).tolist()]
         sequences = [ids, *([ids[branch] for branch in each] for each in branches(draft))]
         return context.stage_tree(self._slot, tokens, positions, sequences)
+
+    def _take_chunk(self, tokens: Sequence[int], start: int) -> Sequence[int]:
+        """The part of a prompt from `start` on that the next forward reads."""
+        return tokens[start : start + self.context.prefill_chunk(self._slot)]
 
     def _replay(self, tokens: Sequence[int]) -> None:
         """Run accepted tokens again."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from time import perf_counter
+from typing import TypeVar
 
 from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.llamacpp.session import LlamaSession
@@ -16,6 +18,7 @@ from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Draft
 from edgespec.core.verify import read_prompt
 from edgespec.errors import BackendError
 
+K = TypeVar("K")
 _SHORT = 128  # cells for threads alone
 _ROWS = (1, 4)  # of a forward whose threads are chosen: without a draft, and with a usual one
 _MAX_ROUNDS = 25
@@ -57,38 +60,34 @@ class SettingsMeasurement:
         settings, started = RuntimeSettings(), perf_counter()
         cells = lengths[0] + ROOM if lengths else _SHORT
         session = self._open(settings, cells, closing)
-        if self._time_step(session) > max(_MAX_STEP_S, self._seconds / 4):
+        if self._time(session, 1, 1) > max(_MAX_STEP_S, self._seconds / 4):
             return settings
         if lengths and session.extend(lengths[0]) < lengths[0]:
             lengths = ()  # llama.cpp cannot copy cells of this model
         if not (lengths or fewer):
             return None
         parts = len(lengths) + (len(_ROWS) if fewer else 0)
-        until = [started + self._seconds * (i + 1) / parts for i in range(parts)]
+        until = iter([started + self._seconds * (i + 1) / parts for i in range(parts)])
         if lengths:
             other = self._open(RuntimeSettings(flash_attention=False), cells, closing)
-            read_prompt(other, self._tokens[:1])
-            speeds = {n: self._compare_at(n, session, other, until.pop(0)) for n in lengths}
+            speeds = {n: self._compare_at(n, session, other, next(until)) for n in lengths}
             is_faster = math.prod(speeds.values()) ** (1 / len(speeds)) >= _MIN_FLASH_GAIN
             settings = replace(settings, flash_attention=False if is_faster else None, without_flash=speeds)
             session = other if is_faster else session
         if fewer:
-            chosen = {rows: self._compare_threads(session, rows, fewer, until.pop(0)) for rows in _ROWS}
+            chosen = {rows: self._choose_threads(session, rows, fewer, next(until)) for rows in _ROWS}
             (one, _), (many, _) = chosen.values()
             gains = {rows: gain for rows, (_, gain) in chosen.items() if gain}
             settings = replace(settings, threads=one, batch_threads=many, with_fewer_threads=gains)
         return settings
 
     def _open(self, settings: RuntimeSettings, cells: int, closing: ExitStack) -> LlamaSession:
+        """A session that holds a token."""
         self._model.use(settings)
         session = self._model.open_as(LlamaSession, self._check, cells)
         closing.callback(session.close)
-        return session
-
-    def _time_step(self, session: LlamaSession) -> float:
-        """Seconds of a forward of one row; the session then holds a token."""
         read_prompt(session, self._tokens[:1])
-        return self._time(session, 1, 1)
+        return session
 
     def _compare_at(self, length: int, default: LlamaSession, other: LlamaSession, until: float) -> float:
         """The speed of `other` over that of `default` in forwards of one row after `length` tokens."""
@@ -97,37 +96,40 @@ class SettingsMeasurement:
             if session.position < length:
                 session.extend(length)
                 self._time(session, length, 1)  # this forward rotates the keys of the copies
-        arms = (default, other)
-        gains: list[float] = []
-        while len(gains) < _MIN_ROUNDS or (len(gains) < _MAX_ROUNDS and perf_counter() < until):
-            self._check()
-            order = (0, 1) if len(gains) % 2 else (1, 0)
-            taken = {arm: self._time(arms[arm], length, 1) for arm in order}
-            gains.append(taken[0] / taken[1])
-        return median(gains)
+        arms = {each: partial(self._time, each, length, 1) for each in (default, other)}
+        return self._compare(arms, until, _MIN_ROUNDS)[other]
 
-    def _compare_threads(
+    def _choose_threads(
         self, session: LlamaSession, rows: int, fewer: Sequence[int], until: float
     ) -> tuple[int | None, float]:
         """(the faster number of threads or None, its speed over that with all idle cores; 0 if unknown)."""
-        counts = (idle_cores(), *fewer)
-        at = session.position
-        times: dict[int, list[float]] = {n: [] for n in counts}
-        while len(times[counts[0]]) < _MAX_ROUNDS and perf_counter() < until:
-            for n in counts:
-                self._check()
-                session.api.llama_set_n_threads(session.context.native.handle, n, n)
-                times[n].append(self._time(session, at, rows))
-        if len(times[counts[0]]) < _MIN_ROUNDS:
+        arms = {n: partial(self._time, session, session.position, rows, n) for n in (idle_cores(), *fewer)}
+        speeds = self._compare(arms, until, 0)
+        best = max(fewer, key=lambda n: speeds.get(n, 0.0))
+        gain = speeds.get(best, math.inf)
+        if gain > _MAX_GAIN:
             return None, 0.0
-        speeds = {n: median(a / b for a, b in zip(times[counts[0]], times[n], strict=True)) for n in fewer}
-        best = max(fewer, key=lambda n: speeds[n])
-        if speeds[best] > _MAX_GAIN:
-            return None, 0.0
-        return best if speeds[best] >= _MIN_GAIN else None, speeds[best]
+        return best if gain >= _MIN_GAIN else None, gain
 
-    def _time(self, session: LlamaSession, at: int, rows: int) -> float:
+    def _compare(self, arms: Mapping[K, Callable[[], float]], until: float, least: int) -> dict[K, float]:
+        """The speed of each arm over that of the first, the median of rounds, in which they take turns.
+
+        There are `least` rounds also where the time does not suffice; nothing is said of fewer than three.
+        """
+        times: dict[K, list[float]] = {arm: [] for arm in arms}
+        first, *others = arms
+        while (done := len(times[first])) < least or (done < _MAX_ROUNDS and perf_counter() < until):
+            self._check()
+            for arm in [first, *others] if done % 2 else [*others, first]:
+                times[arm].append(arms[arm]())
+        if len(times[first]) < _MIN_ROUNDS:
+            return {}
+        return {arm: median(a / b for a, b in zip(times[first], times[arm], strict=True)) for arm in others}
+
+    def _time(self, session: LlamaSession, at: int, rows: int, threads: int | None = None) -> float:
         """Seconds of a forward of `rows` rows after `at` tokens."""
+        if threads is not None:
+            session.api.llama_set_n_threads(session.context.native.handle, threads, threads)
         session.rewind(at)
         draft = Draft.chain(self._tokens[1:rows]) if rows > 1 else NO_DRAFT
         started = perf_counter()

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.devices import host_memory
-from edgespec.backends.llamacpp.library import library
+from edgespec.backends.llamacpp.library import ggml, library
 from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import BackendError, CacheError, DoesNotFit, InvalidRequest
+from edgespec.errors import BackendError, CacheError, DoesNotFit
 from edgespec.files import replace_file
 from edgespec.formats.gguf import GGML_IDS, GgmlType, Header, TensorInfo
 from edgespec.formats.gguf_validate import read_file
 from edgespec.units import gib
 
-ALIGNMENT = 32  # bytes; GGUF's default
 _SPARE_BYTES = 256 * 2**20  # left free on the disk
 
 
@@ -35,26 +33,18 @@ def write_shape(header: Header, blocks: int, path: Path) -> None:
     The time of a forward does not depend on the weights, except that a zero router chooses the same experts for every
     row. Raises CacheError where the disk is too small.
     """
-    kept = [tensor for tensor in header.tensors if block_of(tensor) < blocks]
-    needed = sum(tensor.nbytes for tensor in kept) + _SPARE_BYTES
+    needed = sum(tensor.nbytes for tensor in header.tensors if block_of(tensor) < blocks) + _SPARE_BYTES
     if shutil.disk_usage(path.parent).free < needed:
         raise CacheError(
             f"{path.parent} has no room for a measurement of {needed / 2**30:.1f} GiB.", hint="Free some disk space."
         )
-    write_header(header, range(blocks), [(tensor.name, tensor) for tensor in kept], path)
-    with path.open("ab") as file:
-        for tensor in kept:
-            file.write(b"\0" * (-file.tell() % ALIGNMENT))
-            np.zeros(_shape(tensor), np.uint8).tofile(file)
-        file.write(b"\0" * (-file.tell() % ALIGNMENT))
+    write_blocks(header, range(blocks), path, lambda tensor: np.zeros(tensor.nbytes, np.uint8))
 
 
-def write_header(header: Header, kept: Sequence[int], tensors: Sequence[tuple[str, TensorInfo]], path: Path) -> None:
-    """Write all that precedes the data of a file with the blocks `kept` (ascending) of the model of `header`.
-
-    tensors  (new name, tensor) in the order of their data, each of which starts at a multiple of ALIGNMENT, as does
-             the end of the file
-    """
+def write_blocks(
+    header: Header, kept: Sequence[int], path: Path, read: Callable[[TensorInfo], npt.NDArray[np.uint8]]
+) -> None:
+    """Write a file with the blocks `kept` (ascending) of the model of `header`; `read` returns a tensor's bytes."""
     import gguf
 
     writer = gguf.GGUFWriter(path, header.architecture)
@@ -65,12 +55,17 @@ def write_header(header: Header, kept: Sequence[int], tensors: Sequence[tuple[st
     for key, value in header.metadata.items():
         if key not in ("general.architecture", "general.alignment") and not key.startswith("split."):
             _add(writer, key, changed.get(key, value), all_blocks, kept)
-    for name, tensor in tensors:
-        kind = gguf.GGMLQuantizationType(GGML_IDS[tensor.type.name])
+    number = {-1: -1, **{block: at for at, block in enumerate(kept)}}
+    tensors = [tensor for tensor in header.tensors if block_of(tensor) in number]
+    for tensor in tensors:
+        block, kind = number[block_of(tensor)], gguf.GGMLQuantizationType(GGML_IDS[tensor.type.name])
+        name = tensor.name if block < 0 else f"blk.{block}.{tensor.name.split('.', 2)[2]}"
         writer.add_tensor_info(name, _shape(tensor), np.dtype(np.uint8), tensor.nbytes, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
+    for tensor in tensors:
+        writer.write_tensor_data(read(tensor))
     writer.close()
 
 
@@ -109,29 +104,28 @@ def _add(writer: Any, key: str, value: Any, all_blocks: int, kept: Sequence[int]
 # A model file with some of its blocks only, for drafts that skip layers; in memory where the system can.
 
 
-_CHUNK = 16 * 2**20  # bytes copied between two calls of `check`
 _USE = "Use --draft ngram, or qspec."
 
 
 def no_skip_reason(header: Header, kept: Sequence[int]) -> str | None:
     """Why llama.cpp cannot run this model with only the blocks `kept`, as part of a sentence; None where it can."""
-    if "split.count" in header.metadata and header.integer("split.count") not in (None, 0, 1):
-        return "its weights are split over several files"
-    if any(tensor.name.startswith("per_layer_") for tensor in header.tensors):
-        return f"the layers of {header.architecture} share tables that cannot be split"
     recurrent = {block_of(tensor) for tensor in header.tensors if ".ssm_" in tensor.name}
     attending = set(range(header.own("block_count") or 0)) - recurrent
-    if recurrent and attending and not (recurrent & set(kept) and attending & set(kept)):
-        return "it needs a recurrent layer and an attention layer"  # llama.cpp aborts on a hybrid with one kind only
-    if tuple(kept) == tuple(range(len(kept))):
-        return None
-    if recurrent:
-        return (
-            f"llama.cpp finds the recurrent layers of {header.architecture} by number, so only the last can be skipped"
-        )
-    if any("sliding_window" in key for key in header.metadata):
-        return f"llama.cpp finds the window layers of {header.architecture} by number, so only the last can be skipped"
-    return None
+    has_one_kind = recurrent and attending and not (recurrent & set(kept) and attending & set(kept))
+    has_gap, architecture = tuple(kept) != tuple(range(len(kept))), header.architecture
+    has_windows = any("sliding_window" in key for key in header.metadata)
+    by_number = f"layers of {architecture} by number, so only the last can be skipped"
+    reasons: dict[str, object] = {
+        "its weights are split over several files": (header.integer("split.count") or 1) > 1,
+        f"the layers of {architecture} share tables that cannot be split": any(
+            tensor.name.startswith("per_layer_") for tensor in header.tensors
+        ),
+        # llama.cpp aborts on a hybrid with one kind only
+        "it needs a recurrent layer and an attention layer": has_one_kind,
+        f"llama.cpp finds the recurrent {by_number}": has_gap and recurrent,
+        f"llama.cpp finds the window {by_number}": has_gap and has_windows,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 @contextmanager
@@ -144,60 +138,40 @@ def prune(path: Path, kept: Sequence[int], check: CheckCancelled) -> Iterator[tu
     header = read_file(path)
     if (reason := no_skip_reason(header, kept)) is not None:
         raise Unsupported(f"{path.name} cannot skip layers: {reason}.", hint=_USE)
-    number = {block: at for at, block in enumerate(kept)}
-    number[-1] = -1
-    tensors = [tensor for tensor in header.tensors if block_of(tensor) in number]
-    needed, free = sum(tensor.nbytes for tensor in tensors), host_memory().usable
-    if needed > free:
+    needed = sum(tensor.nbytes for tensor in header.tensors if block_of(tensor) in (-1, *kept))
+    if needed > (free := host_memory().usable):
         raise DoesNotFit(
             f"a copy of {len(kept)} layers of {path.name} takes {gib(needed)}, and {gib(free)} are free.",
             hint="Skip more layers, or use --draft ngram.",
         )
-    with _open_copy(path.name) as (name, file):
+
+    def read(tensor: TensorInfo) -> npt.NDArray[np.uint8]:
+        check()
+        data = np.fromfile(path, np.uint8, tensor.nbytes, offset=header.data_offset + tensor.offset)
+        if len(data) < tensor.nbytes:
+            raise OSError(0, "the file became shorter while it was read")
+        return data
+
+    with _open_copy(path.name) as copy:
         try:
-            with path.open("rb") as source:
-                write_header(header, kept, [(_rename(t, number[block_of(t)]), t) for t in tensors], name)
-                file.seek(0, os.SEEK_END)
-                for tensor in tensors:
-                    file.write(b"\0" * (-file.tell() % ALIGNMENT))
-                    _copy(source, header.data_offset + tensor.offset, tensor.nbytes, file, check)
-                file.write(b"\0" * (-file.tell() % ALIGNMENT))
-            file.flush()
+            write_blocks(header, kept, copy, read)
+            size = copy.stat().st_size
         except OSError as error:
             raise BackendError(
                 f"a copy of {len(kept)} layers of {path.name} could not be written: {error.strerror}.",
                 hint="Skip more layers, or use --draft ngram.",
             ) from error
-        yield name, file.tell()
+        yield copy, size
 
 
 @contextmanager
-def _open_copy(name: str) -> Iterator[tuple[Path, BinaryIO]]:
+def _open_copy(name: str) -> Iterator[Path]:
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create(name), "wb") as file:
-            yield Path(f"/proc/self/fd/{file.fileno()}"), file
+            yield Path(f"/proc/self/fd/{file.fileno()}")
         return
     with tempfile.TemporaryDirectory(prefix="edgespec-", ignore_cleanup_errors=True) as folder:
-        path = Path(folder) / name
-        with path.open("wb") as file:
-            yield path, file
-
-
-def _rename(tensor: TensorInfo, block: int) -> str:
-    if block < 0:
-        return tensor.name
-    return f"blk.{block}.{tensor.name.split('.', 2)[2]}"
-
-
-def _copy(source: BinaryIO, start: int, size: int, to: BinaryIO, check: CheckCancelled) -> None:
-    source.seek(start)
-    while size:
-        check()
-        chunk = source.read(min(size, _CHUNK))
-        if not chunk:
-            raise OSError(0, "the file became shorter while it was read")
-        to.write(chunk)
-        size -= len(chunk)
+        yield Path(folder) / name
 
 
 # Write a quantized copy of a GGUF file, and quantize single matrices as llama.cpp does.
@@ -209,10 +183,8 @@ FTYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q2_K": 10, "Q3_K_M": 12, "Q4_K_M": 15
 def quantize(source: Path, destination: Path, ftype: str, *, threads: int = 1) -> None:
     """Quantize every matrix of `source`, output and embeddings included, to `ftype` (a key of FTYPES).
 
-    The destination appears only when it is complete. Raises InvalidRequest, CacheError, BackendError.
+    The destination appears only when it is complete. Raises CacheError, BackendError.
     """
-    if ftype not in FTYPES:
-        raise InvalidRequest(f"there is no quantization '{ftype}' here.", hint=f"Use one of {', '.join(FTYPES)}.")
     lib = library()
     params = lib.api.llama_model_quantize_default_params()
     params.ftype = FTYPES[ftype]
@@ -239,14 +211,8 @@ def quantize_rows(rows: npt.NDArray[np.float32], kind: GgmlType) -> npt.NDArray[
     The type must be one that needs no importance matrix, and `items` a whole number of its blocks.
     """
     library()  # loads ggml
-    from llama_cpp._ggml import libggml
-
     rows = np.ascontiguousarray(rows, np.float32)
     n, items = rows.shape
     packed = np.empty((n, kind.nbytes(items)), np.uint8)
-    function = libggml.ggml_quantize_chunk
-    size, pointer = ctypes.c_int64, ctypes.c_void_p
-    function.argtypes = [ctypes.c_int, pointer, pointer, size, size, size, pointer]
-    function.restype = ctypes.c_size_t
-    function(GGML_IDS[kind.name], rows.ctypes.data, packed.ctypes.data, 0, n, items, None)
+    ggml().ggml_quantize_chunk(GGML_IDS[kind.name], rows.ctypes.data, packed.ctypes.data, 0, n, items, None)
     return packed

@@ -55,22 +55,16 @@ class ForwardContext:
         self.poll: Callable[[], None] | None = None
 
     @contextlib.contextmanager
-    def build_tree(self, draft: Draft, position: int) -> Iterator[TreeRows]:
-        """While the forward of a tree is built."""
-        self.tree = TreeRows.from_draft(draft, position)
-        try:
-            yield self.tree
-        finally:
-            self.tree = None
+    def build(self, tree: TreeRows | None = None, poll: Callable[[], None] | None = None) -> Iterator[None]:
+        """While the forward of a tree is built, or one that is polled.
 
-    @contextlib.contextmanager
-    def poll_layers(self, poll: Callable[[], None]) -> Iterator[None]:
-        """While a prefill is built: each layer is evaluated when its cache is updated, then `poll` may raise."""
-        self.poll = poll
+        Then each layer is evaluated when its cache is updated, after which `poll` may raise.
+        """
+        self.tree, self.poll = tree, poll
         try:
             yield
         finally:
-            self.poll = None
+            self.tree = self.poll = None
 
     def update(self, *arrays: Any) -> None:
         """A cache was updated with these arrays of its layer."""
@@ -132,12 +126,8 @@ SLACK = 128  # rows kept before a window, which bound how far it can be trimmed
 _STEP = 256  # rows by which a buffer grows
 
 
-@dataclass(frozen=True, slots=True)
-class KVQuantization:
-    """Quantization of a cache: `bits` an element, with a scale and a bias for every `group` elements."""
-
-    bits: int
-    group: int
+KVQuantization = tuple[int, int]
+"""Of a cache: bits of an element, and elements that share a scale and a bias."""
 
 
 class KeyValues:
@@ -153,21 +143,16 @@ class KeyValues:
         self.values: Any = None
         self.length = 0
         self._context = context
-        self._window = window
+        self.window = window
         self._start = 0  # position of the first row
         self._fetched = 0  # rows that the last update returned
         if quantization is not None:  # attention looks for these two attributes
-            self.bits = quantization.bits
-            self.group_size = quantization.group
+            self.bits, self.group_size = quantization
 
     @property
     def offset(self) -> Any:
         """Position of the next row."""
         return self.length
-
-    @property
-    def has_window(self) -> bool:
-        return self._window is not None
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
         self._context.update(keys, values)
@@ -176,7 +161,7 @@ class KeyValues:
         self.keys = write_rows(self.keys, at, self._quantize(keys))
         self.values = write_rows(self.values, at, self._quantize(values))
         self.length += keys.shape[2]
-        self._fetched = at if self._window is None else min(at, self._window - 1)
+        self._fetched = at if self.window is None else min(at, self.window - 1)
         self._fetched += keys.shape[2]
         return self.keys_and_values()
 
@@ -198,8 +183,8 @@ class KeyValues:
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
         """What N new rows attend to of the rows that the next update returns; None or "causal" where that says it."""
         used = self.length - self._start
-        cached = used if self._window is None else min(used, self._window - 1)
-        window = min((w for w in (self._window, window_size) if w is not None), default=None)
+        cached = used if self.window is None else min(used, self.window - 1)
+        window = min((w for w in (self.window, window_size) if w is not None), default=None)
         if self._context.tree is not None:
             return self._context.mask(cached, window)
         if window is not None and cached + N > window:
@@ -221,14 +206,14 @@ class KeyValues:
 
     def can_rewind(self, position: int) -> bool:
         """Whether it holds every row that a token at `position` attends to."""
-        return position <= self.length and self._start <= max(0, position - (self._window or 0) + 1)
+        return position <= self.length and self._start <= max(0, position - (self.window or 0) + 1)
 
     def extract(self, sink: int, window: int) -> KeyValues:
         """A copy with only the first `sink` rows and the last `window`, at the same position.
 
         With only the last sink + window rows where this one has a window itself.
         """
-        if self._window is not None:
+        if self.window is not None:
             sink, window = 0, sink + window
         used = self.length - self._start
         sink = min(sink, used)
@@ -259,14 +244,14 @@ class KeyValues:
         if self.keys is None:  # never written
             return
         used = self.length - self._start
-        rows = n if self._window is None else min(n, self._window + SLACK)
+        rows = n if self.window is None else min(n, self.window + SLACK)
         index = mx.arange(rows) % used
         self.keys, self.values = tree_map(lambda x: mx.take(x, index, axis=-2), (self.keys, self.values))
         self.length, self._start = n, n - rows
 
     def take_snapshot(self, *, deep: bool) -> Any:
         """The present state, for `restore`; a deep one outlives any number of further tokens, but copies a window."""
-        buffers = tree_map(copy.copy, (self.keys, self.values)) if deep and self._window is not None else None
+        buffers = tree_map(copy.copy, (self.keys, self.values)) if deep and self.window is not None else None
         return self.length, self._start, buffers
 
     def can_restore(self, snapshot: Any) -> bool:
@@ -284,9 +269,9 @@ class KeyValues:
     def _drop_front(self) -> None:
         """Drop the rows that no trim within SLACK needs, at most once in SLACK rows."""
         used = self.length - self._start
-        if self._window is None or used <= self._window + 2 * SLACK:
+        if self.window is None or used <= self.window + 2 * SLACK:
             return
-        drop = used - self._window - SLACK
+        drop = used - self.window - SLACK
         self.keys, self.values = tree_map(lambda x: mx.contiguous(x[..., drop:used, :]), (self.keys, self.values))
         self._start += drop
 
@@ -360,7 +345,11 @@ Leaf = KeyValues | RecurrentCache | ChunkedCache
 
 
 class Caches:
-    """The caches of one sequence; `entries` is the list that the model takes.
+    """The caches of one sequence.
+
+    entries     the list that the model takes
+    can_trim    whether any tail can be dropped; else only snapshots can be restored
+    can_gather  whether rows of a forward can be moved, which a tree needs
 
     Raises BackendError for a class of cache that cannot be rolled back.
     """
@@ -370,16 +359,8 @@ class Caches:
         self._context = context
         self._quantization = quantization
         self.entries = [self._adapt(cache) for cache in make_prompt_cache(model)]
-
-    @property
-    def can_trim(self) -> bool:
-        """Whether any tail can be dropped; else only snapshots can be restored."""
-        return not any(isinstance(leaf, RecurrentCache) for leaf in self._leaves)
-
-    @property
-    def can_gather(self) -> bool:
-        """Whether rows of a forward can be moved, which a tree needs."""
-        return all(isinstance(leaf, KeyValues) for leaf in self._leaves)
+        self.can_trim = not any(isinstance(leaf, RecurrentCache) for leaf in self._leaves)
+        self.can_gather = all(isinstance(leaf, KeyValues) for leaf in self._leaves)
 
     @property
     def state(self) -> list[Any]:
@@ -431,19 +412,14 @@ class Caches:
         kind = type(cache)
         if kind is CacheList:
             return CacheList(*(self._adapt(each) for each in cache.caches))
-        if kind is ArraysCache:
-            self._leaves.append(RecurrentCache(cache))
+        if kind in (ArraysCache, ChunkedKVCache):
+            self._leaves.append(RecurrentCache(cache) if kind is ArraysCache else ChunkedCache(cache))
             return cache
-        if kind is ChunkedKVCache:
-            self._leaves.append(ChunkedCache(cache))
-            return cache
-        if kind is KVCache:
-            leaf = KeyValues(self._context, quantization=self._quantization)
-        elif kind is RotatingKVCache and cache.keep == 0:
-            leaf = KeyValues(self._context, window=cache.max_size, quantization=self._quantization)
-        else:
+        has_window = kind is RotatingKVCache and cache.keep == 0
+        if kind is not KVCache and not has_window:
             raise BackendError(
                 f"the model's cache of class {kind.__name__} cannot be rolled back.", hint="Use --backend llamacpp."
             )
+        leaf = KeyValues(self._context, cache.max_size if has_window else None, self._quantization)
         self._leaves.append(leaf)
         return leaf

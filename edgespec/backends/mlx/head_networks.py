@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from edgespec.backends.mlx.head_parts import (
     HeadWeights,
     LayerShape,
     TargetParts,
+    read_head_config,
     read_layer_shape,
 )
 from edgespec.backends.mlx.head_runner import HeadNetwork
@@ -74,7 +76,7 @@ class PairNetwork(HeadNetwork):
         self._layers = [HeadLayer(weights, shape, joined, prefix, shift) for prefix in weights.layer_prefixes]
         self.depth = len(self._layers)
         self._embed = target.find_embedding(weights, size)
-        vocabulary, output = target.find_vocabulary(weights, size)
+        vocabulary, output = target.find_output(weights, size)
         self._outputs = [output]
         self._finish(weights, vocabulary)
 
@@ -213,10 +215,10 @@ class BlockNetwork(HeadNetwork):
         self._norms = [weights.vector(name, size) for name in ("feature_norm", "output_norm")]
         self._layers = [HeadLayer(weights, shape, size, prefix) for prefix in weights.layer_prefixes]
         self.depth = len(self._layers)
-        self._block = read_block(spec, target.vocab_size)
-        self.n_drafts = self._block.n_drafts
+        self._masks, self._first_row = read_block(spec, target.vocab_size)
+        self.n_drafts = 1 + len(self._masks) - self._first_row
         self._attention = _read_attention(folder, self.depth)
-        vocabulary, output = target.find_vocabulary(weights, size)
+        vocabulary, output = target.find_output(weights, size)
         self._outputs = [output]
         self._embed = target.find_embedding(weights, size)
         self._markov: Any = None
@@ -247,14 +249,14 @@ class BlockNetwork(HeadNetwork):
         would say other things.
         """
         held = caches[0].length
-        x = self._embed(mx.array(self._block.fill(root), mx.int32)).astype(self.dtype)
+        x = self._embed(mx.array([root, *self._masks], mx.int32)).astype(self.dtype)
         try:
             for layer, cache in zip(self._layers, caches, strict=True):
                 x = layer.run(x, cache, x)
         finally:
             for cache in caches:
                 cache.rewind(held)
-        rows = mx.fast.rms_norm(x[self._block.first_row :], self._norms[1], self._eps)
+        rows = mx.fast.rms_norm(x[self._first_row :], self._norms[1], self._eps)
         return rows if self._markov is None else (self._outputs[0](rows).astype(mx.float32), mx.array([root]))
 
     def follow(self, token: Any, output: Any, caches: Any) -> Any:
@@ -274,10 +276,7 @@ def _read_attention(folder: Path, count: int) -> tuple[list[int | None], bool]:
     A window without `use_sliding_window` or `use_swa` means nothing. Raises InvalidModelFile, CacheError; Unsupported
     for layers that compute something else.
     """
-    config = read_json(folder / "config.json")
-    for key in ("transformer_layer_config", "dflash_config"):
-        if isinstance(table := config.get(key), dict):
-            config = {**config, **table}
+    config = read_head_config(folder)
     for key, allowed in _PLAIN.items():
         if (value := config.get(key)) is not None and value not in allowed:
             raise Unsupported(f"no head is run whose config.json says {key} = {str(value)[:40]}.", hint=OTHER_HEAD)
@@ -285,11 +284,10 @@ def _read_attention(folder: Path, count: int) -> tuple[list[int | None], bool]:
         raise InvalidModelFile(f"The head has {count} layers, its config.json names {stated}.", hint=HEAD_HINT)
     causal = config.get("is_causal", config.get("causal")) is True
     window = config.get("swa_window_size") or config.get("sliding_window")
-    everywhere, kinds = config.get("use_swa") is True, config.get("layer_types")
+    everywhere = config.get("use_swa") is True
     if not (everywhere or config.get("use_sliding_window") is True) or type(window) is not int or window < 1:
         return [None] * count, causal
-    if everywhere:
-        return [window] * count, causal
+    kinds = ["sliding_attention"] * count if everywhere else config.get("layer_types")
     if not isinstance(kinds, list) or len(kinds) != count:
         raise InvalidModelFile("The head's config.json has a window and not a type for each layer.", hint=HEAD_HINT)
     return [window if kind == "sliding_attention" else None for kind in kinds], causal
@@ -336,9 +334,6 @@ class AssistantNetwork(HeadNetwork):
         entries = target.entries
         return position, {kind: entries[at].before(position, windows.get(kind)) for kind, at in self._sources.items()}
 
-    def fuse(self, features: Any) -> Any:
-        return features
-
     def run(self, tokens: Any, states: Any, caches: Any) -> Any:
         """Output [1, h], normed, of a token [1] and a state [1, H]."""
         position, held = caches
@@ -384,18 +379,16 @@ def read_assistant(folder: Path, spec: HeadSpec, arrays: Mapping[str, Any], targ
 
 def _find_trunk(target: Any, module: Assistant) -> Any:
     """The module around the target's layers. Raises Unsupported where the assistant's do not fit them."""
+    wanted = _list_kinds(module.model)
     for trunk in target.modules():
-        if hasattr(trunk, "previous_kvs"):
-            kinds = {(layer.layer_type, _width(layer)) for layer in trunk.layers}
-            if {(layer.layer_type, _width(layer)) for layer in module.model.layers} <= kinds:
-                return trunk
+        if hasattr(trunk, "previous_kvs") and wanted <= _list_kinds(trunk):
+            return trunk
     raise Unsupported("the assistant is that of another model.", hint=OTHER_HEAD)
 
 
-def _width(layer: Any) -> int:
-    """Numbers of a head."""
-    width: int = layer.self_attn.head_dim
-    return width
+def _list_kinds(trunk: Any) -> set[tuple[str, int]]:
+    """(type, numbers of a head) of the layers."""
+    return {(layer.layer_type, layer.self_attn.head_dim) for layer in trunk.layers}
 
 
 # Medusa and Hydra heads: several small networks over one hidden state, each for a later token.
@@ -403,6 +396,17 @@ def _width(layer: Any) -> int:
 
 # HEAD.LAYER.linear.weight of a residual block, HEAD.LAYER.weight of an output matrix behind the blocks
 _MEDUSA_NAME = re.compile(r"(?:medusa_heads?\.)?(\d+\.\d+\.(?:linear\.)?weight)")
+
+
+Blocks = Sequence[tuple[Any, Any]]
+"""(the matrix of the residual, None for the input itself; that of the block)"""
+
+
+def run_blocks(blocks: Blocks, x: Any) -> Any:
+    """[n, H] of rows `x`."""
+    for residual, linear in blocks:
+        x = (x if residual is None else residual(x)) + nn.silu(linear(x))
+    return x
 
 
 class MedusaNetwork(HeadNetwork):
@@ -417,11 +421,11 @@ class MedusaNetwork(HeadNetwork):
         """
         size = target.hidden_size
         self._blocks = [
-            [weights.linear(f"{head}.{block}.linear.weight", size, size) for block in range(count)]
+            [(None, weights.linear(f"{head}.{block}.linear.weight", size, size)) for block in range(count)]
             for head, count in enumerate(n_blocks)
         ]
         self._outputs = [
-            target.find_output(weights, size, f"{head}.{count}.weight") for head, count in enumerate(n_blocks)
+            target.find_output(weights, size, f"{head}.{count}.weight")[1] for head, count in enumerate(n_blocks)
         ]
         self.n_drafts = len(n_blocks)
         self._finish(weights, DraftVocabulary(None, target.vocab_size))
@@ -431,11 +435,7 @@ class MedusaNetwork(HeadNetwork):
 
     def score(self, output: Any, n: int = 1) -> Any:
         """Logits [n, V] float32 of the first `n` heads for a state [1, H]."""
-        rows = []
-        for blocks in self._blocks[:n]:
-            rows.append(output)
-            for linear in blocks:
-                rows[-1] = rows[-1] + nn.silu(linear(rows[-1]))
+        rows = [run_blocks(blocks, output) for blocks in self._blocks[:n]]
         outputs = self._outputs[: len(rows)]
         if all(each is outputs[0] for each in outputs):
             scores = outputs[0](mx.concatenate(rows))
@@ -447,20 +447,12 @@ class MedusaNetwork(HeadNetwork):
 def read_medusa(folder: Path, spec: HeadSpec, arrays: Mapping[str, Any], target: TargetParts) -> MedusaNetwork:
     """The Medusa heads in a folder."""
     names = {found[1]: name for name in arrays if (found := _MEDUSA_NAME.fullmatch(name))}
-    blocks = [name.split(".")[:2] for name in names if name.endswith("linear.weight")]
-    return MedusaNetwork(
-        HeadWeights(arrays, names), _count_blocks(blocks, "residual blocks of its Medusa heads"), target
-    )
-
-
-def _count_blocks(found: Sequence[Sequence[str]], what: str) -> list[int]:
-    """The number of blocks of each head, of (head, block). Raises InvalidModelFile where one is missing."""
-    blocks = {(int(head), int(block)) for head, block in found}
-    heads = range(len({head for head, _ in blocks}))
-    counts = [sum(each == head for each, _ in blocks) for head in heads]
-    if not blocks or blocks != {(head, block) for head in heads for block in range(counts[head])}:
-        raise InvalidModelFile(f"The file lacks {what}.", hint=HEAD_HINT)
-    return counts
+    blocks = Counter(int(name.split(".")[0]) for name in names if name.endswith("linear.weight"))
+    n_blocks = [blocks[head] for head in range(len(blocks))]
+    wanted = {f"{head}.{block}.linear.weight" for head, count in enumerate(n_blocks) for block in range(max(count, 1))}
+    if not blocks or not wanted <= names.keys():
+        raise InvalidModelFile("The file lacks residual blocks of its Medusa heads.", hint=HEAD_HINT)
+    return MedusaNetwork(HeadWeights(arrays, names), n_blocks, target)
 
 
 _HYDRA_PREFIX = "prefix_embeding_layer."
@@ -498,13 +490,14 @@ class HydraNetwork(HeadNetwork):
         if shape is not None:
             self.depth, self._prefix = 1, HeadLayer(weights, shape, size)
             self._prefix_norm = weights.vector("prefix_norm", size), shape.eps
-        self._heads, self._outputs = [], []
+        self._blocks: list[Blocks] = []
+        self._outputs = []
         for head, count in enumerate(n_blocks):
             width = (2 + head) * size
             residual, first = (weights.linear(f"{head}.{name}", size, width) for name in ("residual", "0"))
-            more = [weights.linear(f"{head}.{block}", size, size) for block in range(1, count)]
-            self._heads.append((residual, first, more))
-            self._outputs.append(target.find_output(weights, size, f"{head}.output"))
+            more = [(None, weights.linear(f"{head}.{block}", size, size)) for block in range(1, count)]
+            self._blocks.append([(residual, first), *more])
+            self._outputs.append(target.find_output(weights, size, f"{head}.output")[1])
         self.n_drafts = len(n_blocks)
         self._finish(weights, DraftVocabulary(None, target.vocab_size))
 
@@ -518,21 +511,24 @@ class HydraNetwork(HeadNetwork):
     def score(self, output: Any, n: int = 1) -> Any:
         """Logits [1, V] float32 of the head that reads so many embeddings."""
         head = output.shape[-1] // self._size - 2
-        residual, first, more = self._heads[head]
-        x = residual(output) + nn.silu(first(output))
-        for linear in more:
-            x = x + nn.silu(linear(x))
-        return self.vocabulary.spread(self._outputs[head](x).astype(mx.float32))
+        scores = self._outputs[head](run_blocks(self._blocks[head], output))
+        return self.vocabulary.spread(scores.astype(mx.float32))
 
 
 def read_hydra(folder: Path, spec: HeadSpec, arrays: Mapping[str, Any], target: TargetParts) -> HydraNetwork:
-    """The Hydra heads in a folder."""
-    names = dict(_find_names(arrays))
-    parts = [name.split(".") for name in names]
-    lacking = "blocks of Hydra heads that read the tokens before"
-    n_blocks = _count_blocks([part for part in parts if part[1].isdigit()], lacking)
-    if {head for head, _ in parts} != {head for head, part in parts if part == "residual"}:
-        raise InvalidModelFile(f"The file lacks {lacking}.", hint=HEAD_HINT)
+    """The Hydra heads in a folder.
+
+    Layers without weights lie between the blocks of Hydra++, so that its blocks are not numbered in steps of one.
+    """
+    names = {f"{found[1]}.output": name for name in arrays if (found := _HYDRA_OUTPUT.fullmatch(name))}
+    matrices = ((match, name) for name in arrays if (match := _HYDRA_MATRIX.fullmatch(name)))
+    blocks = Counter[int]()
+    for head, _, kind, name in sorted((int(match[1]), int(match[2]), match[3], name) for match, name in matrices):
+        names[f"{head}.{blocks[head] if kind == 'linear' else 'residual'}"] = name
+        blocks[head] += kind == "linear"
+    n_blocks = [blocks[head] for head in range(len(blocks))]
+    if not blocks or any(f"{head}.{part}" not in names for head in range(len(blocks)) for part in ("0", "residual")):
+        raise InvalidModelFile("The file lacks blocks of Hydra heads that read the tokens before.", hint=HEAD_HINT)
     shape = None
     if any(name.startswith(_HYDRA_PREFIX) for name in arrays):
         names |= {neutral: _HYDRA_PREFIX + name for neutral, name in _HYDRA_LAYER.items()}
@@ -540,23 +536,6 @@ def read_hydra(folder: Path, spec: HeadSpec, arrays: Mapping[str, Any], target: 
             raise InvalidModelFile(f"The Hydra++ head lacks the tensor {missing[0]}.", hint=HEAD_HINT)
         shape = read_layer_shape(folder, _find_settings(target.model, arrays, target.hidden_size))
     return HydraNetwork(n_blocks, HeadWeights(arrays, names), target, shape)
-
-
-def _find_names(arrays: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """(neutral name, the file's own) of matrices: HEAD.BLOCK, HEAD.residual of the first block, HEAD.output.
-
-    Layers without weights lie between the blocks of Hydra++, so that its blocks are not numbered in steps of one.
-    """
-    found = [(match, name) for name in arrays if (match := _HYDRA_MATRIX.fullmatch(name))]
-    blocks = sorted((int(match[1]), int(match[2]), name) for match, name in found if match[3] == "linear")
-    for head, block, name in blocks:
-        yield f"{head}.{sum(each[0] == head and each[1] < block for each in blocks)}", name
-    for match, name in found:
-        if match[3] == "res_connection":
-            yield f"{match[1]}.residual", name
-    for name in arrays:
-        if output := _HYDRA_OUTPUT.fullmatch(name):
-            yield f"{output[1]}.output", name
 
 
 def _find_settings(model: Any, arrays: Mapping[str, Any], size: int) -> dict[str, Any]:

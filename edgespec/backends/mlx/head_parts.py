@@ -72,24 +72,18 @@ class HeadWeights:
 
         Raises InvalidModelFile.
         """
-        bias = f"{self._stem(name)}.bias"
-        if bias in self._arrays:
-            self._check(f"{name}.bias", (rows,), tuple(self._arrays[bias].shape))
-        settings = self._read_quantization(name, (rows, columns))
-        kind: Any = nn.Linear if settings is None else nn.QuantizedLinear
-        return self._fill(kind(columns, rows, bias in self._arrays, *settings or ()), name)
+        bias = self._arrays.get(f"{self._stem(name)}.bias")
+        if bias is not None:
+            self._check(f"{name}.bias", (rows,), tuple(bias.shape))
+        return self._make((nn.Linear, nn.QuantizedLinear), name, (rows, columns), columns, rows, bias is not None)
 
     def experts(self, name: str, shape: tuple[int, int, int]) -> Any:
         """mlx-lm's layer that multiplies by some of the matrices [count, rows, columns]. Raises InvalidModelFile."""
-        settings = self._read_quantization(name, shape)
-        kind: Any = SwitchLinear if settings is None else QuantizedSwitchLinear
-        return self._fill(kind(*shape[::-1], False, *settings or ()), name)
+        return self._make((SwitchLinear, QuantizedSwitchLinear), name, shape, *shape[::-1], False)
 
     def embedding(self, name: str, rows: int, columns: int) -> Any:
         """A layer that looks up rows [columns] by token. Raises InvalidModelFile."""
-        settings = self._read_quantization(name, (rows, columns))
-        kind: Any = nn.Embedding if settings is None else nn.QuantizedEmbedding
-        return self._fill(kind(rows, columns, *settings or ()), name)
+        return self._make((nn.Embedding, nn.QuantizedEmbedding), name, (rows, columns), rows, columns)
 
     def mean(self, name: str) -> float:
         """The mean of an array's elements. Raises BackendError."""
@@ -115,7 +109,11 @@ class HeadWeights:
         self._taken[key] = array
         return array
 
-    def _fill(self, layer: Any, name: str) -> Any:
+    def _make(self, kinds: tuple[Any, Any], name: str, shape: tuple[int, ...], *sizes: int) -> Any:
+        """A layer of the first of `kinds`, or of the second where the file is quantized, made with `sizes`."""
+        plain, quantized = kinds
+        settings = self._read_quantization(name, shape)
+        layer = plain(*sizes) if settings is None else quantized(*sizes, *settings)
         for part in layer.parameters():
             layer[part] = self._take(f"{self._stem(name)}.{part}")
         return layer
@@ -194,42 +192,32 @@ class LayerShape:
 
 
 def read_layer_shape(folder: Path, usual: Mapping[str, Any] | None = None) -> LayerShape:
-    """Reads the config in a head's folder; tables for a text model or a layer go before the keys outside.
-
-    `usual` has what the config leaves out. Raises InvalidModelFile, CacheError.
-    """
-    config = {**(usual or {}), **read_json(folder / "config.json")}
-    for key in ("text_config", "transformer_layer_config"):
-        if isinstance(table := config.get(key), dict):
-            config = {**config, **table}
-
-    def integer(key: str, default: int | None = None) -> int:
-        found = config.get(key)
-        found = default if found is None else found
-        if type(found) is not int or not 0 < found <= _MAX_SIZE:
-            raise InvalidModelFile(
-                f"{folder.name}/config.json describes no layer: its {key} is {found}.", hint=HEAD_HINT
-            )
-        return found
-
-    size, heads = integer("hidden_size"), integer("num_attention_heads")
-    head_dim = integer("head_dim", max(size // heads, 1))
-    eps = config.get("rms_norm_eps", 1e-6)
+    """Reads the config in a head's folder; `usual` has what it leaves out. Raises InvalidModelFile, CacheError."""
+    config = {**(usual or {}), **read_head_config(folder)}
     try:
-        return LayerShape(
-            size,
-            heads,
-            integer("num_key_value_heads", heads),
-            head_dim,
-            float(eps),
-            _make_rope(config, head_dim),
-            integer("num_experts_per_tok", 1),
-            config.get("norm_topk_prob") is not False,
-        )
+        size, heads = config["hidden_size"], config["num_attention_heads"]
+        head_dim = config.get("head_dim") or size // heads
+        kv_heads, n_active = config.get("num_key_value_heads") or heads, config.get("num_experts_per_tok") or 1
+        if not all(type(n) is int and 0 < n <= _MAX_SIZE for n in (size, heads, head_dim, kv_heads, n_active)):
+            raise ValueError(f"{heads} heads of {head_dim} numbers, {size} in all")
+        eps, rope = float(config.get("rms_norm_eps", 1e-6)), _make_rope(config, head_dim)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise InvalidModelFile(
             f"{folder.name}/config.json describes no layer: {reason_of(error)}.", hint=HEAD_HINT
         ) from error
+    return LayerShape(size, heads, kv_heads, head_dim, eps, rope, n_active, config.get("norm_topk_prob") is not False)
+
+
+def read_head_config(folder: Path) -> dict[str, Any]:
+    """The config in a head's folder; tables for a text model or a layer go before the keys outside.
+
+    Raises InvalidModelFile, CacheError.
+    """
+    config = read_json(folder / "config.json")
+    for key in ("text_config", "transformer_layer_config", "dflash_config"):
+        if isinstance(table := config.get(key), dict):
+            config = {**config, **table}
+    return config
 
 
 def _make_rope(config: Mapping[str, Any], head_dim: int) -> Any:
@@ -418,19 +406,20 @@ def choose_frequent(tokenizer: Tokenizer, count: int) -> npt.NDArray[np.int32]:
     return np.sort(np.array(kept, np.int32))
 
 
-def take_rows(multiply: Callable[[Any], Any], ids: Any) -> Callable[[Any], Any]:
-    """What multiplies by the rows `ids` [W] of an output matrix, which are copied.
+def take_rows(multiply: Callable[[Any], Any], ids: Any) -> tuple[Callable[[Any], Any], int]:
+    """What multiplies by the rows `ids` [W] of an output matrix, which are copied, and their bytes.
 
-    `multiply` is a linear layer, or `as_linear` of embeddings; either may be quantized. Raises ValueError for others.
+    `multiply` is a linear layer, or `as_linear` of embeddings; either may be quantized. Raises Unsupported for others.
     """
     module = getattr(multiply, "__self__", multiply)
     if not isinstance(module, nn.Linear | nn.QuantizedLinear | nn.Embedding | nn.QuantizedEmbedding):
-        raise ValueError(f"{type(module).__name__} has no rows to take")
+        raise Unsupported(f"{type(module).__name__} has no rows to take.", hint=OTHER_HEAD)
     rows = copy.copy(module)
     for name in rows.parameters():
         rows[name] = module[name][ids]
     mx.eval(rows.parameters())
-    return rows.as_linear if isinstance(rows, nn.Embedding | nn.QuantizedEmbedding) else rows  # type: ignore[no-any-return]
+    is_embedding = isinstance(rows, nn.Embedding | nn.QuantizedEmbedding)
+    return rows.as_linear if is_embedding else rows, sum(rows[name].nbytes for name in rows.parameters())
 
 
 # What heads share with their target on MLX: its embeddings and its output matrix.
@@ -461,25 +450,17 @@ class TargetParts:
             )
 
     def find_embedding(self, weights: HeadWeights, size: int) -> Callable[[Any], Any]:
-        """The head's own embeddings [V, size], if it has any. Raises InvalidModelFile, Unsupported."""
-        if "embedding" not in weights:
-            return self.embed
-        self._check_rows(weights, "embedding")
-        embedding: Callable[[Any], Any] = weights.embedding("embedding", self.vocab_size, size)
-        return embedding
+        """The head's own embeddings [V, size], if it has any. Raises InvalidModelFile."""
+        return weights.embedding("embedding", self.vocab_size, size) if "embedding" in weights else self.embed
 
-    def find_output(self, weights: HeadWeights, size: int, name: str) -> Callable[[Any], Any]:
-        """The head's own output matrix [V, size] of this name, if it has one. Raises InvalidModelFile, Unsupported."""
-        if name not in weights:
-            return self.score
-        self._check_rows(weights, name)
-        output: Callable[[Any], Any] = weights.linear(name, self.vocab_size, size)
-        return output
+    def find_output(
+        self, weights: HeadWeights, size: int, name: str = "output"
+    ) -> tuple[DraftVocabulary, Callable[[Any], Any]]:
+        """The tokens that the head scores, and the matrix [W, size]: its own of this name, or the target's.
 
-    def find_vocabulary(self, weights: HeadWeights, size: int) -> tuple[DraftVocabulary, Callable[[Any], Any]]:
-        """The tokens that the head scores, and the matrix [W, size]. Raises InvalidModelFile, Unsupported."""
-        rows = weights.shape("output")[0] if "output" in weights else self.vocab_size
-        ids = None
+        Raises InvalidModelFile, and Unsupported for rows that are not tokens of the target.
+        """
+        rows, ids = weights.shape(name)[0] if name in weights else self.vocab_size, None
         if "d2t" in weights:
             ids = mx.array(read_draft_ids(np.array(weights.table("d2t")), self.vocab_size)[0])
         if rows != (self.vocab_size if ids is None else ids.size):
@@ -487,34 +468,16 @@ class TargetParts:
                 f"the head scores {rows:,} tokens and does not name them in the vocabulary of {self.vocab_size:,}.",
                 hint=OTHER_HEAD,
             )
-        output = weights.linear("output", rows, size) if "output" in weights else self.score
+        output = weights.linear(name, rows, size) if name in weights else self.score
         return DraftVocabulary(ids, self.vocab_size), output
-
-    def _check_rows(self, weights: HeadWeights, name: str) -> None:
-        if (rows := weights.shape(name)[0]) != self.vocab_size:
-            raise Unsupported(
-                f"the head is for a vocabulary of {rows:,} tokens; the model has {self.vocab_size:,}.", hint=OTHER_HEAD
-            )
 
 
 def read_target(model: Any) -> TargetParts:
     """Reads shapes from lazy arrays of mlx-lm's model; nothing is computed. Raises Unsupported."""
-    embedding = find_embedding(model)
-    token = mx.array([[0]], mx.int32)
-    return TargetParts(model, model(token).shape[-1], embedding(token).shape[-1], embedding, find_output(model))
-
-
-def find_embedding(model: Any) -> Any:
-    """The module that looks up tokens in mlx-lm's model. Raises Unsupported."""
-    for module in model.modules():
-        if isinstance(module, nn.Embedding | nn.QuantizedEmbedding):
-            return module
-    raise Unsupported("this model has no embeddings that a head could share.", hint=OTHER_HEAD)
-
-
-def find_output(model: Any) -> Any:
-    """The output matrix of mlx-lm's model, or its embeddings where these are tied. Raises Unsupported."""
-    for name, module in model.named_modules():
-        if name.rsplit(".", 1)[-1] == "lm_head":
-            return module
-    return find_embedding(model).as_linear
+    embeddings = [each for each in model.modules() if isinstance(each, nn.Embedding | nn.QuantizedEmbedding)]
+    if not embeddings:
+        raise Unsupported("this model has no embeddings that a head could share.", hint=OTHER_HEAD)
+    outputs = [each for name, each in model.named_modules() if name.rsplit(".", 1)[-1] == "lm_head"]
+    embed, token = embeddings[0], mx.array([[0]], mx.int32)
+    score = outputs[0] if outputs else embed.as_linear  # where both are tied
+    return TargetParts(model, model(token).shape[-1], embed(token).shape[-1], embed, score)

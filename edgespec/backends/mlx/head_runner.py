@@ -30,7 +30,7 @@ class HeadNetwork(ABC):
     reads_pairs  whether a row is a state and the token after it; else it is a state alone
     n_drafts     the most tokens that it drafts after a text; None for no limit
     nbytes       bytes of its own weights
-    dtype        of these weights
+    dtype        of these weights; None where `run` takes states of any type
     vocabulary   the tokens that it scores
     short        the same head with frequent tokens alone; None where there is none
     """
@@ -40,7 +40,7 @@ class HeadNetwork(ABC):
     reads_pairs = True
     n_drafts: int | None = None
     nbytes: int
-    dtype: Any
+    dtype: Any = None
     vocabulary: DraftVocabulary
     short: ShortVocabulary | None = None
     _outputs: list[Callable[[Any], Any]]  # matrices with a row for each token that is scored
@@ -51,7 +51,7 @@ class HeadNetwork(ABC):
 
     def fuse(self, features: Any) -> Any:
         """States [n, h] that stand for the target's features [n, width]."""
-        return features.astype(self.dtype)
+        return features if self.dtype is None else features.astype(self.dtype)
 
     @abstractmethod
     def run(self, tokens: Any, states: Any, caches: Any) -> Any:
@@ -82,10 +82,14 @@ class HeadNetwork(ABC):
         self.nbytes, self.dtype, self.vocabulary = weights.nbytes, weights.dtype, vocabulary
 
     def shorten(self, ids: Any) -> Self:
-        """The same head with the rows `ids` [W] int32 of its output matrices. Raises ValueError as `take_rows`."""
+        """The same head with the rows `ids` [W] int32 of its output matrices; its `nbytes` are those of the rows.
+
+        Raises Unsupported as `take_rows`.
+        """
         taken = {id(each): take_rows(each, ids) for each in self._outputs}  # some heads share one matrix
         short = copy.copy(self)
-        short._outputs = [taken[id(each)] for each in self._outputs]
+        short._outputs = [multiply for multiply, _ in (taken[id(each)] for each in self._outputs)]
+        short.nbytes = sum(nbytes for _, nbytes in taken.values())
         short.vocabulary = DraftVocabulary(ids, self.vocabulary.vocab_size)
         return short
 
@@ -132,19 +136,14 @@ class NetworkRunner(HeadRunner):
 
     def step(self, token: int) -> Logits:
         with map_errors():
-            self._follow(mx.array([token]))
-        return self.score()
+            row: Logits = read(self._follow(mx.array([token])))[0][0]
+        return row
 
     def rollout(self, n: int) -> tuple[Draft, Scores]:
         """Nothing waits for the device."""
-
-        def run(token: Any) -> Any:
-            self._follow(token)
-            return self._scorer.score(self._output)
-
         with map_errors():
             first = self._scorer.score(self._output)
-            chain, scores = greedy_chain(first, run, n, first.shape[-1])
+            chain, scores = greedy_chain(first, self._follow, n, first.shape[-1])
             mx.async_eval(chain.array, scores.array)
         return chain, scores
 
@@ -156,7 +155,8 @@ class NetworkRunner(HeadRunner):
         self._caches = self._output = None
         mx.clear_cache()
 
-    def _follow(self, token: Any) -> None:
-        """Run a drafted `token` [1]."""
+    def _follow(self, token: Any) -> Any:
+        """Run a drafted `token` [1]; returns the scores [1, V] after it, which are not computed yet."""
         self._output = self._scorer.follow(token, self._output, self._caches)
         mx.async_eval(self._output)
+        return self._scorer.score(self._output)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import numpy.typing as npt
 
 from edgespec.errors import BackendError, BackendUnavailable, Cancelled, EdgespecError, reason_of
 
-_ADVISORY = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+_INSTALL = "Install it: pip install mlx-lm (on Linux pip install 'mlx-lm[cpu]'), or use --backend llamacpp."
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +30,18 @@ class Device:
 
 @cache
 def load_mlx() -> Any:
-    """The module mlx.core. Imports mlx-lm as well, and undoes its changes to the process. Raises BackendUnavailable."""
+    """The module mlx.core. Imports mlx-lm as well, which may not lower limits of the process.
+
+    Raises BackendUnavailable.
+    """
     if sys.platform == "win32":
         raise BackendUnavailable("MLX does not run on Windows.", hint="Use --backend llamacpp.")
     try:
-        with _preserve_process_settings():
+        with _keep_file_limits():
             import mlx.core
             import mlx_lm
     except ImportError as error:
-        raise BackendUnavailable(f"MLX cannot be imported: {error}.", hint=_install_hint()) from error
+        raise BackendUnavailable(f"MLX cannot be imported: {error}.", hint=_INSTALL) from error
     del mlx_lm
     atexit.register(_leave_process)
     return mlx.core
@@ -93,28 +95,17 @@ def map_errors() -> Iterator[None]:
         raise BackendError(f"MLX failed: {reason}.", hint="Try again, or use --backend llamacpp.") from error
 
 
-def _install_hint() -> str:
-    if sys.platform == "darwin":
-        return "Install it: pip install mlx-lm (Apple Silicon, macOS 14 or later), or use --backend llamacpp."
-    return "Install it: pip install 'mlx-lm[cpu]', or use --backend llamacpp."
-
-
 @contextlib.contextmanager
-def _preserve_process_settings() -> Iterator[None]:
-    """Inside, importing mlx-lm changes neither the file descriptor limit nor the environment.
+def _keep_file_limits() -> Iterator[None]:
+    """Inside, importing mlx-lm does not lower the limits of file descriptors.
 
-    mlx-lm lowers the hard limit as well, which only a privileged process can raise again. So setrlimit does nothing.
+    It would lower the hard limit as well, which only a privileged process can raise again. So setrlimit does nothing.
     """
     import resource
 
     setrlimit = resource.setrlimit
-    advisory = os.environ.get(_ADVISORY)
     resource.setrlimit = lambda *_: None
     try:
         yield
     finally:
         resource.setrlimit = setrlimit
-        if advisory is None:
-            os.environ.pop(_ADVISORY, None)
-        else:
-            os.environ[_ADVISORY] = advisory

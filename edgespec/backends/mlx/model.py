@@ -162,8 +162,8 @@ def _sentencepiece_bytes(text: str) -> bytes:
 
 
 _GROUP = 32  # elements that share a scale in a quantized cache, as in llama.cpp's
-_KV_QUANTIZATIONS = {"f16": None, "q8_0": KVQuantization(8, _GROUP), "q4_0": KVQuantization(4, _GROUP)}
-_BATCH_BYTES = 256 * 2**20  # of weights that are read between two reports
+_KV_QUANTIZATIONS = {"f16": None, "q8_0": (8, _GROUP), "q4_0": (4, _GROUP)}
+_BATCH = 16  # arrays of weights that are read between two reports
 
 
 class MlxModel:
@@ -190,12 +190,7 @@ class MlxModel:
         self._hooks: LayerHooks | None = None
         self.description = describe(model)
         self.layer_count = len(get_layers(model))
-        try:
-            self.no_tree_reason = probe(self._open_runner, tokenizer.vocab_size, share)
-        except BackendError as error:
-            if quantization is None:
-                raise
-            raise BackendError(error.message, hint="Drop --kv-type: not every cache can be quantized.") from error
+        self.no_tree_reason = probe(self._open_runner, tokenizer.vocab_size, share)
 
     @property
     def network(self) -> Any:
@@ -216,10 +211,7 @@ class MlxModel:
         progress: Callable[[float], None] = lambda fraction: None,
         check: CheckCancelled = lambda: None,
     ) -> MlxSelfDraft:
-        """Makes a draft of the model itself; `folder` is not used.
-
-        A low-bit draft changes the model's own layers, so it has to be closed before the next is loaded.
-        """
+        """Makes a draft of the model itself; `folder` is not used."""
         runner = self._open_runner()
         check_layers(runner)
         return MlxSelfDraft(
@@ -244,7 +236,7 @@ class MlxModel:
 
     def close(self) -> None:
         if self._hooks is not None:
-            self._hooks.close()
+            self._hooks.forget()
         self._model = self._hooks = None
         mx.clear_cache()
 
@@ -320,7 +312,9 @@ def _load_folder(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
     try:
         model, config = load_model(path, lazy=True, strict=True, trust_remote_code=False)
         wrapper = load_hf_tokenizer(path, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
-        tokenizer = HfTokenizer(wrapper, _find_logits_width(model))
+        tokenizer = HfTokenizer(
+            wrapper, model(mx.array([[0]], mx.int32)).shape[-1]
+        )  # a lazy array: nothing is computed
     except (EdgespecError, Cancelled):
         raise
     except (Exception, SystemExit) as error:  # a class of mlx-lm exits where a package is missing
@@ -337,28 +331,16 @@ def _load_gguf(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
     return model, vocabulary.tokenizer, vocabulary.chat_template, config["max_position_embeddings"]
 
 
-def _find_logits_width(model: Any) -> int:
-    """The last dimension of a lazy array; nothing is computed."""
-    width: int = model(mx.array([[0]], mx.int32)).shape[-1]
-    return width
-
-
 def read_weights(model: Any, progress: Callable[[float], None], check: CheckCancelled) -> None:
     """Read the weights from the files, a batch at a time. Raises BackendError, Cancelled."""
     if not device().on_gpu:
         model.set_dtype(mx.float32)
     weights = [array for _, array in tree_flatten(model.parameters())]
-    total = sum(array.nbytes for array in weights) or 1
-    done, batch, size = 0, [], 0
-    for i, array in enumerate(weights):
-        batch.append(array)
-        size += array.nbytes
-        if size >= _BATCH_BYTES or i == len(weights) - 1:
-            check()
-            with map_errors():
-                mx.eval(batch)
-            done, batch, size = done + size, [], 0
-            progress(done / total)
+    for start in range(0, len(weights), _BATCH):
+        check()
+        with map_errors():
+            mx.eval(weights[start : start + _BATCH])
+        progress(min(1.0, (start + _BATCH) / len(weights)))
 
 
 def load_error(path: Path, error: BaseException) -> EdgespecError:

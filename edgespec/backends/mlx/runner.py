@@ -13,61 +13,41 @@ import numpy as np
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.head_session import Features
-from edgespec.backends.mlx.caches import Caches, ForwardContext, KVQuantization, tree_positions
+from edgespec.backends.mlx.caches import Caches, ForwardContext, KVQuantization, TreeRows, tree_positions
 from edgespec.backends.mlx.library import read
 from edgespec.core.protocols import Draft
 from edgespec.core.sampling import Logits, non_finite_error
 from edgespec.core.tree import leaves, path_to
 from edgespec.errors import BackendError, EdgespecError, reason_of
 
-# Forwards that run only some layers, read weights with fewer bits, or keep hidden states.
+# Forwards that run only some layers, or keep hidden states.
 
 
 _KEY = "_edgespec_layer"
-_TRUNK = -1  # the index of the module around the layers
+_TRUNK = -1  # the index of the module around the layers, and of its output
 
 
 @dataclass(slots=True)
 class LayerPass:
     """How a forward differs from a plain one.
 
-    layers      those that run, ascending; the others return their input
-    is_low_bit  whether linear layers read their weights with fewer bits, where they can
-    input       [1, n, H] replaces the input of the first of `layers`
-    output      [1, n, H] the output of the last of them, once the forward is built
+    layers  those that run, ascending; the others return their input
+    input   [1, n, H] replaces the input of the first of `layers`
+    output  [1, n, H] the output of the last of them, once the forward is built
     """
 
     layers: Sequence[int]
-    is_low_bit: bool = False
     input: Any = None
     output: Any = None
-
-
-@dataclass(slots=True)
-class HiddenStates:
-    """Hidden states [batch, n, H] of a forward, once it is built.
-
-    inputs  of each layer; behind them the output of the last one
-    final   after the final norm; None for models whose layers do not lie in a module of their own
-    """
-
-    inputs: list[Any]
-    final: Any = None
-
-    def note(self, index: int, x: Any, y: Any) -> None:
-        """A layer, or the module around them, took `x` and returned `y`, in some models with more behind it."""
-        y = y[0] if isinstance(y, tuple) else y
-        if index == _TRUNK:
-            self.final = y
-        else:
-            self.inputs[index], self.inputs[index + 1] = x, y
 
 
 class LayerHooks:
     """Makes the layers of one model follow `current`; while it is None they run as usual.
 
     Layers and their parameters stay in place. Only the class of each layer changes, to one derived from its own; that
-    of the module around them as well. `layer_rows` counts the rows that ran, summed over layers.
+    of the module around them as well. `layer_rows` counts the rows that ran, summed over layers. A forward fills
+    `states`, where there are some: the input [batch, n, H] of each layer, the output of the last one, and the output of
+    the final norm, which stays None for models whose layers do not lie in a module of their own.
     """
 
     def __init__(self, model: Any) -> None:
@@ -76,7 +56,7 @@ class LayerHooks:
         if not 0 < len({id(layer) for layer in self.layers}) == len(self.layers):
             raise Unsupported("MLX cannot tell the layers of this model apart.", hint="Use --draft ngram.")
         self.current: LayerPass | None = None
-        self.states: HiddenStates | None = None
+        self.states: list[Any] | None = None
         self.layer_rows = 0
         self._trunk = _find_trunk(model, self.layers)
         for index, layer in enumerate(self.layers):
@@ -84,30 +64,18 @@ class LayerHooks:
         if self._trunk is not None:
             self._hook(self._trunk, _TRUNK, _trunk_class)
 
-    def close(self) -> None:
-        """Give the modules their own classes back."""
-        for module in (*self.layers, *([self._trunk] if self._trunk is not None else [])):
-            del module.__dict__[_KEY]
-            module.__class__ = type(module).__base__
+    def forget(self) -> None:
+        """Hold no layers any more: they hold these hooks, and would be freed late."""
         self.layers, self._trunk = [], None
 
     @contextlib.contextmanager
-    def run_pass(self, layer_pass: LayerPass) -> Iterator[None]:
-        """While a forward by `layer_pass` is built."""
-        self.current = layer_pass
+    def build(self, layer_pass: LayerPass | None = None, states: list[Any] | None = None) -> Iterator[None]:
+        """While a forward by `layer_pass` is built, or one that fills `states`."""
+        self.current, self.states = layer_pass, states
         try:
             yield
         finally:
-            self.current = None
-
-    @contextlib.contextmanager
-    def read_states(self) -> Iterator[HiddenStates]:
-        """While a forward is built whose hidden states are kept."""
-        self.states = HiddenStates([None] * (len(self.layers) + 1))
-        try:
-            yield self.states
-        finally:
-            self.states = None
+            self.current = self.states = None
 
     def _hook(self, module: Any, index: int, derive: Callable[[Any], Any]) -> None:
         kind: Any = type(module)
@@ -148,10 +116,10 @@ def _layer_class(kind: type) -> Any:
         if layer_pass is not None and index == layer_pass.layers[-1]:
             layer_pass.output = y
         if hooks.states is not None:
-            hooks.states.note(index, x, y)
+            hooks.states[index : index + 2] = x, _first(y)
         return y
 
-    return derive_class(kind, call)
+    return _derive_class(kind, call)
 
 
 @cache
@@ -162,13 +130,18 @@ def _trunk_class(kind: type) -> Any:
         y = plain(trunk, *args, **kwargs)
         hooks, index = trunk.__dict__[_KEY]
         if hooks.states is not None:
-            hooks.states.note(index, None, y)
+            hooks.states[index] = _first(y)
         return y
 
-    return derive_class(kind, call)
+    return _derive_class(kind, call)
 
 
-def derive_class(kind: type, call: Any) -> Any:
+def _first(y: Any) -> Any:
+    """What a layer computes, behind which some models have more."""
+    return y[0] if isinstance(y, tuple) else y
+
+
+def _derive_class(kind: type, call: Any) -> Any:
     """A subclass under the same name, whose `__call__` is `call`."""
     return type(kind.__name__, (kind,), {"__call__": call, "__module__": kind.__module__})
 
@@ -200,9 +173,10 @@ class FeatureTap:
 
         Raises Unsupported where the model's hidden states are not what a head reads.
         """
-        with self._hooks.read_states() as states:
+        states: list[Any] = [None] * (len(self._hooks.layers) + 2)
+        with self._hooks.build(states=states):
             logits = model(tokens, cache=entries)
-        found = [states.inputs[layer] for layer in self._layers] or [states.final]
+        found = [states[layer] for layer in self._layers] or [states[_TRUNK]]
         if not all(isinstance(each, mx.array) and each.shape[:2] == tokens.shape for each in found):
             raise Unsupported(
                 "the hidden states of this model cannot be read on MLX: its layers do not return a row for each token.",
@@ -244,7 +218,8 @@ class ModelRunner:
     def run_tree(self, position: int, root: int, draft: Draft) -> Any:
         """Run a root at `position` and its draft nodes."""
         tokens = mx.array([[root, *draft.tokens.tolist()]], mx.int32)
-        with self.context.build_tree(draft, position) as tree, tree_positions(tree.depth):
+        tree = TreeRows.from_draft(draft, position)
+        with self.context.build(tree), tree_positions(tree.depth):
             return self.run(tokens)
 
 
@@ -269,56 +244,41 @@ def probe(open_runner: Callable[[], ModelRunner], vocab_size: int, share: Share 
     ids = ((np.arange(_PROMPT + 1 + len(_TREE)) * 7919 + 11) % vocab_size).astype(np.int32)
     prompt, root, draft = ids[:_PROMPT].tolist(), int(ids[_PROMPT]), Draft(ids[_PROMPT + 1 :], _TREE)
     tokens = [root, int(draft.tokens[0]), int(draft.tokens[3])]
-    expected = _score_singly(open_runner(), prompt, tokens, share)
-    try:
-        runner = open_runner()
-        _to_host(runner.run_chain(prompt), share)
-        noise = float(np.abs(_to_host(runner.run_chain(tokens), share) - expected).max())
-    except Exception as error:
-        raise _model_error(f"it fails on several tokens at once ({_short_reason(error)})") from error
-    spread = float(expected.std())
-    if not noise < 0.25 * spread:
-        raise _model_error("its scores of several tokens at once are not those of one at a time")
-    if not runner.caches.can_gather:
-        return "its state is recurrent" if not runner.caches.can_trim else "rows of its caches cannot be moved"
-    limit = max(4 * noise, 0.02 * spread)
-    expected_tree = _score_chains(open_runner, [*prompt, root], draft, share)
-    try:
-        runner = open_runner()
-        _to_host(runner.run_chain(prompt), share)
-        scores = _to_host(runner.run_tree(len(prompt), root, draft), share)
-    except Exception as error:  # noqa: BLE001 - any error means that the model takes no trees
-        return _short_reason(error)
-    return None if np.abs(scores - expected_tree).max() <= limit else "its scores of trees are not those of chains"
 
+    def score(*forwards: Sequence[int]) -> Logits:
+        """[n, V] of all forwards but the first, after each other."""
+        runner = open_runner()
+        return np.concatenate([_to_host(runner.run_chain(each), share) for each in (prompt, *forwards)])[_PROMPT:]
 
-def _score_singly(runner: ModelRunner, prompt: Sequence[int], tokens: Sequence[int], share: Share) -> Logits:
-    """[n, V] after each of `tokens`, by plain decoding. Raises BackendError."""
     try:
-        _to_host(runner.run_chain(prompt), share)
-        rows = np.concatenate([_to_host(runner.run_chain([token]), share) for token in tokens])
+        single, together = score(*([token] for token in tokens)), score(tokens)
     except EdgespecError:
         raise
     except Exception as error:
         raise _model_error(_short_reason(error)) from error
-    if np.isnan(rows).any():
+    if np.isnan(single).any():
         raise non_finite_error()
-    return rows
-
-
-def _score_chains(open_runner: Callable[[], ModelRunner], before: Sequence[int], draft: Draft, share: Share) -> Logits:
-    """[1 + n, V] after the root, the last of `before`, and after each node; one chain for each leaf."""
-    rows: dict[int, Logits] = {}
-    for leaf in leaves(draft):
-        path = path_to(draft, leaf)
-        tokens = [*before, *draft.tokens[list(path)].tolist()]
-        scores = _to_host(open_runner().run_chain(tokens), share)[-len(path) - 1 :]
-        rows.update(zip((-1, *path), scores, strict=True))
-    return np.stack([rows[node] for node in range(-1, len(draft))])
+    noise, spread = float(np.abs(together - single).max()), float(single.std())
+    if not noise < 0.25 * spread:
+        raise _model_error("its scores of several tokens at once are not those of one at a time")
+    runner = open_runner()
+    if not runner.caches.can_gather:
+        return "its state is recurrent" if not runner.caches.can_trim else "rows of its caches cannot be moved"
+    expected = np.empty((1 + len(draft), single.shape[1]), np.float32)
+    try:
+        for leaf in leaves(draft):
+            path = path_to(draft, leaf)
+            expected[[0, *(node + 1 for node in path)]] = score([root, *draft.tokens[list(path)].tolist()])
+        _to_host(runner.run_chain(prompt), share)
+        scores = _to_host(runner.run_tree(len(prompt), root, draft), share)
+    except Exception as error:  # noqa: BLE001 - any error means that the model takes no trees
+        return _short_reason(error)
+    limit = max(4 * noise, 0.02 * spread)
+    return None if np.abs(scores - expected).max() <= limit else "its scores of trees are not those of chains"
 
 
 def _model_error(reason: str) -> BackendError:
-    return BackendError(f"MLX cannot run this model: {reason}.", hint="Use --backend llamacpp.")
+    return BackendError(f"MLX cannot run this model: {reason}.", hint="Use --backend llamacpp, or drop --kv-type.")
 
 
 def _to_host(logits: Any, share: Share) -> Logits:

@@ -125,10 +125,8 @@ class DeviceDraft(Draft):
 
 def chain_rows(known_tokens: Sequence[int], draft: Draft) -> Any:
     """[1, n] the tokens of a chain's forward. Does not wait for those that are on the device."""
-    rows = mx.array(list(known_tokens), mx.int32)
-    if not isinstance(draft, DeviceDraft):
-        return mx.concatenate([rows, mx.array(draft.tokens)])[None]
-    return mx.concatenate([rows, draft.array])[None]
+    drafted = draft.array if isinstance(draft, DeviceDraft) else mx.array(draft.tokens)
+    return mx.concatenate([mx.array(list(known_tokens), mx.int32), drafted])[None]
 
 
 OnToken = Callable[["MlxScores", Any], None]
@@ -153,21 +151,17 @@ class MlxScores:
     def argmax(self) -> Ints:
         best = mx.argmax(self.array, axis=-1).astype(mx.int32)
         top = self.array.max(axis=-1).astype(mx.float32)
-        is_announced = self._announce(best, top)
-        tokens, highest = self._read(best, top)
+        tokens, highest = self._decide(best, top)
         if not np.isfinite(highest).all():
             raise non_finite_error()
-        return self._note_announced(tokens, is_announced)
+        return tokens
 
     def draw(self, params: SamplingParams, uniforms: Sequence[float]) -> Ints | None:
         if not can_draw(params):
             return None
         levels = mx.array(np.asarray(uniforms, np.float32))
         drawn, is_certain = draw(self.array.astype(mx.float32), params, levels)
-        drawn = mx.where(is_certain, drawn, -1)
-        is_announced = self._announce(drawn)
-        (tokens,) = self._read(drawn)
-        return self._note_announced(tokens, is_announced)
+        return self._decide(mx.where(is_certain, drawn, -1))[0]
 
     def logits(self, row: int) -> Logits:
         if self._rows is None:
@@ -178,20 +172,17 @@ class MlxScores:
     def host_logits(self, row: int) -> Logits | None:
         return None if self._rows is None else self._rows[row]
 
-    def _announce(self, tokens: Any, *more: Any) -> bool:
-        """Start on `tokens` and `more`, then call `on_token`; returns whether there was one to call."""
+    def _decide(self, tokens: Any, *more: Any) -> list[npt.NDArray[Any]]:
+        """`tokens` and `more` in host memory; before the wait for them, `on_token` is called."""
         on_token, self._on_token = self._on_token, None
-        if on_token is None:
-            return False
-        with map_errors():
-            mx.async_eval(tokens, *more)
-        on_token(self, mx.maximum(tokens, 0))
-        return True
-
-    def _note_announced(self, tokens: Ints, is_announced: bool) -> Ints:
-        if is_announced:
-            self.announced_token = int(tokens[0])  # -1 where the host decides, which is no token
-        return tokens
+        if on_token is not None:
+            with map_errors():
+                mx.async_eval(tokens, *more)
+            on_token(self, mx.maximum(tokens, 0))
+        values = self._read(tokens, *more)
+        if on_token is not None:
+            self.announced_token = int(values[0][0])  # -1 where the host decides, which is no token
+        return values
 
     def _read(self, *arrays: Any) -> list[npt.NDArray[Any]]:
         """The arrays in host memory, and the draft's tokens with them."""

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_map
 from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Unsupported
 from edgespec.backends.mlx.caches import SLACK, KeyValues
 from edgespec.backends.mlx.library import map_errors
-from edgespec.backends.mlx.runner import LayerHooks, LayerPass, ModelRunner, derive_class, get_layers
+from edgespec.backends.mlx.runner import LayerHooks, LayerPass, ModelRunner, get_layers
 from edgespec.backends.mlx.scores import DeviceDraft, MlxScores, chain_rows, greedy_chain
 from edgespec.backends.mlx.session import MAX_ROWS, MlxSession
-from edgespec.backends.sequence import check_committed, check_ids, check_prompt, kept_tokens, shared_prefix
+from edgespec.backends.sequence import (
+    check_committed,
+    check_forward,
+    check_ids,
+    check_prompt,
+    kept_tokens,
+    shared_prefix,
+)
 from edgespec.core.protocols import (
     NO_DRAFT,
     SOLO,
@@ -31,33 +40,11 @@ from edgespec.core.protocols import (
 )
 from edgespec.core.sampling import Logits
 from edgespec.core.scores import HostScores, Scores
-from edgespec.core.tree import check_draft
 from edgespec.core.verify import read_prompt
-from edgespec.errors import BackendError, ContextOverflow, EdgespecError, RollbackError, reason_of
+from edgespec.errors import BackendError, ContextOverflow, EdgespecError, reason_of
 from edgespec.text.tokenizer import Tokenizer
 
 # A session that drafts for another of the same model, over the same caches or over extracts of them.
-
-
-@dataclass(slots=True)
-class DraftNetwork:
-    """How a model runs when it drafts for itself.
-
-    layers                those that run, ascending
-    is_low_bit            whether they read their weights with fewer bits
-    sparse                (sink, window): tokens of context seen at its start and its end; None for all
-    has_windows           whether any of its caches drops rows behind a window
-    continues_from_layer  whether `layers` are the first ones and run unchanged, so that the target can continue after
-                          them
-    """
-
-    model: Any
-    hooks: LayerHooks
-    layers: Sequence[int]
-    is_low_bit: bool
-    sparse: tuple[int, int] | None
-    has_windows: bool
-    continues_from_layer: bool
 
 
 class SharedKVSession:
@@ -69,7 +56,7 @@ class SharedKVSession:
 
     peers = SOLO
 
-    def __init__(self, target: MlxSession, network: DraftNetwork, check: CheckCancelled) -> None:
+    def __init__(self, target: MlxSession, network: MlxSelfDraft, check: CheckCancelled) -> None:
         self._target = target
         self._network = network
         self._check = check
@@ -87,12 +74,12 @@ class SharedKVSession:
 
     @property
     def draft_limit(self) -> int:
-        return max(0, min(self.capabilities.context_size - self.position - 1, MAX_ROWS - 1))
+        return max(0, min(self._space - (self.position - self._target.position), MAX_ROWS) - 1)
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         """Run the part of `tokens` that is not held. The scores have no row where the target holds all of them.
 
-        Raises RollbackError where the target holds another text, ContextOverflow, Cancelled, BackendError.
+        Raises ContextOverflow, Cancelled, BackendError.
         """
         self._sync()
         self._pending = None
@@ -101,8 +88,6 @@ class SharedKVSession:
         self._read_lazy()
         held = [*self._target.tokens, *self._tail]
         agreed = shared_prefix(held, tokens, len(tokens))
-        if agreed < min(base, len(tokens)):
-            raise RollbackError("the draft and its target hold different texts.", hint="Report this as a bug.")
         agreed = max(min(base, len(tokens)), min(agreed, len(tokens) - 1))
         self.rewind(agreed)
         scores: Scores = HostScores(())
@@ -118,12 +103,7 @@ class SharedKVSession:
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         self._prepare()
-        check_ids((root,), self.capabilities.vocab_size)
-        if not draft.is_chain:
-            raise ValueError("this session takes chains only")
-        if len(draft) and not isinstance(draft, DeviceDraft):
-            check_draft(draft, self.capabilities.vocab_size)
-        self._require_space(len(draft) + 1)
+        check_forward(self, root, draft, is_on_device=isinstance(draft, DeviceDraft))
         logits = self._run(chain_rows((root,), draft), len(self._tail))
         self._pending = root, draft
         return MlxScores(logits, draft=draft)
@@ -160,9 +140,13 @@ class SharedKVSession:
         if not self._is_closed:
             self._is_closed = True
             self._drop_tail()
-            self._target.unbind(self)
+            if self._target.bound is self:
+                self._target.bound = None
 
     def find_continuation(self, root: int, draft: Draft) -> Callable[[Any], Any] | None:
+        """A function from the rows [1, n] of this chain to their scores [n, V], which uses what the draft has computed
+        of them; None where it has computed nothing of them.
+        """
         if not self._network.continues_from_layer:
             return None
         if draft is self._lazy and self._tail == [root]:
@@ -183,12 +167,12 @@ class SharedKVSession:
         if done < rows.shape[1]:
             self._rewind_caches(base + done)
             layer_pass = LayerPass(network.layers)
-            with network.hooks.run_pass(layer_pass):
+            with network.hooks.build(layer_pass):
                 network.model(rows[:, done:], cache=self._caches)  # MLX computes only what is evaluated: these layers
             hidden = mx.concatenate([hidden, layer_pass.output], axis=1)
             self._rewind_caches(base)
         others = range(len(network.layers), len(network.hooks.layers))
-        with network.hooks.run_pass(LayerPass(others, input=hidden)):
+        with network.hooks.build(LayerPass(others, input=hidden)):
             logits = network.model(rows, cache=self._caches)[0]
         self._rewind_caches(base + rows.shape[1])
         return logits
@@ -204,9 +188,9 @@ class SharedKVSession:
         if not self._caches:
             entries: list[KeyValues] = runner.caches.entries
             self._caches = [entry.extract(*network.sparse) for entry in entries] if network.sparse else entries
-        layer_pass = LayerPass(network.layers, network.is_low_bit)
+        layer_pass = LayerPass(network.layers)
         try:
-            with map_errors(), network.hooks.run_pass(layer_pass):
+            with map_errors(), network.hooks.build(layer_pass):
                 self._rewind_caches(base + at)  # also those of skipped layers: models make masks from any cache
                 logits = network.model(tokens, cache=self._caches)[0]
                 mx.async_eval(logits)
@@ -252,111 +236,82 @@ class SharedKVSession:
         self._lazy = self._pending = None
         self._tail, self._hidden, self._caches = [], [], []
 
+    @property
+    def _space(self) -> int:
+        """Rows that the tail may have."""
+        left = self.capabilities.context_size - self._target.position
+        return min(left, SLACK) if self._network.has_windows else left
+
     def _require_space(self, n: int) -> None:
-        end = len(self._tail) + n
-        limit = self.capabilities.context_size - self._target.position
-        if end > (min(limit, SLACK) if self._network.has_windows else limit):
+        if len(self._tail) + n > self._space:
             raise ContextOverflow(f"{n} drafted tokens do not fit.", hint="Report this as a bug.")
 
 
-# Linear layers that also have a copy of their weights with fewer bits, which drafts read.
+# A copy of a model whose linear layers have fewer bits, experts included; all other arrays are the model's own.
 
 
-_KEY = "_edgespec_reading"
 _FLOAT, _QUANTIZED = (nn.Linear, SwitchLinear), (nn.QuantizedLinear, QuantizedSwitchLinear)
 _GROUPS = (64, 32, 128)  # elements that can share a scale, the preferred number first
 _FLOAT_BITS = 4  # default for a copy of floating-point weights
 _MIN_BITS = 2
 
 
-class LowBitWeights:
-    """Adds low-bit copies to the linear layers of a model, experts included, until `close`."""
+def make_low_bit(
+    model: Any, layers: Sequence[int], bits: int, progress: Callable[[float], None], check: CheckCancelled
+) -> tuple[Any, int]:
+    """A copy of `model` with `bits` a weight (0: half of its own), and the bytes that it takes in addition.
 
-    def __init__(self, hooks: LayerHooks) -> None:
-        self.extra_bytes = 0
-        self._hooks = hooks
-        self._changed: list[tuple[Any, Any]] = []  # layers and their own classes
-
-    def add_copies(
-        self, linears: Sequence[Any], bits: int, progress: Callable[[float], None], check: CheckCancelled
-    ) -> None:
-        """Add copies of `bits` a weight (0: half of its own) to the layers that have more.
-
-        Raises Unsupported, BackendError, Cancelled, and then leaves the model unchanged.
-        """
-        chosen = [(linear, count) for linear in linears if (count := _choose_bits(linear, bits))]
-        if not chosen:
-            raise Unsupported(
-                "the model's weights have no more bits than the draft's.", hint="Use fewer bits, or layerskip."
-            )
-        try:
-            for done, (linear, count) in enumerate(chosen):
-                check()
-                progress(done / len(chosen))
-                with map_errors():
-                    low = _requantize(linear, count)
-                self.extra_bytes += low.weight.nbytes + low.scales.nbytes + low.biases.nbytes
-                kind: type = type(linear)
-                self._changed.append((linear, kind))
-                linear.__dict__[_KEY] = self._hooks, low
-                linear.__class__ = _low_bit_class(kind)
-        except BaseException:
-            self.close()
-            raise
-        mx.clear_cache()
-
-    def close(self) -> None:
-        """Drop the copies and give the layers their own classes back."""
-        while self._changed:
-            linear, kind = self._changed.pop()
-            del linear.__dict__[_KEY]
-            linear.__class__ = kind
-        self.extra_bytes = 0
-
-
-def find_linears(model: Any, skipped: Sequence[Any]) -> list[Any]:
-    """The linear layers of a model outside of the layers `skipped`, without embeddings.
-
-    Raises BackendError where the model has a low-bit draft already.
+    Of the layers only `layers` are changed, and nothing that has so few bits already. Raises Unsupported, BackendError,
+    Cancelled.
     """
-    if any(_KEY in module.__dict__ for _, module in model.named_modules()):
-        raise BackendError("the model has a low-bit draft already.", hint="Close it before you load another.")
-    skipped_modules = {id(module) for layer in skipped for _, module in layer.named_modules()}
-    found = {id(m): m for _, m in model.named_modules() if type(m) in (*_FLOAT, *_QUANTIZED)}
-    return [module for key, module in found.items() if key not in skipped_modules]
+    copied = _share(model)
+    others = [layer for i, layer in enumerate(get_layers(copied)) if i not in layers]
+    skipped = {id(module) for layer in others for module in layer.modules()}
+    linears = [m for m in copied.modules() if type(m) in (*_FLOAT, *_QUANTIZED) and id(m) not in skipped]
+    chosen = [(linear, count) for linear in linears if (count := _choose_bits(linear, bits))]
+    if not chosen:
+        raise Unsupported(
+            "the model's weights have no more bits than the draft's.", hint="Use fewer bits, or layerskip."
+        )
+    low: dict[int, Any] = {}
+    for done, (linear, count) in enumerate(chosen):
+        check()
+        progress(done / len(chosen))
+        with map_errors():
+            low[id(linear)] = _requantize(linear, count)
+    modules = copied.leaf_modules()
+    copied.update_modules(tree_map(lambda m: low.get(id(m), m), modules, is_leaf=nn.Module.is_module))
+    mx.clear_cache()
+    return copied, sum(each.weight.nbytes + each.scales.nbytes + each.biases.nbytes for each in low.values())
 
 
-@cache
-def _low_bit_class(kind: type) -> Any:
-    plain = kind.__call__
-
-    def call(linear: Any, *args: Any, **kwargs: Any) -> Any:
-        hooks, low = linear.__dict__[_KEY]
-        if hooks.current is None or not hooks.current.is_low_bit:
-            return plain(linear, *args, **kwargs)
-        return low(*args, **kwargs)
-
-    return derive_class(kind, call)
+def _share(value: Any) -> Any:
+    """A copy of a module, of the modules in it, and of the lists of them; their arrays are the same."""
+    if isinstance(value, list | tuple):
+        return type(value)(_share(each) for each in value)
+    if not isinstance(value, dict):
+        return value
+    copied = copy.copy(value)  # of a module as well, which is a dictionary
+    for name, each in value.items():
+        copied[name] = _share(each)
+    return copied
 
 
 def _choose_bits(linear: Any, bits: int) -> int:
     """Bits of a layer's low-bit copy; 0 where there can be none."""
     if not _group_size(linear) or getattr(linear, "global_scale", None) is not None:
         return 0
-    if not isinstance(linear, _QUANTIZED):
-        return bits or _FLOAT_BITS
-    n_bits = bits or linear.bits // 2
-    return n_bits if _MIN_BITS <= n_bits < linear.bits else 0
+    own = linear.bits if isinstance(linear, _QUANTIZED) else 2 * _FLOAT_BITS
+    n_bits = int(bits or own // 2)
+    return n_bits if _MIN_BITS <= n_bits < own else 0
 
 
 def _group_size(linear: Any) -> int:
     """Elements that share a scale in a copy, as in the layer if possible; 0 where no group size fits its rows."""
-    width = linear.weight.shape[-1]
+    width, groups = linear.weight.shape[-1], [*_GROUPS]
     if isinstance(linear, _QUANTIZED):
-        if linear.group_size in _GROUPS:
-            return int(linear.group_size)
-        width = width * 32 // linear.bits
-    return next((group for group in _GROUPS if width % group == 0), 0)
+        width, groups = width * 32 // linear.bits, [linear.group_size, *_GROUPS]
+    return next((group for group in groups if group in _GROUPS and width % group == 0), 0)
 
 
 def _requantize(linear: Any, bits: int) -> Any:
@@ -378,7 +333,16 @@ _ADVICE = "Use --draft ngram, or a draft model."
 
 
 class MlxSelfDraft(AttachedDraft):
-    """A model as its own draft. Its sessions use their target's caches. Only one low-bit draft exists at a time."""
+    """A model as its own draft. Its sessions use their target's caches.
+
+    model                 the target's, or a copy of it whose weights have fewer bits
+    hooks                 of the layers of both
+    layers                those that run, ascending
+    sparse                (sink, window): tokens of context seen at its start and its end; None for all
+    has_windows           whether any of its caches drops rows behind a window
+    continues_from_layer  whether the target continues drafted rows after `layers`, instead of running those again: they
+                          are the first ones and run unchanged
+    """
 
     def __init__(
         self,
@@ -396,135 +360,98 @@ class MlxSelfDraft(AttachedDraft):
         """
         count = len(hooks.layers)
         layers = method.skip.layers(count) if method.skip is not None else tuple(range(count))
-        self.tokenizer = tokenizer
-        self.name = str(method)
+        self.tokenizer, self.name, self.extra_bytes = tokenizer, str(method), 0
+        self.hooks, self.layers, self.sparse = hooks, layers, method.sparse
+        self._target = self.model = runner.model
+        if method.bits is not None:
+            self.model, self.extra_bytes = make_low_bit(runner.model, layers, method.bits, progress, check)
+        self.has_windows = any(entry.window is not None for entry in runner.caches.entries)
         is_exit = len(layers) < count and layers == tuple(range(len(layers)))
-        self._network = DraftNetwork(
-            runner.model,
-            hooks,
-            layers,
-            method.bits is not None,
-            method.sparse,
-            any(entry.has_window for entry in runner.caches.entries),
-            continues_from_layer=is_exit and method.bits is None and method.sparse is None,
-        )
-        self._low = LowBitWeights(hooks)
-        probe = _SelfDraftProbe(self._network, open_session, tokenizer.vocab_size, check)
-        try:
-            if method.bits is not None:
-                linears = find_linears(runner.model, [layer for i, layer in enumerate(hooks.layers) if i not in layers])
-                self._low.add_copies(linears, method.bits, progress, check)
-            probe.run()
-        except BaseException:
-            self._low.close()
-            raise
-        self.extra_bytes = self._low.extra_bytes
+        self.continues_from_layer = is_exit and method.bits is None and method.sparse is None
+        _probe(self, open_session, tokenizer.vocab_size, check)
         progress(1.0)
-
-    @property
-    def continues_from_layer(self) -> bool:
-        """Whether the target continues drafted rows after the draft's layers, instead of running those layers again."""
-        return self._network.continues_from_layer
 
     def open_session(self, target: Session, check: CheckCancelled) -> SharedKVSession:
         """Raises ValueError for a session of another model."""
-        if not isinstance(target, MlxSession) or target.model is not self._network.model:
+        target = getattr(target, "inner", target)
+        if not isinstance(target, MlxSession) or target.model is not self._target:
             raise ValueError("the target is a session of another model")
-        return SharedKVSession(target, self._network, check)
+        return SharedKVSession(target, self, check)
 
     def close(self) -> None:
-        self._low.close()
+        self.model = self._target
         mx.clear_cache()
 
 
 def check_layers(runner: ModelRunner) -> None:
     """Whether the model's layers can be skipped. Raises Unsupported where its layers or caches do not allow it."""
     layers, entries = get_layers(runner.model), runner.caches.entries
-    if runner.caches.recurrent:
-        reason = "its layers have recurrent states, which a draft cannot share"
-    elif not all(isinstance(entry, KeyValues) for entry in entries):
-        reason = "it has caches that a draft cannot share"
-    elif not len(layers) == len(entries) == len({id(layer) for layer in layers}):
-        reason = "it does not have one cache for each layer"
-    else:
-        return
-    raise Unsupported(f"this model cannot draft for itself on MLX: {reason}.", hint=_ADVICE)
+    for is_so, reason in (
+        (bool(runner.caches.recurrent), "its layers have recurrent states, which a draft cannot share"),
+        (not all(isinstance(each, KeyValues) for each in entries), "it has caches that a draft cannot share"),
+        (
+            not len(layers) == len(entries) == len({id(layer) for layer in layers}),
+            "it does not have one cache for each layer",
+        ),
+    ):
+        if is_so:
+            raise Unsupported(f"this model cannot draft for itself on MLX: {reason}.", hint=_ADVICE)
 
 
-class _SelfDraftProbe:
-    """Drafts and verifies a few tokens, to test whether a model's code works with hooks and low-bit weights.
+def _probe(
+    network: MlxSelfDraft, open_session: Callable[[], MlxSession], vocab_size: int, check: CheckCancelled
+) -> None:
+    """Drafts and verifies a few tokens, to test whether a model's code works in this way. It does not judge the drafts.
 
-    Create it before the weights change: it records the scores of the plain model. It does not judge the drafts.
+    Raises Unsupported where the model fails, or where the scores of its target change. Sets `continues_from_layer` to
+    False where only that fails.
     """
-
-    def __init__(
-        self, network: DraftNetwork, open_session: Callable[[], MlxSession], vocab_size: int, check: CheckCancelled
-    ) -> None:
-        self._network = network
-        self._open_session = open_session
-        self._check = check
-        tokens: list[int] = ((np.arange(_PROMPT + 1 + _DRAFTED) * 7919 + 11) % vocab_size).tolist()
-        self._prompt, self._root, self._drafted = tokens[:_PROMPT], tokens[_PROMPT], tokens[_PROMPT + 1 :]
-        self._expected, self._noise = self._measure_plain()
-
-    def run(self) -> None:
-        """Raises Unsupported where the model fails or its scores change.
-
-        Sets `continues_from_layer` to False where only that fails.
-        """
-        try:
-            reason = self._find_failure()
-        except EdgespecError as error:
-            reason = f"it fails ({reason_of(error)})"
-        if reason is not None:
-            raise Unsupported(f"this model cannot draft for itself in this way on MLX: {reason}.", hint=_ADVICE)
-
-    def _find_failure(self) -> str | None:
-        network, hooks, spread = self._network, self._network.hooks, float(self._expected.std())
-        target = self._open_prefilled()
-        draft = SharedKVSession(target, network, self._check)
-        root, drafted = self._root, self._drafted
-        rows_before = hooks.layer_rows
-        single = [_score_token(draft, token) for token in (root, *drafted)]
-        if hooks.layer_rows - rows_before != len(network.layers) * len(single):  # or they run more rows than these
-            return "its layers do not run one after another"
-        draft.rewind(0)
-        together = draft.forward(root, Draft.chain(drafted))
-        # Comparisons with NaN are false, which refuses such scores too.
-        if not all(np.abs(together.logits(i) - row).max() < 0.25 * spread for i, row in enumerate(single)):
-            return "the draft's scores of several tokens at once are not those of one at a time"
-        draft.commit(range(len(drafted)))
-        can_continue, difference = network.continues_from_layer, np.float32(np.inf)
-        try:
-            difference = np.abs(_score_chain(target, root, drafted) - self._expected).max()
-        except EdgespecError:
-            if not can_continue:
-                raise
-        is_same = bool(difference <= max(4 * self._noise, 0.02 * spread))
-        if can_continue:
-            network.continues_from_layer = is_same
-        return None if is_same or can_continue else "the target's scores have changed"
-
-    def _measure_plain(self) -> tuple[Logits, float]:
-        """[n, V] the target's scores of the root and the drafted tokens as a chain, and their rounding error."""
-        root, drafted = self._root, self._drafted
-        chain = _score_chain(self._open_prefilled(), root, drafted)
-        session = self._open_prefilled()
-        single = np.stack([_score_token(session, token) for token in (root, *drafted)])
-        return chain, float(np.abs(chain - single).max())
-
-    def _open_prefilled(self) -> MlxSession:
-        """A session that holds the prompt."""
-        session = self._open_session()
-        read_prompt(session, self._prompt)
-        return session
+    try:
+        reason = _find_failure(network, open_session, vocab_size, check)
+    except EdgespecError as error:
+        reason = f"it fails ({reason_of(error)})"
+    if reason is not None:
+        raise Unsupported(f"this model cannot draft for itself in this way on MLX: {reason}.", hint=_ADVICE)
 
 
-def _score_token(session: Session, token: int) -> Logits:
-    """[V] after `token`, which is committed."""
-    scores = session.forward(token, NO_DRAFT)
-    session.commit(())
-    return scores.logits(0)
+def _find_failure(
+    network: MlxSelfDraft, open_session: Callable[[], MlxSession], vocab_size: int, check: CheckCancelled
+) -> str | None:
+    tokens: list[int] = ((np.arange(_PROMPT + 1 + _DRAFTED) * 7919 + 11) % vocab_size).tolist()
+    root, drafted = tokens[_PROMPT], tokens[_PROMPT + 1 :]
+    plain, stepwise, target = (open_session() for _ in range(3))
+    for session in (plain, stepwise, target):
+        read_prompt(session, tokens[:_PROMPT])
+    expected = _score_chain(plain, root, drafted)
+    noise = np.abs(expected - np.stack(_score_singly(stepwise, root, drafted))).max()
+    draft, rows_before = SharedKVSession(target, network, check), network.hooks.layer_rows
+    single = _score_singly(draft, root, drafted)
+    if network.hooks.layer_rows - rows_before != len(network.layers) * len(single):  # or they run more rows than these
+        return "its layers do not run one after another"
+    draft.rewind(0)
+    together = _score_chain(draft, root, drafted)
+    # Comparisons with NaN are false, which refuses such scores too.
+    if not np.abs(together - np.stack(single)).max() < 0.25 * expected.std():
+        return "the draft's scores of several tokens at once are not those of one at a time"
+    draft.commit(range(len(drafted)))
+    can_continue, is_same = network.continues_from_layer, False
+    try:
+        difference = np.abs(_score_chain(target, root, drafted) - expected).max()
+        is_same = bool(difference <= max(4 * noise, 0.02 * expected.std()))
+    except EdgespecError:
+        if not can_continue:
+            raise
+    network.continues_from_layer = can_continue and is_same
+    return None if is_same or can_continue else "the target's scores have changed"
+
+
+def _score_singly(session: Session, root: int, drafted: Sequence[int]) -> list[Logits]:
+    """[n] rows [V] after the root and each of `drafted`, which are committed one at a time."""
+    rows = []
+    for token in (root, *drafted):
+        rows.append(session.forward(token, NO_DRAFT).logits(0))
+        session.commit(())
+    return rows
 
 
 def _score_chain(session: Session, root: int, drafted: Sequence[int]) -> Logits:

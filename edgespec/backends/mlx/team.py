@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from time import sleep
 from typing import Any, Protocol
 
 import mlx.core as mx
@@ -26,6 +27,7 @@ from edgespec.core.verify import read_prompt
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, InvalidRequest, RollbackError, reason_of
 from edgespec.formats.heads import HeadSpec
 
+_LOST_S = 0.5  # in which this process ends if the reason was that a rank has ended: its connection tells
 REFUSALS = (Cancelled, ContextOverflow, RollbackError, Unsupported, ValueError)
 """What an operation raises on all ranks alike."""
 
@@ -73,6 +75,7 @@ class LeadingTeam:
         return watched
 
     def leave(self) -> None:
+        sleep(_LOST_S)
         self.leader.close()
 
     def share(self, x: Any) -> Any:
@@ -107,19 +110,6 @@ class FollowingTeam:
         return mx.distributed.all_sum(zeros, group=self.group)
 
 
-@contextmanager
-def mirrored(team: Team, do: str, **arguments: Any) -> Iterator[None]:
-    """Inside, all ranks run the operation `do`. Raises BackendError."""
-    team.announce(do, **arguments)
-    try:
-        yield
-    except REFUSALS:
-        raise
-    except BaseException:
-        team.leave()
-        raise
-
-
 @cache
 def join(ranks: Ranks) -> Any:
     """MLX's group of all ranks, which a process can join once. Raises BackendError."""
@@ -140,11 +130,12 @@ def split(model: Any, group: Any) -> None:
             hint="Run it on one machine, or on several with llama.cpp: `edgespec worker --help`.",
         )
     arguments = getattr(getattr(model, "language_model", model), "args", None)
-    for name in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(arguments, name, None)
-        if isinstance(heads, int) and heads % size:
-            kind = "attention" if name == "num_attention_heads" else "key-value"
-            raise InvalidRequest(f"{size} ranks cannot share {heads} {kind} heads.", hint=_suggest(heads, size))
+    heads = [getattr(arguments, name, None) for name in ("num_attention_heads", "num_key_value_heads")]
+    if any(isinstance(count, int) and count % size for count in heads):  # which mlx-lm does not check
+        raise InvalidRequest(
+            f"{size} ranks cannot share {heads[0]} attention heads and {heads[1]} key-value heads.",
+            hint="Use another number of ranks.",
+        )
     try:
         model.shard(group)
     except (ValueError, AssertionError) as error:
@@ -152,17 +143,6 @@ def split(model: Any, group: Any) -> None:
             f"mlx-lm cannot split this model among {size} ranks: {reason_of(error)}.",
             hint="Use another number of ranks.",
         ) from error
-
-
-def find_split_output(model: Any) -> bool:
-    """Whether each rank has a part of the model's output matrix."""
-    kinds = (AllToShardedLinear, QuantizedAllToShardedLinear)
-    return any(isinstance(each, kinds) for name, each in model.named_modules() if name.rsplit(".", 1)[-1] == "lm_head")
-
-
-def _suggest(heads: int, size: int) -> str:
-    fitting = [n for n in range(1, size) if heads % n == 0]
-    return f"Use {fitting[-1]} {'rank' if fitting[-1] == 1 else 'ranks'}."
 
 
 # A model of which each rank has a part. Rank 0 decides; the others run the same operations on their own sessions.
@@ -200,11 +180,11 @@ class TeamModel(MlxModel):
         check: CheckCancelled = lambda: None,
     ) -> MlxHead:
         """Loads a head on rank 0 alone. It reads hidden states, which all ranks have."""
-        if spec.kind == "gemma4-assistant":
-            raise Unsupported("this head reads the target's cache, which several ranks share.", hint=_OTHER_DRAFT)
-        if find_split_output(self.network):
+        kinds = (AllToShardedLinear, QuantizedAllToShardedLinear)
+        parts = [each for name, each in self.network.named_modules() if name.rsplit(".", 1)[-1] == "lm_head"]
+        if spec.kind == "gemma4-assistant" or isinstance(next(iter(parts), None), kinds):
             raise Unsupported(
-                "this head uses the target's output matrix, which several ranks share.", hint=_OTHER_DRAFT
+                "this head uses the target's cache or output matrix, which several ranks share.", hint=_OTHER_DRAFT
             )
         return super().load_head(spec, path, progress=progress, check=check)
 
@@ -272,10 +252,18 @@ class TeamSession(MlxSession):
         else:
             raise BackendError(f"rank 0 asks for an unknown operation {do!a}.", hint="Report this as a bug.")
 
-    def mirror(self, do: str, **arguments: Any) -> Any:
-        """Inside, all ranks run the operation `do` on their sessions of this number."""
+    @contextmanager
+    def mirror(self, do: str, **arguments: Any) -> Iterator[None]:
+        """Inside, all ranks run the operation `do` on their sessions of this number. Raises BackendError."""
         self._sync()
-        return mirrored(self._team, do, session=self.number, **arguments)
+        self._team.announce(do, session=self.number, **arguments)
+        try:
+            yield
+        except REFUSALS:
+            raise
+        except BaseException:
+            self._team.leave()
+            raise
 
     def _choose_best(self, logits: Any) -> Any:
         token = self._team.share(super()._choose_best(logits))
