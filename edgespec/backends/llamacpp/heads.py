@@ -44,7 +44,6 @@ class LlamaHead(AttachedHead):
         """`close` frees `weights`, unless they are the target's."""
         super().__init__(spec.kind, target.tokenizer, 0 if weights is target else weights.path.stat().st_size)
         self._spec, self._weights = spec, weights
-        self._is_in_target = weights is target
         self._context, self._layers = opening
 
     def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
@@ -68,7 +67,7 @@ class LlamaHead(AttachedHead):
         return kind(context, target, features)
 
     def close(self) -> None:
-        if not self._is_in_target:
+        if not self._spec.in_target:
             self._weights.close()
 
 

@@ -275,8 +275,7 @@ class LlamaModel:
             self.remote = None
 
     def open_embedder(self, cells: int, check: CheckCancelled) -> LlamaEmbedder:
-        params = self._params(cells)
-        return LlamaEmbedder(self._lib, self._handle, params, self.tokenizer.vocab_size, check)
+        return LlamaEmbedder(self._lib, self._handle, self._params(cells), self.tokenizer.vocab_size, check)
 
     def open_beside(
         self, target: LlamaSession, context: Callable[..., C], *, is_mtp: bool, more_cells: int, **settings: Any
@@ -403,9 +402,8 @@ def _is_row_invariant(lib: Library, path: Path, options: LoadOptions) -> bool:
     kernels. Matrices of floats, such as a mixture's routers, are multiplied by other kernels for several rows. MTP
     layers only draft.
     """
-    if not options.exact or options.exact_width is not None or options.workers:
-        return False
-    if any(each.kind != "cpu" for each in lib.devices()):
+    is_asked = options.exact and options.exact_width is None and not options.workers
+    if not is_asked or any(each.kind != "cpu" for each in lib.devices()):
         return False
     header = read_file(path)
     tensors = {each.name: each for each in header.tensors if block_of(each) < count_blocks(header)}

@@ -320,13 +320,13 @@ class LlamaSession:
         return greedy_rollout(self, tokens, n, vocab_size)
 
     def checkpoint(self) -> None:
-        self._require_open()
+        _ = self.context  # raises once the session is closed
         self._rollback.checkpoint(len(self.tokens))
         if self._slot.tap is not None:
             self._slot.tap.features.checkpoint()
 
     def rewind(self, position: int) -> int:
-        self._require_open()
+        _ = self.context  # raises once the session is closed
         self.revision += 1
         if self._slot.is_dirty:
             self.context.flush(self._slot)
@@ -448,10 +448,6 @@ class LlamaSession:
             self._prompt = None
         if self._slot.tap is not None:
             self._slot.tap.features.rewind(position)
-
-    def _require_open(self) -> None:
-        """Raises BackendError."""
-        _ = self.context
 
     def _wait(self, scores: LlamaScores) -> None:
         """Have `scores` computed. Raises Cancelled after dropping the forward, and BackendError."""

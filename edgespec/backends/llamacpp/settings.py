@@ -37,8 +37,7 @@ class SettingsMeasurement:
         self._given = model.options
         self._seconds = seconds
         self._check = check
-        vocab = model.tokenizer.vocab_size
-        self._tokens = [(i * 7919 + 11) % vocab for i in range(max(_ROWS))]
+        self._tokens = [(i * 7919 + 11) % model.tokenizer.vocab_size for i in range(max(_ROWS))]
 
     def run(self) -> RuntimeSettings | None:
         """Measures the settings that are open, and leaves the model with those that it had."""

@@ -256,8 +256,7 @@ class KeyValues:
 
     def can_restore(self, snapshot: Any) -> bool:
         """Whether `snapshot` can still be restored."""
-        length, _, buffers = snapshot
-        return buffers is not None or self.can_rewind(length)
+        return snapshot[2] is not None or self.can_rewind(snapshot[0])
 
     def restore(self, snapshot: Any) -> None:
         length, start, buffers = snapshot

@@ -217,7 +217,7 @@ class BlockNetwork(HeadNetwork):
         self.depth = len(self._layers)
         self._masks, self._first_row = read_block(spec, target.vocab_size)
         self.n_drafts = 1 + len(self._masks) - self._first_row
-        self._attention = _read_attention(folder, self.depth)
+        self._windows, self._is_causal = _read_attention(folder, self.depth)
         vocabulary, output = target.find_output(weights, size)
         self._outputs = [output]
         self._embed = target.find_embedding(weights, size)
@@ -231,8 +231,7 @@ class BlockNetwork(HeadNetwork):
         self._finish(weights, vocabulary)
 
     def open_caches(self, target: MlxSession, position: int) -> Any:
-        windows, is_causal = self._attention
-        return [BlockKeys(window, is_causal=is_causal) for window in windows]
+        return [BlockKeys(window, is_causal=self._is_causal) for window in self._windows]
 
     def fuse(self, features: Any) -> Any:
         return mx.fast.rms_norm(self._fc(features.astype(self.dtype)), self._norms[0], self._eps)

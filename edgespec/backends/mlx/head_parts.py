@@ -262,11 +262,9 @@ class ExpertMlp:
         self._experts.gate_proj = weights.experts(f"{prefix}gate", (count, inner, shape.size))
         self._experts.up_proj = weights.experts(f"{prefix}up", (count, inner, shape.size))
         self._experts.down_proj = weights.experts(f"{prefix}down", (count, shape.size, inner))
-        self._shared: Mlp | None = None
-        self._shared_gate: Any = None
-        if f"{prefix}shared_router" in weights:
-            self._shared = Mlp(weights, shape, f"{prefix}shared_")
-            self._shared_gate = weights.linear(f"{prefix}shared_router", 1, shape.size)
+        has_shared = f"{prefix}shared_router" in weights
+        self._shared = Mlp(weights, shape, f"{prefix}shared_") if has_shared else None
+        self._shared_gate = weights.linear(f"{prefix}shared_router", 1, shape.size) if has_shared else None
 
     def __call__(self, x: Any) -> Any:
         share = mx.softmax(self._router(x), axis=-1, precise=True)

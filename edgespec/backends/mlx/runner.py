@@ -78,9 +78,8 @@ class LayerHooks:
             self.current = self.states = None
 
     def _hook(self, module: Any, index: int, derive: Callable[[Any], Any]) -> None:
-        kind: Any = type(module)
         module.__dict__[_KEY] = self, index
-        module.__class__ = derive(kind)
+        module.__class__ = derive(type(module))
 
 
 def get_layers(model: Any) -> Sequence[Any]:
