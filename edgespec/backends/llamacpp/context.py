@@ -116,7 +116,6 @@ class NativeContext:
                 f"llama.cpp could not set up a context of {params.n_ctx} tokens: {lib.log.reason()}.",
                 hint="Use a smaller --ctx, fewer --parallel answers, or fewer --gpu-layers.",
             )
-        self.memory = lib.api.llama_get_memory(self.handle)  # the handle of its cache
         self.batch = NativeBatch(lib.api, max_tokens, sequences)
         self.is_broken = False
         self._lib = lib
@@ -128,6 +127,11 @@ class NativeContext:
         self._shape = (max_outputs, vocab_size)
         self._outputs: Logits = np.empty((0, vocab_size), np.float32)
         self._address = 0  # of the buffer that it views
+
+    @property
+    def memory(self) -> Any:
+        """The llama_memory_t handle of its cache."""
+        return self._lib.api.llama_get_memory(self.handle)
 
     def decode(self, batch: NativeBatch | None = None) -> Logits:
         """Decode `batch`, or its own, clear it and wait: [max_outputs, V], a view of llama.cpp's own buffer.
@@ -398,19 +402,20 @@ class LlamaScores:
             if batch.error is not None:
                 raise batch.error
             assert batch.outputs is not None
-            self._rows = batch.outputs[self._span]
+            first = self._place[1]
+            self._rows = batch.outputs[first : first + self.n_outputs]
         return self._rows
 
     def place(self, token: int, output: int) -> tuple[int, int]:
         """Write the rows behind `token` others, `output` of which have scores; returns both with these."""
-        self._first_token, self._span = token, slice(output, output + self.n_outputs)
+        self._place = token, output
         self._fill()
         return token + self.n_tokens, output + self.n_outputs
 
     def copy_states(self) -> None:
         """Called after the decode, if the slot has a tap."""
         if self.slot.tap is not None:
-            self.states = self.slot.tap.read(self._first_token, self.n_tokens)
+            self.states = self.slot.tap.read(self._place[0], self.n_tokens)
 
     def copy_rows(self) -> None:
         """Keep the rows if they may still be read: the next decode overwrites the buffer that they are in."""

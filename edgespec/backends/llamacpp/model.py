@@ -167,13 +167,6 @@ class LlamaModel:
         self.remote: RemoteDevices | None = None
         self.tokenizer = LlamaTokenizer(api, api.llama_model_get_vocab(handle))
         self.context_size: int = options.context_for(api.llama_model_n_ctx_train(handle))
-        template: bytes | None = api.llama_model_chat_template(handle, None)
-        self.chat_template = template.decode("utf-8", "replace") if template else None
-        words = ctypes.create_string_buffer(128)
-        api.llama_model_desc(handle, words, 128)
-        self.description = words.value.decode("utf-8", "replace")  # such as 'llama 8B Q4_K - Medium'
-        self.layer_count: int = api.llama_model_n_layer(handle)
-        self.hidden_size: int = api.llama_model_n_embd(handle)  # numbers of a token's state between layers
         self._shared_context: Context | None = None
         self.lends_cells = False  # self-drafts copy the cells of its sessions
         self.is_recurrent = bool(api.llama_model_is_recurrent(handle) or api.llama_model_is_hybrid(handle))
@@ -218,6 +211,28 @@ class LlamaModel:
             "the forwards of --exact have the rows of one text": self.options.exact,
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The jinja source in the file's metadata."""
+        raw: bytes | None = self._lib.api.llama_model_chat_template(self._handle, None)
+        return raw.decode("utf-8", "replace") if raw else None
+
+    @property
+    def description(self) -> str:
+        """Architecture, size and quantization in llama.cpp's words, such as 'llama 8B Q4_K - Medium'."""
+        buffer = ctypes.create_string_buffer(128)
+        self._lib.api.llama_model_desc(self._handle, buffer, 128)
+        return buffer.value.decode("utf-8", "replace")
+
+    @property
+    def layer_count(self) -> int:
+        return int(self._lib.api.llama_model_n_layer(self._handle))
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of a token's hidden state between layers."""
+        return int(self._lib.api.llama_model_n_embd(self._handle))
 
     def make_self_draft(
         self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled

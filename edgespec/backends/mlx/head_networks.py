@@ -215,9 +215,9 @@ class BlockNetwork(HeadNetwork):
         self._norms = [weights.vector(name, size) for name in ("feature_norm", "output_norm")]
         self._layers = [HeadLayer(weights, shape, size, prefix) for prefix in weights.layer_prefixes]
         self.depth = len(self._layers)
-        self._masks, self._first_row = read_block(spec, target.vocab_size)
-        self.n_drafts = 1 + len(self._masks) - self._first_row
-        self._windows, self._is_causal = _read_attention(folder, self.depth)
+        self._block = read_block(spec, target.vocab_size)
+        self.n_drafts = 1 + len(self._block[0]) - self._block[1]
+        self._attention = _read_attention(folder, self.depth)
         vocabulary, output = target.find_output(weights, size)
         self._outputs = [output]
         self._embed = target.find_embedding(weights, size)
@@ -231,7 +231,8 @@ class BlockNetwork(HeadNetwork):
         self._finish(weights, vocabulary)
 
     def open_caches(self, target: MlxSession, position: int) -> Any:
-        return [BlockKeys(window, is_causal=self._is_causal) for window in self._windows]
+        windows, is_causal = self._attention
+        return [BlockKeys(window, is_causal=is_causal) for window in windows]
 
     def fuse(self, features: Any) -> Any:
         return mx.fast.rms_norm(self._fc(features.astype(self.dtype)), self._norms[0], self._eps)
@@ -247,15 +248,15 @@ class BlockNetwork(HeadNetwork):
         None of them is kept. All rows of a block run, as in training: since they attend to each other, fewer of them
         would say other things.
         """
-        held = caches[0].length
-        x = self._embed(mx.array([root, *self._masks], mx.int32)).astype(self.dtype)
+        held, (masks, first_row) = caches[0].length, self._block
+        x = self._embed(mx.array([root, *masks], mx.int32)).astype(self.dtype)
         try:
             for layer, cache in zip(self._layers, caches, strict=True):
                 x = layer.run(x, cache, x)
         finally:
             for cache in caches:
                 cache.rewind(held)
-        rows = mx.fast.rms_norm(x[self._first_row :], self._norms[1], self._eps)
+        rows = mx.fast.rms_norm(x[first_row:], self._norms[1], self._eps)
         return rows if self._markov is None else (self._outputs[0](rows).astype(mx.float32), mx.array([root]))
 
     def follow(self, token: Any, output: Any, caches: Any) -> Any:

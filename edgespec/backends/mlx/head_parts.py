@@ -264,7 +264,7 @@ class ExpertMlp:
         self._experts.down_proj = weights.experts(f"{prefix}down", (count, shape.size, inner))
         has_shared = f"{prefix}shared_router" in weights
         self._shared = Mlp(weights, shape, f"{prefix}shared_") if has_shared else None
-        self._shared_gate = weights.linear(f"{prefix}shared_router", 1, shape.size) if has_shared else None
+        self._shared_gate: Any = weights.linear(f"{prefix}shared_router", 1, shape.size) if has_shared else None
 
     def __call__(self, x: Any) -> Any:
         share = mx.softmax(self._router(x), axis=-1, precise=True)

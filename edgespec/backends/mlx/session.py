@@ -94,7 +94,7 @@ class MlxSession:
         self.capabilities = capabilities
         self.tokens: list[int] = []
         self.bound: SharedKVSession | None = None
-        self._open_runner, self._open_hooks, self._check = open_runner, open_hooks, check
+        self._openers, self._check = (open_runner, open_hooks), check
         self._runner = open_runner()
         self._lag = 0
         self._snapshots: dict[str, Snapshot] = {}  # of the prompt, and of the last rollout
@@ -136,7 +136,8 @@ class MlxSession:
         self._sync()
         if self.position or self._pending is not None:
             raise ValueError("a session is tapped before it holds tokens")
-        tap, trial = FeatureTap(self._open_hooks(), layers), self._open_runner()
+        open_runner, open_hooks = self._openers
+        tap, trial = FeatureTap(open_hooks(), layers), open_runner()
         trial.tap = tap
         with map_errors():
             trial.run_chain([0, 0])  # builds a forward, and computes nothing
@@ -418,7 +419,7 @@ class MlxSession:
             latest = max(usable, key=lambda snapshot: snapshot.position)
             caches.restore(latest.caches)
             return latest.position
-        fresh = self._open_runner()
+        fresh = self._openers[0]()
         self._runner, fresh.tap = fresh, self._runner.tap
         self._snapshots = {}
         return 0
