@@ -24,7 +24,7 @@ import click
 
 from benchmarks.harness import EDGESPEC, print_result
 from edgespec.formats.gguf import LARGEST_BLOCK
-from edgespec.planner.report import format_facts
+from edgespec.planner.report import format_plan
 from laboratory.hub import OutlineHub, RangeRequest
 from laboratory.published import PublishedFile
 from laboratory.published_files import FILES
@@ -55,7 +55,7 @@ def main(names: tuple[str, ...], threads: int, no_speed: bool) -> None:
                 }
             sent = sum(each["sent"] for each in traffic.values())
             click.echo(
-                "\n".join([*format_facts(plan), f"  {sent / 2**20:.1f} MiB from the hub; {seconds:.0f} s"]), err=True
+                "\n".join([*format_plan(plan), f"  {sent / 2**20:.1f} MiB from the hub; {seconds:.0f} s"]), err=True
             )
             results[name] = {key: plan[key] for key in KEYS if key in plan} | {
                 "hub": traffic,

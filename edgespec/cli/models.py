@@ -53,12 +53,15 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
     from edgespec.hub.cache import RemoteModel
     from edgespec.hub.hub import Hub
     from edgespec.planner.plan import LoadConfig, fetch, plan
+    from edgespec.planner.report import describe_faster
     from edgespec.registry.schema import load_registry
 
     hub, reporter = Hub.from_environment(), TerminalReporter()
     options = LoadOptions(context_size=ctx)
     request = LoadConfig(model, parse_backend(backend), draft, load=options, force=force, fetch_heads=True)
     planned = plan(request, load_registry(), hub, reporter)
+    if told := describe_faster(planned.metadata):
+        reporter.notice(f"{told}.")
     for source in planned.sources:
         if verify and isinstance(source, RemoteModel):
             hub.verify(source, lambda name: click.echo(f"checking {name}", err=True))
@@ -275,7 +278,7 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
     from edgespec.cli.engine import run_work
     from edgespec.cli.terminal import TerminalReporter, report_activity
     from edgespec.hub.hub import Hub
-    from edgespec.planner.report import format_facts, report_plan
+    from edgespec.planner.report import format_plan, report_plan
     from edgespec.registry.schema import load_registry
 
     request = replace(load_config(model, {**options, "force": True}), fetch_heads=True)
@@ -286,7 +289,7 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
 
     *_, facts = work(lambda: None) if no_speed else run_work(work)
     report_activity("")
-    print_result(facts, format_facts(facts), as_json=as_json)
+    print_result(facts, format_plan(facts), as_json=as_json)
 
 
 # `edgespec recommend`: the models that suit this machine.
@@ -347,6 +350,7 @@ def recommend_command(
     facts = {
         "models": [each.to_dict() for each in found.models],
         "notices": list(found.notices),
+        "advice": found.advice,
         "weight_cost": {name: round(cost, 2) for name, cost in costs.items()},
     }
     print_result(facts, _format(found.models), as_json=as_json)
@@ -356,6 +360,7 @@ def recommend_command(
     if found.models:
         types = ", ".join(f"{name} {cost:.1f}" for name, cost in costs.items())
         told += [f"Time of a weight on this machine, by type: {types}."] if costs else []
+        told += found.advice
         told += [f"Drafts for {use}: {DRAFTERS[use]}."] if use is not None else []  # type: ignore[index]
         told.append("`edgespec plan NAME` measures one of them, `edgespec chat NAME` downloads and opens it.")
     for line in told:

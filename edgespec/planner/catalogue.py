@@ -20,7 +20,15 @@ from edgespec.hub.cache import HubRepo, Kind, LocalPath, Reference, RemoteModel
 from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub, search_repos
 from edgespec.planner.memory import ModelFacts, guess_facts, read_facts
-from edgespec.planner.speed import ASSUMED, COMMON, MachineSpeed, SpeedEstimate, load_speed, measure_speed
+from edgespec.planner.speed import (
+    ASSUMED,
+    COMMON,
+    FasterType,
+    MachineSpeed,
+    SpeedEstimate,
+    load_speed,
+    measure_speed,
+)
 from edgespec.registry.external_models import find_external_models, read_gguf_size
 from edgespec.registry.resolve import (
     LocalModel,
@@ -107,6 +115,7 @@ class Candidate:
     problem     why nothing could be read from the hub, else empty
     fit         'tight' if little memory stays free or the draft model does not fit with the target
     expected    None where the speed cannot be estimated
+    faster      another type of weights of about the same size that is much faster here
     """
 
     name: str
@@ -123,6 +132,7 @@ class Candidate:
     problem: str = ""
     fit: FitLevel | None = None
     expected: SpeedEstimate | None = None
+    faster: FasterType | None = None
 
     @property
     def here(self) -> bool:
@@ -190,6 +200,7 @@ class Candidate:
             "estimated_sizes": facts is None or not facts.exact,
             "plain_tokens_per_second": self.plain,
             "drafted_tokens_per_second": self.drafted,
+            "faster_type": {"name": self.faster.name, "gain": round(self.faster.gain, 2)} if self.faster else None,
             "draft": self.draft_by or "ngram",
             "hub_downloads": self.downloads,
             "problem": self.problem or None,
@@ -218,6 +229,15 @@ class Recommendations:
     models: Sequence[Candidate]
     notices: Sequence[str] = ()
     speed: MachineSpeed = field(default_factory=MachineSpeed)
+
+    @property
+    def advice(self) -> list[str]:
+        """Sentences that name the models for which a file with another type of weights would be much faster."""
+        by_types: dict[tuple[str, str], list[Candidate]] = {}
+        for each in self.models:
+            if each.faster is not None:
+                by_types.setdefault((each.faster.instead_of, each.faster.name), []).append(each)
+        return [_advise(models) for models in by_types.values()]
 
 
 @dataclass(slots=True)
@@ -301,6 +321,13 @@ class Catalogue:
             speed = measure_speed(COMMON | kinds, report, self.check, again=again)
         return Recommendations(sorted((self._judge(each, speed) for each in kept), key=_rank), notices, speed)
 
+    def estimate(
+        self, alias: str, report: Callable[[str], None] = lambda text: None, *, measure: bool = True
+    ) -> Candidate | None:
+        """An alias with what is expected of it; None where the registry has no such alias. Raises Cancelled."""
+        found = self.recommend(Query(alias), report, measure=measure).models
+        return next((each for each in found if each.name == alias), None)
+
     def _list_aliases(self, query: Query) -> list[Candidate]:
         with ThreadPoolExecutor(_REQUESTS) as pool:
             return list(pool.map(self._describe_alias, filter(query.matches, self.registry.entries.values())))
@@ -379,7 +406,8 @@ class Catalogue:
         if fit == "does not fit" or is_split or model.backend == "mlx":
             return replace(model, fit=fit)
         drafted = draft.read if draft and not target.mixture else None  # rows of a mixture read more than one row does
-        return replace(model, fit=fit, expected=speed.estimate(target.read, drafted))
+        expected, faster = speed.estimate(target.read, drafted), speed.find_faster(target.read)
+        return replace(model, fit=fit, expected=expected, faster=faster)
 
 
 def _read_local(reference: Reference, path: Path, kind: Kind, size: int) -> Part:
@@ -394,6 +422,13 @@ def rate_fit(needed: int, added: int, memory: Memory) -> FitLevel:
     if memory.usable - needed - added >= _MIN_HEADROOM * memory.usable:
         return "fits"
     return "tight" if needed <= memory.usable else "does not fit"
+
+
+def _advise(models: Sequence[Candidate]) -> str:
+    """One sentence for models that have the same type of weights and the same faster one."""
+    best = max((each.faster for each in models if each.faster is not None), key=lambda faster: faster.gain)
+    names = [each.name for each in models]
+    return f"{best} of {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}."
 
 
 def _rank(model: Candidate) -> tuple[int, float, str]:

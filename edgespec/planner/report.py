@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
+from edgespec.backends import prefers_mlx
 from edgespec.backends.options import RuntimeSettings
 from edgespec.controller.cost_model import Profile
 from edgespec.controller.store import SettingsStore
 from edgespec.core.protocols import CheckCancelled
 from edgespec.formats.gguf import Header
+from edgespec.formats.head_file import ModelMetadata
 from edgespec.hub.cache import shorten_names
 from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub
-from edgespec.planner.memory import ModelFacts, describe_model, estimate_head
+from edgespec.planner.catalogue import Catalogue
+from edgespec.planner.draft_finder import AUTO
+from edgespec.planner.memory import ModelFacts, describe_model, estimate_head, read_memory
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, plan
 from edgespec.planner.speed import (
     ASSUMED,
+    FasterType,
     SpeedEstimate,
+    count_weights,
+    find_similar,
+    load_speed,
     measure_speed,
     read_by_type,
 )
@@ -26,6 +35,9 @@ from edgespec.registry.schema import Acceptance, Registry
 from edgespec.units import gib, significant
 
 _TABLE_ROWS = (1, 4, 16)
+_USUAL_COST = (1 / 50, 1 / 10)  # of a draft token, in plain steps: c of Leviathan et al. (2023)
+_SLOW_DRAFT = 0.8  # from this cost on, a draft model is as slow as its target
+_ROWS_PAY, _ROWS_COST = 1.5, 2.0  # plain steps of four rows
 _NOT_FORETOLD = {"drafts_not_foretold": "`edgespec draft build` and `edgespec bench` measure them after a download"}
 
 
@@ -39,15 +51,18 @@ def report_plan(
     *,
     measure: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """The facts of a plan, which `format_facts` shows: first without speeds, then with them if `measure`.
+    """The facts of a plan, which `format_plan` shows: first without speeds, then with them if `measure`.
 
     `report` is told in words what is being done. Raises any EdgespecError, Cancelled.
     """
     try:
         planned = plan(request, registry, hub, reporter)
-    except HubUnreachable as error:
-        hint = f"{error.hint} `edgespec recommend` estimates the models of the registry without the hub."
-        raise HubUnreachable(error.message, hint=hint) from error
+    except HubUnreachable:
+        estimated = _estimate_alias(request, registry, hub, check, report, measure=measure)
+        if estimated is None:
+            raise
+        yield estimated
+        return
     for told in planned.findings:
         reporter.notice(told)
     facts = describe_plan(planned) | _describe_settings(planned, hub)
@@ -119,19 +134,73 @@ def _describe_speed(planned: Plan, check: CheckCancelled, report: Callable[[str]
     if not isinstance(planned.metadata, Header) or not (draft is None or isinstance(draft, Header)):
         return {"not_foretold": "only GGUF models can be measured"}
     target, drafted = describe_model(planned.metadata), read_by_type(draft) if draft is not None else {}
-    speed = measure_speed({*target.read, *drafted}, report, check, planned.options)
-    expected = speed.estimate(target.read, drafted)
-    if expected is None:
+    types = {*target.read, *find_similar(target.read), *drafted}
+    speed = measure_speed(types, report, check, planned.options)
+    alone = speed.estimate(target.read, drafted)
+    if alone is None:
         return {"not_foretold": "its type of weights could not be measured on this machine"}
-    if planned.network is not None:
-        expected = expected.with_network(planned.network.wait_s)
-    facts = _describe_forwards(expected, target)
+    expected = alone.with_network(planned.network.wait_s) if planned.network is not None else alone
+    facts = _describe_forwards(expected, target, speed.find_faster(target.read))
     if planned.self_draft is not None or (models and draft is None):
         return facts | _NOT_FORETOLD
-    return facts | _describe_drafts(expected, planned.acceptance)
+    facts |= _describe_drafts(expected, planned.acceptance)
+    if planned.network is not None:
+        without = {a: round(alone.speculative(a)[1], 2) for a in planned.acceptance or ASSUMED}
+        facts["speedup_without_network"] = without
+    return facts
 
 
-def _describe_forwards(expected: SpeedEstimate, model: ModelFacts) -> dict[str, Any]:
+def describe_faster(target: ModelMetadata) -> str | None:
+    """A sentence on another type of weights that would be much faster, at about the same size; None where none is.
+
+    Only what is stored of this machine is used.
+    """
+    faster = load_speed().find_faster(read_by_type(target)) if isinstance(target, Header) else None
+    return None if faster is None else f"{faster} of this model"
+
+
+def _estimate_alias(
+    request: LoadConfig,
+    registry: Registry,
+    hub: Hub,
+    check: CheckCancelled,
+    report: Callable[[str], None],
+    *,
+    measure: bool,
+) -> dict[str, Any] | None:
+    """A plan by what the registry alone says of an alias, for whoever cannot read its header.
+
+    None where `request` names no alias, or asks for drafters or workers. Raises Cancelled.
+    """
+    backend = request.backend or ("mlx" if prefers_mlx() else "llamacpp")
+    if backend == "toy" or request.draft != AUTO or request.load.workers:
+        return None
+    memory = read_memory(backend)
+    catalogue = Catalogue(registry, replace(hub, offline=True), backend, memory, check)
+    found = catalogue.estimate(request.model or registry.default, report, measure=measure)
+    if found is None:
+        return None
+    facts = found.target.facts
+    described = {
+        "name": found.name,
+        "backend": found.backend,
+        "draft": str(found.draft.reference) if found.draft else found.draft_by or "ngram",
+        "estimated": True,
+        "download_bytes": found.missing,
+        "weights_bytes": facts.weights if facts else None,
+        "needed_bytes": facts.needed if facts else None,
+        "free_bytes": memory.usable,
+        "fits": found.fit != "does not fit",
+    }
+    if facts is None or found.expected is None:
+        return described
+    described |= _describe_forwards(found.expected, facts, found.faster)
+    if found.draft is not None and found.expected.draft_s is None:
+        return described | _NOT_FORETOLD
+    return described | _describe_drafts(found.expected, found.acceptance)
+
+
+def _describe_forwards(expected: SpeedEstimate, model: ModelFacts, faster: FasterType | None) -> dict[str, Any]:
     """What forwards without drafts take, and what they read."""
     low, high = expected.plain
     read_bytes = sum(model.read.values())
@@ -140,24 +209,159 @@ def _describe_forwards(expected: SpeedEstimate, model: ModelFacts) -> dict[str, 
         "cost_of_rows": {n: round(s / expected.rows[1], 2) for n, s in expected.rows.items()},
         "bytes_per_token": round(read_bytes),
         "bytes_per_second": float(f"{read_bytes / expected.rows[1]:.3g}"),
+        "operations_per_byte": round(2 * count_weights(model.read) / read_bytes, 2) if read_bytes else None,
         "mixture": model.mixture,
+        "faster_type": None if faster is None else f"{faster} of this model",
     }
 
 
 def _describe_drafts(expected: SpeedEstimate, acceptance: Acceptance | None) -> dict[str, Any]:
-    """What chains of drafts gain."""
+    """What chains of drafts gain, and why they do not."""
     chains = {a: expected.speculative(a) for a in acceptance or ASSUMED}
     return {
         "drafted_token_cost": round(expected.draft_s / expected.rows[1], 3) if expected.draft_s else None,
         "acceptance_known": acceptance is not None,
         "speculation_pays_from_acceptance": expected.pays_from,
+        "pays_with_free_drafts_from": replace(expected, draft_s=None).pays_from,
         "speedup_at_acceptance": {a: round(speedup, 2) for a, (_, speedup) in chains.items()},
         "drafts_at_acceptance": {a: depth for a, (depth, _) in chains.items()},
     }
 
 
+def format_plan(facts: dict[str, Any]) -> Iterator[str]:
+    """The lines of the text report."""
+    yield f"{shorten_names(facts['name'])} on {facts['backend']}, drafted by {shorten_names(facts['draft'])}"
+    yield from _format_memory_of_alias(facts) if facts.get("estimated") else _format_memory(facts)
+    yield from _format_speed(facts)
+
+
+def _format_memory(facts: dict[str, Any]) -> Iterator[str]:
+    """Memory, settings and workers."""
+    scratch = facts["needed_bytes"] - facts["weights_bytes"] - facts["kv_bytes"] - facts["draft_bytes"]
+    yield (
+        f"  target: weights {gib(facts['weights_bytes'])}, "
+        f"KV cache for {facts['context']:,} tokens {gib(facts['kv_bytes'])}, scratch memory {gib(scratch)}"
+    )
+    heads, heads_bytes = facts["heads"], sum(_add_up(head) for head in facts["heads"])
+    models = "draft models" if len(facts["draft_models"]) > 1 else "draft model"
+    if facts["draft_models"]:
+        yield f"  {models}: {gib(facts['draft_bytes'] - heads_bytes)} (weights, KV cache, scratch memory)"
+    for head in heads:
+        place = "in the target's file" if head["in_target"] else f"weights {gib(head['weights_bytes'])}"
+        states = " and states" if facts["backend"] == "mlx" else ""
+        cache = f"KV cache{states} {gib(head['kv_bytes'])}"
+        yield f"  {head['kind']} head: {place}, {cache}, scratch memory {gib(head['scratch_bytes'])}"
+    for version in facts["adapted_drafts"]:
+        rounds = f"{version['tokens_per_round']:.2f}, before {version['tokens_per_round_of_base']:.2f}"
+        yield f"  draft adapted on {version['date']} (version {version['version']}): tokens per round {rounds}"
+    if "settings" in facts:
+        stored = facts["settings"]
+        lines = RuntimeSettings.from_dict(stored).describe() if stored else ["settings of llama.cpp: not measured yet"]
+        yield from (f"  {line}" for line in lines)
+    fits = "fits" if facts["fits"] else "DOES NOT FIT"
+    yield f"  {fits}: needs {gib(facts['needed_bytes'])} of {gib(facts['free_bytes'])} free"
+    if not facts["fits"] and facts["fits_without_draft"]:
+        added = " and ".join([models] * bool(facts["draft_models"]) + ["head"] * bool(heads))
+        yield f"  fits without the {added}, which --draft auto leaves out"
+        yield "  --draft ngram needs no memory, --draft layerskip:2 that of the target's first two layers"
+    if "workers" in facts:
+        yield from _format_workers(facts)
+
+
+def _format_memory_of_alias(facts: dict[str, Any]) -> Iterator[str]:
+    """Formats the sizes of an alias whose files were not read."""
+    if facts["weights_bytes"] is None:
+        yield "  size: not stated in the registry"
+        return
+    yield f"  the hub cannot be asked; estimated from the registry: weights about {gib(facts['weights_bytes'])}"
+    fits = "fits" if facts["fits"] else "DOES NOT FIT"
+    yield f"  {fits}: needs about {gib(facts['needed_bytes'])} of {gib(facts['free_bytes'])} free"
+
+
+def _format_speed(facts: dict[str, Any]) -> Iterator[str]:
+    """The lines on speed, with and without drafts."""
+    if "plain_tokens_per_second" not in facts:
+        yield "  speed: no estimate" + (f", since {facts['not_foretold']}" if "not_foretold" in facts else "")
+        return
+    low, high = facts["plain_tokens_per_second"]
+    condition = "" if facts["fits"] else " with enough memory"
+    yield f"  plain decoding{condition}: {significant(low)} to {significant(high)} tokens/s"
+    if facts["operations_per_byte"]:
+        rate, each = facts["bytes_per_second"] / 1e9, facts["operations_per_byte"]
+        yield (
+            f"  a token reads {gib(facts['bytes_per_token'])} of weights: {significant(rate)} GB/s, "
+            f"{each:.1f} operations a byte, and n times as many in a forward of n rows"
+        )
+    if facts["faster_type"]:
+        yield f"  {facts['faster_type']}"
+    costs = "  ".join(f"{n}: {cost:.2f}" for n, cost in facts["cost_of_rows"].items())
+    yield f"  cost of a forward of n rows, T(n), in plain steps: {costs}"
+    yield from _judge_rows(facts["cost_of_rows"])
+    if facts["mixture"]:
+        yield "  estimated with the same experts for all rows; rows that route to other experts cost more"
+    if "drafts_not_foretold" in facts:
+        yield f"  drafts: {facts['drafts_not_foretold']}"
+        return
+    yield from _format_drafts(facts)
+
+
+def _format_drafts(facts: dict[str, Any]) -> Iterator[str]:
+    """What drafts cost and gain."""
+    cost = facts["drafted_token_cost"]
+    if cost is not None:
+        yield f"  cost of a draft token, c, in plain steps: {cost:.3f}{_judge_cost(cost)}"
+    registered = ("the registry's low figure", "the registry's high figure")
+    sources = registered if facts["acceptance_known"] else ("assumed", "assumed")
+    for (acceptance, speedup), source in zip(facts["speedup_at_acceptance"].items(), sources, strict=False):
+        depth = facts["drafts_at_acceptance"][acceptance]
+        result = f"{speedup:.2f}x plain with drafts of {depth}" if depth else "no draft pays"
+        if "speedup_without_network" in facts:
+            result += f"; without the network's time {facts['speedup_without_network'][acceptance]:.2f}x"
+        yield f"  if {float(acceptance):.0%} of draft tokens are accepted ({source}): {result}"
+    if facts["speculation_pays_from_acceptance"] is not None:
+        yield f"  speculation pays from an acceptance of {facts['speculation_pays_from_acceptance']:.0%}"
+    elif facts["pays_with_free_drafts_from"] is not None:
+        slow = "is as slow as its target" if cost >= _SLOW_DRAFT else "is too slow for its target"
+        free = f"drafts that cost nothing, such as n-grams, pay from {facts['pays_with_free_drafts_from']:.0%}"
+        yield f"  speculation cannot pay with this draft model, which {slow}; {free}"
+    else:
+        yield "  speculation cannot pay with this type of weights on this machine"
+
+
+def _judge_rows(costs: Mapping[Any, float]) -> Iterator[str]:
+    """What four rows say of drafts; `costs` by rows, whose keys are text after a way through JSON."""
+    four = {int(n): cost for n, cost in costs.items()}.get(4)
+    if four is not None and four > _ROWS_COST:
+        yield "  four rows cost much more than one: computing takes the time here, and drafts save only reading"
+    elif four is not None and four < _ROWS_PAY:
+        yield "  four rows cost little more than one: reading the weights takes the time here, and drafts save that"
+
+
+def _judge_cost(cost: float) -> str:
+    """What follows from a cost outside of the usual range."""
+    low, high = _USUAL_COST
+    if cost > high:
+        return "; 1/50 to 1/10 is usual, and a smaller draft model would gain more"
+    return "; 1/50 to 1/10 is usual, and a larger draft model may be right more often" if cost < low else ""
+
+
+def _format_workers(facts: dict[str, Any]) -> Iterator[str]:
+    yield f"  layers: {facts['layers_here']} here"
+    for worker in facts["workers"]:
+        memory = "this machine's memory" if worker["is_this_machine"] else f"{gib(worker['free_bytes'])} free"
+        trip = f"round trip {significant(worker['round_trip_ms'])} ms"
+        yield f"          {worker['layers']} on {worker['address']} ({memory}, {trip})"
+    wait, row = significant(facts["network_ms"]), facts["network_bytes_per_row"] / 1024
+    yield f"  network: {wait} ms in every forward, however many rows it has, and {row:.0f} KiB for each row"
+
+
+def _add_up(head: Mapping[str, Any]) -> int:
+    total: int = head["weights_bytes"] + head["kv_bytes"] + head["scratch_bytes"]
+    return total
+
+
 def format_facts(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of a name and a value, such as the text of `plan` and `show`."""
+    """Lines of a name and a value, such as the text of `show`."""
     names = {key: _name(key) for key in facts}
     width = max(map(len, names.values()))
     for key, value in facts.items():

@@ -43,6 +43,9 @@ _MEASURED_CONTEXT = 512
 _ROUND_S = 4e-4  # of the loop in each round, outside of the forward
 COMMON = frozenset({"Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "F16"})
 _MEASURABLE = GGML_NAMES.keys() - {"F32", "F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"}
+_TRAINED = frozenset({"MXFP4", "NVFP4", "F16", "BF16", "F32"})  # other types of these weights are less exact
+_SAME_SIZE = 1.15  # the ratio of the bits of two types that are about as large
+_MUCH_FASTER = 1.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,21 @@ def read_by_type(header: Header) -> dict[str, float]:
 
 
 @dataclass(frozen=True, slots=True)
+class FasterType:
+    """Another type of about the same size, with which a forward of one row is `gain` times as fast."""
+
+    name: str
+    instead_of: str
+    gain: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} weights are {self.gain:.1f} times as fast as {self.instead_of} weights on this machine, at "
+            f"about the same size; look for a {self.name} file"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class MachineSpeed:
     """Seconds of a byte that a forward reads, by type of the weights and by rows of the forward."""
 
@@ -96,6 +114,21 @@ class MachineSpeed:
         rows = self._forward_s(target)
         drafted = self._forward_s(draft) if draft else {}
         return SpeedEstimate(rows, drafted.get(1)) if rows else None
+
+    def find_faster(self, read: Mapping[str, float]) -> FasterType | None:
+        """A type that would be much faster than that of most of the weights, at about the same size; None for none."""
+        main, present = find_main_type(read), self._forward_s(read)
+        if main is None or not present:
+            return None
+        found = None
+        for name in find_similar(read) & self.rates.keys():
+            as_large = read[main] * GGML_NAMES[name].bits / GGML_NAMES[main].bits
+            others = {kind: n for kind, n in read.items() if kind != main}
+            then = self._forward_s({**others, name: others.get(name, 0.0) + as_large})
+            gain = present[1] / then[1]
+            if gain >= _MUCH_FASTER and (found is None or gain > found.gain):
+                found = FasterType(name, main, gain)
+        return found
 
     def compare_types(self) -> dict[str, float]:
         """Seconds of a weight in a forward of one row, over those of the fastest type, in ascending order."""
@@ -116,6 +149,20 @@ class MachineSpeed:
 def find_main_type(read: Mapping[str, float]) -> str | None:
     """The type of most of the bytes."""
     return max(read, key=lambda kind: read[kind], default=None)
+
+
+def count_weights(read: Mapping[str, float]) -> float:
+    """How many weights so many bytes of each type are."""
+    return sum(8 * n / GGML_NAMES[kind].bits for kind, n in read.items())
+
+
+def find_similar(read: Mapping[str, float]) -> frozenset[str]:
+    """The common types of about the size of the main type; none for a type in which models are trained."""
+    main = find_main_type(read)
+    if main is None or main in _TRAINED:
+        return frozenset()
+    bits = GGML_NAMES[main].bits
+    return frozenset(each for each in COMMON - {main} if 1 / _SAME_SIZE <= GGML_NAMES[each].bits / bits <= _SAME_SIZE)
 
 
 def load_speed(options: LoadOptions = LoadOptions()) -> MachineSpeed:  # noqa: B008 - frozen

@@ -302,10 +302,10 @@ class LocalEngine(EngineClient):
             self._refresh_devices()
 
     def _plan(self, check: CheckCancelled, config: LoadConfig, reporter: Reporter) -> Iterator[str]:
-        from edgespec.planner.report import format_facts, report_plan  # imports all that plans
+        from edgespec.planner.report import format_plan, report_plan  # imports all that plans
 
         for facts in report_plan(config, load_registry(), Hub.from_environment(), reporter, check):
-            yield "\n".join(format_facts(facts))
+            yield "\n".join(format_plan(facts))
 
     def _embed(self, check: CheckCancelled, texts: Sequence[str | Sequence[int]]) -> Iterator[Embedding | Yield]:
         yield from embed(self.require_loaded().engine.target, texts, check)

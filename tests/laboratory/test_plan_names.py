@@ -14,6 +14,7 @@ from click.testing import CliRunner
 import edgespec.planner.speed as speed
 from edgespec.cli.models import plan_command
 from edgespec.errors import CacheError
+from edgespec.planner.report import format_plan
 from edgespec.units import GIB
 from laboratory.hub import OutlineHub
 from laboratory.plan_names import count_traffic
@@ -74,6 +75,17 @@ def test_a_small_mixture_is_measured(plan: Plan) -> None:
     small = with_words(FILES["gpt-oss-20b"][0], BYTE_WORDS, blocks=4, width=256, ffn=256, heads=4, kv_heads=2)
     facts, _ = plan("gpt-oss-20b", [small])
     assert facts["mixture"] and facts["plain_tokens_per_second"][0] > 0
+    assert any("same experts" in line for line in format_plan(facts))
+
+
+def test_what_run_would_do_where_the_pair_does_not_fit() -> None:
+    facts = {
+        "name": "m", "backend": "llamacpp", "draft": "d", "draft_models": ["d"], "context": 8192,
+        "weights_bytes": GIB, "kv_bytes": GIB, "draft_bytes": GIB, "heads": [], "adapted_drafts": [],
+        "needed_bytes": 3 * GIB, "free_bytes": 2 * GIB, "fits": False, "fits_without_draft": True,
+    }  # fmt: skip
+    assert any("fits without the draft model" in line for line in format_plan(facts))
+    assert not any("without the draft" in line for line in format_plan({**facts, "fits_without_draft": False}))
 
 
 def test_no_room_for_a_measurement_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,4 +97,4 @@ def test_no_room_for_a_measurement_is_one_sentence(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(speed, "run_in_child", full)
     done = CliRunner().invoke(plan_command, ["--backend", "llamacpp"], catch_exceptions=False)
     assert done.exit_code == 0
-    assert "its type of weights could not be measured" in done.output
+    assert "speed: no estimate, since its type of weights could not be measured" in done.output

@@ -69,5 +69,14 @@ def test_the_time_of_a_round_grows_with_the_bytes_of_each_type() -> None:
     assert pair is not None and pair.draft_s == pytest.approx(0.009, rel=0.1)
 
 
+def test_a_much_faster_type_of_the_same_size_is_named() -> None:
+    faster = SPEED.find_faster({"Q4_1": 1e9, "F32": 1e5})
+    assert faster is not None and (faster.name, faster.instead_of) == ("Q4_0", "Q4_1")
+    assert faster.gain == pytest.approx(1.6 * 20 / 18, rel=0.01), "Q4_0 has fewer bytes, too"
+    assert "Q4_0 weights are 1.8 times as fast as Q4_1 weights on this machine" in str(faster)
+    assert SPEED.find_faster({"Q4_0": 1e9}) is None and SPEED.find_faster({"Q8_0": 1e9}) is None
+    assert SPEED.find_faster({"MXFP4": 1e9}) is None, "its model was trained so"
+
+
 def test_types_are_compared_by_the_time_of_a_weight() -> None:
     assert SPEED.compare_types() == {"Q4_0": 1.0, "Q8_0": pytest.approx(1.7), "Q4_1": pytest.approx(16 / 9)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +14,8 @@ from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.hub import Hub
 from edgespec.planner.memory import estimate_memory
 from edgespec.planner.plan import LoadConfig, MemoryOptions, Plan, list_used_files, plan
-from edgespec.planner.report import describe_plan, format_facts
+from edgespec.planner.report import describe_plan, format_plan
 from edgespec.registry.schema import Registry, load_registry
-from edgespec.units import gib
 from tests.formats.ggufs import TOKENS, write_gguf
 from tests.reporter import Heard
 
@@ -151,10 +149,12 @@ def test_the_report_shows_all_drafters(folder: Path, paired: Registry, heard: He
     assert facts["draft"] == f"ngram+{folder}/draft.gguf+{folder}/pard.gguf"
     assert facts["draft_models"] == [f"{folder}/draft.gguf", f"{folder}/pard.gguf"]
     assert found.fit.draft is not None and facts["draft_bytes"] == found.fit.draft.total
-    lines = dict(re.split("  +", line, maxsplit=1) for line in format_facts(facts))
-    assert (lines["name"], lines["draft"]) == ("here", "ngram+draft.gguf+pard.gguf") and lines["fits"] == "yes"
-    assert lines["weights bytes"] == gib(facts["weights_bytes"]) and lines["heads"] == "none"
-    assert describe_plan(planned(paired, heard, "none"))["draft"] == "none"
+    lines = list(format_plan(facts))
+    assert lines[0] == "here on llamacpp, drafted by ngram+draft.gguf+pard.gguf"
+    assert any(line.startswith("  draft models: ") for line in lines)
+    alone = list(format_plan(describe_plan(planned(paired, heard, "model"))))
+    assert any(line.startswith("  draft model: ") for line in alone)
+    assert "drafted by none" in next(format_plan(describe_plan(planned(paired, heard, "none"))))
 
 
 def test_a_draft_that_was_removed_hides_no_other_file_of_a_load(tmp_path: Path) -> None:

@@ -150,12 +150,15 @@ def test_what_is_downloaded_is_here(hub: Hub, served: Path, tmp_path: Path) -> N
     assert coder.missing == 0 and coder.target.facts is not None and coder.target.facts.exact
 
 
-def test_the_registry_foretells_a_pair(hub: Hub, tmp_path: Path) -> None:
+def test_the_registry_foretells_a_pair_and_another_type_of_weights(hub: Hub, tmp_path: Path) -> None:
     """Offline: the small model's own entry says how large the draft is, and the names of the files say their types."""
     save_speed(MachineSpeed({"Q4_0": {1: 1e-10, 2: 1.1e-10, 4: 1.2e-10}, "Q4_K": {1: 1.6e-10, 2: 2e-10, 4: 3e-10}}))
     offline, roomy = Hub(hub.endpoint, hub.cache_dir, offline=True), Memory(RESERVE_BYTES + 100 * GIB)
     catalogue = Catalogue(load_registry(tmp_path / "models.toml"), offline, "llamacpp", roomy)
-    pair = by_name(catalogue.recommend(Query("qwen3-4b-q4"), measure=False))["qwen3-4b-q4"]
+    (told,) = catalogue.recommend(Query("8b"), measure=False).advice
+    assert told.startswith("Q4_0 weights are 1.6 times as fast as Q4_K weights") and told.endswith("of llama-8b-q4.")
+    pair = catalogue.estimate("qwen3-4b-q4", measure=False)
+    assert pair is not None and pair.faster is None and catalogue.estimate("qwen3", measure=False) is None
     facts = pair.target.facts
     assert facts is not None and not facts.exact and find_main_type(facts.read) == "Q4_0"
     assert pair.drafted is not None and pair.plain is not None and pair.drafted[1] > pair.plain
