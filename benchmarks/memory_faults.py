@@ -31,7 +31,7 @@ import click
 import numpy as np
 
 from benchmarks.harness import print_result
-from edgespec.memory.memory import Memory
+from edgespec.memory.memory import Memory, MemorySpace
 from edgespec.memory.store import TextStore
 
 _TOKENIZER = "tokenizer"
@@ -78,14 +78,23 @@ def make_text(seed: int) -> list[int]:
     return tokens
 
 
+def is_found(space: MemorySpace, text: list[int]) -> bool:
+    """Whether the middle of a text is found."""
+    matches = space.find(text[:3000], 1)
+    return matches is not None and matches.length == 32
+
+
 def write_texts(folder: Path, first: int) -> None:
     """The process that is killed: prints each text that is stored, and each that is forgotten."""
     memory = Memory(folder, _TOKENIZER, _LIMIT)
     memory.set_idle(True)
     space, store = memory.space(""), TextStore.open(folder)
     for seed in range(first, first + 10_000):
-        space.add(make_text(seed), 100, str(seed))
-        memory.flush()
+        text = make_text(seed)
+        while not is_found(space, text):  # a text that is added while others are forgotten is not kept
+            space.refresh()
+            space.add(text, 100, str(seed))
+            memory.flush()
         print("stored", seed, flush=True)
         if seed % _FORGOTTEN == 0:
             store.forget(str(seed))
