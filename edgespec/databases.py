@@ -4,59 +4,137 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from edgespec.errors import CacheError, reason_of
+from edgespec.files import lock_file
 
 _ELSEWHERE = "or set EDGESPEC_DATA_DIR to another folder."
+IN_MEMORY = Path(":memory:")
 
 
 class DamagedFile(Exception):
     """The file is not a valid database of this program."""
 
 
-def open_database(
-    path: Path, version: int, prepare: Callable[[sqlite3.Connection], None], wait_s: float, *, any_thread: bool = False
-) -> tuple[sqlite3.Connection, str | None]:
-    """A connection to the file at `path`, created if missing, and a notice if a damaged file was set aside.
+class Layout(NamedTuple):
+    """The latest version of a file that can be read.
 
-    `prepare` configures the connection and creates the tables of a new file, whose `read_version` is 0; it raises
-    DamagedFile for tables that are not of this program. `version` is the latest that it can read. `any_thread`: the
-    caller has a lock of its own. Raises CacheError.
+    pragmas     of each connection
+    statements  they bring an empty file, or one of an earlier version, to this one
     """
 
-    def connect() -> sqlite3.Connection:
-        return _connect(path, version, prepare, wait_s, any_thread)
+    version: int
+    pragmas: tuple[str, ...]
+    statements: tuple[str, ...]
 
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(path, wait_s):
+
+class SharedDatabase:
+    """The connection to a file that other processes use too; any thread may use it. Every method raises CacheError.
+
+    `notice` is a sentence about a damaged file that was set aside, else None.
+    """
+
+    def __init__(self, path: Path, layout: Layout, wait_s: float = 0.0) -> None:
+        """Open the file at `path`, which is created if missing; waits up to `wait_s` for locks.
+
+        Replaces a damaged file by a new one and keeps the old under another name. IN_MEMORY is a path too.
+        """
+        self.file = path
+        self.notice: str | None = None
+        self._layout = layout
+        self._wait_s = wait_s
+        self._lock = threading.RLock()
+        try:
+            self._db = self._connect() if self.is_in_memory else self._open()
+        except (OSError, sqlite3.Error, DamagedFile) as error:
+            raise to_cache_error(error, path) from error
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether everything is lost when the program ends."""
+        return self.file == IN_MEMORY
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    @contextmanager
+    def read(self) -> Iterator[sqlite3.Connection]:
+        """The connection, for single statements."""
+        with self._lock:
             try:
-                return connect(), None
+                yield self._db
+            except (OSError, sqlite3.Error) as error:
+                raise to_cache_error(error, self.file) from error
+
+    def query(self, statement: str, *parameters: object) -> list[Any]:
+        """All rows of a statement."""
+        with self.read() as db:
+            return db.execute(statement, parameters).fetchall()
+
+    @contextmanager
+    def write(self) -> Iterator[sqlite3.Connection]:
+        """The connection in a transaction; an exception undoes it. One process at a time writes."""
+        with self.read() as db:
+            db.execute("BEGIN IMMEDIATE")
+            with db:
+                yield db
+
+    def _open(self) -> sqlite3.Connection:
+        self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with lock_file(Path(f"{self.file}.lock"), wait=True):  # one process creates the file or sets it aside
+            try:
+                return self._connect()
             except DamagedFile as damage:
-                moved = _set_aside(path)
-                notice = f"{path} is damaged ({damage}). It is renamed to {moved.name}, and a new file is used."
-                return connect(), notice
-    except (OSError, sqlite3.Error, DamagedFile) as error:
-        raise to_cache_error(error, path) from error
+                moved = _set_aside(self.file)
+                self.notice = (
+                    f"{self.file} is damaged ({damage}). It is renamed to {moved.name}, and a new file is used."
+                )
+                return self._connect()
 
-
-def read_version(db: sqlite3.Connection) -> int:
-    """PRAGMA user_version."""
-    return int(db.execute("PRAGMA user_version").fetchone()[0])
-
-
-def require_columns(db: sqlite3.Connection, columns: dict[str, str]) -> None:
-    """Raises DamagedFile where a table lacks one of its columns, which are separated by commas."""
-    try:
-        for table, names in columns.items():
-            db.execute(f"SELECT {names} FROM {table} LIMIT 0")
-    except sqlite3.OperationalError as error:
-        if _error_code(error) != sqlite3.SQLITE_ERROR:
+    def _connect(self) -> sqlite3.Connection:
+        if not self.is_in_memory:
+            self.file.touch(mode=0o600)  # SQLite gives its other files the same permissions
+            log = Path(f"{self.file}-wal")
+            if self.file.stat().st_size == 0 and log.exists() and log.stat().st_size:
+                # SQLite would treat it as a new file and delete the log
+                raise DamagedFile("it is empty, but its log is not")
+        db = sqlite3.connect(self.file, timeout=self._wait_s, isolation_level=None, check_same_thread=False)
+        try:
+            self._prepare(db)
+        except BaseException as error:
+            db.close()
+            if _is_damage(error):
+                raise DamagedFile(reason_of(error)) from error
             raise
-        raise DamagedFile(reason_of(error)) from error
+        return db
+
+    def _prepare(self, db: sqlite3.Connection) -> None:
+        """Check the file, and create or upgrade its tables. Raises CacheError for a file of a newer version."""
+        version = int(db.execute("PRAGMA user_version").fetchone()[0])
+        if version > self._layout.version:
+            hint = f"Update edgespec, {_ELSEWHERE}"
+            raise CacheError(f"{self.file} was written by a newer version of edgespec.", hint=hint)
+        found = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
+        if found != "ok":
+            raise DamagedFile(" ".join(found.split()))
+        if version == 0:
+            if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                raise DamagedFile("it belongs to another program")
+            db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only an empty file can take it
+        for pragma in self._layout.pragmas:
+            db.execute(f"PRAGMA {pragma}")
+        if version < self._layout.version:
+            db.execute("BEGIN IMMEDIATE")
+            with db:
+                for statement in (*self._layout.statements, f"PRAGMA user_version = {self._layout.version}"):
+                    db.execute(statement)
+        db.execute("PRAGMA journal_mode = WAL")
 
 
 def to_cache_error(error: Exception, path: Path) -> CacheError:
@@ -70,36 +148,8 @@ def to_cache_error(error: Exception, path: Path) -> CacheError:
         return CacheError(
             f"{path} is damaged: {reason_of(error)}.", hint="Restart edgespec: a damaged file is set aside."
         )
-    reason = (getattr(error, "strerror", None) or reason_of(error)).rstrip(".")
     hint = f"Check the permissions of the folder and the disk, {_ELSEWHERE}"
-    return CacheError(f"{path} cannot be read or written: {reason}.", hint=hint)
-
-
-def _connect(
-    path: Path, version: int, prepare: Callable[[sqlite3.Connection], None], wait_s: float, any_thread: bool
-) -> sqlite3.Connection:
-    path.touch(mode=0o600)  # SQLite gives its other files the same permissions
-    log = Path(f"{path}-wal")
-    if path.stat().st_size == 0 and log.exists() and log.stat().st_size:
-        raise DamagedFile("it is empty, but its log is not")  # SQLite would treat it as a new file and delete the log
-    db = sqlite3.connect(path, timeout=wait_s, isolation_level=None, check_same_thread=not any_thread)
-    try:
-        if read_version(db) > version:
-            hint = f"Update edgespec, {_ELSEWHERE}"
-            raise CacheError(f"{path} was written by a newer version of edgespec.", hint=hint)
-        found = str(db.execute("PRAGMA integrity_check(1)").fetchone()[0])
-        if found != "ok":
-            raise DamagedFile(" ".join(found.split()))
-        if read_version(db) == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-            raise DamagedFile("it belongs to another program")
-        prepare(db)
-        db.execute("PRAGMA journal_mode = WAL")
-    except BaseException as error:
-        db.close()
-        if _is_damage(error):
-            raise DamagedFile(reason_of(error)) from error
-        raise
-    return db
+    return CacheError(f"{path} cannot be read or written: {reason_of(error)}.", hint=hint)
 
 
 def _error_code(error: BaseException) -> int:
@@ -109,16 +159,6 @@ def _error_code(error: BaseException) -> int:
 
 def _is_damage(error: BaseException) -> bool:
     return _error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-
-@contextmanager
-def _lock(path: Path, wait_s: float) -> Iterator[None]:
-    """Hold the lock under which one process creates the file or sets it aside."""
-    lock_path = Path(f"{path}.lock")
-    lock_path.touch(mode=0o600)
-    with closing(sqlite3.connect(lock_path, timeout=wait_s, isolation_level=None)) as lock:
-        lock.execute("BEGIN EXCLUSIVE")
-        yield
 
 
 def _set_aside(path: Path) -> Path:

@@ -80,13 +80,10 @@ def run_command(
 
 def _advise(info: ModelInfo, text: str) -> list[str]:
     """What is said to a question that the model answers with code; for other models nothing."""
+    from edgespec.conversations.chat import may_be_code
     from edgespec.registry.schema import EMBEDDED_ALIAS
 
-    if info.name != EMBEDDED_ALIAS:
-        return []
-    from edgespec.tui.blocks import may_be_code  # not before it is needed: pygments takes a while
-
-    if may_be_code(text):
+    if info.name != EMBEDDED_ALIAS or may_be_code(text):
         return []
     return [f"{EMBEDDED_ALIAS} completes Python code; `edgespec chat` lists models that one can talk to."]
 

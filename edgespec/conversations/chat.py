@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -14,7 +15,7 @@ from edgespec.conversations.database import Conversation, Turn
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import AnswerStart, MemoryUse, Request
-from edgespec.errors import CacheError, ContextOverflow, InvalidRequest
+from edgespec.errors import CacheError, ContextOverflow, InvalidRequest, reason_of
 from edgespec.files import write_atomically
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.text.chat_template import Message
@@ -134,7 +135,7 @@ class Chat:
             max_tokens, rolling = _check(state["max_tokens"], int, type(None)), state.get("rolling") is True
             seed, system = _check(state["seed"], int, type(None)), _check(state["system"], str, type(None))
         except OSError as error:
-            raise InvalidRequest(f"cannot read {path}: {_reason(error)}.", hint="Check the path.") from error
+            raise InvalidRequest(f"cannot read {path}: {reason_of(error)}.", hint="Check the path.") from error
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise InvalidRequest(f"{path} is not a saved chat.", hint="Load a file of /save.") from error
         self.messages, self.left_out, self.sampling = messages, 0, params
@@ -174,7 +175,7 @@ def write_file(path: Path, text: str, *, overwrite: bool) -> None:
             raise InvalidRequest(f"{path} exists.", hint="Add ! to the command to replace it, such as /save! FILE.")
         write_atomically(path, text)
     except (OSError, ValueError) as error:
-        raise CacheError(f"cannot write {path}: {_reason(error)}.", hint="Choose another folder.") from error
+        raise CacheError(f"cannot write {path}: {reason_of(error)}.", hint="Choose another folder.") from error
 
 
 def parse_path(argument: str) -> Path:
@@ -191,10 +192,6 @@ def _check(value: Any, *kinds: type) -> Any:
     if not isinstance(value, kinds) or isinstance(value, bool):
         raise TypeError(value)
     return value
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
 
 
 # How much of a chat the context holds: what is left out of the next request, and what to say before it is full.
@@ -370,3 +367,23 @@ def _format_setting(value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return NONE if value is None else str(value)
+
+
+# Messages to a model that only completes code.
+
+
+_PYTHON_LINE = re.compile(
+    r"\s*(?:(?:def|class)\s+\w+.*:?|@\w[\w.]*.*|import\s+[\w., ]+|from\s+[\w.]+\s+import\s.+|return\b.*"
+    r"|(?:if|elif|for|while|with|try|except|else|finally)\b.*:|self\.\w+.*|\w+ = .+|>>> .+)"
+)
+
+
+def is_python(text: str) -> bool:
+    """Whether a text, as a model that completes texts writes it, looks like Python: half of its lines do."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return 2 * sum(_PYTHON_LINE.fullmatch(line) is not None for line in lines) >= len(lines) > 0
+
+
+def may_be_code(text: str) -> bool:
+    """Whether a message may be the beginning of code: it looks like Python, or has characters that prose seldom has."""
+    return is_python(text) or any(each in "()[]{}<>=#@_" for each in text)

@@ -1,18 +1,15 @@
-"""Opens the SQLite file of conversations and creates its tables."""
+"""Conversations and turns as values, the rule of searches, and the folders in which everything is kept."""
 
 from __future__ import annotations
 
 import os
-import sqlite3
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from edgespec import databases
-from edgespec.databases import read_version, require_columns
 from edgespec.errors import CacheError
 from edgespec.memory.store import TextStore
 from edgespec.units import gib
@@ -83,22 +80,9 @@ def make_title(text: str) -> str:
     return UNTITLED
 
 
-# Word search in texts: the matching rule, the index of finished turns, and the snippets of matches.
+# Word search in texts: the matching rule, and the snippets of matches.
 
 
-INDEX_SCHEMA = (
-    """
-    CREATE TABLE folded (
-        turn INTEGER PRIMARY KEY REFERENCES turns ON DELETE CASCADE,
-        conversation INTEGER NOT NULL,
-        text TEXT NOT NULL
-    )
-    """,
-    "CREATE INDEX turns_unfinished ON turns (conversation) WHERE NOT finished",
-    "CREATE TRIGGER reopened AFTER UPDATE OF finished ON turns WHEN NOT new.finished"
-    " BEGIN DELETE FROM folded WHERE turn = new.id; END",
-)
-_MAX_WORDS = 100  # of a query, the longest ones, that the index is asked for
 _BEFORE, _AFTER = 30, 60  # characters of a snippet around a match
 
 
@@ -122,23 +106,6 @@ def matches(text: str, words: list[str]) -> bool:
     return all(word in text for word in words)
 
 
-def index_turn(db: sqlite3.Connection, turn: int, conversation: int, text: str) -> None:
-    """Add a finished turn to the index, which holds the text as words are compared with it."""
-    db.execute("INSERT OR REPLACE INTO folded VALUES (?, ?, ?)", (turn, conversation, _drop_nuls(_fold(text))))
-
-
-def find_turns(db: sqlite3.Connection, words: list[str]) -> dict[int, int]:
-    """The newest matching turn of each conversation, by the conversation's id. Reads the whole index."""
-    asked = sorted(set(words), key=len, reverse=True)[:_MAX_WORDS]
-    conditions = " AND ".join(["text GLOB ?"] * len(asked))  # faster than instr()
-    query = f"SELECT conversation, max(turn) FROM folded WHERE {conditions} GROUP BY conversation"
-    found: dict[int, int] = dict(db.execute(query, [_to_pattern(word) for word in asked]).fetchall())
-    for turn, conversation, text in db.execute("SELECT id, conversation, text FROM turns WHERE NOT finished"):
-        if matches(text, words):
-            found[conversation] = max(turn, found.get(conversation, 0))
-    return found
-
-
 def snippet(text: str, words: list[str]) -> str:
     """The part of a matching text around the first match, on one printable line."""
     low = _fold(text)
@@ -150,55 +117,9 @@ def snippet(text: str, words: list[str]) -> str:
     return ("…" if start else "") + " ".join(shown.split()) + ("…" if end < len(text) else "")
 
 
-def _drop_nuls(text: str) -> str:
-    return text.replace("\0", "\ufffd")  # GLOB reads up to the first NUL
-
-
-def _to_pattern(word: str) -> str:
-    """The GLOB pattern of a word that is folded already: folding it again may change it."""
-    escaped = "".join(f"[{c}]" if c in "*?[" else c for c in _drop_nuls(word))
-    return f"*{escaped}*"
-
-
 def _fold(text: str) -> str:
     """`text` with case and Unicode composition normalized."""
     return unicodedata.normalize("NFC", text).casefold()
-
-
-CONVERSATION_COLUMNS = "id, name, model, system, leaf, created, changed"
-TURN_COLUMNS = "id, conversation, parent, role, text, reasoning, spans, settings, metrics, finished, created"
-
-_VERSION = 2
-_SCHEMA = (
-    """
-    CREATE TABLE conversations (
-        id INTEGER PRIMARY KEY AUTOINCREMENT,
-        name TEXT,
-        model TEXT NOT NULL,
-        system TEXT,
-        leaf INTEGER,
-        created REAL NOT NULL,
-        changed REAL NOT NULL
-    )
-    """,
-    """
-    CREATE TABLE turns (
-        id INTEGER PRIMARY KEY AUTOINCREMENT,
-        conversation INTEGER NOT NULL REFERENCES conversations,
-        parent INTEGER REFERENCES turns,
-        role TEXT NOT NULL CHECK (role IN ('user', 'assistant')),
-        text TEXT NOT NULL,
-        reasoning TEXT NOT NULL,
-        spans TEXT NOT NULL,
-        settings TEXT NOT NULL,
-        metrics TEXT NOT NULL,
-        finished INTEGER NOT NULL,
-        created REAL NOT NULL
-    )
-    """,
-    "CREATE INDEX turns_by_conversation ON turns (conversation)",
-    "CREATE INDEX turns_by_parent ON turns (parent)",
-)
 
 
 def data_folder() -> Path:
@@ -207,48 +128,6 @@ def data_folder() -> Path:
 
     configured = os.environ.get("EDGESPEC_DATA_DIR")
     return Path(configured) if configured else platformdirs.user_data_path("edgespec")
-
-
-def open_database(path: Path, wait_s: float) -> tuple[sqlite3.Connection, str | None]:
-    """A connection to the file at `path`, created if missing, and a notice if a damaged file was set aside.
-
-    Raises CacheError.
-    """
-    return databases.open_database(path, _VERSION, prepare, wait_s)
-
-
-def prepare(db: sqlite3.Connection) -> None:
-    """Configure a connection and create the tables of a new file. Raises DamagedFile for tables of another program."""
-    db.text_factory = lambda data: data.decode("utf-8", "replace")
-    db.execute("PRAGMA foreign_keys = ON")
-    db.execute("PRAGMA secure_delete = ON")
-    db.execute("PRAGMA synchronous = NORMAL")
-    if read_version(db) == 0:
-        with _upgrade(db):
-            for statement in (*_SCHEMA, *INDEX_SCHEMA):
-                db.execute(statement)
-    require_columns(db, {"conversations": CONVERSATION_COLUMNS, "turns": TURN_COLUMNS})
-    if read_version(db) < _VERSION:
-        _add_index(db)
-    require_columns(db, {"folded": "turn, conversation, text"})
-
-
-@contextmanager
-def _upgrade(db: sqlite3.Connection) -> Iterator[None]:
-    """A transaction at whose end the file has the current version."""
-    db.execute("BEGIN IMMEDIATE")
-    yield
-    db.execute(f"PRAGMA user_version = {_VERSION}")
-    db.execute("COMMIT")
-
-
-def _add_index(db: sqlite3.Connection) -> None:
-    """Add the index of searches to a file without one."""
-    with _upgrade(db):
-        for statement in INDEX_SCHEMA:
-            db.execute(statement)
-        for row in db.execute("SELECT id, conversation, text FROM turns WHERE finished").fetchall():
-            index_turn(db, *row)
 
 
 # The memory of earlier texts, as far as it concerns conversations: its folder, and what it has of one of them.
@@ -282,9 +161,6 @@ def describe_memory() -> dict[str, Any]:
     except CacheError as error:
         return {"path": str(folder), "state": f"cannot be used: {error.message}"}
     return {"path": str(folder), "state": f"{tokens:,} tokens in {gib(n_bytes)}", "tokens": tokens, "bytes": n_bytes}
-
-
-# Where the drafts lie that were adapted to their user.
 
 
 def adapted_folder() -> Path:

@@ -48,6 +48,7 @@ class ConversationRecorder:
     store          that of the conversation: `saved`, or one in memory for an incognito conversation
     turns          the branch on the screen; `chat.messages` always holds its texts
     conversation   None before the first question
+    model          its name, which the conversation takes with its next answer
 
     If the store fails, `report` is called once with a message, and the chat continues in memory.
     """
@@ -58,7 +59,7 @@ class ConversationRecorder:
         self.conversation: Conversation | None = None
         self._chat = chat
         self._report = report
-        self._model = ""
+        self.model = ""
         self._fork: Fork | None = None  # the one that was selected last
         self._is_saved = True
         self._saved_s = 0.0
@@ -79,10 +80,6 @@ class ConversationRecorder:
             return None
         return MemoryUse(source=name_source(self.conversation.id))
 
-    def use_model(self, name: str) -> None:
-        """The conversation takes the model's name with its next answer."""
-        self._model = name
-
     def drop_unanswered(self) -> bool:
         """Take a question without an answer, or with reasoning alone, off the screen; whether there was one.
 
@@ -101,7 +98,7 @@ class ConversationRecorder:
 
         def write() -> Turn:
             if self.conversation is None:
-                self.conversation = self.store.new(self._model, self._chat.system)
+                self.conversation = self.store.new(self.model, self._chat.system)
             return self.store.add(self.conversation, self.turns[-1] if self.turns else None, "user", text)
 
         turn = self._write(write)
@@ -109,8 +106,8 @@ class ConversationRecorder:
 
     def begin_answer(self, settings: Mapping[str, Any]) -> None:
         """Add an empty answer to the last question, as another branch where it already has one."""
-        if self._require_conversation().model != self._model:
-            self.conversation = self._write(lambda: self.store.set_model(self._require_conversation(), self._model))
+        if self._require_conversation().model != self.model:
+            self.conversation = self._write(lambda: self.store.set_model(self._require_conversation(), self.model))
         turn = self._write(
             lambda: self.store.add(self._require_conversation(), self.turns[-1], "assistant", "", settings=settings)
         )

@@ -1,126 +1,69 @@
-"""The SQLite file of the memory: its tables and transactions, and how deleted rows leave the disk."""
+"""The SQLite file of the memory: its tables, what is read and written there, and how deleted rows leave the disk."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-import threading
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from edgespec.databases import open_database, read_version, require_columns, to_cache_error
+from edgespec.databases import Layout, SharedDatabase
 from edgespec.errors import CacheError
 from edgespec.files import write_private
 from edgespec.memory.texts import Origin, SpaceKey, StoredText
 
 FILE_NAME = "memory.db"
 SEGMENT_SUFFIX = ".segment"
-_VERSION = 1
-_SCHEMA = (
-    "CREATE TABLE spaces (id INTEGER PRIMARY KEY, tokenizer TEXT NOT NULL, namespace TEXT NOT NULL,"
-    " UNIQUE (tokenizer, namespace))",
-    "CREATE TABLE texts (id INTEGER PRIMARY KEY AUTOINCREMENT, space INTEGER NOT NULL REFERENCES spaces,"
-    " source TEXT, is_corpus INTEGER NOT NULL, time REAL NOT NULL, n_lead INTEGER NOT NULL, answer INTEGER NOT NULL,"
-    " checksum INTEGER NOT NULL, keys BLOB NOT NULL, tokens BLOB NOT NULL)",
-    "CREATE INDEX texts_by_space ON texts (space, id)",
-    "CREATE INDEX texts_by_source ON texts (source) WHERE source IS NOT NULL",
-    # The last use of a text, as the greatest id of texts at that time: no clock is needed.
-    "CREATE TABLE uses (text INTEGER PRIMARY KEY, used INTEGER NOT NULL)",
-    # The files of indexes over all texts of a space with ids from first to last.
-    "CREATE TABLE segments (name TEXT PRIMARY KEY, space INTEGER NOT NULL REFERENCES spaces, first INTEGER NOT NULL,"
-    " last INTEGER NOT NULL, n_tokens INTEGER NOT NULL, bytes INTEGER NOT NULL)",
-    # A model with the tokenizer, by the name that its user knows.
-    "CREATE TABLE models (tokenizer TEXT PRIMARY KEY, name TEXT NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE learned (space INTEGER NOT NULL REFERENCES spaces, name TEXT NOT NULL, data BLOB NOT NULL,"
-    " PRIMARY KEY (space, name)) WITHOUT ROWID",
-    # What was forgotten: all, or of a namespace or of a source, by their hashes. The greatest id is the epoch.
-    "CREATE TABLE forgotten (id INTEGER PRIMARY KEY AUTOINCREMENT, namespace TEXT, source TEXT)",
+_LAYOUT = Layout(
+    1,
+    ("synchronous = NORMAL", "secure_delete = ON", "temp_store = MEMORY"),
+    (
+        "CREATE TABLE spaces (id INTEGER PRIMARY KEY, tokenizer TEXT NOT NULL, namespace TEXT NOT NULL,"
+        " UNIQUE (tokenizer, namespace))",
+        "CREATE TABLE texts (id INTEGER PRIMARY KEY AUTOINCREMENT, space INTEGER NOT NULL REFERENCES spaces,"
+        " source TEXT, is_corpus INTEGER NOT NULL, time REAL NOT NULL, n_lead INTEGER NOT NULL,"
+        " answer INTEGER NOT NULL, checksum INTEGER NOT NULL, keys BLOB NOT NULL, tokens BLOB NOT NULL)",
+        "CREATE INDEX texts_by_space ON texts (space, id)",
+        "CREATE INDEX texts_by_source ON texts (source) WHERE source IS NOT NULL",
+        # The last use of a text, as the greatest id of texts at that time: no clock is needed.
+        "CREATE TABLE uses (text INTEGER PRIMARY KEY, used INTEGER NOT NULL)",
+        # The files of indexes over all texts of a space with ids from first to last.
+        "CREATE TABLE segments (name TEXT PRIMARY KEY, space INTEGER NOT NULL REFERENCES spaces,"
+        " first INTEGER NOT NULL, last INTEGER NOT NULL, n_tokens INTEGER NOT NULL, bytes INTEGER NOT NULL)",
+        # A model with the tokenizer, by the name that its user knows.
+        "CREATE TABLE models (tokenizer TEXT PRIMARY KEY, name TEXT NOT NULL) WITHOUT ROWID",
+        "CREATE TABLE learned (space INTEGER NOT NULL REFERENCES spaces, name TEXT NOT NULL, data BLOB NOT NULL,"
+        " PRIMARY KEY (space, name)) WITHOUT ROWID",
+        # A row for each time that texts were forgotten. The greatest id is the epoch.
+        "CREATE TABLE forgotten (id INTEGER PRIMARY KEY AUTOINCREMENT, namespace TEXT, source TEXT)",
+    ),
 )
 
 
-class Database:
-    """The folder of the memory: memory.db and the files of segments. Any thread may use it.
-
-    `notice` is a sentence about a damaged file that `open` set aside, else None.
-    """
-
-    def __init__(self, folder: Path, db: sqlite3.Connection, notice: str | None, wait_s: float) -> None:
-        """Use `open`."""
-        self.folder = folder
-        self._wait_s = wait_s
-        self.notice = notice
-        self._db = db
-        self._lock = threading.RLock()
+class Database(SharedDatabase):
+    """The folder of the memory: memory.db, under whose lock all processes write, and the files of segments."""
 
     @classmethod
     def open(cls, folder: Path, wait_s: float = 5.0) -> Self:
-        """The memory in `folder`, created if missing; waits up to `wait_s` for locks. Raises CacheError.
+        """The memory in `folder`, created if missing, which only its user can read; waits up to `wait_s` for locks."""
+        return cls(folder / FILE_NAME, _LAYOUT, wait_s)
 
-        Replaces a damaged file by a new one and keeps the old under another name. Only its user can read the folder.
-        """
-        path = folder / FILE_NAME
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise to_cache_error(error, path) from error
-        return cls(folder, *open_database(path, _VERSION, _prepare, wait_s, any_thread=True), wait_s)
-
-    def reopen(self) -> Database:
-        """Another connection, so that a thread does not wait for the transactions of this one. Raises CacheError."""
-        path = self.folder / FILE_NAME
-        try:
-            db = sqlite3.connect(path, timeout=self._wait_s, isolation_level=None, check_same_thread=False)
-            _prepare(db)
-        except sqlite3.Error as error:
-            raise to_cache_error(error, path) from error
-        return Database(self.folder, db, None, self._wait_s)
-
-    def close(self) -> None:
-        with self._lock:
-            self._db.close()
-
-    @contextmanager
-    def read(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for single statements. Raises CacheError."""
-        with self._lock:
-            try:
-                yield self._db
-            except (OSError, sqlite3.Error) as error:
-                raise to_cache_error(error, self.folder / FILE_NAME) from error
-
-    def query(self, statement: str, *parameters: object) -> list[Any]:
-        """All rows of a statement. Raises CacheError."""
-        with self.read() as db:
-            return db.execute(statement, parameters).fetchall()
-
-    @contextmanager
-    def write(self) -> Iterator[sqlite3.Connection]:
-        """The connection in a transaction: the one lock under which all processes write the folder.
-
-        Raises CacheError, and nothing is changed then.
-        """
-        with self.read() as db, _transaction(db):
-            yield db
-
-    def version(self) -> int:
-        """Another number after every change by another connection. Raises CacheError."""
-        return int(self.query("PRAGMA data_version")[0][0])
+    @property
+    def folder(self) -> Path:
+        return self.file.parent
 
     def name_tokenizer(self, tokenizer: str, model: str) -> None:
-        """Remember a model that has this tokenizer, by the name that its user knows. Raises CacheError."""
+        """Remember a model that has this tokenizer, by the name that its user knows."""
         with self.write() as db:
             update = "DO UPDATE SET name = excluded.name WHERE name <> excluded.name"
             db.execute(f"INSERT INTO models (tokenizer, name) VALUES (?, ?) ON CONFLICT {update}", (tokenizer, model))
 
     def remove_leftovers(self) -> None:
-        """Remove the files that no segment has: of processes that were killed, of removed texts. Raises CacheError."""
+        """Remove the files that no segment has: of processes that were killed, of removed texts."""
         with self.write() as db:  # no process is about to add a segment
             names = {name for (name,) in db.execute("SELECT name FROM segments")}
             for path in self.folder.iterdir():
@@ -134,7 +77,6 @@ class Database:
         Raises CacheError, also where another process reads the database for too long.
         """
         self.remove_leftovers()
-        path = self.folder / FILE_NAME
         with self.read() as db:
             for damaged in self.folder.glob(f"{FILE_NAME}.damaged-*"):
                 damaged.unlink(missing_ok=True)
@@ -142,39 +84,9 @@ class Database:
             is_busy = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
         if is_busy:
             raise CacheError(
-                f"Removed texts may still be in {path}-wal, because another process reads it.",
+                f"Removed texts may still be in {self.file}-wal, because another process reads it.",
                 hint="Run the command again, or stop the other process first.",
             )
-
-
-@contextmanager
-def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Roll back on an error."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        with suppress(sqlite3.Error):  # SQLite rolls back by itself on some errors
-            db.execute("ROLLBACK")
-        raise
-
-
-def _prepare(db: sqlite3.Connection) -> None:
-    """Configure a connection and create the tables of a new file. Raises DamagedFile for other tables."""
-    is_new = read_version(db) == 0
-    if is_new:
-        db.execute("PRAGMA auto_vacuum = INCREMENTAL")
-    db.execute("PRAGMA synchronous = NORMAL")
-    db.execute("PRAGMA secure_delete = ON")
-    db.execute("PRAGMA temp_store = MEMORY")
-    if is_new:
-        with _transaction(db):
-            for statement in _SCHEMA:
-                db.execute(statement)
-            db.execute(f"PRAGMA user_version = {_VERSION}")
-    require_columns(db, {"texts": "keys, tokens", "uses": "used", "segments": "bytes", "learned": "data"})
-    require_columns(db, {"spaces": "tokenizer, namespace", "forgotten": "namespace, source", "models": "name"})
 
 
 # What an engine reads and writes in the database: texts of a space, their segments, and what drafters have learned.
@@ -184,8 +96,7 @@ _SEGMENT = "name, first, last, n_tokens"
 _SPACE = "(SELECT id FROM spaces WHERE tokenizer = ? AND namespace = ?)"
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentRow:
+class SegmentRow(NamedTuple):
     """A segment file: an index of all texts with ids from first to last."""
 
     name: str
@@ -194,8 +105,7 @@ class SegmentRow:
     n_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class BuildPlan:
+class BuildPlan(NamedTuple):
     """A segment of all texts with ids from `first` to `last`, in place of others."""
 
     first: int
@@ -210,33 +120,31 @@ def read_epoch(database: Database) -> int:
 
 
 def add_texts(database: Database, key: SpaceKey, texts: Sequence[StoredText]) -> None:
-    """Store texts and set their ids; -1 for those that are not stored, because they were forgotten meanwhile."""
-    ids = []
+    """Store texts and set their ids.
+
+    A text that was begun before others were forgotten may be one of these: it is not stored, and its id is -1.
+    """
     with database.write() as db:
         db.execute("INSERT OR IGNORE INTO spaces (tokenizer, namespace) VALUES (?, ?)", key)
-        for text in texts:
-            ids.append(-1 if _is_forgotten(db, key, text) else _insert(db, key, text))
+        epoch = read_epoch(database)
+        ids = [_insert(db, key, text) if text.origin.epoch == epoch else -1 for text in texts]
     for text, id in zip(texts, ids, strict=True):
         text.id = id
 
 
-def read_texts(database: Database, key: SpaceKey, first: int, last: int) -> list[StoredText]:
-    """The texts with ids from `first` to `last`, in that order, without damaged ones."""
+def read_texts(
+    database: Database, key: SpaceKey, first: int, last: int = 2**63 - 1, limit: int = -1
+) -> list[StoredText]:
+    """The texts with ids from `first` to `last`, in that order, at most `limit` of them; damaged ones are left out."""
     columns = "tokens, n_lead, answer, is_corpus, source, time, keys, id, checksum"
-    query = f"SELECT {columns} FROM texts WHERE space = {_SPACE} AND id BETWEEN ? AND ? ORDER BY id"
-    return list(_to_texts(database.query(query, *key, first, last)))
-
-
-def list_ids(database: Database, key: SpaceKey, first: int, limit: int) -> list[int]:
-    """The ids of texts from `first` on, `limit` at most, in rising order."""
-    query = f"SELECT id FROM texts WHERE space = {_SPACE} AND id >= ? ORDER BY id LIMIT ?"
-    return [id for (id,) in database.query(query, *key, first, limit)]
+    query = f"SELECT {columns} FROM texts WHERE space = {_SPACE} AND id BETWEEN ? AND ? ORDER BY id LIMIT ?"
+    return list(_to_texts(database.query(query, *key, first, last, limit)))
 
 
 def list_unindexed(database: Database, key: SpaceKey) -> list[tuple[int, int]]:
-    """(id, number of tokens) of every text that is in no segment, by id."""
-    inside = "SELECT 1 FROM segments WHERE space = texts.space AND texts.id BETWEEN first AND last"
-    query = f"SELECT id, length(tokens) / 4 FROM texts WHERE space = {_SPACE} AND NOT EXISTS ({inside}) ORDER BY id"
+    """(id, number of tokens) of every text that is in no segment, by id; they follow those that are in one."""
+    indexed = "SELECT coalesce(max(last), 0) FROM segments WHERE space = texts.space"
+    query = f"SELECT id, length(tokens) / 4 FROM texts WHERE space = {_SPACE} AND id > ({indexed}) ORDER BY id"
     return database.query(query, *key)
 
 
@@ -261,14 +169,9 @@ def list_documents(database: Database, key: SpaceKey, path: Path) -> list[str]:
 
 def match_documents(path: Path) -> tuple[str, tuple[str, ...]]:
     """The SQL condition, with its parameters, for the documents `t` at an absolute path and below it."""
-    source = name_document(path)
+    source = clean_source(str(path))
     below = source if source.endswith(os.sep) else source + os.sep
     return "t.is_corpus AND (t.source = ? OR substr(t.source, 1, length(?)) = ?)", (source, below, below)
-
-
-def name_document(path: Path) -> str:
-    """The source of the document at an absolute path: the path, without bytes that are no text."""
-    return os.fsencode(path).decode("utf-8", "replace")
 
 
 def clean_source(source: str) -> str:
@@ -316,10 +219,10 @@ def add_segment(database: Database, key: SpaceKey, plan: BuildPlan, data: bytes,
         database.remove_leftovers()
 
 
-def drop_segments(database: Database, segments: Sequence[SegmentRow]) -> None:
-    """Remove damaged segments."""
+def drop_segments(database: Database, key: SpaceKey, first: int) -> None:
+    """Remove the segments from that of text `first` on."""
     with database.write() as db:
-        db.executemany("DELETE FROM segments WHERE name = ?", [(each.name,) for each in segments])
+        db.execute(f"DELETE FROM segments WHERE space = {_SPACE} AND first >= ?", (*key, first))
     database.remove_leftovers()
 
 
@@ -338,11 +241,6 @@ def save_learned(database: Database, key: SpaceKey, name: str, data: bytes, epoc
             db.execute(f"REPLACE INTO learned (space, name, data) VALUES ({_SPACE}, ?, ?)", (*key, name, data))
 
 
-def hash_name(name: str) -> str:
-    """A namespace or source as the table of forgotten texts has it."""
-    return blake2b(name.encode(), digest_size=16).hexdigest()
-
-
 def _insert(db: sqlite3.Connection, key: SpaceKey, text: StoredText) -> int:
     tokens, origin = text.tokens.tobytes(), text.origin
     statement = (
@@ -353,15 +251,6 @@ def _insert(db: sqlite3.Connection, key: SpaceKey, text: StoredText) -> int:
     row = db.execute(statement, (*key, *said, zlib.crc32(tokens), text.keys.tobytes(), tokens))
     assert row.lastrowid is not None
     return row.lastrowid
-
-
-def _is_forgotten(db: sqlite3.Connection, key: SpaceKey, text: StoredText) -> bool:
-    query = (
-        "SELECT 1 FROM forgotten WHERE id > ? AND (namespace IS NULL OR namespace = ?)"
-        " AND (source IS NULL OR source = ?) LIMIT 1"
-    )
-    source = None if text.origin.source is None else hash_name(text.origin.source)
-    return db.execute(query, (text.origin.epoch, hash_name(key.namespace), source)).fetchone() is not None
 
 
 def _to_texts(rows: Iterable[tuple[bytes, int, int, int, str | None, float, bytes, int, int]]) -> Iterator[StoredText]:

@@ -6,13 +6,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Protocol, TypeVar
 
 import numpy as np
 
-from edgespec.errors import CacheError, reason_of
+from edgespec.errors import CacheError, Cancelled
 from edgespec.memory import database as rows
 from edgespec.memory.database import Database
 from edgespec.memory.segments import (
@@ -33,10 +34,6 @@ _CLOSING_S = 0.5  # for indexes, so that programs that are never idle have them 
 _PAUSE_S = 1.0  # before texts are stored, so that those of many short answers are stored together
 
 
-class Interrupted(Exception):
-    """No index is to be built at present."""
-
-
 class Memory:
     """Earlier texts of one tokenizer, shared by all slots of an engine and, by its folder, by other processes.
 
@@ -48,103 +45,100 @@ class Memory:
 
         Where the folder would have more than `limit_bytes`, the texts that were of no use for longest are removed.
         """
+        self.database: Database | None = None  # where texts are kept in memory only
+        self.wake = threading.Event()  # tells the background thread that there is something to do
         self._tokenizer = tokenizer
         self._limit_bytes = self._n_unchecked = limit_bytes  # bytes that were stored since the texts were measured
         self._spaces: dict[str, MemorySpace] = {}
-        self._lock = threading.Lock()
-        self._is_idle = False
-        self._stop_s: float | None = None  # once it is being closed: when to stop building
+        # When to stop building: at once while the engine works, never while it is idle, soon after it is closed.
+        self._build_until_s = 0.0
         self._hurry = threading.Event()
         self._waiting: deque[threading.Event] = deque()
-        self._writer: Database | None = None  # of the thread alone
-        self._context = SpaceContext(None)
+        self._notices: deque[str] = deque()
+        self._has_failed = False
         try:
-            self._context.database = Database.open(folder)
-            self._writer = self._context.database.reopen()
-            if self._context.database.notice:
-                self._context.notices.append(self._context.database.notice)
+            self.database = Database.open(folder)
+            self.database.remove_leftovers()
         except CacheError as error:
-            self._context.report(error)
+            self.report(error)
+        if self.database is not None and self.database.notice:
+            self._notices.append(self.database.notice)
         self._thread = threading.Thread(target=self._run, name="edgespec-memory", daemon=True)
         self._thread.start()
 
     def space(self, namespace: str) -> MemorySpace:
         """The texts of a namespace, always the same object: "" for the user's own, or the name of a server's key."""
-        with self._lock:
-            if namespace not in self._spaces:
-                self._spaces[namespace] = MemorySpace(SpaceKey(self._tokenizer, namespace), self._context)
-            return self._spaces[namespace]
+        if namespace not in self._spaces:
+            self._spaces.setdefault(namespace, MemorySpace(SpaceKey(self._tokenizer, namespace), self))
+        return self._spaces[namespace]
 
     def name_model(self, name: str) -> None:
         """Tell commands of a model with this tokenizer, by the name that its user knows."""
-        if self._context.database is not None:
+        if self.database is not None:
             try:
-                self._context.database.name_tokenizer(self._tokenizer, name)
+                self.database.name_tokenizer(self._tokenizer, name)
             except CacheError as error:
-                self._context.report(error)
+                self.report(error)
 
     def set_idle(self, is_idle: bool) -> None:
         """Tells whether the engine has nothing to do: only then are indexes built and merged, in the background."""
-        self._is_idle = is_idle
+        self._build_until_s = inf if is_idle else 0.0
         if is_idle:
-            self._context.wake.set()
+            self.wake.set()
 
     def flush(self) -> None:
         """Wait until all texts are stored and, while idle, have segments."""
         done = threading.Event()
         self._waiting.append(done)
         self._hurry.set()
-        self._context.wake.set()
+        self.wake.set()
         while not done.wait(0.1) and self._thread.is_alive():
             pass
 
     def take_notice(self) -> str | None:
         """A sentence for the user, each once: the folder cannot be used, or was damaged."""
-        return self._context.notices.popleft() if self._context.notices else None
+        return self._notices.popleft() if self._notices else None
+
+    def report(self, error: CacheError) -> None:
+        """Tell the user, once, that the folder cannot be used; the memory goes on without it."""
+        if not self._has_failed:
+            self._has_failed = True
+            self._notices.append(f"{error.message} Earlier texts are not stored. {error.hint}")
 
     def close(self) -> None:
         """Store what was added, build indexes for a moment, and stop the thread. Spaces are not used after it."""
-        self._stop_s = monotonic() + _CLOSING_S
+        self._build_until_s = monotonic() + _CLOSING_S
         self._hurry.set()
-        self._context.wake.set()
+        self.wake.set()
         self._thread.join()
-        for database in (self._writer, self._context.database):
-            if database is not None:
-                database.close()
+        if self.database is not None:
+            self.database.close()
 
     def _run(self) -> None:
-        is_last = is_tidy = False
+        is_last = False
         while not is_last:
-            self._context.wake.wait()
+            self.wake.wait()
             self._hurry.wait(_PAUSE_S)
             self._hurry.clear()
-            self._context.wake.clear()
+            self.wake.clear()
             waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
-            is_last = self._stop_s is not None
-            with self._lock:
-                spaces = list(self._spaces.values())
-            for space in spaces:
+            is_last = 0.0 < self._build_until_s < inf
+            for space in list(self._spaces.values()):
                 try:
                     space.index_added()
-                    if self._writer is None:
-                        continue
-                    if not is_tidy:
-                        self._writer.remove_leftovers()
-                        is_tidy = True
-                    self._serve(self._writer, space, is_last=is_last)
+                    if self.database is not None:
+                        self._serve(self.database, space, is_last=is_last)
                 except CacheError as error:
-                    self._context.report(error)
-                except (Interrupted, MemoryError):
+                    self.report(error)
+                except (Cancelled, MemoryError):
                     pass  # the rest is done when the engine is idle the next time
-                except Exception as error:  # noqa: BLE001 - other spaces are served
-                    self._context.report(CacheError(f"{reason_of(error)}.", hint="Please report this."))
             for done in waiting:
                 done.set()
 
     def _serve(self, database: Database, space: MemorySpace, *, is_last: bool) -> None:
         """Store what is new in `space`; then, while that is allowed, bring its segments up to date.
 
-        Raises CacheError, Interrupted.
+        Raises CacheError, Cancelled.
         """
         new = space.store(database, is_last=is_last)
         self._n_unchecked += sum(BYTES * len(text.tokens) for text in new)
@@ -169,15 +163,14 @@ class Memory:
             if plan is None:
                 break
             texts = rows.read_texts(database, space.key, plan.first, plan.last)
-            data = build_segment(space.key, texts, self._check)
+            data = build_segment(texts, self._check)
             rows.add_segment(database, space.key, plan, data, epoch)
         space.index.keep(is_uncovered)
 
     def _check(self) -> None:
-        """Raises Interrupted where no index may be built."""
-        may_build = self._is_idle if self._stop_s is None else monotonic() < self._stop_s
-        if not may_build:
-            raise Interrupted
+        """Raises Cancelled where no index may be built."""
+        if monotonic() >= self._build_until_s:
+            raise Cancelled
 
 
 # The texts of one namespace, as the slots of an engine use them.
@@ -197,37 +190,20 @@ class Learned(Protocol):
 T = TypeVar("T", bound=Learned)
 
 
-class SpaceContext:
-    """What the spaces of a memory share; its database is None where texts are kept in memory only."""
-
-    def __init__(self, database: Database | None) -> None:
-        self.database = database
-        self.wake = threading.Event()  # tells the background thread that there is something to do
-        self.notices: deque[str] = deque()  # sentences for the user
-        self._has_failed = False
-
-    def report(self, error: CacheError) -> None:
-        """Tell the user, once, that the folder cannot be used; the memory goes on without it."""
-        if not self._has_failed:
-            self._has_failed = True
-            self.notices.append(f"{error.message} Earlier texts are not stored. {error.hint}")
-
-
 class MemorySpace:
     """The earlier texts of one tokenizer and namespace. Any thread may use it; no error of the disk gets out."""
 
-    def __init__(self, key: SpaceKey, context: SpaceContext) -> None:
+    def __init__(self, key: SpaceKey, memory: Memory) -> None:
         self.key = key
-        self.index = TextIndex(key)
+        self.index = TextIndex()
         self.used: set[int] = set()  # ids of texts that were found, since these were last saved
-        self.epoch = 0  # how many times texts had been forgotten when the space was last refreshed
+        self.epoch = -1  # how many times texts had been forgotten when the space was last refreshed
         self._learned: dict[str, Learned] = {}
         self._saved_s = monotonic()
-        self._context = context
+        self._memory = memory
         self._known: set[int] = set()  # keys of the blocks that are stored
         self._added: deque[tuple[Sequence[int], int, Origin]] = deque()  # texts without an index, with their prompts
         self._lock = threading.RLock()
-        self._version = -1  # of the database
         self.refresh()
 
     @property
@@ -257,10 +233,12 @@ class MemorySpace:
         It is found at once and stored in the background. `source` is the conversation or the like with which it is
         forgotten, `epoch` the space's when the text was begun; None where that is now.
         """
+        if epoch is not None and epoch != self.epoch:
+            return  # texts were forgotten since, and this may be one of them
         name = None if source is None else rows.clean_source(source)
-        origin = Origin(name, time.time(), self.epoch if epoch is None else epoch)
+        origin = Origin(name, time.time(), self.epoch)
         self._added.append((list(text), n_prompt, origin))
-        self._context.wake.set()
+        self._memory.wake.set()
 
     def table(self, name: str, open: Callable[[bytes | None], T]) -> T:
         """What a drafter has learned from these texts: one object for all slots, made by `open` from what was saved.
@@ -271,28 +249,23 @@ class MemorySpace:
         with self._lock:
             if name not in self._learned:
                 saved = None
-                if self._context.database is not None:
+                if self._memory.database is not None:
                     try:
-                        saved = rows.read_learned(self._context.database, self.key, name)
+                        saved = rows.read_learned(self._memory.database, self.key, name)
                     except CacheError as error:
-                        self._context.report(error)
+                        self._memory.report(error)
                 self._learned[name] = open(saved)
             return self._learned[name]  # type: ignore[return-value]
 
     def refresh(self) -> None:
         """Index what was added, and notice what other processes have built and forgotten; for a generation's start."""
         self.index_added()
-        database = self._context.database
-        if database is None:
-            return
-        with self._lock:
-            try:
-                version = database.version()
-                if version != self._version:
-                    self._follow(database, is_first=self._version < 0)
-                    self._version = version
-            except CacheError as error:
-                self._context.report(error)
+        if self._memory.database is not None:
+            with self._lock:
+                try:
+                    self._follow(self._memory.database)
+                except CacheError as error:
+                    self._memory.report(error)
 
     def index_added(self) -> None:
         """Let the texts that were added be found."""
@@ -319,14 +292,14 @@ class MemorySpace:
         return new
 
     def sync(self, database: Database, segments: Sequence[rows.SegmentRow]) -> bool:
-        """Use these segments from now on; False where some are damaged or missing, which are removed then.
+        """Use these segments from now on; False where one is damaged or missing: it is removed, with the later ones.
 
         Raises CacheError.
         """
         with self._lock:
             damaged = self.index.sync(segments, database.folder)
         if damaged:
-            rows.drop_segments(database, damaged)
+            rows.drop_segments(database, self.key, damaged[0].first)
         return not damaged
 
     def _save_learned(self, database: Database) -> None:
@@ -335,15 +308,14 @@ class MemorySpace:
         for name, learned in list(self._learned.items()):
             rows.save_learned(database, self.key, name, learned.dump(), epoch)
 
-    def _follow(self, database: Database, *, is_first: bool) -> None:
+    def _follow(self, database: Database) -> None:
         """Take over the state of the database."""
         epoch = rows.read_epoch(database)
-        segments = rows.list_segments(database, self.key)
-        is_new = is_first or epoch != self.epoch
+        is_new = epoch != self.epoch
         if is_new:
             self.index.keep(lambda text: not text.id)
             self._learned, self.used = {}, set()
-        self.sync(database, segments)
+        self.sync(database, rows.list_segments(database, self.key))
         if is_new:
             self.epoch = epoch
             self._known = rows.read_keys(database, self.key)

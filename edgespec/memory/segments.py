@@ -2,8 +2,7 @@
 
 A file holds, all in the machine's byte order but for the tokens:
 
-header     _HEADER: magic and version, CRC-32 of what follows it, hashes of tokenizer and namespace, three counts
-times      [texts] float64, seconds since the epoch
+header     _HEADER: magic and version, CRC-32 of what follows it, three counts
 ids        [texts] int64, rows of the database
 starts     [texts] uint32, the position of the first token of each
 answers    [texts] uint32, the position where its answer starts, or _CORPUS
@@ -17,24 +16,21 @@ import mmap
 import struct
 import threading
 import zlib
-from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import accumulate
 from pathlib import Path
-from sys import byteorder
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.memory.database import BuildPlan, SegmentRow
-from edgespec.memory.texts import MAX_MATCH, SEPARATOR, Kind, SpaceKey, StoredText, Tokens
+from edgespec.memory.texts import MAX_MATCH, SEPARATOR, Kind, StoredText, Tokens
 
-_HEADER = struct.Struct("=8sI16s16s4xIII4x")
-_MAGIC = b"edgemem1"
+_HEADER = struct.Struct("=8sIIII")
+_MAGIC = b"edgemem2"
 _CORPUS = 0xFFFF_FFFF
 _N_SORTED = 256  # places of a match that are all looked at for the latest ones
 _WIDTH = 4  # bytes of a token and of a position
@@ -43,7 +39,7 @@ _N_SPREAD = 64  # places that are looked at where there are more: every one woul
 
 
 class DamagedSegment(Exception):
-    """A file that is not a segment of the texts that were asked for."""
+    """A file that is not a segment."""
 
 
 def join_texts(texts: Sequence[Tokens]) -> Tokens:
@@ -95,13 +91,10 @@ def _find_firsts(ordered: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
 
 def encode_end(text: Sequence[int]) -> bytes:
     """The last MAX_MATCH tokens of `text` as `Segment.longest` takes them: the nearest first, big-endian."""
-    end = array("I", text[-MAX_MATCH:][::-1])
-    if byteorder == "little":
-        end.byteswap()
-    return end.tobytes()
+    return np.array(text[-MAX_MATCH:][::-1], ">u4").tobytes()
 
 
-def build_segment(key: SpaceKey, texts: Sequence[StoredText], check: Callable[[], None] = lambda: None) -> bytes:
+def build_segment(texts: Sequence[StoredText], check: Callable[[], None] = lambda: None) -> bytes:
     """The segment of `texts`; later ones count as more recent. `check` is called now and then, and may raise."""
     tokens = join_texts([text.tokens for text in texts])
     lengths = np.array([len(text.tokens) for text in texts], np.int64)
@@ -116,7 +109,6 @@ def build_segment(key: SpaceKey, texts: Sequence[StoredText], check: Callable[[]
     ]
     body = b"".join(
         (
-            np.array([text.origin.time for text in texts], np.float64).tobytes(),
             np.array([text.id for text in texts], np.int64).tobytes(),
             starts.astype(np.uint32).tobytes(),
             np.array(answers, np.uint32).tobytes(),
@@ -124,8 +116,7 @@ def build_segment(key: SpaceKey, texts: Sequence[StoredText], check: Callable[[]
             tokens[::-1].astype(">u4").tobytes(),
         )
     )
-    counts = (len(texts), len(order), len(tokens))
-    return _HEADER.pack(_MAGIC, zlib.crc32(body), *_digests(key), *counts) + body
+    return _HEADER.pack(_MAGIC, zlib.crc32(body), len(texts), len(order), len(tokens)) + body
 
 
 class Segment:
@@ -140,10 +131,10 @@ class Segment:
         self.texts = texts
         self.n_tokens = n_tokens
         start = _HEADER.size
-        self.ids = np.frombuffer(data, np.int64, n_texts, start + 8 * n_texts)
-        self._starts = np.frombuffer(data, np.uint32, n_texts, start + 16 * n_texts)
-        self.answers = np.frombuffer(data, np.uint32, n_texts, start + 20 * n_texts)
-        order = start + 24 * n_texts
+        self.ids = np.frombuffer(data, np.int64, n_texts, start)
+        self._starts = np.frombuffer(data, np.uint32, n_texts, start + 8 * n_texts)
+        self.answers = np.frombuffer(data, np.uint32, n_texts, start + 12 * n_texts)
+        order = start + 16 * n_texts
         self._data = data
         self._first = order + _WIDTH * n_positions  # byte of the tokens
         self.order = memoryview(data)[order : self._first].cast("I")
@@ -196,8 +187,8 @@ class Segment:
         return (n - (differing.bit_length() + 7) // 8) // _WIDTH
 
 
-def open_segment(path: Path, key: SpaceKey) -> Segment:
-    """Map a file. Raises DamagedSegment for one that is damaged or of other texts; OSError."""
+def open_segment(path: Path) -> Segment:
+    """Map a file. Raises DamagedSegment, OSError."""
     with path.open("rb") as file:
         try:
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -205,13 +196,11 @@ def open_segment(path: Path, key: SpaceKey) -> Segment:
             raise DamagedSegment(str(error)) from error
     if len(data) < _HEADER.size:
         raise DamagedSegment("it has no header")
-    magic, checksum, *digests, n_texts, n_positions, n_tokens = _HEADER.unpack_from(data)
+    magic, checksum, n_texts, n_positions, n_tokens = _HEADER.unpack_from(data)
     if magic != _MAGIC:
         raise DamagedSegment("it is of another version")
-    if len(data) != _HEADER.size + 24 * n_texts + _WIDTH * (n_positions + n_tokens):
+    if len(data) != _HEADER.size + 16 * n_texts + _WIDTH * (n_positions + n_tokens):
         raise DamagedSegment("its size is wrong")
-    if tuple(digests) != _digests(key):
-        raise DamagedSegment("it is of other texts")
     with memoryview(data) as view, view[_HEADER.size :] as body:
         if zlib.crc32(body) != checksum:
             raise DamagedSegment("its checksum is wrong")
@@ -277,12 +266,6 @@ def find_longest(segments: Sequence[Segment], end: bytes, limit: int) -> Matches
     return Matches(length, places)
 
 
-def _digests(key: SpaceKey) -> tuple[bytes, bytes]:
-    """Hashes of tokenizer and namespace."""
-    first, second = (blake2b(each.encode(), digest_size=16).digest() for each in (key.tokenizer, key.namespace))
-    return first, second
-
-
 # Which segment files to build or merge next.
 
 
@@ -301,30 +284,20 @@ def plan_build(
     """The next segment to build, of `limit` tokens at most if no text is longer; None where nothing is to do.
 
     `unindexed` are the (id, tokens) of the texts in no segment and `rows` the segments, both by id. The first such
-    texts between two segments, or those after the last one if they have MIN_BUILD tokens, make a segment together with
-    the neighbours that are not much larger.
+    texts make a segment, together with the last segments where these are not much larger.
     """
-    if not unindexed:
-        return None
-    starts = [row.first for row in rows]
-    n_before = bisect_right(starts, unindexed[0][0])
-    gap = [each for each in unindexed if bisect_right(starts, each[0]) == n_before]
-    sums = list(accumulate(n for _, n in gap))
-    if n_before == len(rows) and sums[-1] < MIN_BUILD:
+    sums = list(accumulate(n for _, n in unindexed))
+    if not sums or sums[-1] < MIN_BUILD:
         return None
     n_taken = max(1, bisect_right(sums, limit))
-    total, first, last = sums[n_taken - 1], gap[0][0], gap[n_taken - 1][0]
-    beyond = [id for id, _ in unindexed[n_taken:]]
-    after = [row for row in rows[n_before:] if not beyond or row.last < beyond[0]]
-    replaced: list[SegmentRow] = []
-    for neighbours in (rows[:n_before][::-1], after):
-        for row in neighbours:
-            if row.n_tokens > min(_RATIO * total, limit - total):
-                break
-            replaced.append(row)
-            total += row.n_tokens
-    first, last = min([first, *(row.first for row in replaced)]), max([last, *(row.last for row in replaced)])
-    return BuildPlan(first, last, total, tuple(replaced))
+    total, replaced = sums[n_taken - 1], list[SegmentRow]()
+    for row in reversed(rows):
+        if row.n_tokens > min(_RATIO * total, limit - total):
+            break
+        replaced.append(row)
+        total += row.n_tokens
+    first = replaced[-1].first if replaced else unindexed[0][0]
+    return BuildPlan(first, unindexed[n_taken - 1][0], total, tuple(replaced))
 
 
 MAX_LIVE = 2**21
@@ -336,8 +309,7 @@ _MAX_JOINED = 2**16  # tokens of the largest index that others join: a generatio
 class TextIndex:
     """The segments of a space: those of files, and those of texts that are in no file yet. Any thread may use it."""
 
-    def __init__(self, key: SpaceKey) -> None:
-        self._key = key
+    def __init__(self) -> None:
         self._files: dict[SegmentRow, Segment] = {}  # this and `live` are replaced as a whole: readers need no lock
         self.live: tuple[Segment, ...] = ()  # of texts in no file, the oldest first
         self._lock = threading.Lock()
@@ -382,17 +354,16 @@ class TextIndex:
 
         One thread at a time synchronizes.
         """
-        opened = {row: self._files[row] for row in rows if row in self._files}
+        opened: dict[SegmentRow, Segment] = {}
         damaged = []
         for row in rows:
-            if row not in opened:
-                try:
-                    opened[row] = open_segment(folder / row.name, self._key)
-                except (DamagedSegment, FileNotFoundError):
-                    damaged.append(row)
-                except OSError:
-                    continue  # such as too many open files: it may be whole, and another file would not open either
-        self._files = {row: opened[row] for row in rows if row in opened}
+            try:
+                opened[row] = self._files.get(row) or open_segment(folder / row.name)
+            except (DamagedSegment, FileNotFoundError):
+                damaged.append(row)
+            except OSError:
+                continue  # such as too many open files: it may be whole, and another file would not open either
+        self._files = opened
         return damaged
 
     def covers(self, id: int) -> bool:
@@ -400,4 +371,4 @@ class TextIndex:
         return any(row.first <= id <= row.last for row in self._files)
 
     def _index(self, texts: list[StoredText]) -> list[Segment]:
-        return [Segment(build_segment(self._key, texts), texts)] if texts else []
+        return [Segment(build_segment(texts), texts)] if texts else []

@@ -28,9 +28,13 @@ _REMAINING = 0.9  # of the limit, after texts were removed
 
 
 def remove_texts(db: sqlite3.Connection, condition: str, parameters: Sequence[object]) -> int:
-    """Delete the texts that meet an SQL condition, and the rows of their segments; returns their number of tokens."""
-    met = f"t.space = segments.space AND t.id BETWEEN first AND last AND {condition}"
+    """Delete the texts that meet an SQL condition, and their segments with the later ones, which are built again.
+
+    Engines read again which texts are stored. Returns the number of tokens.
+    """
+    met = f"t.space = segments.space AND t.id <= last AND {condition}"
     db.execute(f"DELETE FROM segments WHERE EXISTS (SELECT 1 FROM texts t WHERE {met})", parameters)
+    db.execute("INSERT INTO forgotten DEFAULT VALUES")
     total = f"SELECT coalesce(sum(length(tokens) / 4 - n_lead), 0) FROM texts t WHERE {condition}"
     n = int(db.execute(total, parameters).fetchone()[0])
     db.execute(f"DELETE FROM texts AS t WHERE {condition}", parameters)
@@ -43,11 +47,6 @@ def age_out(database: Database, limit_bytes: int) -> None:
 
     Raises CacheError.
     """
-    pages, free, size = (
-        database.query(f"PRAGMA {name}")[0][0] for name in ("page_count", "freelist_count", "page_size")
-    )
-    if _WORDS * (pages - free) * size <= limit_bytes:
-        return
     needed = database.query("SELECT coalesce(sum(length(data)), 0) FROM learned")[0][0]
     by_use = database.query(
         f"SELECT coalesce(used, id), {_WORDS} * length(tokens) + length(keys) + {_ROW_BYTES}"
@@ -62,8 +61,6 @@ def age_out(database: Database, limit_bytes: int) -> None:
     with database.write() as db:
         remove_texts(db, "coalesce((SELECT used FROM uses WHERE text = t.id), t.id) <= ?", (last,))
         db.execute("DELETE FROM learned WHERE space NOT IN (SELECT space FROM texts)")
-        # No text has these hashes, but engines read again which blocks are stored.
-        db.execute("INSERT INTO forgotten (namespace, source) VALUES ('', '')")
     database.remove_leftovers()
 
 
@@ -94,7 +91,7 @@ class Corpus:
 
         Returns the number of tokens that are new. Raises NoRoom.
         """
-        source, tokens = rows.name_document(path), np.array(document, np.uint32)
+        source, tokens = rows.clean_source(str(path)), np.array(document, np.uint32)
         keys = block_keys(tokens)
         self._remove_outdated(source, keys)
         if min(BLOCK * sum(key not in self._known for key in keys), len(tokens)) > self._n_free:
@@ -129,7 +126,6 @@ class Corpus:
         if not outdated:
             return
         with self._database.write() as db:
-            db.execute("INSERT INTO forgotten (source) VALUES (?)", (rows.hash_name(source),))
             self._n_free += remove_texts(db, f"t.id IN ({', '.join(map(str, outdated))})", ())
         self._known.difference_update(*outdated.values())
         self._has_removed = True
@@ -185,8 +181,7 @@ class TextStore(Database):
 
         No byte of them is left in the folder. Engines that run drop them at the start of their next generation.
         """
-        name = rows.clean_source(source)
-        return self._remove("t.source = ?", (name,), (None, name))
+        return self._remove("t.source = ?", (rows.clean_source(source),))
 
     def forget_path(self, path: Path) -> int:
         """Remove the document at an absolute path, or all below a folder; returns their number of tokens.
@@ -194,14 +189,14 @@ class TextStore(Database):
         See `forget`.
         """
         condition, parameters = rows.match_documents(path)
-        return self._remove(condition, parameters, (None, rows.name_document(path)))
+        return self._remove(condition, parameters)
 
     def clear(self, namespace: str | None = None, *, only_documents: bool = False) -> int:
         """Remove all texts, or those of a namespace; returns their number of tokens. See `forget`."""
         condition = "t.space IN (SELECT id FROM spaces WHERE namespace = coalesce(?, namespace))"
-        if only_documents:  # no text that is still to be stored has an empty source
-            return self._remove(f"t.is_corpus AND {condition}", (namespace,), (namespace, ""))
-        return self._remove(condition, (namespace,), (namespace, None))
+        if only_documents:
+            condition += " AND t.is_corpus"
+        return self._remove(condition, (namespace,), namespace)
 
     def status(self) -> list[SpaceStatus]:
         """What is stored, the tokenizer and namespace with the newest text first."""
@@ -225,21 +220,21 @@ class TextStore(Database):
         return total
 
     def export(self) -> Iterator[Record]:
-        """All texts in the order of storing. A block that a turn has not filled comes again with the next turn."""
-        query = "SELECT texts.id, tokenizer, namespace FROM texts JOIN spaces ON spaces.id = space ORDER BY texts.id"
-        for id, tokenizer, namespace in self.query(query):
-            key = SpaceKey(tokenizer, namespace)
-            for text in rows.read_texts(self, key, id, id):
+        """All texts, those of a tokenizer and namespace in the order of storing.
+
+        A block that a turn has not filled comes again with the next turn.
+        """
+        for tokenizer, namespace in self.query("SELECT tokenizer, namespace FROM spaces ORDER BY id"):
+            for text in self.texts(tokenizer, namespace):
                 for kind, tokens in text.parts():
-                    yield Record(key.tokenizer, key.namespace, kind, text.origin.source, text.origin.time, tokens)
+                    yield Record(tokenizer, namespace, kind, text.origin.source, text.origin.time, tokens)
 
     def texts(self, tokenizer: str, namespace: str = "") -> Iterator[StoredText]:
         """The texts of a tokenizer and namespace in the order of storing, without damaged ones."""
-        key = SpaceKey(tokenizer, namespace)
         first = 0
-        while ids := rows.list_ids(self, key, first, _PAGE):
-            yield from rows.read_texts(self, key, first, ids[-1])
-            first = ids[-1] + 1
+        while page := rows.read_texts(self, SpaceKey(tokenizer, namespace), first, limit=_PAGE):
+            yield from page
+            first = page[-1].id + 1
 
     def count_answers(self, tokenizer: str, since_s: float, namespace: str = "") -> int:
         """The tokens of answers that were stored after a time, in seconds since the epoch."""
@@ -249,14 +244,12 @@ class TextStore(Database):
         )
         return int(self.query(query, tokenizer, namespace, since_s)[0][0])
 
-    def _remove(self, condition: str, parameters: Sequence[object], forgotten: tuple[str | None, str | None]) -> int:
-        """Remove the texts that meet an SQL condition; `forgotten` is what it means: the namespace, the source."""
-        names = [None if name is None else rows.hash_name(name) for name in forgotten]
+    def _remove(self, condition: str, parameters: Sequence[object], namespace: str | None = None) -> int:
+        """Remove the texts that meet an SQL condition, and what was learned from all texts of the namespace."""
         with self.write() as db:
-            db.execute("INSERT INTO forgotten (namespace, source) VALUES (?, ?)", names)
             n = remove_texts(db, condition, parameters)
             of_namespace = "SELECT id FROM spaces WHERE namespace = coalesce(?, namespace)"
-            db.execute(f"DELETE FROM learned WHERE space IN ({of_namespace})", forgotten[:1])
+            db.execute(f"DELETE FROM learned WHERE space IN ({of_namespace})", (namespace,))
             db.execute("DELETE FROM spaces WHERE id NOT IN (SELECT space FROM texts UNION SELECT space FROM learned)")
             db.execute("DELETE FROM models WHERE tokenizer NOT IN (SELECT tokenizer FROM spaces)")
         self.scrub()

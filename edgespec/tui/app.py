@@ -6,12 +6,14 @@ import gc
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from time import perf_counter
 from typing import Any, ClassVar
 
 from textual import on
 from textual.app import SystemCommand
 from textual.binding import BindingType
 from textual.screen import Screen
+from textual.widgets import OptionList
 
 from edgespec.controller.stats import DraftStats
 from edgespec.conversations import Store
@@ -26,11 +28,10 @@ from edgespec.tui import commands
 from edgespec.tui.dialogue import Dialogue, own_model
 from edgespec.tui.keys import BINDINGS, Help
 from edgespec.tui.panel import Details
-from edgespec.tui.progress import Downloads, Progress, TuiReporter, describe_error
+from edgespec.tui.progress import Downloads, Progress, TuiReporter, describe_error, describe_wait
 from edgespec.tui.prompt import Completion, Prompt
 from edgespec.tui.settings import add_path, read_setting
 from edgespec.tui.transcript import Transcript
-from edgespec.tui.window import Opening
 
 _BEAT_S = 0.2  # between two looks at what is waited for
 
@@ -85,7 +86,9 @@ class ChatApp(Dialogue):
         self.refresh_opening()
 
     async def _beat(self) -> None:
-        self.query_one("#progress", Progress).show_activity(self.activity)
+        if self.activity.answer is not None:
+            waited_s = perf_counter() - self.activity.meter.started_s
+            self.query_one("#progress", Progress).show(*describe_wait(self.activity, waited_s))
         if (failure := self.client.take_failure()) is not None:
             await self.add_notice(describe_error(failure), "error")
 
@@ -149,7 +152,6 @@ class ChatApp(Dialogue):
         elif selected := self.screen.get_selected_text():
             self.copy_to_clipboard(selected)
 
-    @on(Prompt.QuitRequested)
     def action_leave(self) -> None:
         """Quit; an answer under way is stopped and stored first."""
         self._is_leaving = True
@@ -163,9 +165,9 @@ class ChatApp(Dialogue):
         if self.activity.job is None and self.client.model_info is None:
             self.open(self.request)
 
-    @on(Opening.Chosen)
-    async def _begin(self, message: Opening.Chosen) -> None:
-        verb, _, what = message.choice.partition(" ")
+    @on(OptionList.OptionSelected, "#opening-list")
+    async def _begin(self, message: OptionList.OptionSelected) -> None:
+        verb, _, what = (message.option_id or "").partition(" ")
         await (self.ask(what) if verb == "send" else self.resume(int(what)))
         self.query_one(Prompt).focus()
 
@@ -189,7 +191,7 @@ class ChatApp(Dialogue):
         if is_new:
             self.chat.sampling = self._sampling(model_info.sampling)
             self._remember_model(request)
-        self.recorder.use_model(model_info.name)
+        self.recorder.model = model_info.name
         name, draft = shorten_names(model_info.name), shorten_names(model_info.draft)
         await self.show_notice(f"{name} on {model_info.backend}, draft {draft}.")
         if not self.is_headless:

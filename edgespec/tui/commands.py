@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from edgespec.tui.app import ChatApp
 
 
-Run = Callable[["ChatApp", str], Awaitable[None]]
+Run = Callable[["ChatApp", str], Awaitable[object]]
 
 # Commands that change, show or copy the conversation.
 
@@ -52,9 +54,7 @@ _MAX_IMPORTED_BYTES = 2**28
 async def retry(app: ChatApp, argument: str) -> None:
     app.activity.require_idle()
     require_model(app.client)
-    number = _parse_question(app, argument)
-    app.recorder.rewind(number, keep_question=True)
-    app.query_one(Transcript).cut(number, keep_question=True)
+    _rewind(app, argument, keep_question=True)
     await app.make_room_for(app.chat.messages)
     await app.answer()
 
@@ -65,18 +65,11 @@ async def continue_(app: ChatApp, _argument: str) -> None:
 
 
 async def edit(app: ChatApp, argument: str) -> None:
-    app.activity.require_idle()
-    number = _parse_question(app, argument)
-    question = app.recorder.rewind(number)
-    app.query_one(Transcript).cut(number)
-    app.query_one(Prompt).put(question)
+    app.query_one(Prompt).put(_rewind(app, argument))
 
 
 async def undo(app: ChatApp, _argument: str) -> None:
-    app.activity.require_idle()
-    number = _parse_question(app, "")
-    app.recorder.rewind(number)
-    app.query_one(Transcript).cut(number)
+    _rewind(app, "")
 
 
 async def branch(app: ChatApp, argument: str) -> None:
@@ -101,7 +94,8 @@ async def attach(app: ChatApp, argument: str) -> None:
     path = parse_path(argument)
     text = _read(path, _MAX_ATTACHED_BYTES, "Attach only a part of it.")
     prompt = app.query_one(Prompt)
-    fence = "`" * max(3, _measure_longest_fence(text) + 1)
+    fence = max(re.findall("`+", text), key=len, default="") + "`"
+    fence = max(fence, "```", key=len)
     prompt.put(f"{prompt.text}{path.name}:\n{fence}{path.suffix.removeprefix('.')}\n{text.rstrip()}\n{fence}\n")
 
 
@@ -195,14 +189,16 @@ async def load(app: ChatApp, argument: str) -> None:
     await app.show_notice(f"loaded {count(len(app.chat.messages), 'message')}")
 
 
-def _parse_question(app: ChatApp, argument: str) -> int:
-    """The number of a question, counted from 1; of the last one if `argument` is empty."""
+def _rewind(app: ChatApp, argument: str, *, keep_question: bool = False) -> str:
+    """Go back to before a question or its answer, and return the question; it is the last one without an argument."""
+    app.activity.require_idle()
     count = len(app.recorder.questions)
     if not count:
         raise InvalidRequest("there is no question yet.", hint="Ask something first.")
-    if not argument:
-        return count
-    return _parse_number(argument, count, f"there are questions 1 to {count}.", "Each question starts with its number.")
+    message, hint = f"there are questions 1 to {count}.", "Each question starts with its number."
+    number = _parse_number(argument or str(count), count, message, hint)
+    app.query_one(Transcript).cut(number, keep_question=keep_question)
+    return app.recorder.rewind(number, keep_question=keep_question)
 
 
 def _parse_number(argument: str, limit: int, message: str, hint: str) -> int:
@@ -225,11 +221,6 @@ def _read(path: Path, max_bytes: int, hint: str) -> str:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}.", hint="Check the path.") from error
     except ValueError as error:  # not UTF-8, or a NUL in the path
         raise InvalidRequest(f"{path} is not a text file.", hint="Choose a text file.") from error
-
-
-def _measure_longest_fence(text: str) -> int:
-    """Length of the longest run of backticks at the start of a line."""
-    return max((len(line) - len(line.lstrip("`")) for line in map(str.strip, text.splitlines())), default=0)
 
 
 # Commands that change the model, the draft, the settings or the theme; the race.
@@ -289,13 +280,15 @@ async def system(app: ChatApp, argument: str) -> None:
 
 async def race(app: ChatApp, argument: str) -> None:
     app.activity.require_idle()
-    model_info, messages = require_model(app.client), app.chat.messages[app.chat.left_out :]
+    model_info, prompt = require_model(app.client), app.chat.messages[app.chat.left_out :]
     if model_info.speculation.is_plain:
         raise InvalidRequest("there is no draft to race.", hint="/draft ngram or /draft auto chooses one.")
-    last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
-    if not argument and last is None:
+    if argument:
+        prompt.append(Message("user", argument))
+    while prompt and prompt[-1].role != "user":
+        prompt.pop()
+    if not prompt:
         raise InvalidRequest("there is no question to race.", hint="For example: /race def fibonacci(n):")
-    prompt = [*messages, Message("user", argument)] if argument else messages[: (last or 0) + 1]
     request = replace(app.chat.request(model_info.sampling), prompt=(*app.chat.system_messages, *prompt))
 
     async def go_on(_: None) -> None:
@@ -314,16 +307,9 @@ async def theme(app: ChatApp, argument: str) -> None:
         app.theme = argument
 
 
-async def show_help(app: ChatApp, _argument: str) -> None:
-    app.action_help()
-
-
-async def leave(app: ChatApp, _argument: str) -> None:
-    app.action_leave()
-
-
-async def stats(app: ChatApp, _argument: str) -> None:
-    app.action_details()
+def _act(action: str) -> Run:
+    """A command that a key has too."""
+    return lambda app, _argument: app.run_action(action)
 
 
 def _share(name: str, run: Run) -> SlashCommand:
@@ -332,14 +318,14 @@ def _share(name: str, run: Run) -> SlashCommand:
 
 
 COMMANDS = (
-    _share("help", show_help),
+    _share("help", _act("help")),
     _share("spec", spec),
     _share("draft", draft),
     SlashCommand("model", "[REF]", "choose a model, or load REF; the conversation stays", model),
     _share("set", settings),
     SlashCommand("system", "[TEXT]", "show the system message, or set it; 'none' removes it", system),
     SlashCommand("race", "[TEXT]", "decode the last question, or TEXT, plainly and speculatively", race),
-    SlashCommand("stats", "", "show steps, costs, acceptance (F2)", stats),
+    SlashCommand("stats", "", "show steps, costs, acceptance (F2)", _act("details")),
     SlashCommand("theme", "[NAME]", "change the colors; without NAME, list the themes", theme),
     SlashCommand("retry", "[N]", "answer the last question, or question N, again", retry),
     _share("continue", continue_),
@@ -357,7 +343,7 @@ COMMANDS = (
     SlashCommand("import", "FILE", "read a FILE.json of /export as a new conversation", import_),
     SlashCommand("save", "FILE", "write messages and settings for /load; /save! replaces a file", save),
     SlashCommand("load", "FILE", "read a file of /save as a new conversation", load),
-    _share("exit", leave),
+    _share("exit", _act("leave")),
 )
 _ALIASES = ALIASES | {"clear": "new", "show": "set", "resume": "history"}
 _REPLACING = (
@@ -438,12 +424,10 @@ def _list_drafts(argument: str) -> Values:
             yield prefix + word + "://" * (not is_whole), spec.summary, is_whole
 
 
-@lru_cache(maxsize=1)
-def _read_aliases() -> Sequence[tuple[str, str]]:
-    try:
-        return [(entry.alias, entry.description) for entry in load_registry().entries.values()]
-    except EdgespecError:
-        return ()
+def _list_aliases(_argument: str) -> Values:
+    with suppress(EdgespecError):
+        for entry in load_registry().entries.values():
+            yield entry.alias, entry.description, True
 
 
 def _list_paths(argument: str) -> Values:
@@ -463,6 +447,6 @@ _ARGUMENTS: Mapping[str, Callable[[str], Values]] = {
     "draft": _list_drafts,
     "set": lambda _: [(f"{name} ", "", False) for name in SETTINGS],
     "spec": lambda _: [(word, summary, True) for word, summary in _SPEC.items()],
-    "model": lambda _: [(alias, description, True) for alias, description in _read_aliases()],
+    "model": _list_aliases,
     **dict.fromkeys(("attach", "export", "import", "save", "load"), _list_paths),
 }

@@ -13,7 +13,7 @@ from textual import on, work
 from textual.content import Content
 
 from edgespec.conversations import Store, Turn
-from edgespec.conversations.chat import NEARLY_FULL, Chat, OwnModel, describe_end, make_room
+from edgespec.conversations.chat import NEARLY_FULL, Chat, OwnModel, describe_end, make_room, may_be_code
 from edgespec.conversations.recorder import ConversationRecorder, Fork
 from edgespec.engine.events import AnswerStart, Event, Request
 from edgespec.engine.events import Notice as EngineNotice
@@ -24,12 +24,11 @@ from edgespec.registry.schema import EMBEDDED_ALIAS
 from edgespec.service.client import EngineClient, require_model
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
-from edgespec.tui.blocks import may_be_code
 from edgespec.tui.panel import Panel, StatusLine, add_metrics, footer_metrics, format_footer
 from edgespec.tui.progress import Activity, Progress, Toast, describe_error
 from edgespec.tui.prompt import Prompt, sanitize
 from edgespec.tui.race import FRAME_S, Race
-from edgespec.tui.transcript import Answer, Notice, Transcript, UserMessage
+from edgespec.tui.transcript import Answer, Transcript, UserMessage
 from edgespec.tui.window import Opening, Queued, Window
 
 T = TypeVar("T")
@@ -54,9 +53,7 @@ class Dialogue(Window):
         self.activity = Activity()
         self.queued: list[str] = []
         self._drawn_cpu_s = 0.0  # thread_time() at the end of the last frame
-        self._is_nearly_full = False  # the context, as it was told
         self._is_leaving = False  # once the answer under way has ended
-        self._advice: Notice | None = None  # at the end of the conversation
         self._refreshed_s = 0.0  # perf_counter() of the instruments' last refresh
         self._then = ""  # a command to run once the running job has ended
 
@@ -67,14 +64,15 @@ class Dialogue(Window):
     @work(exclusive=False)
     async def follow(self, events: AsyncIterable[T], show: Callable[[T], Awaitable[None]]) -> None:
         """Show the running job's events, one after the other, until it ends."""
+        failure = ""
         try:
             async for event in events:
                 await show(event)
         except Cancelled:
             await self.show_notice("stopped.")
         except Exception as error:  # noqa: BLE001 - an internal error must not end the conversation
-            await self.add_notice(describe_error(error), "error")
-        self.call_later(self._end_job)  # in order with what the user does
+            failure = describe_error(error)
+        self.call_later(self._end_job, failure)  # in order with what the user does
 
     # What surrounds the conversation.
 
@@ -95,11 +93,11 @@ class Dialogue(Window):
         title, conversation = "New conversation", self.recorder.conversation
         if turns and conversation is not None:
             title = conversation.title if conversation.renamed else turns[0].text.strip().split("\n")[0]
+        subtitle = "not saved" if self.recorder.saved.is_in_memory else ""
+        if self.is_incognito:
+            title, subtitle = f"Incognito · {title}", "incognito: nothing is saved"
         pane = self.query_one("#pane")
-        pane.border_title = Content(sanitize(f"Incognito · {title}" if self.is_incognito else title))
-        is_saved = not self.recorder.saved.is_in_memory
-        unsaved = "incognito: nothing is saved" if self.is_incognito else "not saved"
-        pane.border_subtitle = Content("" if is_saved and not self.is_incognito else unsaved)
+        pane.border_title, pane.border_subtitle = Content(sanitize(title)), Content(subtitle)
 
     def refresh_instruments(self, interval_s: float = 0.0) -> None:
         """Show the current statistics in the panel and the status line, at most once in `interval_s`."""
@@ -176,7 +174,6 @@ class Dialogue(Window):
         transcript = self.query_one(Transcript)
         for answer in transcript.answers[-1:]:
             answer.footer = answer.footer.removesuffix(CONTINUE_HINT)
-            transcript.update(answer)
         transcript.add(UserMessage(text, len(self.recorder.questions)))
         transcript.follow()
         await self.answer()
@@ -212,9 +209,8 @@ class Dialogue(Window):
         thought = () if turn.text else (Message("assistant", turn.reasoning),)
         await self.make_room_for([*self.chat.messages, *thought])
         self.recorder.continue_answer()
+        await self.show_turns()  # the screen may have been cleared
         transcript = self.query_one(Transcript)
-        if not transcript.answers or transcript.answers[-1].text != turn.text:  # the screen was cleared
-            await self.show_turns()
         answer = transcript.answers[-1]
         answer.footer = ""
         transcript.follow()
@@ -239,9 +235,8 @@ class Dialogue(Window):
         pieces = [event for event in events if isinstance(event, Piece)]
         if (answer := self.activity.answer) is not None and pieces:
             answer.append(pieces)
-            self.query_one(Transcript).update(answer)
+            self.query_one(Transcript).update()
             self.recorder.update_answer(answer.text, answer.reasoning, lambda: answer.spans)
-        await self._watch_context()
         self.refresh_instruments(_REFRESH_INTERVAL_S)
         before_s, self._drawn_cpu_s = self._drawn_cpu_s, thread_time()
         await asyncio.sleep(max(FRAME_S, min(_MAX_REST_S, (self._drawn_cpu_s - before_s) * _REST_FACTOR)))
@@ -251,7 +246,7 @@ class Dialogue(Window):
         if self.activity.job is not None:  # it may have ended since
             self.query_one("#progress", Progress).show(message.text, message.fraction)
 
-    async def _end_job(self) -> None:
+    async def _end_job(self, failure: str) -> None:
         activity = self.activity
         self.query_one("#progress", Progress).show(None)
         answer, activity.answer = activity.answer, None
@@ -259,12 +254,15 @@ class Dialogue(Window):
             metrics = add_metrics(activity.earlier, footer_metrics(activity.finished))
             is_whole = metrics.get("reason") == "stop"
             answer.footer = format_footer(metrics) + ("" if is_whole else CONTINUE_HINT)
-            self.query_one(Transcript).update(answer)
+            self.query_one(Transcript).update()
             self.recorder.finish_answer(answer.text, answer.reasoning, answer.spans, metrics)
+            await self._watch_context()
             if not answer.text and not answer.reasoning:
-                await self._drop_answer(answer)
+                await self.show_turns()  # the answer that it was to replace returns
+        if failure:
+            await self.add_notice(failure, "error")
         activity.job = None
-        self._advise(answered=answer is not None)
+        await self._advise(answered=answer is not None)
         if self._is_leaving:
             self.exit()
         self.refresh_instruments()
@@ -274,45 +272,22 @@ class Dialogue(Window):
         if not self._is_leaving:
             await self.send_next()
 
-    def _advise(self, *, answered: bool) -> None:
-        """Name the next step below the conversation: where its model is not open, or only completes code.
-
-        It replaces what was said there before.
-        """
-        transcript, conversation = self.query_one(Transcript), self.recorder.conversation
-        if self._advice is not None:
-            transcript.drop(self._advice)
-            self._advice = None
+    async def _advise(self, *, answered: bool) -> None:
+        """Name the next step where the conversation's model is not open, or only completes code."""
+        conversation, model_info = self.recorder.conversation, self.client.model_info
         if conversation is None:
             return
-        model_info = self.client.model_info
         if model_info is None:
             said = f"{conversation.model}, the model of this conversation, is not open; Ctrl+G lists models."
+            await self.show_notice(said)
         elif answered and model_info.name == EMBEDDED_ALIAS and not may_be_code(self.recorder.questions[-1].text):
-            said = f"{EMBEDDED_ALIAS} completes Python code; Ctrl+G lists models that one can talk to."
-        else:
-            return
-        self._advice = Notice(said)
-        transcript.add(self._advice)
-
-    async def _drop_answer(self, answer: Answer) -> None:
-        """Take an empty answer off the screen. The one that it was to replace returns; notices stay."""
-        transcript, turns = self.query_one(Transcript), self.recorder.turns
-        transcript.drop(answer)
-        if turns and turns[-1].role == "assistant":
-            notices = [item for item in transcript.items if isinstance(item, Notice)]
-            await self.show_turns()
-            for notice in notices:
-                transcript.add(notice)
+            await self.show_notice(f"{EMBEDDED_ALIAS} completes Python code; Ctrl+G lists models that one can talk to.")
 
     async def _watch_context(self) -> None:
-        """Tell, once, that the context is nearly full."""
+        """Tell that the context is nearly full."""
         model_info, meter = self.client.model_info, self.activity.meter
         used = meter.prompt_tokens + meter.emitted_tokens
-        if model_info is None or not used:
-            return
-        was_full, self._is_nearly_full = self._is_nearly_full, used >= NEARLY_FULL * model_info.context_size
-        if self._is_nearly_full and not was_full:
+        if model_info is not None and used >= NEARLY_FULL * model_info.context_size:
             await self.show_notice(describe_end(self.chat, used, model_info.context_size))
 
     # Conversations and their branches.
@@ -348,8 +323,8 @@ class Dialogue(Window):
         for item, turn in self._list_messages():
             fork = by_turn.get(turn.id)
             is_selected = fork is not None and selected is not None and fork.parent == selected.parent
-            if item.mark(fork.label if fork else "", is_selected=is_selected):
-                transcript.update(item)
+            item.mark(fork.label if fork else "", is_selected=is_selected)
+        transcript.update()
         self.refresh_opening()
 
     @on(Transcript.BranchClicked)

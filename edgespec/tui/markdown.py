@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from edgespec.tui.blocks import MUTED, Block, CodeBlock, RuleBlock, Run, TableBlock, TextBlock, split_parts
+from edgespec.tui.blocks import CELL_END, MUTED, Block, CodeBlock, RuleBlock, Run, TableBlock, split_parts
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.rules_block import StateBlock
+    from markdown_it.rules_core import StateCore
     from markdown_it.rules_inline import StateInline
-    from markdown_it.token import Token
+    from markdown_it.tree import SyntaxTreeNode
 
-_STYLES = {
-    "strong_open": "bold",
-    "em_open": "italic",
-    "s_open": "strike",
-    "link_open": "$text-primary underline",
-}
+_STYLES = {"strong": "bold", "em": "italic", "s": "strike", "link": "$text-primary underline"}
 _CODE = "$text-warning"
 _MATH = "italic"
-_BREAKS = ("softbreak", "hardbreak")
 _BULLET = "•"
 _QUOTE = "▌ "
-_HEADINGS = {"h1": ("$text-primary", "bold", "underline"), "h2": ("$text-primary", "bold")}
-_HEADING = ("bold",)
+_HEADINGS = {"h1": "$text-primary bold underline", "h2": "$text-primary bold"}
+_HEADING = "bold"
+_INDENT = "\u1680"  # for a space at the start of a line while inlines are parsed: a space would be dropped
 # Stars and underscores that are no emphasis, and formulas: a*b*c, 2**3, __init__, \(a*b*c\), $$a_1$$.
 _LITERAL = re.compile(
     r"(?<=[0-9A-Za-z_)\]])(?:\*(?=[0-9A-Za-z_(\[])|\*\*(?=\d))|(?<!\w)__[a-z][a-z0-9_]*?__(?!\w)"
@@ -45,11 +41,12 @@ def parse_markdown(source: str, offset: int = 0, number: int = 1) -> tuple[list[
 
     `offset` is added to all positions; `number` is the one of the first fenced code block, as `/copy N` counts them.
     """
-    tokens = _parser().parse(source)
-    tops = [token.map[0] for token in tokens if token.level == 0 and token.map and token.nesting >= 0]
-    starts = [0, *accumulate(len(line) + 1 for line in source.split("\n"))]
-    blocks = list(_Reader(source, starts, offset, number).read(tokens))
-    return blocks, starts[tops[-1]] if tops else 0
+    from markdown_it.tree import SyntaxTreeNode
+
+    nodes = SyntaxTreeNode(_parser().parse(source)).children
+    reader = _Reader(source, offset, number)
+    blocks = list(reader.read(nodes, "", "", ""))
+    return blocks, reader.find(nodes[-1])[0] - offset if nodes else 0
 
 
 def list_code_blocks(source: str) -> list[str]:
@@ -58,147 +55,118 @@ def list_code_blocks(source: str) -> list[str]:
 
 
 class _Reader:
-    """Turns tokens into blocks; the containers around a block become what is in front of its rows."""
+    """Turns nodes into blocks; the containers around a block become what is in front of its rows."""
 
-    def __init__(self, source: str, starts: Sequence[int], offset: int, number: int) -> None:
-        """`starts` are the positions of the lines in `source`."""
+    def __init__(self, source: str, offset: int, number: int) -> None:
         self._source = source
-        self._starts = starts
+        self._starts = [0, *accumulate(len(line) + 1 for line in source.split("\n"))]  # of the lines
         self._offset = offset
         self._number = number
-        self._first = ""  # in front of the next row
-        self._rest = ""  # in front of the rows after it
-        self._above = ""  # in front of an empty row before them
-        self._outside: list[str] = []  # the values of `_rest` around each container
-        self._are_tight: list[bool] = []  # of the lists around the next block
-        self._starts_list = False
 
-    def read(self, tokens: Sequence[Token]) -> Iterator[Block]:
-        i = 0
-        while i < len(tokens):
-            token = tokens[i]
-            if token.type == "table_open":
-                end = next(j for j in range(i, len(tokens)) if tokens[j].type == "table_close")
-                yield self._read_table(tokens[i : end + 1])
-                i = end
-            elif token.type in ("paragraph_open", "heading_open"):
-                yield self._read_text(token, tokens[i + 1])
-                i += 2
-            elif token.type in ("fence", "code_block"):
-                yield from self._read_code(token)
-            elif token.type == "formula":
-                yield TextBlock(*self._place(token), runs=((token.content, (_MATH,)),))
-            elif token.type == "hr":
-                yield RuleBlock(*self._place(token))
-            elif token.type in ("bullet_list_open", "ordered_list_open"):
-                self._starts_list = not self._are_tight
-                self._are_tight.append(_is_tight(tokens, i))
-            elif token.type in ("bullet_list_close", "ordered_list_close"):
-                self._are_tight.pop()
-            elif token.type == "list_item_open":
-                marker = f"{token.info}{token.markup} " if token.info else f"{_BULLET} "
-                self._enter(marker, " " * len(marker))
-            elif token.type == "blockquote_open":
-                self._enter(_QUOTE, _QUOTE)
-            elif token.type in ("list_item_close", "blockquote_close"):
-                if self._first != self._rest:
-                    yield TextBlock(*self._place(tokens[i - 1]))  # an empty item
-                self._rest = self._first = self._above = self._outside.pop()
-            i += 1
+    def read(
+        self, nodes: Sequence[SyntaxTreeNode], first: str, rest: str, gap: str | None, *, is_tight: bool = False
+    ) -> Iterator[Block]:
+        """The blocks of `nodes`. `first`, `rest` and `gap` are as in Block, for the first one; no empty rows are
+        between the others where they are in a list that `is_tight`.
+        """
+        for node in nodes:
+            if node.type in ("bullet_list", "ordered_list"):
+                yield from self._read_list(node, first, rest, gap)
+            elif node.type == "blockquote":
+                yield from self.read(node.children, first + _QUOTE, rest + _QUOTE, gap)
+            elif node.type in ("fence", "code_block"):
+                yield from self._read_code(node, first, rest, gap)
+            elif node.type == "table":
+                cells, alignments = self._read_table(node)
+                yield TableBlock(*self.find(node), first, rest, gap, runs=cells, alignments=alignments)
+            elif node.type == "hr":
+                yield RuleBlock(*self.find(node), first, rest, gap)
+            else:
+                yield Block(*self.find(node), first, rest, gap, runs=self._read_text(node))
+            first, gap = rest, None if is_tight else rest
 
-    def _enter(self, marker: str, rest: str) -> None:
-        """Enter a container."""
-        if self._first == self._rest:
-            self._above = self._rest
-        self._outside.append(self._rest)
-        self._first += marker
-        self._rest += rest
+    def find(self, node: SyntaxTreeNode) -> tuple[int, int]:
+        """The positions of a block's first character and of the end of its last line."""
+        begin, end = node.map or (0, 0)
+        return self._offset + self._starts[begin], self._offset + self._starts[end] - 1
 
-    def _place(self, token: Token) -> tuple[int, int, str, str, str | None]:
-        """The first fields of a block: start, end, first, rest, gap."""
-        begin, end = token.map or (0, 0)
-        is_close = self._are_tight and self._are_tight[-1] and not self._starts_list
-        first, gap = self._first, None if is_close else self._above
-        self._first = self._above = self._rest
-        self._starts_list = False
-        return self._offset + self._starts[begin], self._offset + self._starts[end] - 1, first, self._rest, gap
+    def _read_list(self, node: SyntaxTreeNode, first: str, rest: str, gap: str | None) -> Iterator[Block]:
+        is_tight = all(child.type != "paragraph" or child.hidden for item in node.children for child in item.children)
+        for item in node.children:
+            marker = f"{item.info}{item.markup} " if item.info else f"{_BULLET} "
+            inner = first + marker, rest + " " * len(marker)
+            if item.children:
+                yield from self.read(item.children, *inner, gap, is_tight=is_tight)
+            else:
+                yield Block(*self.find(item), *inner, gap)
+            first, gap = rest, None if is_tight else rest
 
-    def _read_text(self, opening: Token, inline: Token) -> Block:
-        runs = list(_read_inline(inline.children or []))
-        if opening.type == "paragraph_open" and opening.level == 0:
-            line = self._get_line(opening)
-            runs.insert(0, (line[: len(line) - len(line.lstrip(" "))], ()))
-        if opening.type == "heading_open":
-            styles = _HEADINGS.get(opening.tag, _HEADING)
-            runs = [(text, (*styles, *more)) for text, more in runs]
-        return TextBlock(*self._place(opening), runs=tuple(runs))
+    def _read_text(self, node: SyntaxTreeNode) -> tuple[Run, ...]:
+        """The runs of a paragraph, a heading or a formula."""
+        if node.type == "formula":
+            return ((node.content, _MATH),)
+        style = _HEADINGS.get(node.tag, _HEADING) if node.type == "heading" else ""
+        runs = list(_read_inline(node.children[0].children, style))
+        if node.type == "paragraph" and node.level == 0:
+            line = self._get_line(node)
+            runs.insert(0, (line[: len(line) - len(line.lstrip(" "))], ""))
+        return tuple((text.replace(_INDENT, " "), styles) for text, styles in runs)
 
-    def _read_code(self, token: Token) -> Iterator[Block]:
-        start, end, first, rest, gap = self._place(token)
+    def _read_code(self, node: SyntaxTreeNode, first: str, rest: str, gap: str | None) -> Iterator[Block]:
         language, title = "", None
-        if token.type == "fence":
-            info = token.info.strip()
+        if node.type == "fence":
+            info = node.info.strip()
             language = info.split(maxsplit=1)[0].casefold() if info else ""
             title = f"{info or 'text'} · {self._number}"
             self._number += 1
-        for part in split_parts(token.content):
-            code = part.removesuffix("\n")
-            yield CodeBlock(start, end, first, rest, gap, code=code, language=language, title=title)
+        for part in split_parts(node.content):
+            runs = ((part.removesuffix("\n"), ""),)
+            yield CodeBlock(*self.find(node), first, rest, gap, runs=runs, language=language, title=title)
             first, gap, title = rest, None, None
 
-    def _get_line(self, token: Token) -> str:
-        """The first line of the source that a block token covers."""
-        begin = token.map[0] if token.map else 0
+    def _get_line(self, node: SyntaxTreeNode) -> str:
+        """The first line of the source that a node covers."""
+        begin = node.map[0] if node.map else 0
         return self._source[self._starts[begin] : self._starts[begin + 1] - 1]
 
-    def _read_table(self, tokens: Sequence[Token]) -> Block:
-        """A table. Cells that are missing in a row are empty; what is too much stays in the last cell."""
-        place = self._place(tokens[0])
-        line = ""
-        rows: list[list[tuple[Run, ...]]] = []
-        alignments: list[str] = []
-        for token in tokens:
-            if token.type == "tr_open":
-                rows.append([])
-                line = self._get_line(token)
-            elif token.type == "tr_close" and (surplus := _split_cells(line)[len(rows[0]) :]):
-                rows[-1][-1] += ((" | ".join(["", *surplus]), ()),)
-            elif token.type == "inline":
-                rows[-1].append(tuple(_read_inline(token.children or [])))
-            elif token.type == "th_open":
-                alignments.append(str(token.attrs.get("style", "")).removeprefix("text-align:") or "left")
-        return TableBlock(*place, cells=tuple(map(tuple, rows)), alignments=tuple(alignments))
+    def _read_table(self, node: SyntaxTreeNode) -> tuple[tuple[Run, ...], tuple[str, ...]]:
+        """The runs and alignments of a table. What is too much in a row stays in the last cell."""
+        rows = [row for section in node.children for row in section.children]
+        runs: list[Run] = []
+        for row in rows:
+            style = "" if runs else "bold"
+            for cell in row.children:
+                runs += [*_read_inline(cell.children[0].children, style), (CELL_END, "")]
+            if surplus := _split_cells(self._get_line(row))[len(rows[0].children) :]:
+                runs.insert(-1, (" | ".join(["", *surplus]), ""))
+        styles = [str(cell.attrs.get("style", "")) for cell in rows[0].children]
+        return tuple(runs), tuple(style.removeprefix("text-align:") or "left" for style in styles)
 
 
-def _read_inline(tokens: Sequence[Token]) -> Iterator[Run]:
-    """The runs of inline tokens; the address of a link follows its text."""
-    styles: list[str] = []
-    addresses: list[str] = []
-    for token in tokens:
-        if token.type in ("text", "text_special"):
-            yield token.content, tuple(styles)
-        elif token.type == "code_inline":
-            yield token.content, (*styles, _CODE)
-        elif token.type == "literal":
-            yield token.content, (*styles, _MATH) if token.info else tuple(styles)
-        elif token.type in _BREAKS:
-            yield f"\n{token.content}", ()
-        elif token.type == "image":
-            yield token.content + _format_address(token, "src"), (*styles, "$text-primary")
-        elif token.nesting > 0:
-            styles.append(_STYLES.get(token.type, ""))
-            addresses.append("" if token.info == "auto" else _format_address(token, "href"))
-        elif token.nesting < 0:
-            styles.pop()
-            if address := addresses.pop():
-                yield address, (*styles, MUTED)
+def _read_inline(nodes: Sequence[SyntaxTreeNode], style: str) -> Iterator[Run]:
+    """The runs of inline nodes; the address of a link follows its text."""
+    for node in nodes:
+        if node.type in ("softbreak", "hardbreak"):
+            yield "\n", ""
+        elif node.type == "code_inline":
+            yield node.content, f"{style} {_CODE}"
+        elif node.type == "literal":
+            yield node.content, f"{style} {_MATH}" if node.info else style
+        elif node.type == "image":
+            yield node.content + _format_address(node, "src"), f"{style} $text-primary"
+        elif node.type in _STYLES:
+            yield from _read_inline(node.children, f"{style} {_STYLES[node.type]}")
+            if node.info != "auto":
+                yield _format_address(node, "href"), f"{style} {MUTED}"
+        else:
+            yield node.content, style
 
 
-def _format_address(token: Token, name: str) -> str:
-    if name not in token.attrs:
+def _format_address(node: SyntaxTreeNode, name: str) -> str:
+    if name not in node.attrs:
         return ""
-    title = f' "{token.attrs["title"]}"' if "title" in token.attrs else ""
-    return f" ({token.attrs[name]}{title})"
+    title = f' "{node.attrs["title"]}"' if "title" in node.attrs else ""
+    return f" ({node.attrs[name]}{title})"
 
 
 def _split_cells(line: str) -> list[str]:
@@ -207,32 +175,26 @@ def _split_cells(line: str) -> list[str]:
     return [cell.strip().replace("\\|", "|") for cell in cells]
 
 
-def _is_tight(tokens: Sequence[Token], at: int) -> bool:
-    """Whether no empty rows are between the items of the list that opens at index `at`."""
-    level = tokens[at].level
-    for token in tokens[at + 1 :]:
-        if token.level == level + 2 and token.type == "paragraph_open" and not token.hidden:
-            return False
-        if token.level == level:
-            break
-    return True
-
-
 @cache
 def _parser() -> MarkdownIt:
     """CommonMark with tables and strikethrough, and without what hides text: HTML, and definitions of links."""
     from markdown_it import MarkdownIt
-    from markdown_it.rules_inline import escape, newline
 
     parser = MarkdownIt("commonmark", {"html": False})
     parser.enable(["table", "strikethrough"]).disable(["reference", "html_block", "html_inline"])
+    parser.core.ruler.after("block", "indent", _keep_indents)
     parser.inline.ruler.before("escape", "literal", _read_literal)
-    for name, rule in (("newline", newline), ("escape", escape)):
-        parser.inline.ruler.at(name, _keep_indent(rule))
     parser.block.ruler.before("fence", "formula", _read_formula, {"alt": ["paragraph"]})
     parser.normalizeLink = lambda url: url  # type: ignore[method-assign]
     parser.normalizeLinkText = lambda link: link  # type: ignore[method-assign]
     return parser
+
+
+def _keep_indents(state: StateCore) -> None:
+    """A rule of the parser: spaces at the start of a line, which the rules for line breaks drop, become _INDENT."""
+    for token in state.tokens:
+        if token.type == "inline":
+            token.content = re.sub("(?<=\n) +", lambda found: _INDENT * len(found[0]), token.content)
 
 
 def _read_literal(state: StateInline, silent: bool) -> bool:
@@ -246,20 +208,6 @@ def _read_literal(state: StateInline, silent: bool) -> bool:
         token.info = "math" if token.content[0] in "\\$" else ""
     state.pos = found.end()
     return True
-
-
-def _keep_indent(read: Callable[[StateInline, bool], bool]) -> Callable[[StateInline, bool], bool]:
-    """A rule that reads line breaks, so that their tokens have the spaces at the start of the next line as content."""
-
-    def read_break(state: StateInline, silent: bool) -> bool:
-        start = state.pos
-        if not read(state, silent):
-            return False
-        if not silent and state.tokens[-1].type in _BREAKS:
-            state.tokens[-1].content = state.src[start : state.pos].rpartition("\n")[2]
-        return True
-
-    return read_break
 
 
 def _read_formula(state: StateBlock, start: int, end: int, silent: bool) -> bool:

@@ -24,10 +24,8 @@ from edgespec.service.client import ModelInfo
 
 
 def draw_bar(share: float, width: int) -> str:
-    """A horizontal bar of `width` cells, filled in eighths of a cell; `share` is clipped to 0..1."""
-    eighths = round(max(0.0, min(1.0, share)) * width * 8)
-    full, part = divmod(eighths, 8)
-    return ("█" * full + (" ▏▎▍▌▋▊▉"[part] if part else "")).ljust(width)
+    """A horizontal bar of `width` cells; `share` is clipped to 0..1."""
+    return ("█" * round(max(0.0, min(1.0, share)) * width)).ljust(width)
 
 
 def draw_column(share: float) -> str:
@@ -51,38 +49,37 @@ class Panel(VerticalScroll):
 
     def __init__(self) -> None:
         super().__init__(id="panel", can_focus=False)
-        self._speedup = Digits("", id="speedup")
-        self._speeds = Static("", id="speeds")
-        self._pace = Static("")
-        self._drafting = _make_box("Drafting")
-        self._time = _make_box("Time")
-        self._model = _make_box("Model")
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="section") as box:
             box.border_title = "Speed"
             with Horizontal(id="headline"):
-                yield self._speedup
-                yield self._speeds
-            yield self._pace
-        yield self._drafting
-        yield self._time
-        yield self._model
+                yield Digits("", id="speedup")
+                yield Static("", id="speeds")
+            yield Static("", id="pace")
+        for title in ("Drafting", "Time", "Model"):
+            section = Static("", id=title.lower(), classes="section")
+            section.border_title = title
+            yield section
 
     def show(self, meter: Meter, model_info: ModelInfo, resident: int, available: int, *, is_incognito: bool) -> None:
         """`resident` and `available` are the bytes that this program takes and that are free."""
-        speedup, metrics = meter.times_plain, meter.metrics()
-        self._speedup.display = speedup is not None
-        if speedup is not None:
-            self._speedup.update(f"{speedup:.2f}x")
-            self._speedup.set_class(speedup < 1, "loss")
-        self._speeds.update(_describe_speeds(meter))
-        self._pace.display = metrics.target_forwards > 0
-        self._pace.update(_describe_pace(meter))
-        self._drafting.update(_describe_drafting(meter, metrics, model_info, is_incognito=is_incognito))
-        self._time.display = metrics.target_forwards > 0
-        self._time.update(_describe_times(metrics))
-        self._model.update(_describe_model(meter, model_info, resident, available))
+        metrics, speedup = meter.metrics(), self.query_one("#speedup", Digits)
+        speedup.display = meter.times_plain is not None
+        if meter.times_plain is not None:
+            speedup.update(f"{meter.times_plain:.2f}x")
+            speedup.set_class(meter.times_plain < 1, "loss")
+        has_begun = metrics.target_forwards > 0
+        self._fill("#speeds", _describe_speeds(meter))
+        self._fill("#pace", _describe_pace(meter), is_shown=has_begun)
+        self._fill("#drafting", _describe_drafting(meter, metrics, model_info, is_incognito=is_incognito))
+        self._fill("#time", _describe_times(metrics), is_shown=has_begun)
+        self._fill("#model", _describe_model(meter, model_info, resident, available))
+
+    def _fill(self, id: str, content: Content, *, is_shown: bool = True) -> None:
+        section = self.query_one(id, Static)
+        section.display = is_shown
+        section.update(content)
 
 
 class StatusLine(Static):
@@ -102,12 +99,6 @@ class StatusLine(Static):
         parts.append(f"{meter.prompt_tokens + meter.emitted_tokens:,}/{model_info.context_size:,}")
         parts.append(f"draft {shorten_names(model_info.draft)}{' (off)' if model_info.is_paused else ''}")
         self.update(Content(" · ".join(parts)), layout=False)
-
-
-def _make_box(title: str) -> Static:
-    box = Static("", classes="section")
-    box.border_title = title
-    return box
 
 
 def _describe_speeds(meter: Meter) -> Content:
@@ -287,8 +278,7 @@ def format_costs(draft_stats: DraftStats | None) -> str:
     for name, drafting in costs.profile.drafts.items():
         steps = {n: f"{costs.unit_s(name, n) / plain_s:.3f}" for n in sorted(drafting.units)}
         blocks = ", ".join(f"{cost} for {n}" for n, cost in steps.items())
-        one = f"A token drafted by {name} takes {steps.get(1)} plain steps."
-        lines += ["", one if steps.keys() == {1} else f"A block of tokens drafted by {name}, in plain steps: {blocks}."]
+        lines += ["", f"Tokens drafted by {name}, in plain steps: {blocks}."]
     return "\n".join(lines)
 
 
@@ -313,9 +303,8 @@ def _format(value: float | None, factor: float = 1.0) -> str:
 # The line below an answer, made from the metrics that are stored with it.
 
 
-_STORED = (
-    "emitted_tokens", "drafted_tokens", "accepted_tokens", "tau", "tokens_per_second", "times_plain", "ttft_s"
-)  # fmt: skip
+_COUNTED = ("emitted_tokens", "drafted_tokens", "accepted_tokens")
+_STORED = (*_COUNTED, "tau", "tokens_per_second", "times_plain", "ttft_s")
 
 
 def footer_metrics(finished: Finished | None) -> dict[str, Any]:
@@ -327,32 +316,9 @@ def footer_metrics(finished: Finished | None) -> dict[str, Any]:
 
 
 def add_metrics(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of an answer that was generated in two parts. Times are those of the tokens of both."""
-    both = (first, second)
-    if not all("emitted_tokens" in part for part in both):
-        return dict(second)
-    seconds = [_seconds(part, part.get("tokens_per_second")) for part in both]
-    plain = [_seconds(part, _divide(part.get("tokens_per_second"), part.get("times_plain"))) for part in both]
-    counted = ("emitted_tokens", "drafted_tokens", "accepted_tokens")
-    counts = {name: first.get(name, 0) + second[name] for name in counted}
-    total_s = None if None in seconds else sum(each or 0.0 for each in seconds)
-    plain_s = None if None in plain else sum(each or 0.0 for each in plain)
-    return {
-        **second,
-        **counts,
-        "ttft_s": first.get("ttft_s"),
-        "tau": None,
-        "tokens_per_second": _divide(counts["emitted_tokens"], total_s),
-        "times_plain": _divide(plain_s, total_s),
-    }
-
-
-def _seconds(part: Mapping[str, Any], speed: float | None) -> float | None:
-    return _divide(part["emitted_tokens"], speed)
-
-
-def _divide(a: float | None, b: float | None) -> float | None:
-    return a / b if a is not None and b else None
+    """The metrics of an answer that was generated in two parts: the tokens of both, the speed of the second."""
+    counts = {name: first.get(name, 0) + second[name] for name in _COUNTED if name in second}
+    return {**second, **counts}
 
 
 def format_footer(metrics: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -37,7 +37,7 @@ from edgespec.planner.catalogue import (
 )
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import EMBEDDED_ALIAS, load_registry
-from edgespec.service.client import EngineClient, Stream
+from edgespec.service.client import EngineClient
 from edgespec.tui.progress import describe_error
 from edgespec.tui.settings import read_setting
 from edgespec.units import gib
@@ -135,7 +135,7 @@ class FilterList(ModalScreen[T | None]):
     """Dismissed with the choice, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "close", "Back"),
+        Binding("escape", "dismiss", "Back"),
         Binding("down", "focus_table", "List", show=False),
     ]
     COLUMNS: ClassVar[tuple[tuple[str, int | None], ...]]
@@ -146,6 +146,7 @@ class FilterList(ModalScreen[T | None]):
         super().__init__()
         self._text = text
         self._said = said
+        self._asked = ""
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
@@ -174,9 +175,17 @@ class FilterList(ModalScreen[T | None]):
         table = self.query_one(DataTable)
         return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value if table.row_count else None
 
-    def set_status(self, text: str) -> None:
-        """Show `text` in the status line."""
+    def set_status(self, text: str, asked: str = "") -> None:
+        """Show `text` below the list. If it is a question, `asked` is the key that it is about."""
+        self._asked = asked
         self.query_one("#status", Static).update(Text(text))
+
+    def confirm(self, key: str, question: str) -> bool:
+        """Whether the question about `key` is on the screen; else ask it."""
+        is_confirmed = self._asked == key
+        if not is_confirmed:
+            self.set_status(question, key)
+        return is_confirmed
 
     @on(Input.Changed)
     def _filter(self) -> None:
@@ -189,36 +198,6 @@ class FilterList(ModalScreen[T | None]):
 
     def action_focus_table(self) -> None:
         self.query_one(DataTable).focus()
-
-    def action_close(self) -> None:
-        self.dismiss(None)
-
-
-# A question that Enter answers with yes, and Esc with no.
-
-
-class Confirm(ModalScreen[bool]):
-    """Dismissed with the answer."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("enter,y", "answer(True)", "Yes"),
-        Binding("escape,n", "answer(False)", "No"),
-    ]
-
-    def __init__(self, question: str, facts: str) -> None:
-        """`facts` are lines below the question."""
-        super().__init__()
-        self._question = question
-        self._facts = facts
-
-    def compose(self) -> ComposeResult:
-        with Vertical(id="confirm"):
-            yield Static(self._question, id="confirm-question", markup=False)
-            yield Static(self._facts, markup=False)
-            yield Static("Enter yes · Esc no", id="confirm-keys", markup=False)
-
-    def action_answer(self, answer: bool) -> None:
-        self.dismiss(answer)
 
 
 _KEYS = "Enter opens · type to filter · Ctrl+S searches the hub · Ctrl+F measures one · Esc closes"
@@ -261,7 +240,6 @@ class Picker(FilterList[Pick]):
         self._rows: list[Row] = []
         self._found: list[Row] = []  # at the hub
         self._notice = ""
-        self._job: Stream[str] | None = None
 
     def compose_details(self) -> ComposeResult:
         with VerticalScroll(id="report"):
@@ -269,16 +247,20 @@ class Picker(FilterList[Pick]):
         yield Static("", id="about", markup=False)
 
     def on_mount(self) -> None:
-        self.query_one("#report").display = False
-        self._list("", self._show)
+        self._list("")
 
     @work
-    async def _list(self, text: str, show: Callable[[list[Row], str], None]) -> None:
+    async def _list(self, text: str) -> None:
         """Show rows as they are found, at the hub where there is a `text` to search."""
         found = list_rows(self._client, self._check, is_idle=self._is_idle, text=text)
         try:
             while (listed := await asyncio.to_thread(next, found, None)) is not None:
-                show(*listed)
+                rows, self._notice = listed
+                if text:
+                    self._found = rows
+                else:
+                    self._rows = rows
+                self.fill()
         except (Cancelled, NoMatches):  # the screen is closing
             return
         except Exception as error:  # noqa: BLE001 - an internal error must not end the conversation
@@ -291,57 +273,33 @@ class Picker(FilterList[Pick]):
             self.set_status("Type what to search at the hub, such as: qwen 8b")
             return
         self.set_status(f"Searching the hub for {text} …")
-        self._list(text, self._add)
+        self._list(text)
 
     def _check(self) -> None:
         if not self.is_attached:
             raise Cancelled
 
-    def _show(self, rows: list[Row], notice: str) -> None:
-        self._rows, self._notice = rows, notice
-        self.fill()
-
-    def _add(self, rows: list[Row], notice: str) -> None:
-        self._found = rows
-        self.fill()
-        self.set_status(notice)
-
-    def action_close(self) -> None:
-        if self._job is not None:
-            self._job.cancel()
-        super().action_close()
-
     def action_estimate(self) -> None:
         """Show the plan of the selected model, with measured speeds."""
         name = self.selected_key()
-        if name is None or self._job is not None:
-            return
-        if not self._is_idle:
+        if name is not None and not self._is_idle:
             self.set_status("Speeds cannot be measured during an answer; Esc stops it.")
-            return
-        self.set_status(f"Measuring how fast this machine computes {name} …")
-        self._estimate(name)
+        elif name is not None:
+            self.set_status(f"Measuring how fast this machine computes {name} …")
+            self._estimate(name)
 
-    @work(exclusive=False)
+    @work(group="estimate", exclusive=True, exit_on_error=False)  # it is cancelled when the screen is closed
     async def _estimate(self, name: str) -> None:
-        self._job = self._client.plan(replace(self._request, model=name, force=True), self._reporter)
-        status = _KEYS
+        job = self._client.plan(replace(self._request, model=name, force=True), self._reporter)
         try:
-            async for text in self._job:
-                if self.is_attached:
-                    self._show_report(text)
-        except Cancelled:
-            return
+            async for text in job:
+                self.query_one("#report").display = True
+                self.query_one("#report-text", Static).update(Text(text))
+            self.set_status(_KEYS)
         except Exception as error:  # noqa: BLE001 - as above
-            status = describe_error(error)
+            self.set_status(describe_error(error))
         finally:
-            self._job = None
-        if self.is_attached:
-            self.set_status(status)
-
-    def _show_report(self, text: str) -> None:
-        self.query_one("#report").display = True
-        self.query_one("#report-text", Static).update(Text(text))
+            job.cancel()
 
     def choose(self) -> None:
         """Open the selected model; ask first where it has to be downloaded."""
@@ -350,15 +308,9 @@ class Picker(FilterList[Pick]):
             return
         row = self._find_row(name)
         missing = row.missing if row is not None else _find_missing(name)
-        if missing == 0 or (self._is_first and row is not None):
+        is_wanted = missing == 0 or (self._is_first and row is not None)
+        if is_wanted or self.confirm(name, _describe_download(name, missing, row)):
             self.dismiss(Pick(name, download=missing != 0))
-            return
-
-        def answer(yes: bool | None) -> None:
-            if yes:
-                self.dismiss(Pick(name, download=True))
-
-        self.app.push_screen(Confirm(f"Download {name}?", _describe_download(missing, row)), answer)
 
     @on(DataTable.RowHighlighted)
     def _show_about(self, message: DataTable.RowHighlighted) -> None:
@@ -399,15 +351,14 @@ def _find_missing(name: str) -> int | None:
     return 0
 
 
-def _describe_download(missing: int | None, row: Row | None) -> str:
+def _describe_download(name: str, missing: int | None, row: Row | None) -> str:
     hub = Hub.from_environment()
-    place = hub.cache_dir
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    place = next(each for each in (hub.cache_dir, *hub.cache_dir.parents) if each.exists())
     size = "its size is not known yet" if missing is None else f"{gib(missing)}, with what drafts for it"
     licensed = f", license {row.license}" if row is not None and row.license not in ("", "?") else ""
     free = gib(shutil.disk_usage(place).free)
-    return f"{size}{licensed}\nto {hub.cache_dir}, {free} free\n\nThe chat can be used meanwhile; Esc stops."
+    keys = "Enter again downloads it; the chat can be used meanwhile"
+    return f"Download {name}? {size}{licensed}, to {hub.cache_dir}\n{free} free · {keys}"
 
 
 # The stored conversations: list, search, resume, delete.
@@ -430,24 +381,17 @@ class History(FilterList[int]):
         super().__init__(text, _HISTORY_KEYS)
         self._store = store
         self._current_id = current_id
-        self._confirm_id: int | None = None  # deleted if the key is pressed again
 
     def on_mount(self) -> None:
         self.fill()
 
     def action_delete(self) -> None:
         key = self.selected_key()
-        if key is None:
-            return
-        id = int(key)
-        if id == self._current_id:
+        if key is not None and int(key) == self._current_id:
             self.set_status("The conversation on the screen cannot be deleted; /new starts another one.")
-        elif id != self._confirm_id:
-            self._confirm_id = id
-            self.set_status("Press Ctrl+X again to delete it for good.")
-        else:
+        elif key is not None and self.confirm(key, "Press Ctrl+X again to delete it for good."):
             try:
-                self._store.remove(self._store.resume(id))
+                self._store.remove(self._store.resume(int(key)))
             except EdgespecError as error:
                 self.set_status(describe_error(error))
                 return
@@ -460,7 +404,6 @@ class History(FilterList[int]):
             self.dismiss(int(key))
 
     def fill(self) -> None:
-        self._confirm_id = None
         query = self.query_one(Input).value
         try:
             recent = [] if query.strip() else self._store.recent()

@@ -13,7 +13,7 @@ from textual import on, work
 from textual.content import Content
 from textual.message import Message
 from textual.widgets import Static
-from textual.worker import Worker, get_current_worker
+from textual.worker import get_current_worker
 
 from edgespec.core.metrics import Meter
 from edgespec.core.protocols import PrefillProgress, Step
@@ -115,11 +115,6 @@ class Progress(Static):
             spinner = _SPINNER[next(self._beats) % len(_SPINNER)]
             self.update(Content.assemble((f"{spinner} {text}{bar}", "$text-accent"), "   Esc stops"))
 
-    def show_activity(self, activity: Activity) -> None:
-        """Say what an answer waits for, and for how long: to be called several times a second."""
-        if activity.answer is not None:
-            self.show(*describe_wait(activity, perf_counter() - activity.meter.started_s))
-
 
 def describe_wait(activity: Activity, elapsed_s: float) -> tuple[str | None, float | None]:
     """Text and fraction of the line; no text while the answer itself grows."""
@@ -170,33 +165,22 @@ class Downloads(Progress):
 
     def __init__(self) -> None:
         super().__init__("download")
-        self._worker: Worker[Any] | None = None
 
     @on(Progress.Changed)
     def _change(self, message: Progress.Changed) -> None:
         message.stop()
         self.show(message.text, message.fraction)
 
-    @property
-    def is_active(self) -> bool:
-        return self._worker is not None and not self._worker.is_finished
-
     def start(self, request: LoadConfig) -> None:
-        """Download what `request` names; one at a time."""
-        if self.is_active:
-            self.post_message(Toast("a model is being downloaded already. Esc stops it.", "error"))
-            return
+        """Download what `request` names, in place of a download under way."""
         self.show(f"asking the hub about {request.model} …")
-        self._worker = self._run(request)
+        self._run(request)
 
     def cancel(self) -> bool:
         """Stop; whether there was a download. What has arrived is kept, and used by the next one."""
-        if self._worker is None or self._worker.is_finished:
-            return False
-        self._worker.cancel()
-        return True
+        return bool(self.workers.cancel_node(self))
 
-    @work(thread=True, exit_on_error=False)
+    @work(thread=True, exclusive=True, exit_on_error=False)
     def _run(self, request: LoadConfig) -> None:
         worker, reporter = get_current_worker(), TuiReporter(self, is_quiet=True)
 

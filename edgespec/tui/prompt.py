@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.text import Text
 from textual import events, on
@@ -13,10 +13,6 @@ from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import OptionList, TextArea
 from textual.widgets.option_list import Option
-
-if TYPE_CHECKING:
-    pass
-
 
 # What the input can be completed to, listed above the prompt.
 
@@ -112,9 +108,6 @@ class Prompt(TextArea):
 
         text: str
 
-    class QuitRequested(Message):
-        """The user pressed Ctrl+D in an empty prompt."""
-
     def __init__(
         self,
         sent: Sequence[str],
@@ -135,8 +128,7 @@ class Prompt(TextArea):
         self._take_back = take_back
         self._at: int | None = None  # index into `sent`; None while it is not browsed
         self._draft = ""  # the text before browsing
-        self._put = ""  # the text that was put here, not typed
-        self._listed = ""  # the text whose completions were looked up last
+        self._listed = ""  # the text whose completions were looked up last, or which was put here, not typed
 
     def action_newline(self) -> None:
         self.insert("\n")
@@ -155,7 +147,7 @@ class Prompt(TextArea):
         elif event.key in _NEWLINES:
             self.action_newline()
         elif event.key == "ctrl+d" and not self.text:
-            self.post_message(self.QuitRequested())
+            await self.app.run_action("leave")
         elif event.key == "up" and not self.text and (text := self._take_back()) is not None:
             self.put(text)
         elif event.key == "up" and row == 0 and self._sent:
@@ -169,7 +161,7 @@ class Prompt(TextArea):
 
     def put(self, text: str) -> None:
         """Replace the text and move the cursor to its end."""
-        self._put = self.text = sanitize(text.replace("\r\n", "\n"))
+        self._listed = self.text = sanitize(text.replace("\r\n", "\n"))
         self._popup.show(())
         self.move_cursor(self.document.end)
 
@@ -183,7 +175,7 @@ class Prompt(TextArea):
         if self.text == self._listed:
             return
         self._listed = self.text
-        is_command = self.text.startswith("/") and "\n" not in self.text and self.text != self._put
+        is_command = self.text.startswith("/") and "\n" not in self.text
         self._popup.show(self._complete(self.text) if is_command else ())
 
     async def _run_binding(self, key: str) -> bool:
@@ -206,16 +198,9 @@ class Prompt(TextArea):
             self.accept(selected)
             if selected.is_whole:
                 self._submit()
-        elif key == "enter" and len(completions) == 1 and self._is_part_of_name(completions[0]):
-            self.accept(completions[0])
         else:
             return False
         return True
-
-    def _is_part_of_name(self, completion: Completion) -> bool:
-        """Whether the text is the beginning of the command's name, so that it cannot be sent."""
-        name = completion.line.rstrip()
-        return " " not in self.text and name != self.text and name.startswith(self.text)
 
     def _submit(self) -> None:
         text = self.text

@@ -20,7 +20,6 @@ from textual.widgets import Static
 from edgespec.core.protocols import Step
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Request
-from edgespec.errors import Cancelled
 from edgespec.service.client import EngineClient, Stream
 from edgespec.text.stream import Piece
 from edgespec.tui.progress import Activity, describe_error
@@ -57,7 +56,7 @@ class Race(ModalScreen[None]):
     Then plain decoding runs itself.
     """
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "close", "Back")]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss", "Back")]
 
     def __init__(
         self, client: EngineClient, request: Request, speculation: Speculation, plain_speed: float | None
@@ -72,8 +71,6 @@ class Race(ModalScreen[None]):
         self._plain = Lane("plain", Speculation())
         self._fast = Lane("speculative", replace(speculation, acceptance="sample"))
         self._plain_speed = plain_speed
-        self._job: Stream[Event] | None = None
-        self._is_closed = False
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog") as dialog:
@@ -88,39 +85,29 @@ class Race(ModalScreen[None]):
     def on_mount(self) -> None:
         self._run()
 
-    @work(exclusive=True)
+    @work(exit_on_error=False)  # it is cancelled when the screen is closed
     async def _run(self) -> None:
         try:
             for lane in (self._fast, self._plain):
-                if self._is_closed:
-                    return
-                self._job = self._client.stream(self._request, lane.speculation)
-                async for batch in self._job.batches():
-                    lane.add(batch)
-                    if lane is self._fast:
-                        self._plain.expect(lane, self._plain_speed)
-                    await asyncio.sleep(FRAME_S)
-            self._finish()
-        except Cancelled:  # before it had begun
-            return
-        except Exception as error:  # noqa: BLE001 - an internal error must not end the conversation
-            if not self._is_closed:
-                self._show_result(describe_error(error))
-
-    def _finish(self) -> None:
-        plain, fast = self._plain.activity, self._fast.activity
-        if plain.finished is not None and fast.finished is not None and not self._is_closed:
+                await self._follow(lane, self._client.stream(self._request, lane.speculation))
+            plain, fast = self._plain.activity, self._fast.activity
+            assert plain.finished is not None and fast.finished is not None
             ends = plain.finished.tokens, fast.finished.tokens
-            self._show_result(describe_race(*ends, plain.meter.steps, fast.meter.steps))
+            said = describe_race(*ends, plain.meter.steps, fast.meter.steps)
+        except Exception as error:  # noqa: BLE001 - an internal error must not end the conversation
+            said = describe_error(error)
+        self.query_one("#race-result", Static).update(Text(said))
 
-    def _show_result(self, text: str) -> None:
-        self.query_one("#race-result", Static).update(Text(text))
-
-    def action_close(self) -> None:
-        self._is_closed = True
-        if self._job is not None:
-            self._job.cancel()
-        self.dismiss(None)
+    async def _follow(self, lane: Lane, job: Stream[Event]) -> None:
+        """Show one side; cancels the job where the screen is closed."""
+        try:
+            async for batch in job.batches():
+                lane.add(batch)
+                if lane is self._fast:
+                    self._plain.expect(lane, self._plain_speed)
+                await asyncio.sleep(FRAME_S)
+        finally:
+            job.cancel()
 
 
 class Lane(Vertical):

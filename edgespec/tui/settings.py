@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from edgespec.conversations.database import data_folder
-from edgespec.drafters import drafter_specs
 from edgespec.errors import CacheError, EdgespecError
-from edgespec.files import write_atomically
-from edgespec.text.stream import Piece
-from edgespec.tui.blocks import MUTED, Paint, Run
+from edgespec.files import write_atomically, write_private
 
 MAX_PROMPTS = 1000  # that are read
 _MAX_PATHS = 20  # of models
-_MAX_BYTES = 2**20  # of the prompts; a larger file is set aside for a new one
+_MAX_BYTES = 2**20  # of the prompts; the older half of a larger file is dropped
 _HINT = "Free some space, or set EDGESPEC_DATA_DIR to another folder."
 
 
@@ -86,15 +81,15 @@ class PromptHistory:
         """`path` defaults to prompts.jsonl in the data folder; it may be missing."""
         self._path = path or data_folder() / "prompts.jsonl"
         self.texts: list[str] = []
-        earlier = self._path.with_suffix(".old.jsonl")
+        lines: list[str] = []
         with suppress(OSError):
+            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
             if self._path.stat().st_size > _MAX_BYTES:
-                self._path.replace(earlier)
-        for file in (earlier, self._path):
-            for line in _read_lines(file):
-                with suppress(ValueError):  # a line that another program has not finished
-                    self._remember(str(json.loads(line)))
-        del self.texts[:-MAX_PROMPTS]
+                lines = lines[len(lines) // 2 :]
+                write_private(self._path, "".join(f"{line}\n" for line in lines))
+        for line in lines[-MAX_PROMPTS:]:
+            with suppress(ValueError):  # a line that another program has not finished
+                self._remember(str(json.loads(line)))
 
     def add(self, text: str) -> None:
         """Keep `text` unless it is the last one. Raises CacheError where it is kept for this start only."""
@@ -102,111 +97,15 @@ class PromptHistory:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                os.write(file, f"{json.dumps(text)}\n".encode())
-            finally:
-                os.close(file)
+            self._path.touch(mode=0o600)
+            with self._path.open("ab", buffering=0) as file:
+                file.write(f"{json.dumps(text)}\n".encode())
         except OSError as error:
             raise CacheError(f"{self._path} cannot be written: {error.strerror}.", hint=_HINT) from error
 
     def _remember(self, text: str) -> bool:
         """Whether `text` is new."""
-        if self.texts and self.texts[-1] == text:
-            return False
-        self.texts.append(text)
-        return True
-
-
-def _read_lines(path: Path) -> list[str]:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-
-
-# Styles for text by the drafter that proposed each token.
-
-
-Span = tuple[int, str, int]
-"""(characters, origin as in Piece, tokens) of a run of tokens with one origin."""
-
-# Of the registry's drafters, in its order. Underline and weight carry the same without color.
-_COLORS = ("$text-primary", "$text-success", "$text-error", "$text-secondary", "$text-accent")
-_SEVERAL = "$text-warning"  # drafters that proposed the same token
-_MIN_LONG_RUN = 4  # tokens
-_MAX_MARKUP = 80  # characters that are not shown between two that are
-_MAX_MARKS = 4  # before a space, which may also have been added
-
-
-def extend_spans(spans: list[Span], pieces: Sequence[Piece]) -> None:
-    """Append `pieces`, and merge neighbors of the same origin."""
-    for piece in pieces:
-        if spans and spans[-1][1] == piece.origin:
-            length, _, tokens = spans[-1]
-            spans[-1] = (length + len(piece.text), piece.origin, tokens + 1)
-        else:
-            spans.append((len(piece.text), piece.origin, 1))
-
-
-@dataclass(frozen=True, slots=True)
-class Origins:
-    """Who proposed the characters of a part of a text: `styles` are (start, end, style) of the drafted ones."""
-
-    source: str
-    styles: tuple[tuple[int, int, str], ...]
-
-    @classmethod
-    def of(cls, text: str, spans: Sequence[Span], ends: Sequence[int], start: int, end: int) -> Origins:
-        """The origins of the characters `start` to `end`; `ends` are where the spans end. They may not reach `end`."""
-        styles: list[tuple[int, int, str]] = []
-        for i in range(bisect_right(ends, start), bisect_left(ends, end) + 1):
-            if i < len(spans) and (style := _select_style(*spans[i][1:])):
-                begin = max(ends[i] - spans[i][0], start)
-                styles.append((begin - start, min(ends[i], end) - start, style))
-        return cls(text[start:end], tuple(styles))
-
-    def paint(self) -> Paint:
-        """Adds the styles to runs that show the source without its markup."""
-        by_character = [""] * len(self.source)
-        for start, end, style in self.styles:
-            by_character[start:end] = [style] * (end - start)
-        at = 0
-        is_indent = True  # whether only spaces stand before the next character in its line
-
-        def paint(runs: Sequence[Run]) -> list[Run]:
-            nonlocal at, is_indent
-            painted: list[Run] = []
-            for text, styles in runs:
-                for character in text:
-                    limit = _MAX_MARKUP if not character.isspace() else _MAX_MARKS
-                    found = self.source.find(character, at, at + limit)
-                    style = by_character[found] if found >= 0 else ""
-                    at = found + 1 if found >= 0 else at
-                    is_indent = (is_indent and character == " ") or character == "\n"
-                    more = (*styles, style) if style and not is_indent else styles
-                    if painted and painted[-1][1] == more:
-                        painted[-1] = (painted[-1][0] + character, more)
-                    else:
-                        painted.append((character, more))
-            return painted
-
-        return paint
-
-
-def describe_origins(spans: Sequence[Span]) -> tuple[Run, ...]:
-    """A legend of the drafters' names."""
-    runs: list[Run] = [("plain: the target   ", (MUTED,))]
-    for origin in sorted({origin for _, origin, _ in spans if origin}):
-        runs += [(origin.replace("+", " and "), (_select_style(origin, 1),)), ("   ", ())]
-    return (*runs, ("bold: long runs", (MUTED,)))
-
-
-def _select_style(origin: str, tokens: int) -> str:
-    if not origin or origin == "structure":
-        return ""
-    names = list(drafter_specs())
-    color = _SEVERAL if "+" in origin else "$text"
-    if origin in names:
-        color = _COLORS[names.index(origin) % len(_COLORS)]
-    return f"{color} {'bold ' if tokens >= _MIN_LONG_RUN else ''}underline"
+        is_new = self.texts[-1:] != [text]
+        if is_new:
+            self.texts.append(text)
+        return is_new

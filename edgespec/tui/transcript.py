@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 from rich.cells import cell_len
 from rich.segment import Segment
-from rich.style import Style as RichStyle
 from textual.cache import LRUCache
+from textual.content import Content
 from textual.events import Click, Resize
 from textual.geometry import Region, Size
 from textual.message import Message
@@ -20,25 +18,26 @@ from textual.selection import Selection
 from textual.strip import Strip
 
 from edgespec.conversations import Turn
+from edgespec.conversations.chat import is_python
+from edgespec.drafters import drafter_specs
 from edgespec.text.stream import Piece
 from edgespec.tui.blocks import (
-    MAX_COLUMNS,
     MUTED,
     Block,
     CodeBlock,
     Document,
+    Origins,
     Parse,
     Row,
     Run,
-    TextBlock,
-    is_python,
-    parse_code,
+    paint,
     parse_plain,
+    parse_python,
+    parse_thoughts,
 )
 from edgespec.tui.markdown import parse_markdown
 from edgespec.tui.panel import format_footer
 from edgespec.tui.prompt import sanitize
-from edgespec.tui.settings import Origins, Span, describe_origins, extend_spans
 
 _JUDGED = 2_000  # characters of a raw text that tell whether it is code
 _USER_FILL = "on $boost"
@@ -59,11 +58,10 @@ class Item:
         """The origins of a block's characters; None where they are not shown."""
         return None
 
-    def mark(self, label: str, *, is_selected: bool) -> bool:
-        """Show `label` below the message, nothing if it is empty; returns whether anything changes."""
-        before, style = self._arrows, "$text-accent bold" if is_selected else MUTED
-        self._arrows = ((f"{label}  ", (style,)),) if label else ()
-        return self._arrows != before
+    def mark(self, label: str, *, is_selected: bool) -> None:
+        """Show `label` below the message; nothing if it is empty."""
+        style = "$text-accent bold" if is_selected else MUTED
+        self._arrows = ((f"{label}  ", style),) if label else ()
 
 
 class UserMessage(Item):
@@ -72,12 +70,12 @@ class UserMessage(Item):
     def __init__(self, text: str, number: int) -> None:
         self.text = text
         self.number = number
-        runs = ((sanitize(text), ()),)
-        self._block = TextBlock(0, len(text), f"{_EDGE}{number} ", _EDGE, "", "$text-primary", runs, _USER_FILL)
+        first, runs = f"{_EDGE}{number} ", ((sanitize(text), ""),)
+        self._block = Block(0, len(text), first, _EDGE, "", "$text-primary", runs, _USER_FILL)
 
     @property
     def blocks(self) -> list[Block]:
-        arrows = Arrows(first=_EDGE, gap=None, edge="$text-primary", runs=self._arrows, fill=_USER_FILL)
+        arrows = Block(0, 0, _EDGE, _EDGE, None, "$text-primary", self._arrows, _USER_FILL, "arrows")
         return [self._block, arrows] if self._arrows else [self._block]
 
 
@@ -88,23 +86,11 @@ class Notice(Item):
         self.text = text
         self.kind = kind
         prefix, style = ("▌ ", "$text-error") if kind == "error" else ("", MUTED)
-        self._block = TextBlock(0, len(text), prefix, prefix, "", style, ((sanitize(text), (style,)),))
+        self._block = Block(0, len(text), prefix, prefix, "", style, ((sanitize(text), style),))
 
     @property
     def blocks(self) -> list[Block]:
         return [self._block]
-
-
-class Fold(TextBlock):
-    """The line that folds and unfolds what is below it."""
-
-
-class Arrows(TextBlock):
-    """The line that tells which branch a message is, at its start."""
-
-
-class Thought(TextBlock):
-    """A part of the reasoning."""
 
 
 class Answer(Item):
@@ -119,35 +105,38 @@ class Answer(Item):
         self.is_folded = True
         self.shows_origins = False
         self._is_raw = is_raw
-        self._is_code = False
         self._shown = ""  # the text without control characters
-        self._ends: list[int] = []  # of the spans, in characters of `_shown`; empty until they are needed
-        self._thoughts = Document(parse_plain("  ", MUTED, kind=Thought))
-        self._document = Document(self._select_parser())
+        self._styles: list[str] = []  # of its characters, by origin; empty until they are needed
+        self._thoughts = Document(parse_thoughts)
+        self._parse: Parse = parse_plain if is_raw else parse_markdown
+        self._document = Document(self._parse)
 
     @property
     def blocks(self) -> list[Block]:
         blocks: list[Block] = []
         if self.reasoning:
-            blocks.append(Fold(runs=((f"{'▶' if self.is_folded else '▼'} Reasoning", (MUTED,)),)))
+            blocks.append(Block(runs=((f"{'▶' if self.is_folded else '▼'} Reasoning", MUTED),), role="fold"))
             blocks += () if self.is_folded else self._thoughts.blocks
         blocks += self._document.blocks
         if self.shows_origins and self.spans:
-            blocks.append(TextBlock(runs=describe_origins(self.spans)))
+            blocks.append(Block(runs=describe_origins(self.spans)))
         if self.footer or self._arrows:
-            line = Arrows if self._arrows else TextBlock
             gap = "" if blocks and isinstance(blocks[-1], CodeBlock) else None
-            blocks.append(line(gap=gap, runs=(*self._arrows, (self.footer, (MUTED,)))))
+            blocks.append(Block(gap=gap, runs=(*self._arrows, (self.footer, MUTED)), role="arrows"))
         return blocks
 
     def origins(self, block: Block) -> Origins | None:
-        if not self.shows_origins or block.end <= block.start or isinstance(block, Thought):
+        if not self.shows_origins or block.end <= block.start or block.role:
             return None
-        if not self._ends:
-            self._ends = list(accumulate(length for length, _, _ in self.spans))
-            if len(self._shown) > len(self.text):  # a character is shown by several
-                self._ends = [len(sanitize(self.text[:end])) for end in self._ends]
-        return Origins.of(self._shown, self.spans, self._ends, block.start, block.end)
+        if not self._styles:
+            by_span = ([select_style(origin, tokens)] * length for length, origin, tokens in self.spans)
+            styles = [style for each in by_span for style in each]
+            styles += [""] * (len(self.text) - len(styles))
+            # A character may be shown by several.
+            self._styles = [
+                style for character, style in zip(self.text, styles, strict=False) for _ in sanitize(character)
+            ]
+        return Origins(self._shown[block.start : block.end], tuple(self._styles[block.start : block.end]))
 
     def append(self, pieces: Sequence[Piece]) -> None:
         """Add the next pieces of the answer and its reasoning."""
@@ -155,7 +144,6 @@ class Answer(Item):
             self._think(reasoning)
         if answer := [piece for piece in pieces if piece.channel != "reasoning"]:
             extend_spans(self.spans, answer)
-            self._ends.clear()
             self._grow("".join(piece.text for piece in answer))
 
     def show(self, text: str, reasoning: str, spans: Any, footer: str) -> None:
@@ -172,70 +160,74 @@ class Answer(Item):
     def _grow(self, text: str) -> None:
         self.text += text
         self._shown += sanitize(text)
-        is_code = self._is_raw and is_python(self.text[:_JUDGED])
-        if is_code is not self._is_code:
-            self._is_code = is_code
-            self._document = Document(self._select_parser())
+        self._styles.clear()
+        if self._is_raw:
+            parse = parse_python if is_python(self.text[:_JUDGED]) else parse_plain
+            if parse is not self._parse:
+                self._parse, self._document = parse, Document(parse)
         if self._shown:
             self._document.update(self._shown)
 
-    def _select_parser(self) -> Parse:
-        if not self._is_raw:
-            return parse_markdown
-        return parse_code("python") if self._is_code else parse_plain()
+
+# Styles for text by the drafter that proposed each token.
+
+
+Span = tuple[int, str, int]
+"""(characters, origin as in Piece, tokens) of a run of tokens with one origin."""
+
+# Of the registry's drafters, in its order. Underline and weight carry the same without color.
+_COLORS = ("$text-primary", "$text-success", "$text-error", "$text-secondary", "$text-accent")
+_SEVERAL = "$text-warning"  # drafters that proposed the same token
+_MIN_LONG_RUN = 4  # tokens
+
+
+def extend_spans(spans: list[Span], pieces: Sequence[Piece]) -> None:
+    """Append `pieces`, and merge neighbors of the same origin."""
+    for piece in pieces:
+        if spans and spans[-1][1] == piece.origin:
+            length, _, tokens = spans[-1]
+            spans[-1] = (length + len(piece.text), piece.origin, tokens + 1)
+        else:
+            spans.append((len(piece.text), piece.origin, 1))
+
+
+def describe_origins(spans: Sequence[Span]) -> tuple[Run, ...]:
+    """A legend of the drafters' names."""
+    runs: list[Run] = [("plain: the target   ", MUTED)]
+    for origin in sorted({origin for _, origin, _ in spans if origin}):
+        runs += [(origin.replace("+", " and "), select_style(origin, 1)), ("   ", "")]
+    return (*runs, ("bold: long runs", MUTED))
+
+
+def select_style(origin: str, tokens: int) -> str:
+    """The style of a run of `tokens` of this origin."""
+    if not origin or origin == "structure":
+        return ""
+    names = list(drafter_specs())
+    color = _SEVERAL if "+" in origin else "$text"
+    if origin in names:
+        color = _COLORS[names.index(origin) % len(_COLORS)]
+    return f"{color} {'bold ' if tokens >= _MIN_LONG_RUN else ''}underline"
 
 
 # The list, with the newest item at the bottom. Only what is in the window is drawn.
 
 
-_MARGIN = 1  # columns at each side
 _MAX_CACHED_BLOCKS = 400
 
 
-class Slot:
-    """One item: its blocks, and in `tops` the line of the item where each begins, and where the last one ends."""
+class Line(NamedTuple):
+    """A line of the transcript: a row of a block of an item, by its number in the block."""
 
-    def __init__(self, item: Item) -> None:
-        self.item = item
-        self.blocks: list[Block] = []
-        self.tops: list[int] = [0]
-
-    def update(self, width: int) -> int:
-        """Take the item's blocks as they are now. Those that are as before keep their heights. Without a `width`, which
-        is not known before the first layout, nothing has a height.
-
-        Returns the top of the first block that is another one.
-        """
-        blocks = self.item.blocks
-        n = 0
-        for before, now in zip(self.blocks, blocks, strict=False):
-            if before is not now and before != now:
-                break
-            n += 1
-        self.blocks[n:] = blocks[n:]
-        heights = [len(block.lay_out(width)) if width else 0 for block in blocks[n:]]
-        self.tops[n:] = accumulate(heights, initial=self.tops[n])
-        return self.tops[n]
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A row of a block, by the indices of its slot, of the block in the slot, and of the row in the block."""
-
-    slot: int
-    block: int
+    item: Item
+    block: Block
     row: int
-
-
-class _Drawn(NamedTuple):
-    rows: list[Row]
-    strips: list[Strip]
 
 
 class Transcript(ScrollView):
     """Scrolls to its end as it grows, until the user scrolls up.
 
-    The heights of all blocks are known; they get styles where they come into the window.
+    All lines are known; they get styles where they come into the window.
     """
 
     @dataclass(eq=False)
@@ -247,16 +239,11 @@ class Transcript(ScrollView):
 
     def __init__(self) -> None:
         super().__init__(id="transcript")
-        self._slots: list[Slot] = []
-        self._tops: list[int] = [0]  # of the slots, and at the end the height of all
-        self._columns = 0  # of a block, as laid out; 0 before the first layout
-        self._drawn: LRUCache[tuple[Block, Origins | None, int], _Drawn] = LRUCache(_MAX_CACHED_BLOCKS)
-        self._styles: dict[tuple[str, ...], RichStyle] = {}
+        self.items: list[Item] = []
+        self._lines: list[Line] = []
+        self._width = 0  # at which they are laid out
+        self._drawn: LRUCache[tuple[Block, Origins | None, int], list[tuple[Row, Strip]]] = LRUCache(_MAX_CACHED_BLOCKS)
         self._is_following = True
-
-    @property
-    def items(self) -> list[Item]:
-        return [slot.item for slot in self._slots]
 
     @property
     def answers(self) -> list[Answer]:
@@ -282,25 +269,19 @@ class Transcript(ScrollView):
         self._is_following = True
         self._replace(items)
 
-    def update(self, item: Item) -> None:
-        """Show what has changed in `item`."""
-        at = next(at for at in range(len(self._slots) - 1, -1, -1) if self._slots[at].item is item)
-        self._settle(self._tops[at] + self._slots[at].update(self._columns))
-
     def set_view(self, *, is_folded: bool, shows_origins: bool) -> None:
         """Fold the reasoning and show the origins of every answer."""
+        place = self._first_line
         for answer in self.answers:
             answer.is_folded, answer.shows_origins = is_folded, shows_origins
-        self._lay_out_all()
+        self.update()
+        self._reveal(place)
+        self.refresh()
 
     def cut(self, number: int, *, keep_question: bool = False) -> None:
         """Remove question `number` and everything after it; everything where that question is not shown."""
-        items = self.items
-        at = [i for i, item in enumerate(items) if isinstance(item, UserMessage) and item.number == number]
-        self._replace(items[: at[0] + keep_question] if at else [])
-
-    def drop(self, item: Item) -> None:
-        self._replace([each for each in self.items if each is not item])
+        at = [i for i, item in enumerate(self.items) if isinstance(item, UserMessage) and item.number == number]
+        self._replace(self.items[: at[0] + keep_question] if at else [])
 
     def clear(self, keep: Item | None = None) -> None:
         """Remove every item but `keep`."""
@@ -308,107 +289,82 @@ class Transcript(ScrollView):
 
     def find(self, text: str) -> bool:
         """Scroll to the last block that contains `text`, ignoring case; whether there is one."""
-        for at in range(len(self._slots) - 1, -1, -1):
-            slot = self._slots[at]
-            position = slot.item.text.casefold().rfind(text.casefold())
+        for item in reversed(self.items):
+            position = item.text.casefold().rfind(text.casefold())
             if position >= 0:
-                blocks = [i for i, block in enumerate(slot.blocks) if block.start <= position < block.end]
-                self._is_following = False
-                self._reveal(at, blocks[-1] if blocks else 0)
+                blocks = [block for block in item.blocks if block.start <= position < block.end]
+                self._reveal(Line(item, blocks[-1] if blocks else item.blocks[0], 0))
                 return True
         return False
 
     def follow(self) -> None:
         """Scroll to the end, and stay there as the content grows."""
         self._is_following = True
-        self._settle()
+        self.update()
 
     # Lines.
 
-    def _replace(self, items: Sequence[Item]) -> None:
-        """Show these items; those that are shown already keep their heights."""
-        known = {id(slot.item): slot for slot in self._slots}
-        self._slots = [known.get(id(item)) or self._lay_out(item) for item in items]
-        self._settle()
+    @property
+    def _first_line(self) -> Line | None:
+        """The first one of the window, where it is to stay there; None at the end, which is followed."""
+        y = self.scroll_offset.y
+        return None if self._is_following or y >= len(self._lines) else self._lines[y]
 
-    def _lay_out(self, item: Item) -> Slot:
-        slot = Slot(item)
-        slot.update(self._columns)
-        return slot
+    def _replace(self, items: list[Item]) -> None:
+        self.items = items
+        self.update()
 
-    def _lay_out_all(self) -> None:
-        """Lay out what has changed, and everything at another width; the first block of the window stays the first."""
-        place = None if self._is_following else self._locate(self.scroll_offset.y)
-        columns = max(1, self.size.width - 2 * _MARGIN)
-        if columns != self._columns:
-            self._columns, self._slots = columns, [Slot(item) for item in self.items]
-        for slot in self._slots:
-            slot.update(columns)
-        self._settle()
-        if place is not None:
-            self._reveal(place.slot, min(place.block, len(self._slots[place.slot].blocks) - 1))
-
-    def _settle(self, changed: int = 0) -> None:
-        """Take the heights as they are now; `changed` is the first line that may have changed."""
-        self._tops = [0, *accumulate(slot.tops[-1] for slot in self._slots)]
-        if not self.size.height:
-            return
+    def update(self) -> None:
+        """Lay out the items as they are now, and draw the lines that have changed."""
+        width = self.scrollable_content_region.width
+        if width <= 0 or not self.size.height:
+            return  # it is laid out when it has a size
+        before, self._lines, self._width = self._lines, [], width
+        for item in self.items:
+            for block in item.blocks:
+                self._lines += [Line(item, block, row) for row in range(block.height(width))]
+        n = len(self._lines)
+        changed = next((y for y, (old, new) in enumerate(zip(before, self._lines, strict=False)) if old != new), n)
+        changed = min(changed, len(before))
         # Nothing else on the screen depends on the height of the content: no new layout of it.
-        self.set_reactive(ScrollView.virtual_size, Size(self.size.width, self._tops[-1]))
-        self.vertical_scrollbar.window_virtual_size = self._tops[-1]
+        self.set_reactive(ScrollView.virtual_size, Size(width, n))
+        self.vertical_scrollbar.window_virtual_size = n
         y = self.max_scroll_y if self._is_following else min(self.scroll_offset.y, self.max_scroll_y)
         if y != self.scroll_offset.y:
             self.scroll_to(y=y, animate=False)
         else:
             top = max(0, changed - y)
-            self.refresh(Region(0, top, self.size.width, max(0, self.size.height - top)))
+            self.refresh(Region(0, top, self.outer_size.width, max(0, self.size.height - top)))
 
-    def _locate(self, y: int) -> Place | None:
-        """The row at line `y`; None below the last one."""
-        if not 0 <= y < self._tops[-1]:
-            return None
-        slot = bisect_right(self._tops, y) - 1
-        y -= self._tops[slot]
-        tops = self._slots[slot].tops
-        block = bisect_right(tops, y) - 1
-        return Place(slot, block, y - tops[block])
+    def _reveal(self, place: Line | None) -> None:
+        """Scroll so that the block of `place`, if it is still there, is the first one of the window."""
+        for y, line in enumerate(self._lines):
+            if place is not None and line.item is place.item and line.block == place.block:
+                self._is_following = False
+                self.scroll_to(y=y, animate=False)
+                return
 
-    def _reveal(self, slot: int, block: int) -> None:
-        """Scroll so that a block is the first one of the window."""
-        self.scroll_to(y=self._tops[slot] + self._slots[slot].tops[block], animate=False)
-
-    def _draw(self, item: Item, block: Block) -> _Drawn:
+    def _draw(self, item: Item, block: Block) -> list[tuple[Row, Strip]]:
         origins = item.origins(block)
-        key = (block, origins, self._columns)
+        key = (block, origins, self._width)
         if (drawn := self._drawn.get(key)) is None:
-            rows = block.lay_out(self._columns, origins.paint() if origins else list)
-            drawn = self._drawn[key] = _Drawn(rows, [self._make_strip(row) for row in rows])
+            content = paint(block.content, origins) if origins else block.content
+            rows = block.lay_out(self._width, content)
+            drawn = self._drawn[key] = [(row, self._make_strip(row.content)) for row in rows]
         return drawn
 
-    def _make_strip(self, row: Row) -> Strip:
-        margin = Segment(" " * _MARGIN, self._select_style(()))
-        segments = [Segment(text, self._select_style((row.fill, *styles))) for text, styles in row.runs if text]
-        used = sum(cell_len(segment.text) for segment in segments)
-        filled = Segment(" " * max(0, min(self._columns, MAX_COLUMNS) - used), self._select_style((row.fill,)))
-        strip = Strip([margin, *segments, filled]).simplify()
-        return strip.adjust_cell_length(self.size.width, self._select_style(()))
-
-    def _select_style(self, styles: tuple[str, ...]) -> RichStyle:
-        if styles not in self._styles:
-            style = self.visual_style
-            for each in styles:
-                style += self.app.stylesheet.parse_style(each)
-            self._styles[styles] = style.rich_style
-        return self._styles[styles]
+    def _make_strip(self, content: Content) -> Strip:
+        style = self.visual_style
+        runs = content.render(style, end="", parse_style=self.app.stylesheet.parse_style)
+        strip = Strip([Segment(text, each.rich_style) for text, each in runs])
+        return strip.adjust_cell_length(self._width, style.rich_style)
 
     def render_line(self, y: int) -> Strip:
         line = self.scroll_offset.y + y
-        place = self._locate(line)
-        if place is None:
-            return Strip.blank(self.size.width, self._select_style(()))
-        slot = self._slots[place.slot]
-        strip = self._draw(slot.item, slot.blocks[place.block]).strips[place.row]
-        return self._mark_selected(strip, line).apply_offsets(0, line)
+        if line >= len(self._lines):
+            return Strip.blank(self.size.width, self.visual_style.rich_style)
+        item, block, row = self._lines[line]
+        return self._mark_selected(self._draw(item, block)[row][1], line).apply_offsets(0, line)
 
     # Events.
 
@@ -417,32 +373,27 @@ class Transcript(ScrollView):
         self._is_following = new_value >= self.max_scroll_y
 
     def on_resize(self, event: Resize) -> None:
-        if event.size.height:
-            self._lay_out_all()
+        place = self._first_line
+        self.update()
+        self._reveal(place)
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
         self._drawn.clear()
-        self._styles.clear()
 
     def on_click(self, event: Click) -> None:
-        place = self._locate(self.scroll_offset.y + event.y)
-        if place is None:
+        offset = event.get_content_offset(self)
+        if offset is None or self.scroll_offset.y + offset.y >= len(self._lines):
             return
-        slot = self._slots[place.slot]
-        if isinstance(slot.blocks[place.block], Fold) and isinstance(slot.item, Answer):
-            slot.item.is_folded = not slot.item.is_folded
-            self.update(slot.item)
-        elif isinstance(slot.blocks[place.block], Arrows):
-            row = self._draw(slot.item, slot.blocks[place.block]).rows[0].text
-            if event.x - _MARGIN <= row.index("›"):  # noqa: RUF001
-                self.post_message(self.BranchClicked(slot.item, 1 if event.x - _MARGIN > row.index("/") else -1))
+        item, block, _ = self._lines[self.scroll_offset.y + offset.y]
+        text = block.first + block.content.plain
+        if block.role == "fold" and isinstance(item, Answer):
+            item.is_folded = not item.is_folded
+            self.update()
+        elif block.role == "arrows" and offset.x <= text.find("›"):  # noqa: RUF001
+            self.post_message(self.BranchClicked(item, 1 if offset.x > text.index("/") else -1))
 
     # Selection.
-
-    @property
-    def allow_select(self) -> bool:
-        return True
 
     def _mark_selected(self, strip: Strip, line: int) -> Strip:
         selection = self.text_selection
@@ -458,13 +409,10 @@ class Transcript(ScrollView):
         """The selected text: lines that were broken to fit are one line again, and margins are left out."""
         parts: list[str] = []
         first = selection.start.y if selection.start else 0
-        last = min(selection.end.y + 1, self._tops[-1]) if selection.end else self._tops[-1]
-        for line in range(first, last):
-            span, place = selection.get_span(line), self._locate(line)
-            if span is not None and place is not None:
-                slot = self._slots[place.slot]
-                row = self._draw(slot.item, slot.blocks[place.block]).rows[place.row]
-                end = None if span[1] < 0 else span[1]
-                text = " " * _MARGIN + row.text
-                parts += [text[max(span[0], row.skip + _MARGIN) : end].rstrip(), row.joint]
-        return "".join(parts[:-1]), "\n"
+        last = selection.end.y + 1 if selection.end else len(self._lines)
+        for y, (item, block, number) in enumerate(self._lines[first:last], first):
+            row = self._draw(item, block)[number][0]
+            start, end = selection.get_span(y) or (0, 0)
+            text = row.content.plain[max(start, row.skip) : None if end < 0 else end]
+            parts.append(f"{text.rstrip()}\n" if row.is_end else text)
+        return "".join(parts).removesuffix("\n"), "\n"

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,8 +14,7 @@ from textual import on
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
-from textual.events import Key, Paste, Resize
-from textual.message import Message
+from textual.events import Key, Paste
 from textual.notifications import SeverityLevel
 from textual.theme import Theme
 from textual.widgets import Footer, OptionList, Static
@@ -50,13 +46,10 @@ _QUESTIONS = (
 
 
 class Opening(VerticalScroll):
-    """Shown in place of an empty conversation."""
+    """Shown in place of an empty conversation.
 
-    @dataclass(eq=False)
-    class Chosen(Message):
-        """The user has chosen "send" and an example, or "resume" and the number of a conversation."""
-
-        choice: str
+    The ids of its options are "send" and an example, or "resume" and the number of a conversation.
+    """
 
     def __init__(self) -> None:
         super().__init__(id="opening", can_focus=False)
@@ -71,24 +64,17 @@ class Opening(VerticalScroll):
         is_waiting = model_info is None and is_busy
         title = Content.styled("Opening the model", "bold $foreground") if is_waiting else _describe(model_info)
         self.query_one("#opening-model", Static).update(title)
-        listing = self.query_one("#opening-list", OptionList)
-        listing.clear_options()
         examples = _select_examples(model_info) if model_info is not None else ()
+        options = [Option(_show_line(text), id=f"send {text}") for text in examples]
         if examples:
-            listing.add_option(Option(Text("Try", "bold"), disabled=True))
-            for text in examples:
-                listing.add_option(Option(_show_line(text), id=f"send {text}"))
+            options.insert(0, Option(Text("Try", "bold"), disabled=True))
         if recent:
-            listing.add_option(Option(Text("\nGo on with" if examples else "Go on with", "bold"), disabled=True))
-        for conversation in recent:
-            line = _show_line(conversation.title).append(f"  {conversation.model}", "dim")
-            listing.add_option(Option(line, id=f"resume {conversation.id}"))
+            options.append(Option(Text("\nGo on with" if examples else "Go on with", "bold"), disabled=True))
+        for each in recent:
+            line = _show_line(each.title).append(f"  {each.model}", "dim")
+            options.append(Option(line, id=f"resume {each.id}"))
+        listing = self.query_one("#opening-list", OptionList).set_options(options)
         self.query_one("#opening-keys").display = listing.option_count > 0
-
-    def on_option_list_option_selected(self, message: OptionList.OptionSelected) -> None:
-        message.stop()
-        if message.option_id is not None:
-            self.post_message(self.Chosen(message.option_id))
 
 
 def _describe(model_info: ModelInfo | None) -> Content:
@@ -124,7 +110,7 @@ def _show_line(text: str) -> Text:
 # The messages and commands that wait until the running job has ended.
 
 
-_MAX_LINES = 4
+_MAX_LINES = 3
 
 
 class Queued(Static):
@@ -136,48 +122,30 @@ class Queued(Static):
 
     def show(self, texts: Sequence[str]) -> None:
         self.display = bool(texts)
-        shown = [f"queued: {' '.join(sanitize(text).split())}" for text in texts[:_MAX_LINES]]
-        if len(texts) > _MAX_LINES:
-            shown[-1] = f"queued: {len(texts) - _MAX_LINES + 1} more"
-        text = Text("\n".join(shown), no_wrap=True, overflow="ellipsis")
-        self.update(text.append("\nUp takes the last one back", "dim") if texts else text)
+        lines = [f"queued: {' '.join(sanitize(text).split())}" for text in texts[:_MAX_LINES]]
+        text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+        self.update(text.append(f"\n{len(texts)} queued · Up takes the last one back", "dim"))
 
 
 # The programs that copy a text where the terminal cannot.
 
 
 _TIMEOUT_S = 2.0
+_COPIERS = (("pbcopy",), ("wl-copy",), ("xclip", "-selection", "clipboard"))
 
 
-def find_copier(environment: Mapping[str, str]) -> list[str] | None:
-    """The command that copies its standard input to the clipboard of this desktop.
+def copy_with_program(text: str) -> None:
+    """Copy `text` by the first program that can.
 
-    None without a desktop, and over SSH, where the clipboard is on another machine: there the terminal copies (OSC 52).
+    None is tried over SSH, where the clipboard is on another machine: there the terminal copies (OSC 52).
     """
-    if "SSH_CONNECTION" in environment or "SSH_TTY" in environment:
-        return None
-    candidates = [
-        ("pbcopy", sys.platform == "darwin", ()),
-        ("wl-copy", "WAYLAND_DISPLAY" in environment, ()),
-        ("xclip", "DISPLAY" in environment, ("-selection", "clipboard")),
-    ]
-    for name, is_usable, arguments in candidates:
-        if is_usable and (path := shutil.which(name, path=environment.get("PATH"))):
-            return [path, *arguments]
-    return None
-
-
-def copy_with(command: list[str], text: str) -> None:
-    """Run a command of `find_copier`. A failure has no effect: the terminal has been asked too."""
-    with suppress(OSError, subprocess.SubprocessError):
-        subprocess.run(
-            command,
-            input=text.encode(errors="replace"),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
+    if "SSH_CONNECTION" in os.environ or "SSH_TTY" in os.environ:
+        return
+    data, nowhere = text.encode(errors="replace"), subprocess.DEVNULL
+    for command in _COPIERS:
+        with suppress(OSError, subprocess.SubprocessError):
+            subprocess.run(command, input=data, stdout=nowhere, stderr=nowhere, timeout=_TIMEOUT_S, check=True)
+            return
 
 
 # A theme in addition to those of Textual.
@@ -201,7 +169,6 @@ HIGH_CONTRAST = Theme(
 )
 
 
-_MIN_PANEL_COLUMNS = 100  # narrower screens show the status line instead of the panel
 _MIN_NOTICE_S = 4.0
 _READ_PER_S = 15  # characters
 
@@ -211,6 +178,8 @@ class Window(App[None]):
 
     CSS_PATH = Path(__file__).with_name("style.tcss")
     TITLE = "edgespec"
+    # A narrow screen has no room for the panel.
+    HORIZONTAL_BREAKPOINTS = [(0, "narrow"), (100, "wide")]  # noqa: RUF012 - declared so by Textual
 
     def __init__(self) -> None:
         super().__init__()
@@ -303,8 +272,8 @@ class Window(App[None]):
     def copy_to_clipboard(self, text: str) -> None:
         """Copy by the terminal (OSC 52), and by a program of the desktop where there is one."""
         super().copy_to_clipboard(text)
-        if self._driver is not None and not self._driver.is_headless and (command := find_copier(os.environ)):
-            self.run_worker(partial(copy_with, command, text), thread=True)
+        if not self.is_headless:
+            self.run_worker(partial(copy_with_program, text), thread=True)
 
     # Notices.
 
@@ -340,9 +309,6 @@ class Window(App[None]):
     def apply_view_options(self) -> None:
         """Fold the reasoning and color the tokens of every answer as the user has chosen."""
         self.query_one(Transcript).set_view(is_folded=self._is_reasoning_folded, shows_origins=self._shows_token_colors)
-
-    def on_resize(self, event: Resize) -> None:
-        self.screen_stack[0].set_class(event.size.width < _MIN_PANEL_COLUMNS, "narrow")
 
 
 def _capitalize(text: str) -> str:

@@ -80,19 +80,13 @@ def _foreign(path: Path) -> None:
         db.execute("CREATE TABLE recipes (name TEXT)")
 
 
-def _column_missing(path: Path) -> None:
-    filled(path, 1)
-    with closing(sqlite3.connect(path)) as db:
-        db.execute("ALTER TABLE turns DROP COLUMN reasoning")
-
-
 def _emptied_beside_its_log(path: Path) -> None:
     filled(path, 1)
     path.write_bytes(b"")
     Path(f"{path}-wal").write_bytes(b"all that was written last")
 
 
-DAMAGES = (_noise, _truncated, _overwritten, _zeroed_index, _foreign, _column_missing, _emptied_beside_its_log)
+DAMAGES = (_noise, _truncated, _overwritten, _zeroed_index, _foreign, _emptied_beside_its_log)
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__.lstrip("_"))
@@ -153,7 +147,7 @@ print(store.notice)
 def test_a_newer_file_is_left_alone(path: Path) -> None:
     filled(path, 1)
     with closing(sqlite3.connect(path)) as db:
-        db.execute("PRAGMA user_version = 3")
+        db.execute("PRAGMA user_version = 4")
     before = path.read_bytes()
     with pytest.raises(CacheError, match="was written by a newer version of edgespec") as caught:
         Store.open(path)
@@ -162,13 +156,20 @@ def test_a_newer_file_is_left_alone(path: Path) -> None:
     assert not list(path.parent.glob("*.damaged-*"))
 
 
-def test_a_file_without_an_index_gets_one(path: Path) -> None:
+def test_the_index_of_an_earlier_version_is_dropped(path: Path) -> None:
     filled(path, 2)
     with closing(sqlite3.connect(path)) as db:
-        db.executescript("DROP TABLE folded; DROP INDEX turns_unfinished; DROP TRIGGER reopened")
-        db.execute("PRAGMA user_version = 1")
+        db.execute("CREATE TABLE folded (turn INTEGER PRIMARY KEY REFERENCES turns, conversation INTEGER, text TEXT)")
+        db.execute("CREATE INDEX turns_unfinished ON turns (conversation) WHERE NOT finished")
+        db.execute(
+            "CREATE TRIGGER reopened AFTER UPDATE OF finished ON turns WHEN NOT new.finished"
+            " BEGIN DELETE FROM folded WHERE turn = new.id; END"
+        )
+        db.execute("PRAGMA user_version = 2")
     store = Store.open(path)
     assert not store.notice and len(store.search("1 1")) == 1
+    assert not store.query("SELECT name FROM sqlite_master WHERE name IN ('folded', 'reopened', 'turns_unfinished')")
+    assert store.query("PRAGMA user_version") == [(3,)]
     store.close()
 
 

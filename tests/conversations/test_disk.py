@@ -12,13 +12,12 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from edgespec.conversations import Store
-from edgespec.conversations.database import open_database
 from edgespec.errors import CacheError
 from tests.conversations.children import outcome, start
 from tests.conversations.files import filled, works
 
 READ_ONLY = """
-import os
+import fcntl, os
 if os.geteuid() == 0:
     os.setresuid(65534, 65534, 65534)  # permissions do not hold root
 from edgespec.errors import CacheError
@@ -86,16 +85,15 @@ def test_a_lock_at_writing_is_explained_and_writing_goes_on_after_it(path: Path)
 
 def test_a_full_disk_is_explained_and_nothing_is_half_written(path: Path) -> None:
     conversation = filled(path, 3)
-    db, _ = open_database(path, 1)
-    pages = db.execute("PRAGMA page_count").fetchone()[0]
-    db.execute(f"PRAGMA max_page_count = {pages}")
-    store = Store(db, path, None)
+    store = Store.open(path)
+    pages = store.query("PRAGMA page_count")[0][0]
+    store.query(f"PRAGMA max_page_count = {pages}")
     before = store.resume(conversation.id), store.turns(conversation)
     with pytest.raises(CacheError, match="cannot be written: the disk is full") as caught:
         store.add(conversation, None, "user", "x" * 100_000)
     assert caught.value.hint.startswith("Free some space")
     assert (store.resume(conversation.id), store.turns(conversation)) == before
-    db.execute(f"PRAGMA max_page_count = {pages + 100}")
+    store.query(f"PRAGMA max_page_count = {pages + 100}")
     assert works(store)
     store.close()
 

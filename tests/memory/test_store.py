@@ -120,18 +120,19 @@ def test_what_was_learned_from_texts_that_are_forgotten_meanwhile_is_not_saved(f
 
 
 def test_a_text_that_is_forgotten_before_it_is_stored_is_not_stored(folder: Path, store: TextStore) -> None:
-    """A conversation is deleted while an engine answers in it, and while another process holds the database."""
+    """Conversations are deleted while an engine answers: the answer may be of one of them."""
     memory = fill(folder)
     space = memory.space("")
     space.refresh()
     store.forget("1")
+    epoch = space.epoch
     space.add(make_tokens(7), 0, "1")
-    space.add(make_tokens(8), 0, "another")
     memory.flush()
-    assert not find_bytes(folder, make_tokens(7)) and find_bytes(folder, make_tokens(8))
-    assert not has_text(space, make_tokens(7))
+    assert not find_bytes(folder, make_tokens(7)) and not has_text(space, make_tokens(7))
     space.refresh()
-    assert not has_text(space, make_tokens(7)) and has_text(space, make_tokens(8))
+    space.add(make_tokens(8), 0, "1", epoch)
+    memory.flush()
+    assert not find_bytes(folder, make_tokens(8)) and not has_text(space, make_tokens(8))
     space.add(make_tokens(9), 0, "1")
     memory.flush()
     assert find_bytes(folder, make_tokens(9))
@@ -145,7 +146,7 @@ def test_a_segment_that_is_built_while_its_text_is_forgotten_is_not_written(fold
     plan = plan_build(rows.list_unindexed(database, key), [])
     assert plan is not None and plan.n_tokens == 40_000
     epoch = rows.read_epoch(database)
-    data = build_segment(key, rows.read_texts(database, key, plan.first, plan.last))
+    data = build_segment(rows.read_texts(database, key, plan.first, plan.last))
     store.forget("a")
     rows.add_segment(database, key, plan, data, epoch)
     assert not rows.list_segments(database, key) and not list(folder.glob("*.segment"))

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.memory.segments import Segment, build_segment, encode_end, find_longest, join_texts, sort_positions
-from edgespec.memory.texts import MAX_MATCH, Keys, Origin, SpaceKey, StoredText
+from edgespec.memory.texts import MAX_MATCH, Keys, Origin, StoredText
 
-KEY = SpaceKey("tokenizer", "")
 NO_KEYS: Keys = np.zeros(0, np.uint64)
 
 
@@ -21,7 +20,7 @@ def make_text(tokens: list[int], n_lead: int = 0, answer: int = 0) -> StoredText
 
 
 def index(texts: list[list[int]]) -> Segment:
-    return Segment(build_segment(KEY, [make_text(text) for text in texts]))
+    return Segment(build_segment([make_text(text) for text in texts]))
 
 
 def search(texts: list[list[int]], query: list[int]) -> tuple[int, list[list[int]]]:

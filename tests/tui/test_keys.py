@@ -97,7 +97,7 @@ async def test_reasoning_and_origins_fold_and_unfold_also_for_later_answers(chat
     await chat.ask("hello")
     (first,) = chat.transcript.answers
     first.append([Piece("because", "reasoning", "")])
-    chat.transcript.update(first)
+    chat.transcript.update()
     assert await look() == (1, 0, 0)
     await chat.press("ctrl+t", "ctrl+o")
     assert await look() == (0, 1, 1)

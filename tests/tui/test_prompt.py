@@ -117,7 +117,7 @@ async def test_completion_of_commands(chat: Driver) -> None:
     prompt.put("")
     await chat.press(*"/sp", "down", "enter")  # the selected one is sent
     await chat.until(lambda: any("Speculation" in each for each in chat.notices()))
-    await chat.press(*"/cont", "enter")  # the only one is completed, and sent by the next Enter
+    await chat.press(*"/cont", "tab")
     await chat.until(lambda: prompt.text == "/continue" and not popup.display)
     await chat.press("enter")
     await chat.until(lambda: any("no answer to continue" in each for each in chat.notices()))

@@ -18,7 +18,7 @@ from edgespec.tui.settings import (
     read_setting,
     write_setting,
 )
-from edgespec.tui.window import copy_with, find_copier
+from edgespec.tui.window import copy_with_program
 from tests.models import TARGET
 from tests.tui.driving import driving, in_loop
 
@@ -38,16 +38,16 @@ def test_prompts_of_two_programs(tmp_path: Path) -> None:
     assert PromptHistory(path).texts == expected
 
 
-def test_a_long_history_is_set_aside_and_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_history_loses_its_older_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgespec.tui.settings._MAX_BYTES", 20_000)
     path = tmp_path / "prompts.jsonl"
     history = PromptHistory(path)
-    for n in range(MAX_PROMPTS + 500):
+    for n in range(2 * MAX_PROMPTS):
         history.add(f"a prompt with the number {n}")
     PromptHistory(path).add("last")
     texts = PromptHistory(path).texts
-    assert len(texts) == MAX_PROMPTS and texts[-2:] == [f"a prompt with the number {MAX_PROMPTS + 499}", "last"]
-    assert path.stat().st_size < 20_000
+    assert len(texts) <= MAX_PROMPTS and texts[-2:] == [f"a prompt with the number {2 * MAX_PROMPTS - 1}", "last"]
+    assert path.stat().st_size < 40_000 and stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_settings_and_damaged_ones(data: Path) -> None:
@@ -99,18 +99,26 @@ def test_a_chat_opens_what_is_named_else_the_last_model_else_one_that_is_install
     assert find_first_model() == "python-6m"
 
 
-def test_copying_by_a_program(tmp_path: Path) -> None:
-    program = tmp_path / "xclip"
-    program.write_text(f'#!/bin/sh\n/bin/cat > {tmp_path}/copied\necho "$@" > {tmp_path}/arguments\n')
-    program.chmod(0o755)
-    desktop = {"PATH": str(tmp_path), "DISPLAY": ":0"}
-    command = find_copier(desktop)
-    assert command is not None
-    copy_with(command, "a\n漢")
+def test_copying_by_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first program that succeeds has the text; over SSH none is started."""
+    for name, script in (
+        ("wl-copy", "exit 1"),
+        ("xclip", f'/bin/cat > {tmp_path}/copied; echo "$@" > {tmp_path}/with'),
+    ):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name in ("SSH_CONNECTION", "SSH_TTY"):
+        monkeypatch.delenv(name, raising=False)
+    copy_with_program("a\n漢")
     assert (tmp_path / "copied").read_text() == "a\n漢"
-    assert (tmp_path / "arguments").read_text() == "-selection clipboard\n"
-    assert find_copier(desktop | {"SSH_TTY": "/dev/pts/1"}) is None and find_copier({"PATH": str(tmp_path)}) is None
-    copy_with([str(tmp_path / "missing")], "a")
+    assert (tmp_path / "with").read_text() == "-selection clipboard\n"
+    monkeypatch.setenv("SSH_TTY", "/dev/pts/1")
+    copy_with_program("b")
+    assert (tmp_path / "copied").read_text() == "a\n漢"
+    monkeypatch.delenv("SSH_TTY")
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    copy_with_program("b")
 
 
 def test_completion_of_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,7 @@ async def test_costs_and_acceptance(script: Script) -> None:
         await steps(app, pilot, script)
         await until(lambda: "A plain decode step" in str(app.screen.query_one("#costs").render()))
         costs, acceptance = (str(app.screen.query_one(id).render()) for id in ("#costs", "#acceptance"))
-    for text in ("A plain decode step takes 80.0 ms.", " 3.00", "by pard, in plain steps: 0.075 for 1"):
+    for text in ("A plain decode step takes 80.0 ms.", " 3.00", "Tokens drafted by pard, in plain steps: 0.075 for 1"):
         assert text in costs
     for text in ("Acceptance by draft depth, in this answer:", "by match length, over all texts (ngram;"):
         assert text in acceptance

@@ -42,7 +42,7 @@ async def test_the_window_keeps_its_place_in_a_long_conversation() -> None:
         assert any(end) and end[-1].strip() == "ended by an error; the text so far is kept"
         answer = log.answers[-1]
         answer.append([Piece(f" word{n}", "answer", "") for n in range(500)])
-        log.update(answer)
+        log.update()
         await pilot.pause()
         assert log.scroll_offset.y == log.max_scroll_y and "word499" in "".join(shown(log))
         log.scroll_home(animate=False)
@@ -59,7 +59,7 @@ async def stays(app: ChatApp, pilot: Pilot[None], log: Transcript) -> None:
     first = shown(log)[1]
     answer = log.answers[-1]
     answer.append([Piece("\n\nmore", "answer", "")])
-    log.update(answer)
+    log.update()
     for width in (60, 140, 100):
         await pilot.resize_terminal(width, 30)
         await until(lambda: first in shown(log)[:3])
@@ -87,6 +87,6 @@ async def test_a_selection_is_copied_as_it_was_written() -> None:
         assert app.screen.get_selected_text() == f"{sentence}\n\npy · 1\nif x:\n    y\n\nquoted"
         app.screen.clear_selection()
         await pilot.mouse_down(log, offset=(7, 1))
-        await pilot.hover(log, offset=(12, 1))
-        await pilot.mouse_up(log, offset=(12, 1))
+        await pilot.hover(log, offset=(11, 1))
+        await pilot.mouse_up(log, offset=(11, 1))
         assert app.screen.get_selected_text() == sentence[6:11]
