@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from statistics import mean, median
 
 import numpy as np
@@ -193,15 +192,13 @@ class CostModel:
     The profile says what each takes there, and measurements correct it, apart for each band of positions: one row in
     seconds, more rows as multiples of it, since those stay valid when the machine slows down. Each correction is the
     median of recent measurements. In a band without any it is that of the nearest band that has some.
-
-    predict_unit_s  `unit_s` by the profile alone
     """
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self._position = 0  # for which seconds were looked up in the profile
-        self._predict_s = cache(lambda rows: self.profile.seconds(rows, self._position))
-        self.predict_unit_s = cache(lambda drafter, n=1: self.profile.unit_s(drafter, n, self._position))
+        self._rows_s: dict[int, float] = {}  # by the profile, near the position
+        self._units_s: dict[tuple[str, int], float] = {}
         self._measured = BandMedians()  # over what the profile says; by rows, and by drafter
         self._plain = 1.0  # the correction of one row
         self._multiples: dict[int, float] = {}  # rows -> the correction of its plain steps
@@ -249,6 +246,12 @@ class CostModel:
         """Seconds of a unit of `drafter` that proposes `n` tokens on a path; see `has_cost`."""
         return self.predict_unit_s(drafter, n) * self._drafting.get(drafter, 1.0)
 
+    def predict_unit_s(self, drafter: str, n: int = 1) -> float:
+        """`unit_s` by the profile alone."""
+        if (found := self._units_s.get((drafter, n))) is None:
+            found = self._units_s[drafter, n] = self.profile.unit_s(drafter, n, self._position)
+        return found
+
     def read_s(self, drafter: str) -> float:
         """Seconds of a token of the text that `drafter` reads; see `has_cost`."""
         return self.profile.drafts[drafter].read_s * self._drafting.get(drafter, 1.0)
@@ -257,9 +260,13 @@ class CostModel:
         """The number of recent measurements of `rows` rows in the present band of positions and those beside it."""
         return self._measured.count(rows)
 
+    def _predict_s(self, rows: int) -> float:
+        if (found := self._rows_s.get(rows)) is None:
+            found = self._rows_s[rows] = self.profile.seconds(rows, self._position)
+        return found
+
     def _forget_predictions(self) -> None:
-        self._predict_s.cache_clear()
-        self.predict_unit_s.cache_clear()
+        self._rows_s, self._units_s = {}, {}
 
     def _refresh(self) -> None:
         """Recompute all corrections without measurements that are too old."""

@@ -20,7 +20,7 @@ from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.mlx.runner import ModelRunner, probe
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import NO_DRAFT, Draft
-from edgespec.core.sampling import SamplingParams, uniform
+from edgespec.core.sampling import CounterRng, SamplingParams
 from edgespec.errors import BackendError, BackendUnavailable
 from tests.contract.runtimes import prefill
 from tests.mlx_models import CONFIGS, DENSE, make_folder, make_model
@@ -155,7 +155,7 @@ def test_reading_scores_twice_while_running_ahead(windowed: MlxModel) -> None:
         tokens = [5, 6, 7, 8]
         prefill(session, tokens)
         scores = session.forward(9, NO_DRAFT, run_ahead=True)
-        drawn = scores.draw(SamplingParams(temperature=2.0), [uniform(seed, 0)])
+        drawn = scores.draw(SamplingParams(temperature=2.0), [CounterRng(seed).uniform(0)])
         best = int(scores.argmax()[0])
         session.commit(())
         z = session.forward(best, NO_DRAFT).logits(0)

@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.backends.mlx.scores import MlxScores
 from edgespec.core.protocols import Draft
-from edgespec.core.sampling import CounterRng, Logits, Sampler, SamplingParams, index_at, uniform
+from edgespec.core.sampling import CounterRng, Logits, Sampler, SamplingParams, index_at
 from edgespec.core.scores import HostScores
 from edgespec.core.verify import SampleMatching
 from edgespec.errors import BackendError
@@ -43,7 +43,7 @@ def test_the_device_draws_what_the_host_draws(name: str, vocab_size: int) -> Non
     n, decided = 24, 0
     for seed in range(6):
         z = rows(seed, n, vocab_size)
-        u = [uniform(seed, i) for i in range(n)]
+        u = [CounterRng(seed).uniform(i) for i in range(n)]
         drawn = MlxScores(mx.array(z)).draw(PARAMS[name], u)
         assert drawn is not None
         for row, token in enumerate(drawn.tolist()):
@@ -71,7 +71,7 @@ def test_weights_that_are_equal_although_their_logits_are_not() -> None:
     z[0, [6, 2, 5, 1]] = 0.5, 0.0, 1e-9, -1.0
     params = SamplingParams(top_k=4, top_p=0.5)
     for i in range(100):
-        u = uniform(7, i)
+        u = CounterRng(7).uniform(i)
         (token,) = MlxScores(mx.array(z)).draw(params, [u]).tolist()
         assert token in (-1, on_host(z[0], params, u))
 

@@ -30,7 +30,7 @@ def test_commands_name_the_version(cli: Cli, pair: AdaptedPair) -> None:
     assert done.stdout == plain.stdout and notice in done.stderr
     assert json.loads(cli(*RUN, "--threads", "1", "--json").stdout)["draft"].endswith("draft.gguf (version 1)")
     planned = cli("plan", "--no-speed")
-    assert notice in planned.stderr and f"version: 1, date: {card.date}" in planned.stdout
+    assert notice in planned.stderr and f"draft adapted on {card.date} (version 1)" in planned.stdout
 
 
 def test_a_pair_whose_only_version_is_damaged_goes_back_to_the_base(cli: Cli, pair: AdaptedPair) -> None:

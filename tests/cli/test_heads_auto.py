@@ -138,7 +138,7 @@ def test_the_registrys_head_drafts(cli: Cli, tmp_path: Path) -> None:
     weights = (TRAINED / "model.safetensors").stat().st_size
     assert head["weights_bytes"] == weights and plan["draft_bytes"] > weights + head["kv_bytes"]
     shown = cli("plan", "--backend", "mlx", "--no-speed").stdout
-    assert f"head: {TRAINED}, kind: eagle3, in target: no, weights bytes: " in shown
+    assert "\n  draft model: " in shown and "\n  eagle3 head: weights " in shown and "KV cache and states" in shown
 
 
 def flip_first_tensor(data: bytes) -> bytes:

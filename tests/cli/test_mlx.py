@@ -67,7 +67,7 @@ def test_bad_folders(cli: Cli, folders: Path, tmp_path: Path) -> None:
     broken = Path(shutil.copytree(folders / "target", tmp_path / "broken"))
     weights = broken / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:5000])
-    refused(cli, 5, "model.safetensors is damaged", "run", "x", "--model", str(broken))
+    refused(cli, 5, "model.safetensors is cut short", "run", "x", "--model", str(broken))
     weights.unlink()
     refused(cli, 5, "holds no model*.safetensors", "run", "x", "--model", str(broken), "--backend", "mlx")
     other, target = str(folders / "other"), str(folders / "target")

@@ -32,7 +32,9 @@ def server(tmp_path: Path) -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def online(environment: dict[str, str], server: HubServer) -> dict[str, str]:
+def online(environment: dict[str, str], server: HubServer, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    # The client has read the variable already where another test of this process imported it.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     environment.update(HF_ENDPOINT=server.url, HF_HUB_OFFLINE="0", HF_TOKEN="")
     return environment
 

@@ -18,7 +18,7 @@ from edgespec.core.protocols import Budget, Controller, Step
 from edgespec.core.sampling import CounterRng, SamplingParams
 from edgespec.core.tree import DraftTree
 from edgespec.core.verify import BlockVerification, TokenRejection
-from edgespec.drafters import SlotResources, drafter_specs
+from edgespec.drafters import SlotMemory, SlotResources, drafter_specs
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.sequential import ModelDraftSession, PardSession, RequestDraw
 from edgespec.engine.drafting import LoadedDrafter
@@ -102,7 +102,9 @@ def test_distribution_with_a_draft_server(rule: type[TokenRejection] | type[Bloc
     server = DraftServer(lambda: ToyRuntimeModel("recurrent", DRAFT, LoadOptions(context_size=256)))
     remote = server.connect()
     target = open_session("linear", MODEL)
-    drafter = LoadedDrafter(drafter_specs()["remote"], "remote", remote).open(target, V, None, lambda: None)
+    drafter = LoadedDrafter(drafter_specs()["remote"], "remote", remote).open(
+        target, V, None, lambda: None, SlotMemory()
+    )
     check_distribution(drafter, rule, "fixed")
     drafter.close()
     remote.close()

@@ -157,7 +157,7 @@ async def test_leaving_ends_a_measurement(monkeypatch: pytest.MonkeyPatch) -> No
         return work()
 
     monkeypatch.setattr("edgespec.planner.report.report_plan", endless)
-    monkeypatch.setattr("edgespec.planner.report.format_facts", lambda facts: [facts["name"]])
+    monkeypatch.setattr("edgespec.planner.report.format_plan", lambda facts: [facts["name"]])
     async with opened() as (app, pilot):
         picker = await pick(app, pilot)
         await pilot.press("ctrl+f")
