@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from select import POLLIN, poll
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+from tempfile import TemporaryFile
 from threading import Lock
 from time import monotonic
 from typing import Any, TypeVar
@@ -36,19 +37,20 @@ def run_in_child(
     The main module of the program is not imported again, as multiprocessing does: a script that has no guard for that
     may call this too. Raises what `work` raises, ChildDied, Cancelled.
     """
-    call: bytes | None = pickle.dumps((work, args))
-    with block_sigint(), Popen(python_command(__name__, "serve_once"), stdin=PIPE, stdout=PIPE) as child:
-        while True:
-            with suppress(TimeoutExpired):
-                answer, _ = child.communicate(call, timeout=_POLL_S)
-                break
-            call = None  # it is being sent
-            try:
-                check()
-                on_poll()
-            except Cancelled:
-                child.terminate()
-                raise
+    with TemporaryFile() as call:  # a pipe holds 64 KiB, and `communicate` sends no more once it has timed out
+        pickle.dump((work, args), call)
+        call.seek(0)
+        with block_sigint(), Popen(python_command(__name__, "serve_once"), stdin=call, stdout=PIPE) as child:
+            while True:
+                with suppress(TimeoutExpired):
+                    answer, _ = child.communicate(timeout=_POLL_S)
+                    break
+                try:
+                    check()
+                    on_poll()
+                except Cancelled:
+                    child.terminate()
+                    raise
     if child.returncode or not answer:
         raise ChildDied
     result, error = pickle.loads(answer)
