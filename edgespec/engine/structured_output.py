@@ -34,6 +34,7 @@ _SCALARS = (str, int, float, type(None))
 _DIALECT = re.compile(r"https?://json-schema\.org/draft(-0[3467]|/20(19-09|20-12))/schema#?")
 _IRREGULAR = re.compile(r"\(\?<?[=!]|\\[1-9kbB]")
 _ESCAPE = re.compile(r"\\[^1-9kbB]", re.DOTALL)
+_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # their keys are names
 
 
 def adapt_schema(schema: Any) -> tuple[Any, list[str]]:
@@ -63,7 +64,22 @@ def adapt_schema(schema: Any) -> tuple[Any, list[str]]:
             del part["propertyNames"]  # any text
         return part
 
-    return json.loads(json.dumps(schema), object_hook=adapt), list(dict.fromkeys(dropped))
+    def walk(part: Any, *, is_named: bool = False) -> Any:
+        """Adapts `part`, where it `is_named` the schemas that it has by name; values that are constants stay."""
+        if isinstance(part, list):
+            return [walk(each) for each in part]
+        if not isinstance(part, dict):
+            return part
+        if is_named:
+            return {name: walk(each) for name, each in part.items()}
+        return adapt(
+            {
+                key: each if key in ("const", "enum") else walk(each, is_named=key in _NAMED)
+                for key, each in part.items()
+            }
+        )
+
+    return walk(json.loads(json.dumps(schema))), list(dict.fromkeys(dropped))
 
 
 def is_shallow(value: object, depth: int) -> bool:

@@ -126,3 +126,11 @@ def test_no_value_of_a_keyword_is_a_fault_of_ours(keyword: str) -> None:
     for value in values:
         adapt_schema({"properties": {"a": {}}, keyword: value})
         adapt_schema({"type": "object", "oneOf": [{keyword: value}, {"type": "object"}]})
+
+
+def test_constants_and_names_are_no_schemas() -> None:
+    look = {"pattern": "(?=a)b", "format": "date"}
+    schema = {"enum": [look], "const": look, "properties": {"const": dict(look), "pattern": {"type": "string"}}}
+    adapted, dropped = adapt_schema(schema)
+    assert adapted == {"enum": [look], "const": look, "properties": {"const": {}, "pattern": {"type": "string"}}}
+    assert len(dropped) == 1
