@@ -75,7 +75,6 @@ def measure_contexts(
     seconds: float,
     attached: Mapping[str, AttachedDraft],
     check: CheckCancelled = lambda: None,
-    clock: Callable[[], float] = perf_counter,
 ) -> Profile:
     """`short` with the costs after longer contexts, which are filled without computing them.
 
@@ -108,7 +107,7 @@ def measure_contexts(
             check()
             if extend_cache(target, length) < length:
                 break
-            rows = _time_rows(target, tokens, _LONG_ROWS, _MIN_LONG_ROWS, share_s, check, clock)
+            rows = _time_rows(target, tokens, _LONG_ROWS, _MIN_LONG_ROWS, share_s, check)
             more_s = {name: _time_step(each, target, tokens) - before_s for name, (each, before_s) in drafts.items()}
             longer[length] = Profile(rows, {name: _slow_down(short.drafts[name], s) for name, s in more_s.items()})
     return replace(short, longer=longer)
@@ -198,7 +197,7 @@ def _time_rows(
     n_least: int,
     seconds: float,
     check: CheckCancelled,
-    clock: Callable[[], float],
+    clock: Callable[[], float] = perf_counter,
     refill: Callable[[], None] = lambda: None,
 ) -> dict[int, float]:
     """Median seconds of forwards by their rows, at the end of what the session holds.
