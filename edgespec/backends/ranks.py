@@ -303,12 +303,14 @@ class Follower:
 def dismiss(address: RankAddress) -> None:
     """End the other ranks, which may still be starting, with the command; its process has not met them itself."""
     missing = set[int]() if _has_led else set(range(1, address.ranks.size))
-    with address.server as server, suppress(OSError):
-        server.settimeout(_DISMISS_S)
-        while missing:
-            connection, _ = server.accept()
-            with connection:
-                missing.discard(_read_hello(connection).get("rank"))
+    end_s = monotonic() + _DISMISS_S
+    with address.server as server:
+        while missing and (left_s := end_s - monotonic()) > 0:
+            server.settimeout(left_s)
+            with suppress(OSError):  # a stranger, or a rank that has ended meanwhile
+                connection, _ = server.accept()
+                with connection:
+                    missing.discard(_read_hello(connection).get("rank"))
 
 
 def is_reachable(ranks: Ranks) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -394,7 +395,19 @@ def _invalid(fault: str) -> InvalidRequest:
     return InvalidRequest(f"this is not an exported conversation: {fault}.", hint="Choose a file of /export.")
 
 
+_FENCE = re.compile(r"([ \t>]*)(`{3,}|~{3,})(.*)")
+
+
 def _close_fence(text: str) -> str:
     """`text` without trailing blank lines, and with a closing fence where it ends in a block of code."""
+    is_open: tuple[str, str] | None = None  # what is before the marks that opened it, and these
+    for line in text.splitlines():
+        if fence := _FENCE.match(line):
+            indent, marks, rest = fence.groups()
+            if is_open is None:
+                if marks[0] == "~" or "`" not in rest:
+                    is_open = indent, marks
+            elif marks.startswith(is_open[1]) and not rest.strip():
+                is_open = None
     text = text.rstrip()
-    return f"{text}\n```" if text.count("```") % 2 else text
+    return text if is_open is None else f"{text}\n{''.join(is_open)}"

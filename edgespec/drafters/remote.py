@@ -194,6 +194,7 @@ class Link:
         self.check = check
         self.waits_s = draft.waits_s
         self.is_lost = False
+        self._is_closed = False
         self._draft = draft
         self._thread = ThreadPoolExecutor(1, "edgespec-remote")
         self._connection = draft.connect(_REPLY_S)
@@ -218,6 +219,7 @@ class Link:
 
     def close(self) -> None:
         """Also ends a request under way."""
+        self._is_closed = True
         if (connected := self._connection.sock) is not None:
             with suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)
@@ -230,13 +232,15 @@ class Link:
             try:
                 answer = self._post(text, keep, wanted)
             except (OSError, HTTPException, ValueError):
-                if not keep:
+                if not keep or self._is_closed:
                     raise
                 # The connection was idle for too long, or another client has got the cache.
                 self._connection.close()
                 answer = self._post(text, 0, wanted)
         except (OSError, HTTPException, ValueError) as error:
             self._connection.close()
+            if self._is_closed:
+                return None
             self._draft.warn_once(error)
             self._text, self.is_lost = [], True
             self._again_s, self._pause_s = perf_counter() + self._pause_s, min(2 * self._pause_s, _LAST_PAUSE_S)

@@ -174,10 +174,10 @@ def _damaged(name: str) -> InvalidModelFile:
 
 def read_json(file: Path) -> dict[str, Any]:
     """The JSON object of a small file. Raises InvalidModelFile, CacheError."""
-    if not file.exists():
-        raise InvalidModelFile(f"{file.parent} lacks {file.name}.", hint=_PULL)
     try:
         with reading(file):
+            if not file.exists():
+                raise InvalidModelFile(f"{file.parent} lacks {file.name}.", hint=_PULL)
             content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise InvalidModelFile(f"{file} is not valid JSON: {error}.", hint=_PULL) from error

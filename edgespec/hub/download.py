@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from edgespec.errors import CacheError, HubError
+from edgespec.errors import CacheError, HubError, InvalidModelFile
 from edgespec.hub.cache import RemoteFile
 from edgespec.hub.errors import FREE_SPACE
 from edgespec.units import gib
@@ -50,10 +50,10 @@ class RangeReader:
 def download_file(
     remote: RemoteFile, url: str, blobs: Path, lock: Path, progress: Progress = lambda path, done, total: None
 ) -> None:
-    """Download a file to its place in `blobs`, resuming an earlier attempt. Its hash is not compared.
+    """Download a file to its place in `blobs`, resuming an earlier attempt.
 
-    `lock` is the client's lock file for it. Raises HubError for a file without a hash, and the errors of the client and
-    the disk.
+    It gets there only with the hub's size and hash. `lock` is the client's lock file for it. Raises InvalidModelFile,
+    HubError for a file without a hash, and the errors of the client and the disk.
     """
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
@@ -62,20 +62,36 @@ def download_file(
     blob, partial = blobs / remote.etag, _partial_path(remote, blobs)
     lock.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(lock):
-        if not blob.exists():
+        if not _is_complete(remote, blobs):
             _download(remote, url, partial, progress)
+            if difference := checksum_error(partial, remote.etag, remote.size):
+                partial.unlink()
+                raise damaged_error(remote.path, difference)
             os.replace(partial, blob)
+
+
+def damaged_error(path: str, difference: str) -> InvalidModelFile:
+    return InvalidModelFile(
+        f"{path} is damaged: {difference}; the bad copy was removed.", hint="Pull it again with `edgespec pull`."
+    )
 
 
 def check_disk_space(remote: RemoteFile, blobs: Path) -> None:
     """Raise CacheError if the disk of `blobs`, which is created, has no space for the missing bytes of a file."""
     blobs.mkdir(parents=True, exist_ok=True)
+    if _is_complete(remote, blobs):
+        return
     partial, free = _partial_path(remote, blobs), shutil.disk_usage(blobs).free
     missing = remote.size - (partial.stat().st_size if partial.exists() else 0)
-    if missing + SPARE_BYTES > free:
+    if missing > 0 and missing + SPARE_BYTES > free:
         raise CacheError(
             f"{remote.path} needs {gib(missing)} more and the disk of {blobs} has {gib(free)} free.", hint=FREE_SPACE
         )
+
+
+def _is_complete(remote: RemoteFile, blobs: Path) -> bool:
+    blob = blobs / str(remote.etag)
+    return blob.is_file() and blob.stat().st_size == remote.size
 
 
 def _partial_path(remote: RemoteFile, blobs: Path) -> Path:

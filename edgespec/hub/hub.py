@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgespec.errors import HubError, InvalidModelFile
+from edgespec.errors import HubError
 from edgespec.formats.gguf import ByteSource, FileSource, Header, join_parts, read_header
 from edgespec.formats.gguf_validate import check_model, read_file
 from edgespec.formats.mlx_folder import read_safetensors_shapes
 from edgespec.hub import cache
 from edgespec.hub.cache import CachedModel, HubFile, HubReference, Kind, RemoteFile, RemoteModel, select_files
-from edgespec.hub.download import Progress, RangeReader, check_disk_space, checksum_error, download_file
+from edgespec.hub.download import Progress, RangeReader, check_disk_space, checksum_error, damaged_error, download_file
 from edgespec.hub.errors import HubContext, HubUnreachable, map_errors, not_a_hub_error, offline_error
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
@@ -113,10 +113,7 @@ class Hub:
                 difference = checksum_error(link, link.resolve().name, file.size)
                 if difference is not None:
                     cache.discard(link)
-                    raise InvalidModelFile(
-                        f"{file.path} is damaged: {difference}; the bad copy was removed.",
-                        hint="Pull it again with `edgespec pull`.",
-                    )
+                    raise damaged_error(file.path, difference)
 
     def list_models(self) -> list[CachedModel]:
         """Every complete model in the cache. Sends no request."""
@@ -172,7 +169,8 @@ class Hub:
             blobs = cache.storage_folder(self.cache_dir, model.repo) / "blobs"
             check_disk_space(file, blobs)
             # The hub sends larger files only over the client's Xet transport, which does not resume.
-            if file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:
+            is_ours = file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE
+            if is_ours:
                 lock = cache.blob_lock(self.cache_dir, model.repo, file.etag or "")
                 download_file(file, self._url(model, file), blobs, lock, progress)
             try:
@@ -181,7 +179,8 @@ class Hub:
                 )
             except ValueError as error:
                 raise HubError(f"{file.path} is too large for a plain download.", hint="Install hf_xet.") from error
-        self.verify(replace(model, files=(file,)))
+        if not is_ours:
+            self.verify(replace(model, files=(file,)))
         if model.kind == "gguf":
             read_file(link)
 

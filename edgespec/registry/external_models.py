@@ -166,12 +166,13 @@ def _walk_files(root: Path) -> Iterator[Path]:
     """Files below `root`, through links; each folder once, without those that cannot be read."""
     entered, count = set(), 0
     for folder, folders, files in os.walk(root, followlinks=True):
+        files = files[: MAX_ENTRIES - count]
         count += len(folders) + len(files)
-        if count > MAX_ENTRIES:
-            return
         place, real = Path(folder), os.path.realpath(folder)
         if real not in entered:
             yield from (place / name for name in files)
+        if count >= MAX_ENTRIES:
+            return
         if real in entered or len(place.relative_to(root).parts) >= MAX_DEPTH - 1:
             folders.clear()
         entered.add(real)

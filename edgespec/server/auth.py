@@ -163,7 +163,7 @@ class KeyFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._stamp: tuple[int, ...] = ()
+        self._stamp: tuple[int, ...] | None = ()  # None while the file cannot be read
         self._keys = read_keys(path)
         if not self._keys:
             raise InvalidRequest(f"{path} has no key.", hint=f"Make one: edgespec key add NAME --file {path}")
@@ -175,7 +175,11 @@ class KeyFile:
             if (stamp := (status.st_mtime_ns, status.st_size, status.st_ino)) != self._stamp:
                 self._stamp = stamp
                 self._keys = read_keys(self._path)
-        except (OSError, InvalidRequest) as error:
+        except OSError as error:
+            if self._stamp is not None:  # else it was reported when the file went
+                self._stamp = None
+                _LOG.error("%s cannot be read: %s. The keys read before stay valid.", self._path, reason_of(error))
+        except InvalidRequest as error:
             _LOG.error("%s The keys read before stay valid.", error)
         return self._keys
 

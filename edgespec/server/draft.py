@@ -32,6 +32,7 @@ from edgespec.server.fields import Body
 from edgespec.server.http import BodyRoute, GetRoute, HttpError, JsonResponse, reject_path
 from edgespec.server.record import AccessLog
 
+_MAX_TEXT = 2**21  # tokens
 _CANDIDATES = 64  # ids of a distribution, so that an answer of 16 tokens fits the first flight of a TCP connection
 
 
@@ -135,11 +136,14 @@ class DraftModel:
     def close(self) -> None:
         """Free everything, after the last request."""
         self._is_closing = True
-        for client in self._clients.values():
-            self._thread.submit(client.drafter.close)
-        self._thread.submit(self._draft.close)
-        self._thread.submit(leave_thread)
+        self._thread.submit(self._free)
         self._thread.shutdown()
+
+    def _free(self) -> None:
+        for client in self._clients.values():
+            client.drafter.close()
+        self._draft.close()
+        leave_thread()
 
     def _check(self) -> None:
         if self._is_closing:
@@ -150,6 +154,8 @@ class DraftModel:
         kept = client.text[: body.keep] if client is not None else []
         if len(kept) < body.keep or checksum(kept) != body.crc:
             raise HttpError(412, "the text that is kept is not known here.", hint="Send the whole text.")
+        if len(kept) + len(body.ids) > _MAX_TEXT:
+            raise InvalidRequest(f"the text has more than {_MAX_TEXT:,} tokens.", hint="Send a shorter one.")
         text = [*kept, *body.ids]
         if not text or max(text) >= body.vocab_size:
             message = f"the text needs ids of 0 to {body.vocab_size - 1}, one at least."

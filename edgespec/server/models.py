@@ -279,7 +279,8 @@ async def generate(
     else:
         specs = [replace(spec, warnings=(*spec.warnings, *warnings), memory=memory) for spec in body.generation_specs()]
         answers = [partial(_generate, slot, spec) for spec in specs]
-    events = _format(generate_parts(models, slot, answers, body.n or 1), writer, stream.format)
+    write = stream.format if body.stream else lambda _: b""  # a whole response is the writer's alone
+    events = _format(generate_parts(models, slot, answers, body.n or 1), writer, write)
     if body.stream:
         return stream(request.url.path, events, lambda error: b"".join(map(stream.format, writer.fail(error))))
 

@@ -208,8 +208,8 @@ class Activity:
 
     def set(self, is_working: bool) -> None:
         """Take the lock, or release it. Never waits."""
-        self._held.close()
         with suppress(OSError):  # one who looks holds it for a moment, and this engine's work is not seen
+            self._held.close()
             if is_working:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._held.enter_context(lock_file(self._path, wait=False, shared=True))

@@ -50,6 +50,7 @@ class _Job(Generic[T]):
     events: Iterator[T | Yield]
     stream: Stream[T]
     shares: bool
+    check: CheckCancelled
 
     def advance(self) -> bool:
         """Run up to the next Yield, on the owner thread; returns whether there is more to do."""
@@ -58,6 +59,7 @@ class _Job(Generic[T]):
                 if isinstance(event, Yield):
                     return True
                 while self.stream.is_full:
+                    self.check()
                     sleep(_BACKOFF_S)
                 self.stream.put(event)
         except BaseException as error:  # noqa: BLE001 - the reader raises it
@@ -120,7 +122,7 @@ class Worker:
         def run() -> Iterator[T | Yield]:
             yield from work(check)
 
-        self._put(_Job(run(), stream, shares))
+        self._put(_Job(run(), stream, shares, check))
         return stream
 
     def call(self, function: Callable[[], T]) -> T:
@@ -389,10 +391,12 @@ class LocalEngine(EngineClient):
     def _search(self, check: CheckCancelled) -> None:
         """Search for a self-draft of a model that has answered. A request interrupts it; the next idle time goes on."""
         loaded = self._answered
-        if loaded is None or loaded is not self.loaded or is_on_battery():
+        if loaded is None or loaded is not self.loaded:
             return
-        self._answered = None
         try:
+            if is_on_battery():
+                return
+            self._answered = None
             search_when_idle(loaded, check)
         except Cancelled:
             self._answered = loaded

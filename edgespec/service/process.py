@@ -320,7 +320,9 @@ def explain(exit_code: int, output: IO[bytes]) -> Death:
     if exit_code == BackendError.exit_code and (told := _TOLD.findall(text)):
         reason, hint = told[-1]
         return Death("worker", reason[0].lower() + reason[1:], log=log, hint=hint)
-    name, words = signal.Signals(-exit_code).name if exit_code < 0 else "", find_last_words(text)
+    name, words = "", find_last_words(text)
+    with suppress(ValueError):  # a real-time signal has no name
+        name = signal.Signals(-exit_code).name if exit_code < 0 else ""
     hint = "The system kills processes when memory runs out." if name == "SIGKILL" else ""
     end = f"{name or f'code {exit_code}'}{words and ': '}{words}"
     return Death(name or "exit", f"the engine's process ended with {end}", log=log, hint=hint)

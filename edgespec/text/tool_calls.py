@@ -108,17 +108,21 @@ _BETWEEN = " \t\r\n;,]"  # calls in a row
 
 def read_json_calls(body: str, _: Schemas) -> list[ToolCall] | None:
     """The calls of one JSON object, a list of objects, or several in a row, separated by ';' or blanks."""
-    calls: list[ToolCall | None] = []
-    rest = body.lstrip(_BETWEEN)
-    while rest:
+    calls: list[ToolCall] = []
+    at = 0
+    while at < len(body):
+        if body[at] in _BETWEEN:
+            at += 1
+            continue
         try:
-            value, end = json.JSONDecoder().raw_decode(rest)
+            value, at = json.JSONDecoder().raw_decode(body, at)
         except (ValueError, RecursionError):
             return None
-        calls += map(_read_call, value if isinstance(value, list) else [value])
-        rest = rest[end:].lstrip(_BETWEEN)
-    found = [call for call in calls if call is not None]
-    return found if found and len(found) == len(calls) else None
+        for each in value if isinstance(value, list) else [value]:
+            if (call := _read_call(each)) is None:
+                return None
+            calls.append(call)
+    return calls or None
 
 
 def _read_call(value: Any) -> ToolCall | None:

@@ -84,10 +84,7 @@ class Block:
         for i, row in enumerate(self._lay_out(width - indent, content.expand_tabs(_TAB))):
             prefix = self.rest if i else self.first
             skip = len(prefix) + row.skip if row.skip else len(prefix) - len(prefix.lstrip(_SKIPPED))
-            line = Content.assemble((prefix, self.edge), row.content)
-            if row.fill:
-                line = line.pad_right(max(0, min(width, MAX_COLUMNS) - line.cell_length)).stylize_before(row.fill)
-            rows.append(Row(line, skip, row.is_end))
+            rows.append(Row(Content.assemble((prefix, self.edge), row.content), skip, row.is_end, row.fill))
         return rows
 
     def _lay_out(self, width: int, content: Content) -> Iterator[Row]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -425,9 +425,15 @@ def _list_drafts(argument: str) -> Values:
 
 
 def _list_aliases(_argument: str) -> Values:
+    return ((alias, description, True) for alias, description in _read_aliases())
+
+
+@cache
+def _read_aliases() -> tuple[tuple[str, str], ...]:
+    """The aliases with their descriptions; they are asked for at every key."""
     with suppress(EdgespecError):
-        for entry in load_registry().entries.values():
-            yield entry.alias, entry.description, True
+        return tuple((entry.alias, entry.description) for entry in load_registry().entries.values())
+    return ()
 
 
 def _list_paths(argument: str) -> Values:

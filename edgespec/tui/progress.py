@@ -178,6 +178,7 @@ class Downloads(Progress):
 
     def cancel(self) -> bool:
         """Stop; whether there was a download. What has arrived is kept, and used by the next one."""
+        self.show(None)
         return bool(self.workers.cancel_node(self))
 
     @work(thread=True, exclusive=True, exit_on_error=False)
@@ -197,4 +198,5 @@ class Downloads(Progress):
         else:
             self.post_message(self.Done(request))
         finally:
-            self.post_message(self.Changed(None))
+            if not worker.is_cancelled:  # else the line is another download's, or hidden
+                self.post_message(self.Changed(None))

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from edgespec.conversations.database import data_folder
 from edgespec.errors import CacheError, EdgespecError
-from edgespec.files import write_atomically, write_private
+from edgespec.files import write_atomically
 
 MAX_PROMPTS = 1000  # that are read
 _MAX_PATHS = 20  # of models
-_MAX_BYTES = 2**20  # of the prompts; the older half of a larger file is dropped
+_MAX_BYTES = 2**20  # of the prompts; a larger file is set aside for a new one
 _HINT = "Free some space, or set EDGESPEC_DATA_DIR to another folder."
 
 
@@ -81,15 +81,16 @@ class PromptHistory:
         """`path` defaults to prompts.jsonl in the data folder; it may be missing."""
         self._path = path or data_folder() / "prompts.jsonl"
         self.texts: list[str] = []
-        lines: list[str] = []
+        earlier = self._path.with_suffix(".old.jsonl")
         with suppress(OSError):
-            lines = self._path.read_text(encoding="utf-8", errors="replace").splitlines()
             if self._path.stat().st_size > _MAX_BYTES:
-                lines = lines[len(lines) // 2 :]
-                write_private(self._path, "".join(f"{line}\n" for line in lines))
-        for line in lines[-MAX_PROMPTS:]:
-            with suppress(ValueError):  # a line that another program has not finished
-                self._remember(str(json.loads(line)))
+                self._path.replace(earlier)
+        for file in (earlier, self._path):
+            with suppress(OSError):
+                for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+                    with suppress(ValueError):  # a line that another program has not finished
+                        self._remember(str(json.loads(line)))
+        del self.texts[:-MAX_PROMPTS]
 
     def add(self, text: str) -> None:
         """Keep `text` unless it is the last one. Raises CacheError where it is kept for this start only."""

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from rich.cells import cell_len
 from rich.segment import Segment
 from textual.cache import LRUCache
-from textual.content import Content
 from textual.events import Click, Resize
 from textual.geometry import Region, Size
 from textual.message import Message
@@ -22,6 +21,7 @@ from edgespec.conversations.chat import is_python
 from edgespec.drafters import drafter_specs
 from edgespec.text.stream import Piece
 from edgespec.tui.blocks import (
+    MAX_COLUMNS,
     MUTED,
     Block,
     CodeBlock,
@@ -350,11 +350,14 @@ class Transcript(ScrollView):
         if (drawn := self._drawn.get(key)) is None:
             content = paint(block.content, origins) if origins else block.content
             rows = block.lay_out(self._width, content)
-            drawn = self._drawn[key] = [(row, self._make_strip(row.content)) for row in rows]
+            drawn = self._drawn[key] = [(row, self._make_strip(row)) for row in rows]
         return drawn
 
-    def _make_strip(self, content: Content) -> Strip:
-        style = self.visual_style
+    def _make_strip(self, row: Row) -> Strip:
+        style, content = self.visual_style, row.content
+        if row.fill:
+            missing = min(self._width, MAX_COLUMNS) - content.cell_length
+            content = content.pad_right(max(0, missing)).stylize_before(row.fill)
         runs = content.render(style, end="", parse_style=self.app.stylesheet.parse_style)
         strip = Strip([Segment(text, each.rich_style) for text, each in runs])
         return strip.adjust_cell_length(self._width, style.rich_style)

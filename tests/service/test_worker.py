@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from time import sleep
 
 import pytest
 
@@ -156,3 +157,19 @@ def test_a_job_that_ends_badly_or_is_cancelled_leaves_the_others_alone(worker: W
     with pytest.raises(Cancelled):
         list(gone)
     assert worker.call(lambda: 7) == 7
+
+
+def test_closing_ends_a_job_whose_reader_has_stopped() -> None:
+    worker = Worker()
+
+    def work(check: CheckCancelled) -> Iterator[int]:
+        while True:
+            yield 1
+
+    stream = worker.submit(work)
+    while not stream.is_full:
+        sleep(0.001)
+    closing = threading.Thread(target=worker.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()

@@ -57,6 +57,14 @@ def test_every_character_that_is_no_markup_is_on_the_screen() -> None:
             assert BARS.sub("", "".join(rows(answer.blocks, width))) == BARS.sub("", characters), (width, text)
 
 
+def test_a_broken_line_has_no_blanks_beyond_its_text() -> None:
+    """They would be copied into the middle of the line."""
+    line = "value = compute(first_argument, second_argument, third_argument)"
+    (block,) = parse_markdown(f"```\n{line}\n```")[0]
+    shown = [row for row in block.lay_out(40, block.content) if not row.is_end or row.content.plain.strip()][1:]
+    assert len(shown) > 1 and "".join(row.content.plain[row.skip :] for row in shown).rstrip() == line
+
+
 @pytest.mark.parametrize("parse", [parse_markdown, parse_python, parse_plain], ids=["markdown", "code", "plain"])
 def test_a_text_that_grows_ends_as_one_that_came_at_once(parse: Parse) -> None:
     cut = random.Random(1)

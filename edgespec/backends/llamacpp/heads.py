@@ -235,8 +235,8 @@ def _check_same_assistant(header: Header, target: Header, path: Path) -> None:
     """Raises Unsupported unless the layers attend to what the target's last two layers hold."""
     keys = [f"attention.{key}" for key in _SAME]
     is_same = target.architecture == "gemma4" and all(header.own(key) == target.own(key) for key in keys)
-    last = _list_caches(target)[-2:]
-    if not is_same or [window for window, _ in last] != [1, 0] or not set(_list_caches(header)) <= set(last):
+    own, last = _list_caches(header), _list_caches(target)[-2:]
+    if not is_same or [window for window, _ in last] != [1, 0] or not own or not set(own) <= set(last):
         raise Unsupported(f"{path.name} is the assistant of another model.", hint=OTHER_HEAD)
 
 
