@@ -7,8 +7,9 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from edgespec.errors import CacheError, reason_of
 from edgespec.files import lock_file
@@ -59,6 +60,20 @@ class SharedDatabase:
         """Whether everything is lost when the program ends."""
         return self.file == IN_MEMORY
 
+    def connect_again(self) -> Self:
+        """Another connection to the file, so that a thread does not wait for the transactions of this one.
+
+        Raises CacheError.
+        """
+        other = copy(self)
+        other.notice, other._lock = None, threading.RLock()
+        try:
+            other._db = self._connect_unchecked()
+            self._set_pragmas(other._db)
+        except sqlite3.Error as error:
+            raise to_cache_error(error, self.file) from error
+        return other
+
     def close(self) -> None:
         with self._lock:
             self._db.close()
@@ -104,7 +119,7 @@ class SharedDatabase:
             if self.file.stat().st_size == 0 and log.exists() and log.stat().st_size:
                 # SQLite would treat it as a new file and delete the log
                 raise DamagedFile("it is empty, but its log is not")
-        db = sqlite3.connect(self.file, timeout=self._wait_s, isolation_level=None, check_same_thread=False)
+        db = self._connect_unchecked()
         try:
             self._prepare(db)
         except BaseException as error:
@@ -113,6 +128,13 @@ class SharedDatabase:
                 raise DamagedFile(reason_of(error)) from error
             raise
         return db
+
+    def _connect_unchecked(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.file, timeout=self._wait_s, isolation_level=None, check_same_thread=False)
+
+    def _set_pragmas(self, db: sqlite3.Connection) -> None:
+        for pragma in self._layout.pragmas:
+            db.execute(f"PRAGMA {pragma}")
 
     def _prepare(self, db: sqlite3.Connection) -> None:
         """Check the file, and create or upgrade its tables. Raises CacheError for a file of a newer version."""
@@ -127,8 +149,7 @@ class SharedDatabase:
             if db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise DamagedFile("it belongs to another program")
             db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # only an empty file can take it
-        for pragma in self._layout.pragmas:
-            db.execute(f"PRAGMA {pragma}")
+        self._set_pragmas(db)
         if version < self._layout.version:
             db.execute("BEGIN IMMEDIATE")
             with db:

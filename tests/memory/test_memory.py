@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -211,3 +212,13 @@ def test_without_a_folder_texts_are_kept_in_memory(tmp_path: Path) -> None:
     assert has_text(memory.space(""), make_tokens(0))
     memory.close()
     assert blocked.read_text() == "not a folder"
+
+
+def test_an_answer_begins_while_a_text_is_being_stored(memory: Memory) -> None:
+    space = memory.space("")
+    assert memory._writer is not None
+    with memory._writer.write():
+        begun = Thread(target=space.refresh, daemon=True)
+        begun.start()
+        begun.join(10)
+        assert not begun.is_alive()
