@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -115,14 +116,14 @@ class Answer(Item):
     def blocks(self) -> list[Block]:
         blocks: list[Block] = []
         if self.reasoning:
-            blocks.append(Block(runs=((f"{'▶' if self.is_folded else '▼'} Reasoning", MUTED),), role="fold"))
+            blocks.append(_make_block("fold", "", ((f"{'▶' if self.is_folded else '▼'} Reasoning", MUTED),)))
             blocks += () if self.is_folded else self._thoughts.blocks
         blocks += self._document.blocks
         if self.shows_origins and self.spans:
             blocks.append(Block(runs=describe_origins(self.spans)))
         if self.footer or self._arrows:
             gap = "" if blocks and isinstance(blocks[-1], CodeBlock) else None
-            blocks.append(Block(gap=gap, runs=(*self._arrows, (self.footer, MUTED)), role="arrows"))
+            blocks.append(_make_block("arrows", gap, (*self._arrows, (self.footer, MUTED))))
         return blocks
 
     def origins(self, block: Block) -> Origins | None:
@@ -167,6 +168,11 @@ class Answer(Item):
                 self._parse, self._document = parse, Document(parse)
         if self._shown:
             self._document.update(self._shown)
+
+
+@lru_cache(1024)  # a block knows its height, which every frame asks for
+def _make_block(role: Literal["fold", "arrows"], gap: str | None, runs: tuple[Run, ...]) -> Block:
+    return Block(gap=gap, runs=runs, role=role)
 
 
 # Styles for text by the drafter that proposed each token.
