@@ -46,7 +46,6 @@ class Memory:
         Where the folder would have more than `limit_bytes`, the texts that were of no use for longest are removed.
         """
         self.database: Database | None = None  # where texts are kept in memory only
-        self._writer: Database | None = None  # of the background thread, whose transactions no answer waits for
         self.wake = threading.Event()  # tells the background thread that there is something to do
         self._tokenizer = tokenizer
         self._limit_bytes = self._n_unchecked = limit_bytes  # bytes that were stored since the texts were measured
@@ -59,7 +58,6 @@ class Memory:
         self._has_failed = False
         try:
             self.database = Database.open(folder)
-            self._writer = self.database.connect_again()
             self.database.remove_leftovers()
         except CacheError as error:
             self.report(error)
@@ -113,11 +111,22 @@ class Memory:
         self._hurry.set()
         self.wake.set()
         self._thread.join()
-        for database in (self._writer, self.database):
-            if database is not None:
-                database.close()
+        if self.database is not None:
+            self.database.close()
 
     def _run(self) -> None:
+        writer: Database | None = None  # a connection of its own, whose transactions no answer waits for
+        if self.database is not None:
+            try:
+                writer = self.database.connect_again()
+            except CacheError as error:
+                self.report(error)
+        self._work(writer)
+        if writer is not None:
+            writer.close()
+
+    def _work(self, writer: Database | None) -> None:
+        """Store and index what is added, until the memory is closed."""
         is_last = False
         while not is_last:
             self.wake.wait()
@@ -129,8 +138,8 @@ class Memory:
             for space in list(self._spaces.values()):
                 try:
                     space.index_added()
-                    if self._writer is not None:
-                        self._serve(self._writer, space, is_last=is_last)
+                    if writer is not None:
+                        self._serve(writer, space, is_last=is_last)
                 except CacheError as error:
                     self.report(error)
                 except (Cancelled, MemoryError):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
+from edgespec.memory import database as rows
+from edgespec.memory.database import Database
 from edgespec.memory.memory import Memory
 from edgespec.memory.store import TextStore
+from edgespec.memory.texts import SpaceKey, StoredText
 from tests.memory.texts import N_LONG, build, has_text, make_tokens
 
 LIMIT = 2**30
@@ -214,11 +217,20 @@ def test_without_a_folder_texts_are_kept_in_memory(tmp_path: Path) -> None:
     assert blocked.read_text() == "not a folder"
 
 
-def test_an_answer_begins_while_a_text_is_being_stored(memory: Memory) -> None:
+def test_an_answer_begins_while_a_text_is_being_stored(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_storing, may_end = Event(), Event()
+
+    def add_slowly(database: Database, key: SpaceKey, texts: Sequence[StoredText]) -> None:
+        with database.write():
+            is_storing.set()
+            may_end.wait(20)
+
+    monkeypatch.setattr(rows, "add_texts", add_slowly)
     space = memory.space("")
-    assert memory._writer is not None
-    with memory._writer.write():
-        begun = Thread(target=space.refresh, daemon=True)
-        begun.start()
-        begun.join(10)
-        assert not begun.is_alive()
+    space.add(make_tokens(0), 0, None)
+    assert is_storing.wait(20)
+    begun = Thread(target=space.refresh, daemon=True)
+    begun.start()
+    begun.join(10)
+    assert not begun.is_alive()
+    may_end.set()
