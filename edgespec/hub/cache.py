@@ -172,8 +172,7 @@ def _parse_hub(text: str, body: str) -> HubReference:
 
 
 def _check_inner_path(text: str, path: str) -> str:
-    parts = path.split("/")
-    if any(part in ("", ".", "..") or ":" in part or "\\" in part for part in parts):
+    if not _is_safe(path):
         raise _reference_error(text, "the file name leaves its folder or has an empty part")
     return path
 
@@ -299,7 +298,6 @@ def _suggest_quants(context: HubContext, models: list[RemoteFile]) -> str:
 
 
 DEFAULT_REVISION = "main"
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +337,7 @@ def locate_cache_dir() -> Path:
 
 def is_commit(text: str) -> bool:
     """True for a full commit hash, as in the names of snapshot folders."""
-    return _COMMIT.fullmatch(text) is not None
+    return re.fullmatch(r"[0-9a-f]{40}", text) is not None
 
 
 def storage_folder(cache_dir: Path, repo: str) -> Path:
@@ -399,7 +397,7 @@ def remove_model(cache_dir: Path, reference: HubReference) -> int:
     blobs = {link.resolve() for link in links}
     for link in links:
         link.unlink()
-    kept = {link.resolve() for link in _list_links(storage)}
+    kept = {link.resolve() for snapshot in storage.glob("snapshots/*") for link in _list_links(snapshot)}
     freed = 0
     for blob in blobs - kept:
         if blob.is_file():
@@ -472,8 +470,8 @@ def _list_snapshot_models(repo: str, snapshot: Path) -> list[CachedModel]:
     return found
 
 
-def _list_links(storage: Path) -> list[Path]:
-    return [link for link in storage.glob("snapshots/*/**/*") if not link.is_dir()]
+def _list_links(snapshot: Path) -> list[Path]:
+    return [link for link in snapshot.rglob("*") if not link.is_dir()]
 
 
 def _list_named(reference: HubReference, snapshot: Path) -> list[Path]:
@@ -481,12 +479,12 @@ def _list_named(reference: HubReference, snapshot: Path) -> list[Path]:
     storage = snapshot.parent.parent
     if reference.revision is not None and _read_commit(storage, reference.revision) != snapshot.name:
         return []
-    links = {link.relative_to(snapshot).as_posix(): link for link in snapshot.rglob("*") if not link.is_dir()}
+    links = _list_links(snapshot)
     if isinstance(reference, HubRepo):
-        return list(links.values())
+        return links
     if isinstance(reference, HubFile):
         named: tuple[str, ...] = list_parts(reference.path)
     else:
         chosen = _select_complete(reference, snapshot)
         named = tuple(file.path for file in chosen[1]) if chosen else ()
-    return [links[path] for path in named if path in links]
+    return [link for link in links if link.relative_to(snapshot).as_posix() in named]

@@ -6,7 +6,7 @@ import difflib
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from edgespec.errors import CacheError, EdgespecError, HubError, reason_of
 
@@ -22,6 +22,11 @@ class HubUnreachable(HubError):
 _AGAIN = "Try again: a pull resumes where it stopped."
 _NO_ADDRESS = (HubError, "{endpoint!a} is not a usable hub address.", "Correct or unset HF_ENDPOINT.")
 _NO_HUB = (HubError, "{endpoint} does not answer like a model hub.", "Check HF_ENDPOINT and proxy settings.")
+_OFFLINE = (
+    HubUnreachable,
+    "{file} is not in the cache at {cache_dir}, and offline mode is on.",
+    "Unset HF_HUB_OFFLINE, or name a model that `edgespec list` shows.",
+)
 # What an error means and what to do, by the name of its class, which need not be imported, or by the hub's status.
 _SENTENCES: dict[str, tuple[type[HubError], str, str]] = {
     "GatedRepoError": (
@@ -42,6 +47,8 @@ _SENTENCES: dict[str, tuple[type[HubError], str, str]] = {
     "500": (HubUnreachable, "{endpoint} answers with server error {code}.", _AGAIN),
     "HfHubHTTPError": (HubError, "{endpoint} refused the request for {repo} (HTTP {code}).", "Check HF_ENDPOINT."),
     "HFValidationError": (HubError, "{repo!a} is not a repository name.", "Write a repository as user/name."),
+    "OfflineModeIsEnabled": _OFFLINE,
+    "LocalEntryNotFoundError": _OFFLINE,
     "FileMetadataError": _NO_HUB,
     "JSONDecodeError": _NO_HUB,
     "UnsupportedProtocol": _NO_ADDRESS,
@@ -96,8 +103,6 @@ def translate(error: BaseException, context: HubContext) -> EdgespecError | None
         return translate(error.__cause__, context)
     if "RemoteEntryNotFoundError" in names:
         return missing_file_error(context)
-    if "OfflineModeIsEnabled" in names or "LocalEntryNotFoundError" in names:
-        return offline_error(context)
     name = next((each for each in names if each in _SENTENCES), None)
     if name is None:
         return _disk_error(error, context) if isinstance(error, OSError) else None
@@ -106,28 +111,25 @@ def translate(error: BaseException, context: HubContext) -> EdgespecError | None
         name = str(min(code, 500))
     elif name == "ConnectError" and "CERTIFICATE" in str(error).upper():
         name = "certificate"
-    return _make_error(name, context, code)
+    return make_error(name, context, code)
 
 
-def _make_error(name: str, context: HubContext, code: int = 0) -> HubError:
+def make_error(name: str, context: HubContext, code: int = 0) -> HubError:
+    """The error that has the client's class name `name`, or for the hub's status `code`."""
     kind, message, hint = _SENTENCES[name]
-    facts = {"endpoint": context.endpoint, "repo": context.repo, "revision": context.revision, "code": code}
-    page = f"{context.endpoint}/{context.repo}"
-    return kind(message.format(**facts), hint=hint.format(page=page, log_in=_LOG_IN))
+    file = f"{context.path} of {context.repo}" if context.path else context.repo
+    facts = {**asdict(context), "code": code, "file": file}
+    return kind(message.format(**facts), hint=hint.format(page=f"{context.endpoint}/{context.repo}", log_in=_LOG_IN))
 
 
-def offline_error(context: HubContext) -> HubUnreachable:
+def offline_error(context: HubContext) -> HubError:
     """The error for a file or model that is not cached in offline mode."""
-    name = f"{context.path} of {context.repo}" if context.path else context.repo
-    return HubUnreachable(
-        f"{name} is not in the cache at {context.cache_dir}, and offline mode is on.",
-        hint="Unset HF_HUB_OFFLINE, or name a model that `edgespec list` shows.",
-    )
+    return make_error("OfflineModeIsEnabled", context)
 
 
 def not_a_hub_error(context: HubContext) -> HubError:
     """The error for responses that are not a hub's, such as a proxy's page."""
-    return _make_error("JSONDecodeError", context)
+    return make_error("JSONDecodeError", context)
 
 
 def missing_file_error(context: HubContext) -> HubError:
