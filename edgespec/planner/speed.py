@@ -11,7 +11,7 @@ import math
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter, process_time
@@ -167,14 +167,12 @@ def find_similar(read: Mapping[str, float]) -> frozenset[str]:
 
 def load_speed(options: LoadOptions = LoadOptions()) -> MachineSpeed:  # noqa: B008 - frozen
     """What is stored for this machine and runtime; of `options`, threads and GPU layers count."""
-
     return load_entry(_path(), "rates", _setting(options), _read_rates) or MachineSpeed()
 
 
 def save_speed(speed: MachineSpeed, options: LoadOptions = LoadOptions()) -> None:  # noqa: B008 - frozen
     """Store it for this machine and runtime."""
-    rates = {kind: {str(rows): seconds for rows, seconds in rate.items()} for kind, rate in speed.rates.items()}
-    save_entry(_path(), {"setting": _setting(options), "rates": rates}, "rates")
+    save_entry(_path(), {"setting": _setting(options), "rates": speed.rates}, "rates")
 
 
 def measure_speed(
@@ -200,13 +198,18 @@ def measure_speed(
             measured = run_in_child(_measure, missing, Path(folder), options, check=check)
         except (ChildDied, BackendError, BackendUnavailable, CacheError):
             return stored
-    speed = MachineSpeed({**stored.rates, **{kind: rate for kind, rate in measured.items() if rate}})
+    speed = MachineSpeed({**stored.rates, **measured})
     save_speed(speed, options)
     return speed
 
 
 def _measure(types: list[str], folder: Path, options: LoadOptions) -> dict[str, dict[int, float]]:
-    return {name: _measure_type(name, folder / f"{name}.gguf", options) for name in types}
+    """Rates of the types that gguf can write, llama.cpp open and the memory hold."""
+    rates = {}
+    for name in types:
+        with suppress(BackendError, ValueError):  # ValueError: gguf does not know the type
+            rates[name] = _measure_type(name, folder / f"{name}.gguf", options)
+    return rates
 
 
 def _measure_type(name: str, path: Path, options: LoadOptions) -> dict[int, float]:
