@@ -132,9 +132,12 @@ class Cancelled(Exception):
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """Raise errors of the system inside the block, which reads `path`, as CacheError."""
+def reading(path: Path, failure: str = "cannot be read", hint: str = "Check its permissions.") -> Iterator[None]:
+    """Raise errors of the system inside the block, which reads `path`, as CacheError.
+
+    `failure` says what failed where the block does something else with `path`.
+    """
     try:
         yield
     except OSError as error:
-        raise CacheError(f"{path} cannot be read: {reason_of(error)}.", hint="Check its permissions.") from error
+        raise CacheError(f"{path} {failure}: {reason_of(error)}.", hint=hint) from error

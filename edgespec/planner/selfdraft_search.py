@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -23,7 +23,7 @@ from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Session
 from edgespec.core.sampling import Ints
 from edgespec.core.verify import read_prompt
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
-from edgespec.errors import BackendError, CacheError, DoesNotFit, EdgespecError, reason_of
+from edgespec.errors import BackendError, DoesNotFit, EdgespecError, reading
 from edgespec.formats.mlx_folder import fingerprint_weights
 from edgespec.planner.head_probe import read_calibration, read_choices
 
@@ -132,25 +132,20 @@ class Choice:
     reason: str
 
 
+@dataclass
 class SelfDraftSearch:
-    """Evaluates self-drafts of one target, on the thread that owns the target."""
+    """Evaluates self-drafts of one target, on the thread that owns the target.
 
-    def __init__(
-        self,
-        target: Model,
-        folder: Path,
-        seconds: float,
-        check: CheckCancelled,
-        progress: Callable[[str, float], None],
-    ) -> None:
-        """`seconds` limit the layer search; `progress` gets a copy's name and the requantized part, 0.0 to 1.0."""
-        self._target = target
-        self._progress = progress
-        self._folder = folder
-        self._until = perf_counter() + seconds
-        self._check = check
-        self.trials: dict[str, DraftEval] = {}
-        self.rival: DraftEval | None = None
+    `seconds` limit the layer search; `progress` gets a copy's name and the requantized part, 0.0 to 1.0.
+    """
+
+    target: Model
+    folder: Path
+    seconds: float
+    check: CheckCancelled
+    progress: Callable[[str, float], None]
+    trials: dict[str, DraftEval] = field(default_factory=dict)
+    rival: DraftEval | None = None
 
     def choose(self, methods: Sequence[SelfDraftSpec], rival: Model | None = None) -> Choice:
         """The method with the highest expected speedup. A Skip without layers starts a layer search.
@@ -159,17 +154,18 @@ class SelfDraftSearch:
         supports no method; Cancelled, BackendError, CacheError.
         """
         refusals: list[EdgespecError] = []
-        with closing(self._target.open_session(self._check)) as session:
-            text = read_calibration(self._target.tokenizer)
-            passage = Passage.end_of(text, self._target.context_size)
-            evaluator = Evaluator(session, [passage], self._check)
+        until = perf_counter() + self.seconds
+        with closing(self.target.open_session(self.check)) as session:
+            text = read_calibration(self.target.tokenizer)
+            passage = Passage.end_of(text, self.target.context_size)
+            evaluator = Evaluator(session, [passage], self.check)
             if rival is not None:
-                with closing(rival.open_session(self._check)) as draft:
+                with closing(rival.open_session(self.check)) as draft:
                     self.rival = evaluator.evaluate(draft)
             for method in methods:
                 try:
                     if method.skip == Skip():
-                        self._search(method, evaluator, session)
+                        self._search(method, evaluator, session, until)
                     else:
                         self._evaluate_method(method, evaluator, session)
                 except (Unsupported, DoesNotFit) as refusal:
@@ -182,9 +178,9 @@ class SelfDraftSearch:
         pays = trial.speedup >= _MIN_SPEEDUP * (self.rival.speedup if self.rival else 1.0)
         return Choice(best, pays, f"{trial}; the best of {len(self.trials)} tried")
 
-    def _search(self, method: SelfDraftSpec, evaluator: Evaluator, session: Session) -> None:
+    def _search(self, method: SelfDraftSpec, evaluator: Evaluator, session: Session, until: float) -> None:
         """Try early exits, then drop one layer at a time, then drop the least important layers together."""
-        count = self._target.layer_count
+        count = self.target.layer_count
         if count < 3:
             raise Unsupported(f"the model has {count} layers, too few to skip any.", hint="Use --draft ngram.")
 
@@ -192,7 +188,7 @@ class SelfDraftSearch:
             """Evaluates `kept`; None if the time is over."""
             layers = tuple(kept)
             skip = Skip(exit=len(layers)) if layers == tuple(range(len(layers))) else Skip(kept=layers)
-            if perf_counter() >= self._until and self.trials:
+            if perf_counter() >= until and self.trials:
                 return None
             return self._evaluate_method(replace(method, skip=skip), evaluator, session)
 
@@ -214,9 +210,9 @@ class SelfDraftSearch:
     def _evaluate_method(self, method: SelfDraftSpec, evaluator: Evaluator, session: Session) -> DraftEval:
         name = str(method)
         if name not in self.trials:
-            progress = partial(self._progress, name) if method.bits is not None else lambda fraction: None
-            source = make_self_draft(self._target, method, self._folder, progress, self._check)
-            with closing(source), closing(source.open_session(session, self._check)) as draft:
+            progress = partial(self.progress, name) if method.bits is not None else lambda fraction: None
+            source = make_self_draft(self.target, method, self.folder, progress, self.check)
+            with closing(source), closing(source.open_session(session, self.check)) as draft:
                 self.trials[name] = evaluator.evaluate(draft)
         return self.trials[name]
 
@@ -300,12 +296,8 @@ def list_cached_drafts() -> list[CachedSelfDraft]:
 def remove_cached_draft(cached: CachedSelfDraft) -> int:
     """Remove the copies and choices of a model; returns the bytes freed. Raises CacheError."""
     size = cached.size
-    try:
+    with reading(cached.folder, "cannot be removed"):
         shutil.rmtree(cached.folder)
-    except OSError as error:
-        raise CacheError(
-            f"cannot remove {cached.folder}: {reason_of(error)}.", hint="Check its permissions."
-        ) from error
     return size
 
 

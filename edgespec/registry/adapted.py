@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from time import time
 from typing import Any
 
-from edgespec.errors import CacheError, InvalidModelFile, InvalidRequest, reason_of
+from edgespec.errors import InvalidModelFile, InvalidRequest, reading
 from edgespec.files import lock_file, write_private
 from edgespec.formats.mlx_folder import fingerprint_weights
 
@@ -27,6 +28,7 @@ KEPT = 5
 _CONSENT = "may-train"
 _ACTIVE, _LOCK, _PARTIAL = "active", "lock", ".partial"  # of a pair
 _CARD, _FOLDER, _FILE = "card.json", "draft", "draft.gguf"  # of a version
+_using = partial(reading, failure="cannot be read or written", hint="Check its permissions and the space on the disk.")
 _HINT = "Choose another version with `edgespec adapt use`, or the one before with `edgespec adapt revert`."
 
 
@@ -106,7 +108,7 @@ class AdaptedDrafts:
 
     def pairs(self) -> list[AdaptedPair]:
         """All pairs that have versions. Raises CacheError."""
-        with _as_cache_error(self.folder):
+        with _using(self.folder):
             folders = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
         return [pair for pair in map(AdaptedPair, folders) if pair.versions()]
 
@@ -139,7 +141,7 @@ class AdaptedPair:
         `save` writes the draft to the path that it is given, which it creates as a file or a folder. Where it fails or
         the process dies, all is as before.
         """
-        with _as_cache_error(self.folder), self._lock():
+        with _using(self.folder), self._lock():
             partial = self.folder / _PARTIAL
             shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
             partial.mkdir(mode=0o700)
@@ -165,7 +167,7 @@ class AdaptedPair:
 
     def active_number(self) -> int:
         """The number of the version in use; BASE for none. Raises InvalidModelFile where that is damaged."""
-        with _as_cache_error(self.folder):
+        with _using(self.folder):
             text = self._read_active()
         if not text.isascii() or not text.isdigit():
             raise InvalidModelFile("it is not known which version of the draft is in use.", hint=_HINT)
@@ -200,7 +202,7 @@ class AdaptedPair:
                 raise InvalidRequest(f"there is no version {version} of this draft.", hint=f"Versions: {there}.")
             self.read(version)
         if self.folder.is_dir():
-            with _as_cache_error(self.folder), self._lock():
+            with _using(self.folder), self._lock():
                 self._write_active(version)
 
     def revert(self) -> int:
@@ -216,7 +218,7 @@ class AdaptedPair:
 
     def _list(self) -> list[int]:
         """The numbers of the versions, in rising order."""
-        with _as_cache_error(self.folder):
+        with _using(self.folder):
             names = [path.name for path in self.folder.iterdir()] if self.folder.is_dir() else []
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
@@ -243,23 +245,12 @@ def may_train(folder: Path) -> bool:
 
 def allow_training(folder: Path) -> None:
     """Remember that the user allows it. Raises CacheError."""
-    with _as_cache_error(folder):
+    with _using(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (folder / _CONSENT).touch(mode=0o600)
 
 
 def forbid_training(folder: Path) -> None:
     """Ask again before the next training. Raises CacheError."""
-    with _as_cache_error(folder):
+    with _using(folder):
         (folder / _CONSENT).unlink(missing_ok=True)
-
-
-@contextmanager
-def _as_cache_error(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CacheError(
-            f"{folder} cannot be read or written: {reason_of(error)}.",
-            hint="Check its permissions and the space on the disk.",
-        ) from error
