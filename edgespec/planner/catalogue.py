@@ -237,7 +237,7 @@ class Recommendations:
         for each in self.models:
             if each.faster is not None:
                 by_types.setdefault((each.faster.instead_of, each.faster.name), []).append(each)
-        return [_advise(models) for models in by_types.values()]
+        return list(map(_advise, by_types.values()))
 
 
 @dataclass(slots=True)
@@ -400,7 +400,10 @@ class Catalogue:
         target, draft = model.target.facts, model.draft.facts if model.draft else None
         if target is None:
             return model
-        fit = rate_fit(target.needed, draft.needed if draft else 0, self.memory)
+        usable = self.memory.usable
+        left = usable - target.needed - (draft.needed if draft else 0)
+        fits: FitLevel = "fits" if left >= _MIN_HEADROOM * usable else "tight"
+        fit: FitLevel = fits if target.needed <= usable else "does not fit"
         # on several devices a part is computed elsewhere; MLX has weights of other types
         is_split = 0 < self.memory.own_device_bytes < target.needed
         if fit == "does not fit" or is_split or model.backend == "mlx":
@@ -415,13 +418,6 @@ def _read_local(reference: Reference, path: Path, kind: Kind, size: int) -> Part
         return Part(reference, path, size, read_facts(LocalModel(path, kind)))
     except (EdgespecError, OSError, OverflowError):  # OverflowError: a config with absurd numbers
         return Part(reference, path, size)
-
-
-def rate_fit(needed: int, added: int, memory: Memory) -> FitLevel:
-    """The fit of a target that needs `needed` bytes, and `added` bytes more with its draft model."""
-    if memory.usable - needed - added >= _MIN_HEADROOM * memory.usable:
-        return "fits"
-    return "tight" if needed <= memory.usable else "does not fit"
 
 
 def _advise(models: Sequence[Candidate]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from edgespec.drafters import SELF, DrafterSpec, drafter_specs, find_spec
 from edgespec.errors import DraftRefused, EdgespecError, InvalidRequest, UnknownModel
 from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata
-from edgespec.formats.heads import HeadSpec
+from edgespec.formats.heads import HeadKind, HeadSpec
 from edgespec.hub.cache import (
     Alias,
     LocalPath,
@@ -138,12 +139,10 @@ def parse_draft(text: str) -> list[PlannedDrafter]:
     for part in parts:
         word, colon, rest = part.partition(":")
         spec = find_spec(word)
-        if spec is None:
-            term = PlannedDrafter(drafter_specs()["model"], part)
+        if spec is None or spec.needs == "server":
+            term = PlannedDrafter(spec or drafter_specs()["model"], part)
         elif spec.name == SELF:
             term = PlannedDrafter(spec, self_draft=parse("+".join(methods)))
-        elif spec.needs == "server":
-            term = PlannedDrafter(spec, part)
         elif colon and spec.needs not in ("model", "head"):
             raise InvalidRequest(f"the drafter '{word}' takes no options.", hint=f"Use --draft {word}.")
         else:
@@ -272,7 +271,7 @@ class DraftFinder:
             is_there = {"nothing": True, "memory": self.has_memory, "model": self._paired(spec) is not None}
             if spec.in_auto and is_there.get(spec.needs):
                 try:
-                    found.append(self._find(PlannedDrafter(spec)))
+                    found.append(self.find(PlannedDrafter(spec)))
                 except EdgespecError as refusal:
                     notice(f"Drafting without {self._paired(spec)}: {refusal.message}")
         try:
@@ -283,11 +282,8 @@ class DraftFinder:
             found += [head] if head is not None else []
         return found
 
-    def find(self, terms: Sequence[PlannedDrafter]) -> list[PlannedDrafter]:
-        """Those that the user named. Raises DraftRefused."""
-        return list(map(self._find, terms))
-
-    def _find(self, term: PlannedDrafter) -> PlannedDrafter:
+    def find(self, term: PlannedDrafter) -> PlannedDrafter:
+        """One that the user named. Raises DraftRefused."""
         spec = term.spec
         if spec.needs == "memory" and not self.has_memory:
             raise DraftRefused(
@@ -356,9 +352,9 @@ class DraftFinder:
         None where there is no head. Raises DraftRefused with the reasons where none of those that are there fits.
         """
         refusals: list[EdgespecError] = []
-        for place, reference in self._list_heads(spec):
+        for place, find in self._list_heads(spec):
             try:
-                found = self._read_head(spec, reference)
+                found = find()
             except EdgespecError as refusal:
                 refusals.append(refusal)
                 continue
@@ -374,34 +370,34 @@ class DraftFinder:
             raise DraftRefused(f"{reasons}.", hint=refusals[0].hint)
         return None
 
-    def _list_heads(self, spec: DrafterSpec | None) -> Iterator[tuple[str, Reference | None]]:
-        """(where it is, what names it) of the heads that are there, the best known first; None for the target's own."""
+    def _list_heads(self, spec: DrafterSpec | None) -> Iterator[tuple[str, Callable[[], PlannedDrafter]]]:
+        """(where it is, what reads it) of the heads that are there, the best known first.
+
+        Reading one raises EdgespecError where it does not fit, or is not to be downloaded.
+        """
         head, kind = self.pair.models.head, self.pair.models.head_kind
         is_asked = spec is not None or self.may_fetch  # else nobody needs to hear of a kind that does not run
         if head and kind and spec in (None, drafter_of(kind)) and (is_asked or runs(self.backend, kind)):
-            yield "that the registry pairs with the target", head
+            yield "that the registry pairs with the target", partial(self._read_paired_head, head, kind)
         if self.own_head is not None and spec in (None, drafter_of(self.own_head.kind)):
-            yield "in the target's own file", None
+            yield "in the target's own file", partial(self._read_own_head, self.own_head)
         for path in list_sidecars(self.target.source, self.hub):
-            yield "that lies beside the target", LocalPath(path)
+            wanted = spec or drafter_specs()["model"]
+            yield "that lies beside the target", partial(self._find_model, wanted, LocalPath(path))
 
-    def _read_head(self, spec: DrafterSpec | None, reference: Reference | None) -> PlannedDrafter:
-        """The head of `_list_heads`. Raises EdgespecError for one that does not fit, or is not to be downloaded."""
-        if reference is None and self.own_head is not None:
-            check_kind(self.backend, "the head in the target's file", self.own_head.kind)
-            return PlannedDrafter(drafter_of(self.own_head.kind), model=self.target, head=self.own_head)
-        assert reference is not None
-        kind = self.pair.models.head_kind
-        if reference == self.pair.models.head and kind is not None:
-            spec = drafter_of(kind)
-            check_kind(self.backend, str(reference), kind)
-            if not self.may_fetch and not is_here(reference, self.hub):
-                pull = f"`edgespec pull {self.pair.name}`"
-                raise DraftRefused(
-                    f"{reference}, {KIND_NAMES[kind]} for this target, is not downloaded; {pull} does that.",
-                    hint=f"Run {pull}.",
-                )
-        return self._find_model(spec or drafter_specs()["model"], reference)
+    def _read_own_head(self, head: HeadSpec) -> PlannedDrafter:
+        check_kind(self.backend, "the head in the target's file", head.kind)
+        return PlannedDrafter(drafter_of(head.kind), model=self.target, head=head)
+
+    def _read_paired_head(self, reference: Reference, kind: HeadKind) -> PlannedDrafter:
+        check_kind(self.backend, str(reference), kind)
+        if not self.may_fetch and not is_here(reference, self.hub):
+            pull = f"`edgespec pull {self.pair.name}`"
+            raise DraftRefused(
+                f"{reference}, {KIND_NAMES[kind]} for this target, is not downloaded; {pull} does that.",
+                hint=f"Run {pull}.",
+            )
+        return self._find_model(drafter_of(kind), reference)
 
 
 def open_server(address: str | None) -> RemoteDraft:

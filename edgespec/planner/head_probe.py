@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from math import comb
 from pathlib import Path
 from time import perf_counter
@@ -127,41 +128,28 @@ class ProbeResult:
         return self.chosen != self.stated
 
 
+@dataclass(frozen=True)
 class HeadProbe:
-    """Tries the readings of one head beside a loaded target, on the target's thread. No other session is touched."""
+    """Tries the readings of one head beside a loaded target, on the target's thread. No other session is touched.
 
-    def __init__(
-        self,
-        target: Model,
-        path: Path,
-        backend: BackendName,
-        check: CheckCancelled,
-        progress: Callable[[str, float], None] = lambda name, fraction: None,
-        n_tokens: int = N_TOKENS,
-    ) -> None:
-        """`progress` gets the reading that is tried and the part done, 0.0 to 1.0.
+    `progress` gets the reading that is tried and the part done, 0.0 to 1.0.
+    """
 
-        Raises InvalidRequest for a context without room for the text.
-        """
-        found = read_calibration(target.tokenizer)
-        self._text = found[: min(n_tokens, target.context_size - _DEPTH)]
-        if len(self._text) < MIN_TOKENS:
-            raise InvalidRequest(
-                f"a probe needs a text of {MIN_TOKENS} tokens, and has {len(self._text)}.", hint="Set a larger --ctx."
-            )
-        self._target = target
-        self._path = path
-        self._backend = backend
-        self._check = check
-        self._progress = progress
+    target: Model
+    path: Path
+    backend: BackendName
+    check: CheckCancelled
+    progress: Callable[[str, float], None] = lambda name, fraction: None
+    n_tokens: int = N_TOKENS
 
     def run(self, stated: HeadSpec) -> ProbeResult:
         """Try `stated`, what the file says, and the readings that differ from it in one convention.
 
-        From a better reading it goes on until none is better. Raises Cancelled, and if no reading can be run what
-        `Model.load_head` and sessions raise, or DraftRefused for a head whose scores are not numbers.
+        From a better reading it goes on until none is better. Raises InvalidRequest for a context without room for the
+        text, Cancelled, and if no reading can be run what `Model.load_head` and sessions raise, or DraftRefused for a
+        head whose scores are not numbers.
         """
-        started, n_layers = perf_counter(), self._target.layer_count
+        started, n_layers = perf_counter(), self.target.layer_count
         choices = self._find_choices()
         stated = best = complete(stated, n_layers)
         hits: dict[HeadSpec, Hits] = {}
@@ -175,7 +163,7 @@ class HeadProbe:
             else:
                 if best not in hits or is_better(hits[reading], hits[best]):
                     best = reading
-            others = list_readings(best, self._backend, n_layers)
+            others = list_readings(best, self.backend, n_layers)
             reading = next((each for each in others if each not in hits and each not in refused), None)
         if best not in hits:
             raise refused[best]
@@ -184,34 +172,43 @@ class HeadProbe:
         return ProbeResult(trials.get(stated), trials[best], seconds, tuple(trials.values()))
 
     def _measure(self, spec: HeadSpec, choices: Ints) -> Hits:
-        text, hits, name = self._text, [], f"{self._path.name} as {describe_reading(spec)}"
-        head = self._target.load_head(spec, self._path, progress=lambda fraction: None, check=self._check)
+        text, hits, name = self._text, [], f"{self.path.name} as {describe_reading(spec)}"
+        head = self.target.load_head(spec, self.path, progress=lambda fraction: None, check=self.check)
         with (
             closing(head),
-            closing(self._target.open_session(self._check)) as session,
-            closing(head.open_session(session, self._check)) as draft,
+            closing(self.target.open_session(self.check)) as session,
+            closing(head.open_session(session, self.check)) as draft,
         ):
             read_prompt(session, text[: _FIRST - 1] if head.shares_kv else text[:-1])
             draft.begin(text[:_FIRST])
             for i in range(len(choices) - 1):
-                self._check()
-                self._progress(name, i / len(choices))
+                self.check()
+                self.progress(name, i / len(choices))
                 try:
                     chosen = _choose(draft, text[: _FIRST + i], text[_FIRST + i])
                 except NonFiniteLogits:
-                    message = f"{self._path.name} gives scores that are not numbers (NaN)."
+                    message = f"{self.path.name} gives scores that are not numbers (NaN)."
                     raise DraftRefused(message, hint=HEAD_HINT) from None
                 if head.shares_kv:
                     decode_one(session, text[_FIRST + i - 1])
                 hits.append([each == right for each, right in zip(chosen, choices[i : i + 2], strict=True)])
-        self._progress(name, 1.0)
+        self.progress(name, 1.0)
         return np.array(hits)
+
+    @cached_property
+    def _text(self) -> list[int]:
+        text = read_calibration(self.target.tokenizer)[: min(self.n_tokens, self.target.context_size - _DEPTH)]
+        if len(text) < MIN_TOKENS:
+            raise InvalidRequest(
+                f"a probe needs a text of {MIN_TOKENS} tokens, and has {len(text)}.", hint="Set a larger --ctx."
+            )
+        return text
 
     def _find_choices(self) -> Ints:
         """[len(text) - 1] the target's first choices after the first two tokens, the first three and so on."""
-        with closing(self._target.open_session(self._check)) as session:
+        with closing(self.target.open_session(self.check)) as session:
             read_prompt(session, self._text[: _FIRST - 1])
-            return read_choices(session, self._text, self._check)
+            return read_choices(session, self._text, self.check)
 
 
 def read_calibration(tokenizer: Tokenizer) -> list[int]:

@@ -131,13 +131,9 @@ def kv_bytes(header: ModelMetadata, context: int, kv_type: str = "f16") -> int:
     if isinstance(header, Folder):
         return math.ceil(header.kv_elements(context) * bits / 8)
     kv_heads = header.per_block("attention.head_count_kv") or header.per_block("attention.head_count") or ()
-    return math.ceil(_count_attending(header, kv_heads) * _head_elements(header) * context * bits / 8)
-
-
-def _count_attending(header: Header, heads: Sequence[int]) -> int:
-    """The sum of `heads` by layer, without the layers of a hybrid model that have no attention."""
-    every = header.own("full_attention_interval") or 1
-    return sum(count for block, count in enumerate(heads) if (block + 1) % every == 0)
+    every = header.own("full_attention_interval") or 1  # other layers of a hybrid model have no attention
+    n_heads = sum(count for block, count in enumerate(kv_heads, start=1) if block % every == 0)
+    return math.ceil(n_heads * _head_elements(header) * context * bits / 8)
 
 
 def _head_elements(header: Header) -> int:

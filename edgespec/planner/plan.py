@@ -266,7 +266,8 @@ def plan(
         has_memory=request.memory is not None,
         has_workers=bool(request.load.workers),
     )
-    drafters = finder.find_all(reporter.notice) if request.draft == AUTO else finder.find(parse_draft(request.draft))
+    is_auto = request.draft == AUTO
+    drafters = finder.find_all(reporter.notice) if is_auto else list(map(finder.find, parse_draft(request.draft)))
     if request.adapted is not None:
         drafters = use_adapted(drafters, target, request.adapted, hub, reporter.notice)
     options = _set_context_size(request.load, facts, reporter)

@@ -242,7 +242,8 @@ def _format_memory(facts: dict[str, Any]) -> Iterator[str]:
         f"  target: weights {gib(facts['weights_bytes'])}, "
         f"KV cache for {facts['context']:,} tokens {gib(facts['kv_bytes'])}, scratch memory {gib(scratch)}"
     )
-    heads, heads_bytes = facts["heads"], sum(_add_up(head) for head in facts["heads"])
+    heads, parts = facts["heads"], ("weights_bytes", "kv_bytes", "scratch_bytes")
+    heads_bytes = sum(head[part] for head in heads for part in parts)
     models = "draft models" if len(facts["draft_models"]) > 1 else "draft model"
     if facts["draft_models"]:
         yield f"  {models}: {gib(facts['draft_bytes'] - heads_bytes)} (weights, KV cache, scratch memory)"
@@ -353,11 +354,6 @@ def _format_workers(facts: dict[str, Any]) -> Iterator[str]:
         yield f"          {worker['layers']} on {worker['address']} ({memory}, {trip})"
     wait, row = significant(facts["network_ms"]), facts["network_bytes_per_row"] / 1024
     yield f"  network: {wait} ms in every forward, however many rows it has, and {row:.0f} KiB for each row"
-
-
-def _add_up(head: Mapping[str, Any]) -> int:
-    total: int = head["weights_bytes"] + head["kv_bytes"] + head["scratch_bytes"]
-    return total
 
 
 def format_facts(facts: Mapping[str, Any]) -> Iterator[str]:
