@@ -326,12 +326,11 @@ def _merge(base: dict[str, Table], over: dict[str, Table]) -> dict[str, Table]:
         if "originals" in entry:
             entry["originals"] = {role: text for role, text in entry["originals"].items() if role not in replaced}
         for key, value in table.items():
-            if not isinstance(value, dict):
-                entry[key] = value
-                continue
-            stale = {name for role in value for name in _STALE.get(role, ())}
-            kept = {name: known for name, known in entry.get(key, {}).items() if name not in stale}
-            entry[key] = kept | value
+            known = entry.get(key)
+            if isinstance(value, dict) and isinstance(known, dict):
+                stale = {name for role in value for name in _STALE.get(role, ())}
+                value = {name: each for name, each in known.items() if name not in stale} | value
+            entry[key] = value
     return merged
 
 

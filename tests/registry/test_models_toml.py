@@ -162,6 +162,7 @@ def test_the_users_file_changes_single_keys(tmp_path: Path) -> None:
         ("[x.sampling]\ntopk = 1\n", "sampling.topk: this key is not known"),
         ('["a b".gguf]\ntarget = "a/b"\n', "a name of letters"),
         ("[python-6m]\nparameters = 0", "parameters: Input should be greater than 0"),
+        ("[python-6m.description]\nlong = 1", "description: Input should be a valid string"),
         ('[python-6m]\nactive = "3B"', "active: Input should be a valid number"),
         ("[python-6m]\nlicense = 2", "license: Input should be a valid string"),
         ('[python-6m]\ntasks = ["cooking"]', "tasks.0: Input should be 'chat', 'code' or 'reasoning'"),
