@@ -127,7 +127,7 @@ def test_q4_k_is_the_mixture_of_llama_cpp(tmp_path: Path, layers: int, tied: boo
     small = open_source(DRAFT if tied else tmp_path / "small.gguf")
     large = Shape(256, layers, 256 // small.shape.head, 64 // small.shape.head, 512 if tied else 256, small.shape.head)
     write(small, tmp_path / "large.gguf", large, GgufStorage("F16", large, tied))
-    quantize(tmp_path / "large.gguf", tmp_path / "llama.gguf", "Q4_K_M", threads=2)
+    quantize(tmp_path / "large.gguf", tmp_path / "llama.gguf", "Q4_K_M")
     storage = GgufStorage("Q4_K", large, tied)
     ours = list_tensors(large, small.shape, small.vocab_size, tied=tied, rotations=False)
     theirs = {tensor.name: tensor.tensor_type for tensor in gguf.GGUFReader(tmp_path / "llama.gguf").tensors}

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.devices import host_memory
 from edgespec.backends.llamacpp.library import ggml, library
+from edgespec.backends.options import idle_cores
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, CacheError, DoesNotFit
 from edgespec.files import replace_file
@@ -180,7 +181,7 @@ def _open_copy(name: str) -> Iterator[Path]:
 FTYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q2_K": 10, "Q3_K_M": 12, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18}
 
 
-def quantize(source: Path, destination: Path, ftype: str, *, threads: int = 1) -> None:
+def quantize(source: Path, destination: Path, ftype: str) -> None:
     """Quantize every matrix of `source`, output and embeddings included, to `ftype` (a key of FTYPES).
 
     The destination appears only when it is complete. Raises CacheError, BackendError.
@@ -188,7 +189,7 @@ def quantize(source: Path, destination: Path, ftype: str, *, threads: int = 1) -
     lib = library()
     params = lib.api.llama_model_quantize_default_params()
     params.ftype = FTYPES[ftype]
-    params.nthread = threads
+    params.nthread = idle_cores()
     params.allow_requantize = True
     params.pure = ftype in ("F16", "Q4_0", "Q8_0")
     try:
