@@ -20,46 +20,38 @@ _MAX_CONTEXT = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Skip:
-    """The layers that a draft keeps: the first `exit`, or `kept` (ascending). Both None: a search finds them."""
-
-    exit: int | None = None
-    kept: tuple[int, ...] | None = None
-
-    def layers(self, count: int) -> tuple[int, ...]:
-        """The kept layers of a model with `count`. Raises InvalidRequest where it has no such layers."""
-        kept = self.kept if self.exit is None else tuple(range(self.exit))
-        assert kept is not None, "the search comes first"
-        if kept[-1] >= count or len(kept) == count:
-            raise InvalidRequest(
-                f"the model has {count} layers, numbered 0 to {count - 1}; a draft must keep fewer of them.",
-                hint=f"Use layerskip:{max(1, count // 3)}, or layerskip alone for a search.",
-            )
-        return kept
-
-
-@dataclass(frozen=True, slots=True)
 class SelfDraftSpec:
     """How a model drafts for itself. Whether parts can be combined depends on the runtime.
 
-    skip    which layers are kept; None for all
+    kept    layers, ascending: a range for the first ones; () where a search finds them; None for all
     bits    of a weight; None for the target's own, 0 for half of them
     sparse  (sink, window): tokens of context seen at its start and its end; None for all
     """
 
-    skip: Skip | None = None
+    kept: range | tuple[int, ...] | None = None
     bits: int | None = None
     sparse: tuple[int, int] | None = None
 
     def __str__(self) -> str:
-        skip = self.skip or Skip()
         values = {
-            "layerskip": None if self.skip is None else (skip.kept or ((skip.exit,) if skip.exit else ())),
+            "layerskip": (len(self.kept),) if isinstance(self.kept, range) else self.kept,
             "qspec": None if self.bits is None else ((self.bits,) if self.bits else ()),
             "sparse": self.sparse,
         }
         named = {name: ",".join(map(str, each)) for name, each in values.items() if each is not None}
         return "+".join(f"{name}:{text}" if text else name for name, text in named.items())
+
+    def layers(self, count: int) -> tuple[int, ...]:
+        """The kept layers of a model with `count`. Raises InvalidRequest where it has no such layers."""
+        if self.kept is None:
+            return tuple(range(count))
+        assert self.kept, "the search comes first"
+        if self.kept[-1] >= count or len(self.kept) == count:
+            raise InvalidRequest(
+                f"the model has {count} layers, numbered 0 to {count - 1}; a draft must keep fewer of them.",
+                hint=f"Use layerskip:{max(1, count // 3)}, or layerskip alone for a search.",
+            )
+        return tuple(self.kept)
 
 
 class Unsupported(InvalidRequest):
@@ -80,10 +72,7 @@ class AttachedDraft(ABC):
 
     @abstractmethod
     def open_session(self, target: Session, check: CheckCancelled) -> Session:
-        """A session that drafts for `target`, a session of the same model, or the `inner` one of a FixedWidthSession.
-
-        Raises BackendError.
-        """
+        """A session for a `target` of the same model, or a FixedWidthSession's `inner` one. Raises BackendError."""
 
     @abstractmethod
     def close(self) -> None:
@@ -105,10 +94,7 @@ class AttachedHead(ABC):
 
     @abstractmethod
     def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
-        """A session that drafts for `target`, a session of the same model that holds no tokens.
-
-        Raises BackendError, Unsupported.
-        """
+        """A session for a `target` of the same model that holds no tokens. Raises BackendError, Unsupported."""
 
     def shorten(self) -> None:  # noqa: B027 - most heads cannot
         """Score frequent tokens alone where that suits a text. Called once at most; raises BackendError."""
@@ -134,12 +120,10 @@ def parse(text: str) -> SelfDraftSpec | None:
         match kind, numbers:
             case _, _ if found is None:
                 pass
-            case "layerskip" | "skip", ():
-                changes["skip"] = Skip()
             case "layerskip" | "skip", (exit_,) if exit_:
-                changes["skip"] = Skip(exit=exit_)
-            case "layerskip" | "skip", (_, _, *_) if sorted(set(numbers)) == list(numbers):
-                changes["skip"] = Skip(kept=numbers)
+                changes["kept"] = range(exit_)
+            case "layerskip" | "skip", () | (_, _, *_) if sorted(set(numbers)) == list(numbers):
+                changes["kept"] = numbers
             case "qspec", () | (2 | 3 | 4 | 5 | 6,):
                 changes["bits"] = numbers[0] if numbers else 0
             case "sparse", () | (_, _):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.backends import BackendName, Model
-from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Skip, Unsupported, parse
+from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Unsupported, parse
 from edgespec.controller.cost_model import Profile, choose_chain_length
 from edgespec.controller.profiler import measure_drafter, measure_rows
 from edgespec.controller.store import ProfileKey, calibration_folder, load_entry, read_entries, save_entry
@@ -148,7 +148,7 @@ class SelfDraftSearch:
     rival: DraftEval | None = None
 
     def choose(self, methods: Sequence[SelfDraftSpec], rival: Model | None = None) -> Choice:
-        """The method with the highest expected speedup. A Skip without layers starts a layer search.
+        """The method with the highest expected speedup. `kept` of () starts a search of layers.
 
         It pays if it is faster than plain decoding and than `rival`, a draft model. Raises Unsupported if the target
         supports no method; Cancelled, BackendError, CacheError.
@@ -164,7 +164,7 @@ class SelfDraftSearch:
                     self.rival = evaluator.evaluate(draft)
             for method in methods:
                 try:
-                    if method.skip == Skip():
+                    if method.kept == ():
                         self._search(method, evaluator, session, until)
                     else:
                         self._evaluate_method(method, evaluator, session)
@@ -187,10 +187,11 @@ class SelfDraftSearch:
         def try_layers(kept: Iterable[int]) -> DraftEval | None:
             """Evaluates `kept`; None if the time is over."""
             layers = tuple(kept)
-            skip = Skip(exit=len(layers)) if layers == tuple(range(len(layers))) else Skip(kept=layers)
             if perf_counter() >= until and self.trials:
                 return None
-            return self._evaluate_method(replace(method, skip=skip), evaluator, session)
+            first = range(len(layers))
+            method_kept = replace(method, kept=first if layers == tuple(first) else layers)
+            return self._evaluate_method(method_kept, evaluator, session)
 
         for exit_after in dict.fromkeys(max(1, count * part // 12) for part in (4, 3, 6)):
             try_layers(range(exit_after))
@@ -219,7 +220,7 @@ class SelfDraftSearch:
 
 def quick_methods(backend: BackendName) -> list[SelfDraftSpec]:
     """The methods that need no low-bit copy on disk; `edgespec draft build` tries the others."""
-    return [SelfDraftSpec(Skip())] if backend == "llamacpp" else [SelfDraftSpec(Skip()), SelfDraftSpec(bits=0)]
+    return [SelfDraftSpec(())] if backend == "llamacpp" else [SelfDraftSpec(()), SelfDraftSpec(bits=0)]
 
 
 def all_methods(backend: BackendName) -> list[SelfDraftSpec]:

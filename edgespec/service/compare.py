@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.backends import Model
-from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Skip
+from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec
 from edgespec.controller.store import ProfileKey
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.core.sampling import SamplingParams
@@ -158,7 +158,7 @@ def _open_draft(
     if drafter is None or drafter.spec.name not in ("model", SELF):
         message = "neither a draft model nor a self-draft; `edgespec bench` measures it."
         raise InvalidRequest(message, hint="Name a draft model.")
-    if drafter.self_draft is not None and drafter.self_draft.skip == Skip():
+    if drafter.self_draft is not None and drafter.self_draft.kept == ():
         message = "the layers are not named: layerskip:K; `edgespec draft build` searches for the best ones."
         raise InvalidRequest(message, hint="Use layerskip:K.")
     found = loader.fetch(drafter.model.source) if drafter.model is not None else None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.backends import Model
-from edgespec.backends.attached_draft import AttachedHead, SelfDraftSpec, Skip, Unsupported
+from edgespec.backends.attached_draft import AttachedHead, SelfDraftSpec, Unsupported
 from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.fixed_width import FixedWidthModel, check_width, rank_widths
 from edgespec.backends.llamacpp.model import LlamaModel
@@ -235,7 +235,7 @@ def choose_self_draft(
     remembered. Raises Unsupported for a requested method that the model has not, BackendError, CacheError, Cancelled.
     """
     requested = planned.self_draft
-    if requested is not None and requested.skip != Skip():
+    if requested is not None and requested.kept != ():
         return requested
     cache = SelfDraftCache(target_path, planned.name)
     if requested is None:

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.backends.attached_draft import SelfDraftSpec, Skip, parse
+from edgespec.backends.attached_draft import SelfDraftSpec, parse
 from edgespec.backends.head_session import Features
 from edgespec.errors import InvalidRequest
 
 skips = st.one_of(
-    st.just(Skip()),
-    st.builds(Skip, exit=st.integers(1, 99)),
-    st.builds(Skip, kept=st.sets(st.integers(0, 99), min_size=2).map(lambda layers: tuple(sorted(layers)))),
+    st.just(()),
+    st.integers(1, 99).map(range),
+    st.sets(st.integers(0, 99), min_size=2).map(lambda layers: tuple(sorted(layers))),
 )
 methods = st.builds(
     SelfDraftSpec,
-    skip=st.none() | skips,
+    kept=st.none() | skips,
     bits=st.none() | st.sampled_from([0, 2, 3, 4, 5, 6]),
     sparse=st.none() | st.tuples(st.integers(0, 64), st.integers(1, 4096)),
 ).filter(lambda method: method != SelfDraftSpec())
@@ -32,9 +32,9 @@ def test_what_a_method_is_called_is_understood(method: SelfDraftSpec) -> None:
 @pytest.mark.parametrize(
     ("text", "method"),
     [
-        ("layerskip", SelfDraftSpec(Skip())),
-        ("skip:0,1,5+qspec:3", SelfDraftSpec(Skip(kept=(0, 1, 5)), bits=3)),
-        ("qspec+skip:4", SelfDraftSpec(Skip(exit=4), bits=0)),
+        ("layerskip", SelfDraftSpec(())),
+        ("skip:0,1,5+qspec:3", SelfDraftSpec((0, 1, 5), bits=3)),
+        ("qspec+skip:4", SelfDraftSpec(range(4), bits=0)),
         ("sparse", SelfDraftSpec(sparse=(4, 256))),
         ("auto", None),
         ("ngram", None),
@@ -74,11 +74,12 @@ def test_what_is_nearly_a_method_is_refused(text: str) -> None:
 
 
 def test_layers_of_a_model() -> None:
-    assert Skip(exit=2).layers(6) == (0, 1)
-    assert Skip(kept=(0, 5)).layers(6) == (0, 5)
-    for skip in (Skip(exit=6), Skip(exit=7), Skip(kept=(0, 6)), Skip(kept=(0, 1))):
+    assert SelfDraftSpec(range(2)).layers(6) == (0, 1)
+    assert SelfDraftSpec((0, 5)).layers(6) == (0, 5)
+    assert SelfDraftSpec(bits=4).layers(3) == (0, 1, 2)
+    for kept in (range(6), range(7), (0, 6), (0, 1)):
         with pytest.raises(InvalidRequest, match="the model has"):
-            skip.layers(2 if skip == Skip(kept=(0, 1)) else 6)
+            SelfDraftSpec(kept).layers(2 if kept == (0, 1) else 6)
 
 
 # Hidden states that are kept for a head: appended, dropped, taken, released.

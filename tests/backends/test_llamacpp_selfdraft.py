@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Skip, Unsupported, parse
+from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Unsupported, parse
 from edgespec.backends.devices import Memory
 from edgespec.backends.llamacpp.library import library
 from edgespec.backends.llamacpp.model import MAX_UNIFIED, LlamaModel, load
@@ -70,9 +70,7 @@ def test_fewer_layers_are_what_llama_cpp_makes_of_them(
     target: LlamaModel, kept: tuple[int, ...], tmp_path: Path
 ) -> None:
     reference = load(pruned_by_llama_cpp([i for i in range(6) if i not in kept], tmp_path / "pruned.gguf"), OPTIONS)
-    draft = target.make_self_draft(
-        SelfDraftSpec(Skip(kept=kept)), folder=tmp_path, progress=lambda f: None, check=lambda: None
-    )
+    draft = target.make_self_draft(SelfDraftSpec(kept), folder=tmp_path, progress=lambda f: None, check=lambda: None)
     idle = target.open_session()
     np.testing.assert_array_equal(
         logits(draft.open_session(idle, lambda: None), TEXT[:40]), logits(reference.open_session(), TEXT[:40])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.backends.attached_draft import SelfDraftSpec, Skip
+from edgespec.backends.attached_draft import SelfDraftSpec
 from edgespec.drafters import drafter_specs
 from edgespec.errors import InvalidRequest, UnknownModel
 from edgespec.planner.draft_finder import PlannedDrafter, describe_words, list_words, naming_drafters, parse_draft
@@ -50,13 +50,13 @@ def test_a_path_may_contain_a_plus(path: str) -> None:
 
 def test_methods_of_self_drafting_make_one_drafter() -> None:
     assert parse_draft("layerskip:4+qspec") == [
-        PlannedDrafter(drafter_specs()["self"], self_draft=SelfDraftSpec(Skip(exit=4), bits=0))
+        PlannedDrafter(drafter_specs()["self"], self_draft=SelfDraftSpec(range(4), bits=0))
     ]
     ngram, own = parse_draft("ngram+layerskip:4+qspec:3")
     assert (ngram.spec.name, own.spec.name, str(own.self_draft)) == ("ngram", "self", "layerskip:4+qspec:3")
     assert [str(term.self_draft) for term in parse_draft("qspec:3+ngram+skip:4")] == ["layerskip:4+qspec:3", "None"]
     (search,) = parse_draft("layerskip")
-    assert search.self_draft == SelfDraftSpec(Skip())
+    assert search.self_draft == SelfDraftSpec(())
 
 
 @pytest.mark.parametrize(

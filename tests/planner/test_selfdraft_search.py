@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.backends import Model, open_model
-from edgespec.backends.attached_draft import SelfDraftSpec, Skip, Unsupported, parse
+from edgespec.backends.attached_draft import SelfDraftSpec, Unsupported, parse
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.store import ProfileKey
 from edgespec.errors import Cancelled
@@ -28,7 +28,7 @@ from edgespec.planner.selfdraft_search import (
 from tests.models import DRAFT, TARGET, mamba
 
 SETTING = ProfileKey(1, "cpu", "r 1", 1, None, "f16", None, False)
-CHOICE = Choice(SelfDraftSpec(Skip(exit=2)), True, "because")
+CHOICE = Choice(SelfDraftSpec(range(2)), True, "because")
 
 
 def opened(path: Path, context: int = 512) -> Model:
@@ -55,7 +55,7 @@ def workshop(target: Model, folder: Path, seconds: float = 60.0) -> SelfDraftSea
 
 def test_layers_are_searched_and_all_that_is_tried_is_told(target: Model, tmp_path: Path) -> None:
     shop = workshop(target, tmp_path)
-    choice = shop.choose([SelfDraftSpec(Skip()), SelfDraftSpec(bits=2)])
+    choice = shop.choose([SelfDraftSpec(()), SelfDraftSpec(bits=2)])
     names = set(shop.trials)
     assert {"layerskip:2", "layerskip:1", "layerskip:3", "layerskip:0,1,2,3,5", "layerskip:0,5", "qspec:2"} <= names
     assert len(names) == 11  # three exits, four layers left out alone, then two, three and four of them; and two bits
@@ -68,7 +68,7 @@ def test_layers_are_searched_and_all_that_is_tried_is_told(target: Model, tmp_pa
 def test_a_draft_model_that_is_better_stays(target: Model, tmp_path: Path) -> None:
     rival = opened(DRAFT)
     shop = workshop(target, tmp_path)
-    choice = shop.choose([SelfDraftSpec(Skip(kept=(0, 1, 2, 3, 5)))], rival)
+    choice = shop.choose([SelfDraftSpec((0, 1, 2, 3, 5))], rival)
     assert shop.rival is not None and 0 < shop.rival.agreement < 1
     assert choice.pays == (next(iter(shop.trials.values())).speedup >= 1.05 * shop.rival.speedup)
     rival.close()
@@ -87,9 +87,9 @@ def test_trials_can_be_stopped(target: Model, tmp_path: Path) -> None:
         raise Cancelled
 
     with pytest.raises(Cancelled):
-        SelfDraftSearch(target, tmp_path, 60.0, check, lambda name, fraction: None).choose([SelfDraftSpec(Skip())])
+        SelfDraftSearch(target, tmp_path, 60.0, check, lambda name, fraction: None).choose([SelfDraftSpec(())])
     shop = workshop(target, tmp_path, seconds=0.0)
-    shop.choose([SelfDraftSpec(Skip())])
+    shop.choose([SelfDraftSpec(())])
     assert list(shop.trials) == ["layerskip:2"], "the time for a search is kept"
 
 
@@ -116,7 +116,7 @@ def test_a_shelf_remembers_by_setting_and_request(tmp_path: Path) -> None:
     assert SelfDraftCache(TARGET, "x").look_up(other, "auto") == Choice(SelfDraftSpec(bits=2), False, "no")
     assert SelfDraftCache(TARGET, "x").look_up(SETTING, "layerskip") is None
     assert SelfDraftCache(DRAFT, "x").look_up(SETTING, "auto") is None
-    cache.remember(SETTING, "auto", Choice(SelfDraftSpec(Skip(exit=3)), True, "better"))
+    cache.remember(SETTING, "auto", Choice(SelfDraftSpec(range(3)), True, "better"))
     found = SelfDraftCache(TARGET, "x").look_up(SETTING, "auto")
     assert found is not None and str(found.method) == "layerskip:3"
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from edgespec.backends.attached_draft import SelfDraftSpec, Skip
+from edgespec.backends.attached_draft import SelfDraftSpec
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
@@ -174,7 +174,7 @@ def test_auto_searches_in_idle_time_where_no_draft_model_is_planned(
         assert cache.look_up(loaded.key, "auto") is None, "nothing was answered"
         list(engine.stream(Request("import os\n", SamplingParams(temperature=0), max_tokens=4)))
         choice = wait_for(lambda: cache.look_up(loaded.key, "auto"))
-        assert choice.method.skip is not None and heard.notices == []
+        assert choice.method.kept is not None and heard.notices == []
         engine.open(LoadConfig(str(TARGET), load=ONE), heard).result()
         assert ("self" in engine.require_loaded().info.drafters) == choice.pays
 
@@ -204,7 +204,7 @@ def wait_for(find: Callable[[], T | None]) -> T:
 
 def test_a_self_draft_that_was_found_to_pay_is_added(open_: Open, measured: list[float], heard: Heard) -> None:
     first = open_(LoadConfig(load=ONE))
-    choice = Choice(SelfDraftSpec(Skip(exit=2)), pays=True, reason="a test says so")
+    choice = Choice(SelfDraftSpec(range(2)), pays=True, reason="a test says so")
     SelfDraftCache(first.target_path, first.info.name).remember(first.key, "auto", choice)
     found = open_(LoadConfig(load=ONE))
     assert list(found.info.drafters) == ["ngram", "model", "self"] and found.info.drafters["self"] == "layerskip:2"

@@ -107,10 +107,7 @@ SLACK = 2 * MAX_ROWS  # cells of a sparse cache beyond its sink and window
 
 
 class SharedKVSession(LlamaSession):
-    """Holds the target's text by copies of its cells, for contexts whose caches have equal layers and types.
-
-    Its position is never below the target's.
-    """
+    """Holds the text of a target whose cache has equal layers and types, by copies of its cells; never less than it."""
 
     def __init__(self, target: LlamaSession, *parts: Any) -> None:
         """Drafts for `target`. `parts` are the arguments of LlamaSession."""
@@ -234,7 +231,7 @@ class LlamaSelfDraft(AttachedDraft):
 
     def open_session(self, target: Session, check: CheckCancelled) -> Session:
         model, method = self._model, self._method
-        if method.skip is not None or model.is_recurrent:  # its cells cannot come from the target
+        if method.kept is not None or model.is_recurrent:  # its cells cannot come from the target
             return model.open_session(check)
         target = getattr(target, "inner", target)
         assert isinstance(target, LlamaSession)
@@ -254,19 +251,19 @@ def open_self_draft(
     progress: Callable[[float], None],
     check: CheckCancelled,
 ) -> AttachedDraft:
-    if method.sparse is not None and method.skip is not None:
+    if method.sparse is not None and method.kept is not None:
         raise Unsupported("llama.cpp does not combine sparse with layerskip.", hint="Use one of them.")
     if method.sparse is not None and target.is_recurrent:
         raise Unsupported(
             "sparse needs attention layers only, and this model has recurrent states.",
             hint="Use layerskip or --draft ngram.",
         )
-    target.lends_cells = target.lends_cells or (method.skip is None and not target.is_recurrent)
+    target.lends_cells = target.lends_cells or (method.kept is None and not target.is_recurrent)
     path = target.path
     if method.bits is not None:
         path = low_bit_copy(path, method.bits, folder, progress, check)
-    if method.skip is not None:
-        with prune(path, method.skip.layers(target.layer_count), check) as (part, size):
+    if method.kept is not None:
+        with prune(path, method.layers(target.layer_count), check) as (part, size):
             return LlamaSelfDraft(
                 target,
                 load(part, target.options.alone, progress=progress, check=check),

@@ -354,12 +354,9 @@ class MlxSelfDraft(AttachedDraft):
         progress: Callable[[float], None],
         check: CheckCancelled,
     ) -> None:
-        """`runner` is any of the model's. Probes the draft on a few tokens.
-
-        Raises Unsupported, InvalidRequest, BackendError, Cancelled.
-        """
+        """`runner` is any of the model's. Raises Unsupported, InvalidRequest, BackendError, Cancelled."""
         count = len(hooks.layers)
-        layers = method.skip.layers(count) if method.skip is not None else tuple(range(count))
+        layers = method.layers(count)
         self.tokenizer, self.name, self.extra_bytes = tokenizer, str(method), 0
         self.hooks, self.layers, self.sparse = hooks, layers, method.sparse
         self._target = self.model = runner.model
