@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 from edgespec.core.drafter import BlockSession, TokenDraw
 from edgespec.core.protocols import Budget
@@ -15,8 +16,7 @@ from edgespec.drafters.sequential import SessionDrafter, best_tokens
 class BlockDrafter(SessionDrafter):
     """One unit proposes a block: the tree of its most probable paths, or a drawn chain.
 
-    The positions of a block are independent, so the probability of a path is the product of its tokens'. With a
-    `bigram` a position knows the token before it.
+    Positions are independent, so that probabilities multiply; with a `bigram` one knows the token before it.
     """
 
     _session: BlockSession
@@ -48,29 +48,20 @@ class BlockDrafter(SessionDrafter):
 
     def _add_best_paths(self, tree: DraftTree, rows: list[Logits], n_nodes: int) -> None:
         """The chain of the best tokens, then up to `n_nodes` in all of the most probable paths, best first."""
-        candidates = _Candidates(rows, self._bigram)
+        bigram = self._bigram
+
+        @cache
+        def list_best(previous: int, depth: int) -> list[tuple[int, float, int]]:
+            row = rows[depth] if bigram is None or previous < 0 else bigram.adjust(rows[depth], previous)
+            tokens, probabilities = best_tokens(row)
+            return list(zip(tokens, probabilities, tokens, strict=True))
+
+        def follow(previous: int, depth: int) -> list[tuple[int, float, int]]:
+            """(token, probability, token) at `depth` after the token `previous`, the best first."""
+            return list_best(previous if depth and bigram is not None else -1, depth)
+
         node = best = -1
         for depth in range(len(rows)):
-            best, probability, _ = candidates.follow(best, depth)[0]
+            best, probability, _ = follow(best, depth)[0]
             node = tree.add(node, best, self.name, probability)
-        tree.add_most_probable(self.name, Budget(len(rows), n_nodes), candidates.follow, -1)
-
-
-class _Candidates:
-    """The most probable tokens of each position, and their probabilities."""
-
-    def __init__(self, rows: list[Logits], bigram: Bigram | None) -> None:
-        self._rows = rows
-        self._bigram = bigram
-        self._found: dict[tuple[int, int], list[tuple[int, float, int]]] = {}
-
-    def follow(self, previous: int, depth: int) -> list[tuple[int, float, int]]:
-        """(token, probability, token) at `depth` after the token `previous`, the best first."""
-        previous = previous if depth and self._bigram is not None else -1
-        if (found := self._found.get((depth, previous))) is None:
-            row = self._rows[depth]
-            if self._bigram is not None and previous >= 0:
-                row = self._bigram.adjust(row, previous)
-            tokens, probabilities = best_tokens(row)
-            found = self._found[depth, previous] = list(zip(tokens, probabilities, tokens, strict=True))
-        return found
+        tree.add_most_probable(self.name, Budget(len(rows), n_nodes), follow, -1)

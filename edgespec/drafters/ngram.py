@@ -8,7 +8,7 @@ from edgespec.core.drafter import MATCH_GROWTH, Confidence, Drafter, Outcome, To
 from edgespec.core.protocols import Budget, Round
 from edgespec.core.tree import DraftTree
 
-MAX_NGRAM = 5  # n-gram sizes in the index
+MAX_NGRAM = 5  # n-grams of 1 to 5 tokens are in the index
 MAX_MATCH = 64  # tokens; longer matches count as this long
 _PART = 8  # tokens of a chain that are added at a time
 _MAX_OCCURRENCES = 8  # most recent occurrences kept for each n-gram
@@ -21,15 +21,13 @@ class SuffixLookup:
     length  its number of tokens; 0 without a match
     """
 
-    def __init__(self, min_length: int = 2) -> None:
-        """`min_length`: the minimum number of tokens of a match."""
-        self._sizes = range(min_length, MAX_NGRAM + 1)
+    def __init__(self) -> None:
         self.tokens: list[int] = []
         self.end = 0
         self.length = 0
         # An n-gram is indexed once a token follows it.
         self._latest: dict[tuple[int, ...], int] = {}  # n-gram -> position right after its latest occurrence
-        self._earlier: list[dict[int, int]] = [{} for _ in self._sizes]  # such a position -> that of the one before
+        self._earlier: list[dict[int, int]] = [{} for _ in range(MAX_NGRAM)]  # such a position -> the one before
         self._grams: list[tuple[int, ...]] = []  # at the text's end, the shortest first
 
     def read(self, tokens: Sequence[int]) -> None:
@@ -37,7 +35,7 @@ class SuffixLookup:
         start = len(self.tokens)
         self.tokens += tokens[start:]
         latest = self._latest
-        for n, earlier in zip(self._sizes, self._earlier, strict=True):
+        for n, earlier in enumerate(self._earlier, 1):
             first = max(start, n)
             columns = [self.tokens[first - n + i : len(self.tokens) - n + i] for i in range(n)]
             for end, gram in enumerate(zip(*columns, strict=False), first):  # to the shortest, in a text of few tokens
@@ -49,10 +47,7 @@ class SuffixLookup:
         self.end, self.length = self._find_longest(self.tokens, self._grams)
 
     def extend(self, tokens: Sequence[int]) -> list[Outcome]:
-        """Add the tokens that `tokens`, the whole text, has beyond the last call, and follow the match.
-
-        Returns what the match before each new token predicted.
-        """
+        """Add what `tokens` has beyond the last call, following the match; returns what it predicted of each token."""
         outcomes: list[Outcome] = []
         known, latest = self.tokens, self._latest
         for position in range(len(known), len(tokens)):
@@ -91,12 +86,12 @@ class SuffixLookup:
     def _list_grams(self, tokens: Sequence[int]) -> list[tuple[int, ...]]:
         """The n-grams at the end of `tokens`, the shortest first."""
         tail = tuple(tokens[-MAX_NGRAM:])
-        return [tail[-n:] for n in self._sizes if n <= len(tail)]
+        return [tail[-n:] for n in range(1, len(tail) + 1)]
 
     def _list_ends(self, gram: tuple[int, ...]) -> list[int]:
         """The positions after the latest occurrences of `gram`, the latest first."""
         found: list[int] = []
-        end, earlier = self._latest.get(gram), self._earlier[len(gram) - self._sizes.start]
+        end, earlier = self._latest.get(gram), self._earlier[len(gram) - 1]
         while end is not None and len(found) < _MAX_OCCURRENCES:
             found.append(end)
             end = earlier.get(end)
@@ -148,7 +143,7 @@ class NgramDrafter(Drafter):
     confidence: Confidence = "length"
 
     def __init__(self) -> None:
-        self._lookup = SuffixLookup(min_length=1)
+        self._lookup = SuffixLookup()
         self._is_indexed = False  # whether the lookup has read this text's prompt
         self._n_prompt = 0
         self._outcomes: list[Outcome] = []
@@ -162,7 +157,10 @@ class NgramDrafter(Drafter):
         if not len(tree) or tree.deepest(self.name) < 0:
             yield from self._add_matches(tree, limit)
         for other in sorted(others):
-            self._continue_path(tree, tree.deepest(other), limit.depth)
+            node = tree.deepest(other)
+            path = tree.path_tokens(node)
+            tokens, length = self._lookup.continue_after(path, limit.depth - len(path))
+            tree.add_chain(tokens, self.name, _confidences(length, len(tokens)), node)
         yield
 
     def observe(self, done: Round) -> Sequence[Outcome]:
@@ -175,7 +173,7 @@ class NgramDrafter(Drafter):
         lookup = self._lookup
         if not self._is_indexed:
             if len(lookup.tokens) > self._n_prompt or list(text[: len(lookup.tokens)]) != lookup.tokens:
-                lookup = self._lookup = SuffixLookup(min_length=1)
+                lookup = self._lookup = SuffixLookup()
             lookup.read(text[: self._n_prompt])
             self._is_indexed = True
         if len(text) > len(lookup.tokens):
@@ -202,12 +200,6 @@ class NgramDrafter(Drafter):
                 return
             tokens = continue_from(lookup.tokens, end, limit.depth)
             tree.add_chain(tokens, self.name, _confidences(length, len(tokens)))
-
-    def _continue_path(self, tree: DraftTree, node: int, depth: int) -> None:
-        """What followed the path to `node` in the text."""
-        path = tree.path_tokens(node)
-        tokens, length = self._lookup.continue_after(path, depth - len(path))
-        tree.add_chain(tokens, self.name, _confidences(length, len(tokens)), node)
 
 
 def _confidences(length: int, n: int) -> list[float]:

@@ -222,9 +222,6 @@ class Bigram:
 
 
 def find_bigram(draft: Path) -> Bigram | None:
-    """What was learned for the adapted draft at a path, in the same folder; None where there is nothing.
-
-    Raises InvalidModelFile, CacheError.
-    """
+    """What was learned for the adapted draft at a path; None for nothing. Raises InvalidModelFile, CacheError."""
     path = draft.parent / FILE
     return Bigram.read(path) if path.is_file() else None

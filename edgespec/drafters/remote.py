@@ -99,9 +99,7 @@ class RemoteDraft:
     """
 
     def __init__(self, address: Address, key: str | None = None, waits_s: tuple[float, float] = _WAITS_S) -> None:
-        """Asks for its description. `key`: None for the one of the environment. `waits_s`: how long a round waits for a
-        draft, at least and at most. Raises DraftRefused.
-        """
+        """`key`: None for the environment's. `waits_s`: how long a round waits, least and most. Raises DraftRefused."""
         self.address = address
         self.waits_s = waits_s
         self._key = os.environ.get(KEY_VARIABLE, "") if key is None else key

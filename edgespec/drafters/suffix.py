@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import exp, isfinite
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -43,10 +44,7 @@ Features = tuple[int, int, int]
 
 
 class SuffixRates:
-    """The probability of a token is the logistic function of the sum of three weights.
-
-    Every token that is compared with the text moves its weights: by much at first, by little later.
-    """
+    """The probability of a token is a logistic function of three weights, which move by less and less."""
 
     def __init__(self) -> None:
         self._weights = [*_GUESSES]
@@ -111,22 +109,20 @@ _MAX_PLACES = 8  # that are followed at a time
 _READ = 192  # tokens that are read from a place; after them the memory is searched again
 
 
+@dataclass(slots=True, eq=False)
 class _Path:
     """What follows the match in one or more earlier texts.
 
-    at         how many of `tokens` the present text has followed
-    n          places that have these tokens
-    kind       of the latest of them, which `is_live` is of too
+    kind  of the latest of them, which `is_live` is of too
+    at    how many of `tokens` the present text has followed
+    n     places that have these tokens
     """
 
-    __slots__ = ("at", "is_live", "kind", "n", "tokens")
-
-    def __init__(self, tokens: list[int], kind: str, *, is_live: bool) -> None:
-        self.tokens = tokens
-        self.kind = kind
-        self.is_live = is_live
-        self.at = 0
-        self.n = 1
+    tokens: list[int]
+    kind: str
+    is_live: bool
+    at: int = 0
+    n: int = 1
 
 
 class _Choice(NamedTuple):
@@ -167,7 +163,9 @@ class SuffixDrafter(Drafter):
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         self._follow(text)
-        if not self._paths or self._is_read_short(limit.depth):
+        # Of paths with _READ tokens the earlier text may go on.
+        is_short = any(len(path.tokens) == _READ and _READ - path.at < limit.depth for path in self._paths)
+        if is_short or not self._paths:
             self._search(text)
         if limit.nodes > limit.depth:
             tree.add_most_probable(self.name, limit, self._follow_all, self._paths)
@@ -199,10 +197,6 @@ class SuffixDrafter(Drafter):
             self._length = self._length + 1 if kept else 0
         self._n = len(text)
 
-    def _is_read_short(self, depth: int) -> bool:
-        """Whether earlier texts go on behind what was read of them, and that is less than `depth` tokens."""
-        return any(len(path.tokens) - path.at < depth and len(path.tokens) == _READ for path in self._paths)
-
     def _search(self, text: Sequence[int]) -> None:
         """Find the paths after the longest match of the end of `text`."""
         if self._space is None or self._n_searched == self._n:
@@ -216,7 +210,7 @@ class SuffixDrafter(Drafter):
             if key in paths:
                 paths[key].n += 1
             elif tokens:
-                paths[key] = _Path(tokens, place.kind, is_live=place.is_live)
+                paths[key] = _Path(tokens, place.kind, place.is_live)
         self._paths = list(paths.values())
         found = matches.length if matches is not None else 0
         self._length = max(self._length, found) if found == MAX_MATCH else found
