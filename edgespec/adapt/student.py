@@ -25,7 +25,7 @@ from mlx_lm.utils import dequantize_model, load_model
 
 from edgespec.backends.llamacpp.shape import quantize_rows
 from edgespec.backends.mlx.library import map_errors
-from edgespec.backends.mlx.model import load_error
+from edgespec.backends.mlx.model import explain_errors
 from edgespec.errors import BackendError, CacheError, DraftRefused, InvalidModelFile, reason_of
 from edgespec.files import new_folder, replace_file
 from edgespec.formats.gguf import GGML_IDS, GGML_NAMES, GGML_TYPES
@@ -145,13 +145,11 @@ class FolderStudent(Student):
         read_folder(path)
         self._path = path
         self._arrays: dict[str, Any] = {}  # by the names of the files; read when they are used
-        try:
+        with explain_errors(path):
             self.network = load_model(path, lazy=True, strict=True, trust_remote_code=False)[0]
             for file in sorted(path.glob("model*.safetensors")):
                 arrays, self._metadata = mx.load(str(file), return_metadata=True)
                 self._arrays |= arrays
-        except (Exception, SystemExit) as error:  # a class of mlx-lm exits where a package is missing
-            raise load_error(path, error) from error
         self._check()
         self._quantized = {
             name: (module.group_size, module.bits, module.mode)
@@ -233,10 +231,8 @@ class GgufStudent(Student):
         config = read_gguf_config(self._header)
         self._reader = gguf.GGUFReader(path)
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        try:
+        with explain_errors(path):
             self.network = _make_network(config, {name: self._read(name) for name in self._tensors})
-        except (KeyError, ValueError, NotImplementedError) as error:  # of tensors, shapes and types
-            raise load_error(path, error) from error
 
     def _write(self, weights: Mapping[str, Any], path: Path, mask_token: int | None) -> None:
         """Write the network with these weights, by name, to a GGUF file with the metadata of the base.

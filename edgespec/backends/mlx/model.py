@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -300,25 +301,18 @@ def describe(model: Any) -> str:
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a model folder, without its weights. Raises InvalidModelFile, BackendUnavailable."""
     folder = read_folder(path)
-    try:
+    with explain_errors(path):
         wrapper = load_hf_tokenizer(path, {"trust_remote_code": False})
         return HfTokenizer(wrapper, folder.integer("vocab_size") or len(wrapper))
-    except (Exception, SystemExit) as error:  # of transformers, for a damaged file
-        raise load_error(path, error) from error
 
 
 def _load_folder(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
     folder = read_folder(path)
-    try:
+    with explain_errors(path):
         model, config = load_model(path, lazy=True, strict=True, trust_remote_code=False)
         wrapper = load_hf_tokenizer(path, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
-        tokenizer = HfTokenizer(
-            wrapper, model(mx.array([[0]], mx.int32)).shape[-1]
-        )  # a lazy array: nothing is computed
-    except (EdgespecError, Cancelled):
-        raise
-    except (Exception, SystemExit) as error:  # a class of mlx-lm exits where a package is missing
-        raise load_error(path, error) from error
+        logits = model(mx.array([[0]], mx.int32))  # a lazy array: nothing is computed
+        tokenizer = HfTokenizer(wrapper, logits.shape[-1])
     return model, tokenizer, read_template(path), folder.trained_context
 
 
@@ -343,15 +337,23 @@ def read_weights(model: Any, progress: Callable[[float], None], check: CheckCanc
         progress(min(1.0, (start + _BATCH) / len(weights)))
 
 
-def load_error(path: Path, error: BaseException) -> EdgespecError:
-    """The error for a folder on which mlx-lm or a tokenizer raised `error`."""
-    reason = reason_of(error)
-    if isinstance(error, MemoryError):
-        return BackendError("the model does not fit into memory.", hint="Use a smaller model.")
-    if isinstance(error, ImportError):
-        return BackendUnavailable(f"MLX cannot open {path.name}: {reason}.", hint="Install the package that it names.")
-    shown = reason if len(reason) <= 300 else f"{reason[:297]}..."
-    return InvalidModelFile(
-        f"mlx-lm {version('mlx-lm')} cannot open {path.name}: {shown}.",
-        hint="Pull it again, or upgrade mlx-lm if the model is newer than it.",
-    )
+@contextmanager
+def explain_errors(path: Path) -> Iterator[None]:
+    """Inside, what mlx-lm or a tokenizer raises for the model at `path` becomes one of our errors."""
+    try:
+        yield
+    except (EdgespecError, Cancelled):
+        raise
+    except MemoryError as error:
+        raise BackendError("the model does not fit into memory.", hint="Use a smaller model.") from error
+    except ImportError as error:
+        raise BackendUnavailable(
+            f"MLX cannot open {path.name}: {reason_of(error)}.", hint="Install the package that it names."
+        ) from error
+    except (Exception, SystemExit) as error:  # a class of mlx-lm exits where a package is missing
+        reason = reason_of(error)
+        shown = reason if len(reason) <= 300 else f"{reason[:297]}..."
+        raise InvalidModelFile(
+            f"mlx-lm {version('mlx-lm')} cannot open {path.name}: {shown}.",
+            hint="Pull it again, or upgrade mlx-lm if the model is newer than it.",
+        ) from error
