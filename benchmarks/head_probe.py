@@ -16,7 +16,7 @@ from benchmarks.harness import MODEL_PATH, load_model, print_result
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions
 from edgespec.formats.head_file import read_head
-from edgespec.planner.head_probe import N_TOKENS, HeadProbe, complete, describe_reading, list_readings
+from edgespec.planner.head_probe import N_TOKENS, HeadProbe, describe_reading, list_readings
 
 
 @click.command()
@@ -31,7 +31,7 @@ def main(target: Path, head: Path, backend: BackendName, tokens: int, threads: i
     if spec is None:
         raise click.BadParameter(f"{head} holds no trained head.")
     model = load_model(backend, target, LoadOptions(threads=threads, context_size=max(512, 2 * tokens)))
-    true = complete(spec, model.layer_count)
+    true = spec.complete(model.layer_count)
     rows = []
     for stated in [true, *list_readings(true, backend, model.layer_count)]:
         found = HeadProbe(model, head, backend, lambda: None, n_tokens=tokens).run(stated)

@@ -16,7 +16,7 @@ import click
 import gguf
 import numpy as np
 
-from edgespec.formats.heads import eagle3_names, read_config_head, read_draft_ids, usual_layers
+from edgespec.formats.heads import eagle3_names, read_config_head, read_draft_ids
 from laboratory.embedding.shapes import Shape
 from laboratory.embedding.sources import Floats
 from laboratory.head_files import FILE, FOLDER, copy_vocabulary, finish, read_weights, write_shape
@@ -60,8 +60,8 @@ def convert(folder: Path, target: Path, destination: Path, quant: str = "F16") -
         rope_base=float(config.get("rope_theta", 10000.0)),
         epsilon=float(config["rms_norm_eps"]) * small.width / large.width,
     )  # fmt: skip
-    layers = spec.layers or usual_layers(source.fields[f"{_architecture(source)}.block_count"].contents())
-    writer.add_array("eagle3.target_layers", list(layers))
+    layers = spec.complete(source.fields[f"{_architecture(source)}.block_count"].contents()).layers
+    writer.add_array("eagle3.target_layers", list(layers or ()))
     writer.add_uint32("eagle3.target_hidden_size", large.width if large != small else spec.hidden_size)
     writer.add_bool("eagle3.norm_before_residual", spec.norm_before_residual)
     writer.add_bool("eagle3.norm_before_fc", spec.norm_before_fc == "all")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from edgespec.adapt.options import LossName
 from edgespec.adapt.student import report_unwritable, require_finite, write_tensors
 from edgespec.adapt.teacher import Part, Parts
 from edgespec.adapt.trainer import LOSSES, Objective
+from edgespec.backends.head_session import check_hidden_size
 from edgespec.backends.mlx.caches import ForwardContext, KeyValues
 from edgespec.backends.mlx.head_networks import PairNetwork, find_shifts
 from edgespec.backends.mlx.head_parts import HeadWeights, read_arrays, read_layer_shape, read_target
@@ -29,7 +29,7 @@ from edgespec.backends.mlx.session import MlxSession
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import DraftRefused
 from edgespec.files import new_folder
-from edgespec.formats.heads import HEAD_NAMES, HeadKind, HeadSpec, usual_layers
+from edgespec.formats.heads import HEAD_NAMES, HeadKind, HeadSpec
 from edgespec.formats.mlx_folder import read_json
 
 _KINDS: tuple[HeadKind, ...] = ("mtp", "eagle", "eagle3")
@@ -85,7 +85,7 @@ class HeadStudent:
                 f"{folder.name} cannot be trained: it is not a folder with an MTP, EAGLE or EAGLE-3 head.",
                 hint="Use the folder with config.json and safetensors that the head was released as.",
             )
-        spec = replace(spec, layers=usual_layers(n_layers)) if spec.layers is None else spec
+        spec = spec.complete(n_layers)
         arrays = read_arrays(folder)
         names = HEAD_NAMES[spec.kind](arrays)
         if "router" in names:
@@ -103,7 +103,7 @@ class HeadStudent:
         self._dtypes = {name: each.dtype for name, each in arrays.items()}
         with map_errors():
             target_parts, shape = read_target(target), read_layer_shape(folder)
-            target_parts.check(spec)
+            check_hidden_size(folder.name, spec, target_parts.hidden_size)
             shifts = find_shifts(HeadWeights(arrays, names)) if spec.kind == "mtp" else None
 
             def make(arrays: Mapping[str, Any]) -> PairNetwork:

@@ -59,16 +59,10 @@ class Model(Protocol):
         """Whether the scores of a token are the same for any number of rows in its forward; see `LoadOptions.exact`."""
 
     def open_session(self, check: CheckCancelled, *, shared: bool = False) -> Session:
-        """A session that polls `check` while it computes; at most `LoadOptions.caches` of them `shared`.
-
-        Raises BackendError.
-        """
+        """A session that polls `check`; at most `LoadOptions.caches` of them are `shared`. Raises BackendError."""
 
     def open_embedder(self, cells: int, check: CheckCancelled) -> LlamaEmbedder:
-        """An embedder for texts of at most `cells` tokens.
-
-        Raises InvalidRequest where the runtime has none, BackendError.
-        """
+        """An embedder for at most `cells` tokens. Raises InvalidRequest where the runtime has none, BackendError."""
 
     @property
     def layer_count(self) -> int: ...
@@ -84,10 +78,9 @@ class Model(Protocol):
     def load_head(
         self, spec: HeadSpec, path: Path, *, progress: Callable[[float], None], check: CheckCancelled
     ) -> AttachedHead:
-        """Load the trained head at `path`, which `spec` describes.
+        """Load the trained head at `path`, which `spec` describes; `progress` gets 0.0 to 1.0.
 
-        `progress` gets 0.0 to 1.0. Raises Unsupported for a head that cannot run on this model, InvalidModelFile,
-        BackendError, Cancelled.
+        Raises Unsupported for a head that cannot run on this model, InvalidModelFile, BackendError, Cancelled.
         """
 
     def close(self) -> None:
@@ -102,10 +95,7 @@ def open_model(
     progress: Callable[[float], None],
     check: CheckCancelled,
 ) -> Model:
-    """Load a checked model file. `progress` gets 0.0 to 1.0.
-
-    Raises BackendUnavailable, InvalidModelFile, BackendError, Cancelled.
-    """
+    """Load a checked model file. Raises BackendUnavailable, InvalidModelFile, BackendError, Cancelled."""
     if backend == "llamacpp":
         from edgespec.backends.llamacpp.model import load
 
@@ -122,10 +112,7 @@ def open_model(
 
 @contextmanager
 def open_tokenizer(backend: FileBackend, path: Path) -> Iterator[Tokenizer]:
-    """The tokenizer of a checked model file or folder, without its weights; it is valid inside of the block.
-
-    Raises BackendUnavailable, InvalidModelFile.
-    """
+    """The tokenizer of a checked file or folder, inside of the block. Raises BackendUnavailable, InvalidModelFile."""
     if backend == "llamacpp" or path.is_file():  # MLX reads the packaged GGUF file with llama.cpp's tokenizer
         from edgespec.backends.llamacpp.model import load
 

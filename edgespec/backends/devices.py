@@ -109,10 +109,7 @@ class NewMemory:
         self._before = _read_anonymous()
 
     def advise(self) -> None:
-        """Ask for huge pages in its parts of 16 MiB and more, where the kernel waits to be asked. Never fails.
-
-        Memory that the kernel has joined to new one counts as new.
-        """
+        """Ask for huge pages in its parts of 16 MiB and more, where the kernel waits to be asked. Never fails."""
         if read_mode() != "madvise" or is_set_by_user():
             return
         libc, page = ctypes.CDLL(None), read_page_bytes()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, cast
 
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec, Unsupported
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 # Long contexts for measurements, on any runtime: filled by copies, not computed.
 
 
-@runtime_checkable
-class Extendable(Protocol):
-    """A session that fills its own cache."""
-
-    def extend(self, n: int) -> int: ...
-
-
 def extend_cache(session: Session, n: int) -> int:
     """Make the cache hold `n` tokens by copies of what it holds; returns how many it holds then.
 
@@ -43,7 +36,8 @@ def extend_cache(session: Session, n: int) -> int:
     the copies. The cache has to hold a token. Fewer than `n` are held where the context ends, and where the runtime
     cannot copy. Raises BackendError.
     """
-    return session.extend(n) if isinstance(session, Extendable) else session.position
+    extend: Callable[[int], int] | None = getattr(session, "extend", None)
+    return session.position if extend is None else extend(n)
 
 
 _CHUNK = 512  # tokens of a prompt that the runtimes read in one forward
@@ -186,8 +180,7 @@ class FixedWidthModel:
 def check_width(model: Model, width: int, check: CheckCancelled) -> bool:
     """Whether drafted tokens change no bit of any score at this width, tried on a short text.
 
-    They do for models that run accepted tokens again after a rejection, in forwards of other widths. Raises Cancelled,
-    BackendError.
+    They do for models that run accepted tokens again, in forwards of other widths. Raises Cancelled, BackendError.
     """
     if width == 1:
         return True
@@ -216,10 +209,7 @@ def _decode(session: Session, text: Sequence[int], longest: int) -> dict[int, Lo
 
 
 def rank_widths(rows_s: Mapping[int, float]) -> list[int]:
-    """Widths by expected seconds per token, the cheapest first, from measured seconds of forwards by their rows.
-
-    A token behind the root is taken to be right with probability 0.7 where the one before it is.
-    """
+    """Widths by expected seconds per token, the cheapest first, from seconds of forwards by their rows."""
     return sorted(
         (width for width in EXACT_WIDTHS if width in rows_s),
         key=lambda width: rows_s[width] * (1 - _ACCEPTANCE) / (1 - _ACCEPTANCE**width),

@@ -85,9 +85,15 @@ class Features(Generic[A]):
 class TappedSession(Session, Protocol):
     """A session whose hidden states a head reads."""
 
-    def tap(self, layers: Sequence[int]) -> Features[Any]: ...
+    def tap(self, layers: Sequence[int]) -> Features[Any]:
+        """Keep the hidden states of every token from now on, of `layers` as in formats.heads.HeadSpec.
 
-    def untap(self) -> None: ...
+        Replaces an earlier tap. Raises ValueError for a session that holds tokens, Unsupported where the model or the
+        runtime has no such states.
+        """
+
+    def untap(self) -> None:
+        """Keep no hidden states any more."""
 
 
 class HeadRunner(ABC):
@@ -114,10 +120,7 @@ class HeadRunner(ABC):
 
     @abstractmethod
     def read(self, text: Sequence[int], first: int, features: Features[Any]) -> int:
-        """Add some rows of `text` from position `first` on; returns the position after them.
-
-        Raises Cancelled, BackendError.
-        """
+        """Add some rows of `text` from `first` on; returns the position after them. Raises Cancelled, BackendError."""
 
     def start(self, text: Sequence[int]) -> None:  # noqa: B027 - most heads have nothing to start
         """Start a draft after `text`, all of whose rows but the root's are held. Raises Cancelled, BackendError."""
@@ -239,8 +242,7 @@ class HeadSession(_HeadReader):
 class BlockHeadSession(_HeadReader):
     """A BlockSession of a head that drafts several tokens at once.
 
-    A block always has the rows that the head was trained with, even if fewer are asked for: they see each other, so
-    the logits of the first ones depend on how many follow.
+    All rows of a block run, as in training, even if fewer are asked for: they see each other.
     """
 
     @property
@@ -253,14 +255,30 @@ class BlockHeadSession(_HeadReader):
         return self._runner.block(n) if self._start(text, window) else None
 
 
+def check_hidden_size(name: str, spec: HeadSpec, hidden_size: int) -> None:
+    """Raises Unsupported unless the head in the file `name` is for targets of this hidden size."""
+    if spec.hidden_size != hidden_size:
+        raise Unsupported(
+            f"{name} is a head for a hidden size of {spec.hidden_size:,}; the model has {hidden_size:,}.",
+            hint=OTHER_HEAD,
+        )
+
+
+def check_tapped_layers(layers: Sequence[int], count: int) -> None:
+    """Raises Unsupported for layers that a target with `count` of them does not have."""
+    if wrong := [layer for layer in layers if not 0 <= layer <= count]:
+        raise Unsupported(
+            f"the head reads layer {wrong[0]}, and the model has layers 0 to {count - 1}.", hint=OTHER_HEAD
+        )
+
+
 _MAX_BLOCK = 64  # positions; targets score no more rows in one forward
 
 
 def read_block(spec: HeadSpec, vocab_size: int) -> tuple[list[int], int]:
-    """The rows that a head runs after the root to draft several tokens at once.
+    """(ids of the masks behind a block's root, number of the row that predicts the token after the root: 0 or 1).
 
-    (the ids of the masks behind the root, the number of the row that predicts the token after the root: 0 or 1). Raises
-    Unsupported where there is no mask, or too many positions.
+    Raises Unsupported where there is no mask, or too many positions.
     """
     mask = spec.mask_token
     if mask is None or mask >= vocab_size:

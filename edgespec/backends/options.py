@@ -147,11 +147,7 @@ class RuntimeSettings:
     @property
     def chosen(self) -> dict[str, bool | int | None]:
         """The choices by the names of their options; None where the runtime decides."""
-        return {
-            "flash_attention": self.flash_attention,
-            "threads": self.threads,
-            "batch_threads": self.batch_threads,
-        }
+        return {name: getattr(self, name) for name in _CHOICES}
 
     def describe(self) -> list[str]:
         """One line for each measured setting, such as 'flash attention off: 1.30x at 1,500 tokens'."""
@@ -175,7 +171,7 @@ class RuntimeSettings:
         """Raises ValueError for what to_dict does not give."""
         try:
             speeds = [{int(n): float(x) for n, x in stored[name].items()} for name in _SPEEDS]
-            flash, threads, batch = (stored[name] for name in ("flash_attention", "threads", "batch_threads"))
+            flash, threads, batch = (stored[name] for name in _CHOICES)
             is_sound = (flash is None or type(flash) is bool) and all(
                 n is None or (type(n) is int and 1 <= n <= 512) for n in (threads, batch)
             )
@@ -196,4 +192,5 @@ def measured_lengths(options: LoadOptions, context_size: int) -> tuple[int, ...]
     return (min(_LONG, most), _SHORT) if most >= _MIN_LONG else ()
 
 
+_CHOICES = ("flash_attention", "threads", "batch_threads")
 _SPEEDS = ("without_flash", "with_fewer_threads")

@@ -79,10 +79,7 @@ def take_ranks(environment: MutableMapping[str, str] = os.environ) -> Ranks | No
 
 @dataclass(frozen=True, slots=True)
 class RankAddress:
-    """The socket at which rank 0 waits for the others, open while the command runs.
-
-    It can be given to a process that is being started, which then meets the other ranks.
-    """
+    """The socket at which rank 0 waits for the others, which may be given to a process that is being started."""
 
     ranks: Ranks
     server: socket.socket
@@ -198,10 +195,7 @@ class Leader:
         self._asked = set(self._links)
 
     def gather(self, check: CheckCancelled) -> None:
-        """Wait until every rank that was asked has answered.
-
-        Raises the BackendError that one of them reports, once all have answered, and Cancelled.
-        """
+        """Wait until all that were asked have answered. Raises the BackendError that one reports, and Cancelled."""
         failures = []
         while self._asked:
             check()

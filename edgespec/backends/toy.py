@@ -49,10 +49,7 @@ Kind = Literal["linear", "tree", "recurrent"]
 
 
 class ToySession:
-    """A session whose cache can be trimmed anywhere, for chains or for trees, or that goes back to checkpoints alone.
-
-    Prefill reads in chunks.
-    """
+    """A session whose cache is trimmed anywhere, for chains or trees, or goes back to checkpoints alone."""
 
     peers = SOLO
 

@@ -57,10 +57,7 @@ class Worker:
 
 
 def split_addresses(text: str | None) -> tuple[str, ...]:
-    """The workers of an option, as HOST:PORT; a host alone has the usual port.
-
-    Raises InvalidRequest for an option that names none.
-    """
+    """The workers of an option, as HOST:PORT; the port may be left out. Raises InvalidRequest where there are none."""
     if text is None:
         return ()
     parts = (part.strip() for part in text.split(","))
@@ -147,10 +144,7 @@ def resolve(address: str) -> tuple[str, int]:
 
 
 def _ask(stream: BufferedRWPair[Any, Any], address: str) -> tuple[tuple[tuple[int, int], ...], float]:
-    """(free, total) bytes of each device, and the seconds of a round trip.
-
-    Raises BackendError for a worker of another version, OSError, struct.error.
-    """
+    """(free, total) bytes of each device, seconds of a round trip. Raises BackendError, OSError, struct.error."""
     major, minor, patch = _call(stream, _HELLO, "<3B25x", bytes(24))  # of transports TCP alone
     if major != PROTOCOL[0] or minor > PROTOCOL[1]:
         own = ".".join(map(str, PROTOCOL))

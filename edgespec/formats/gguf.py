@@ -331,10 +331,7 @@ class Header:
         return self.integer(f"{self.architecture}.{key}")
 
     def per_block(self, key: str) -> tuple[int, ...] | None:
-        """`<architecture>.<key>` as one integer for each block; the file holds one for all, or an array.
-
-        Truth values are 0 and 1.
-        """
+        """`<architecture>.<key>` as one integer a block, of one for all or an array; truth values are 0 and 1."""
         blocks = self.own("block_count") or 0
         if not 0 <= blocks <= MAX_BLOCKS:
             raise self.invalid(f"{self.architecture}.block_count is {blocks}")
@@ -354,9 +351,13 @@ class Header:
             raise self.invalid(f"{self.architecture}.{key} {problem}")
         return number
 
+    def tensor(self, name: str) -> TensorInfo | None:
+        """The tensor `name`; None where there is none."""
+        return next((tensor for tensor in self.tensors if tensor.name == name), None)
+
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The shape of the tensor `name`, fastest dimension first; None where there is none."""
-        return next((tensor.shape for tensor in self.tensors if tensor.name == name), None)
+        return found.shape if (found := self.tensor(name)) is not None else None
 
     def has_flag(self, key: str) -> bool:
         """Tells whether `<architecture>.<key>` is true."""
@@ -451,10 +452,7 @@ def _read_tensor(cursor: Cursor, index: int) -> TensorInfo:
 
 
 def _check_layout(cursor: Cursor, tensors: tuple[TensorInfo, ...], alignment: int) -> int:
-    """Check that tensors have names of their own and are contiguous, as llama.cpp requires.
-
-    Returns the end of the last one in bytes.
-    """
+    """The end of the last tensor in bytes. Checks that all are contiguous and have names of their own."""
     expected = end = 0
     seen = set[str]()
     for tensor in tensors:

@@ -22,10 +22,7 @@ _LOOKING_AHEAD = ("dflash",)  # heads, inside a block
 
 
 def read_file(path: Path) -> Header:
-    """The header of a local language model, or of a later part of a split one.
-
-    Raises InvalidModelFile, and CacheError if the file cannot be read.
-    """
+    """The header of a local model, or of a later part of a split one. Raises InvalidModelFile, CacheError."""
     header = read_header(FileSource(path), path.name)
     check_model(header)
     return header

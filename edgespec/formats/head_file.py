@@ -129,10 +129,7 @@ def read_head(path: Path) -> HeadSpec | None:
 
 
 def read_folder_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shape by name of the tensors in a folder's safetensors, or else in its pickles.
-
-    Raises InvalidModelFile, CacheError.
-    """
+    """Shape by name of a folder's safetensors, or else of its pickles. Raises InvalidModelFile, CacheError."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file in find_weights(folder):
         is_pickle = file.suffix != ".safetensors"

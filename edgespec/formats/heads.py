@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +24,7 @@ class HeadSpec:
     hidden_size         of the target; 0 where the file does not say
     layers              of the target, whose inputs are concatenated in this order: 0 has the embeddings, the number of
                         layers names the output of the last one before the final norm. Empty: the last hidden state
-                        after the final norm. None: the file does not say, see `usual_layers`
+                        after the final norm. None: the file does not say, see `complete`
     size                the head's own hidden size
     draft_vocab_size    rows of its output matrix; the target's vocabulary size where it uses the target's matrix; 0
                         where the file does not say
@@ -50,10 +50,10 @@ class HeadSpec:
     predicts_at_root: bool = False
     in_target: bool = False
 
-
-def usual_layers(target_layers: int) -> tuple[int, int, int]:
-    """The inputs that an EAGLE-3 head reads of a target with `target_layers` layers if its file names none."""
-    return 2, target_layers // 2, target_layers - 3
+    def complete(self, target_layers: int) -> HeadSpec:
+        """With the layers that EAGLE-3 heads read of a target with `target_layers` if their file names none."""
+        usual = 2, target_layers // 2, target_layers - 3
+        return self if self.layers is not None else replace(self, layers=usual)
 
 
 # Heads in folders: what config.json says of one, and where it is silent, the names and shapes of the tensors.
@@ -92,7 +92,10 @@ def read_config_head(config: Mapping[str, Any], shapes: Shapes) -> HeadSpec | No
     """
     own = {name.removeprefix("model."): shape for name, shape in unpack_shapes(config, shapes).items()}
     settings = _Settings(config)
-    kind = _find_kind(settings, own)
+    kind = _find_named_kind(settings)
+    if kind == "dflash" and any("markov" in key for key in (*own, *config)):
+        kind = "dspark"
+    kind = kind or _find_kind_of_tensors(own)
     return None if kind is None else _READERS[kind](kind, settings, own)
 
 
@@ -142,13 +145,6 @@ class _Settings:
         return " ".join(
             map(str, [*named, self.own.get("model_type"), self.table("speculators_config").get("algorithm")])
         ).lower()
-
-
-def _find_kind(settings: _Settings, own: Shapes) -> HeadKind | None:
-    named = _find_named_kind(settings)
-    if named == "dflash" and any("markov" in key for key in (*own, *settings.own)):
-        return "dspark"
-    return named or _find_kind_of_tensors(own)
 
 
 def _find_named_kind(settings: _Settings) -> HeadKind | None:
@@ -331,7 +327,12 @@ def _vocabulary(settings: _Settings, own: Shapes) -> int:
     return stated or (rows[0] if rows else 0) or settings.integer("vocab_size") or 0
 
 
-# Tensors of heads: one set of names for the dialects of each kind, and the ids of a reduced vocabulary.
+# Tensors of heads: one set of neutral names for the dialects of each kind, and the ids of a reduced vocabulary.
+#
+# The function of a kind returns {neutral name: the file's own} of the names of a file's tensors, with or without the
+# prefix `model.`. A head has all of _LAYER and, where the file has them, those of the tables of extras. The names of
+# EAGLE and DFlash heads, which may have several layers, begin with the layer's number, such as `0.q`. Without
+# `embedding` and `output` a head uses the target's.
 
 
 # Neutral name -> name in a file after the layer's prefix, without .weight
@@ -382,12 +383,9 @@ _DEEPSEEK_MTP = re.compile(r"(?P<prefix>.*?)eh_proj\.weight$")
 
 
 def eagle3_names(names: Iterable[str]) -> dict[str, str]:
-    """Neutral name -> the file's own name, of an EAGLE-3 head in safetensors.
+    """The names of an EAGLE-3 head. `input_norm` is of the concatenated features, `fc_norm.0` to `fc_norm.2` of each.
 
-    Always there: fc, embedding_norm, feature_norm, q, k, v, o, ffn_norm, gate, up, down, output_norm. Where the file
-    has them: q_norm, k_norm, output, embedding (else the target's), d2t, input_norm (of the concatenated features),
-    fc_norm.0 to fc_norm.2 (of each). A prefix `model.` is let pass. Raises InvalidModelFile where a tensor is missing
-    or the head has several layers.
+    Raises InvalidModelFile where a tensor is missing or the head has several layers.
     """
     own = _strip(names)
     if _count_layers(own) > 1:
@@ -401,25 +399,13 @@ def eagle3_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def eagle_names(names: Iterable[str]) -> dict[str, str]:
-    """Neutral name -> the file's own name, of an EAGLE-1 or EAGLE-2 head in safetensors or a pickle.
-
-    Always there: fc, and of layer i `i.q`, `i.k`, `i.v`, `i.o`, `i.ffn_norm`, `i.gate`, `i.up`, `i.down`. Where the
-    file has them: `i.attention_norm`, which the first layer lacks, `i.q_norm`, `i.k_norm`, embedding, output (else the
-    target's). A prefix `model.` is let pass. Raises InvalidModelFile where a tensor is missing.
-    """
+    """The names of an EAGLE-1 or EAGLE-2 head. Raises InvalidModelFile where a tensor is missing."""
     own = _strip(names)
     return _find(own, "EAGLE", {"fc": "fc.weight"}, _OWN, _number_layers(own))
 
 
 def dflash_names(names: Iterable[str]) -> dict[str, str]:
-    """Neutral name -> the file's own name, of a DFlash or DSpark head in safetensors.
-
-    Always there: fc, feature_norm, output_norm, and of layer i `i.q`, `i.k`, `i.v`, `i.o`, `i.ffn_norm`, `i.gate`,
-    `i.up`, `i.down`. Where the file has them: `i.attention_norm`, `i.q_norm`, `i.k_norm`, embedding, output (else the
-    target's), d2t, and of DSpark markov_1, markov_2, confidence. A prefix `model.` is let pass. Raises
-    InvalidModelFile where a tensor is missing, or where there are others: those of DFlash2, or of layers that are not
-    llama's.
-    """
+    """The names of a DFlash or DSpark head. Raises InvalidModelFile for missing tensors, and for others than these."""
     own = _strip(names)
     found = _find(own, "DFlash", _DFLASH, _DFLASH_EXTRAS, _number_layers(own))
     known = {_PART.sub("", name) for name in (*found.values(), "t2d")}
@@ -429,13 +415,10 @@ def dflash_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def mtp_names(names: Iterable[str]) -> dict[str, str]:
-    """Neutral name -> the file's own name, of an MTP layer in safetensors, by Qwen's or DeepSeek's names.
+    """The names of an MTP layer, which are Qwen's or DeepSeek's. The file may hold the target too.
 
-    Always there: fc, embedding_norm, feature_norm, q, k, v, o, ffn_norm, gate, up, down, output_norm. Where the file
-    has them: attention_norm, q_norm, k_norm, embedding, output (else the target's). Of a mixture of experts gate, up
-    and down are those of all experts; there are router and, for an expert that sees all tokens, shared_router,
-    shared_gate, shared_up, shared_down. The file may hold the target too.
-    Raises InvalidModelFile where a tensor is missing, for several layers, and for layers of other kinds.
+    Of a mixture of experts `gate`, `up` and `down` are those of all experts; `shared_*` are of an expert that sees all
+    tokens. Raises InvalidModelFile where a tensor is missing, for several layers, and for layers of other kinds.
     """
     own = {name: name for name in names}
     qwen = sorted({found["prefix"] for name in own if (found := _QWEN_MTP.match(name))})
@@ -467,7 +450,6 @@ HEAD_NAMES: Mapping[str, Callable[[Iterable[str]], dict[str, str]]] = {
     "dflash": dflash_names,
     "dspark": dflash_names,
 }
-"""The function of each kind from the names of a file's tensors to {neutral name: the file's own}."""
 
 
 def _strip(names: Iterable[str]) -> dict[str, str]:

@@ -115,10 +115,7 @@ def read_config(path: Path, name: str, weight_bytes: int) -> Folder:
 
 
 def read_folder(path: Path) -> Folder:
-    """A complete model folder, with every shard of its index, none truncated.
-
-    Raises InvalidModelFile, CacheError.
-    """
+    """A model folder with every shard of its index, none truncated. Raises InvalidModelFile, CacheError."""
     weights = sorted(path.glob("model*.safetensors"))
     index = path / "model.safetensors.index.json"
     if index.is_file():

@@ -31,7 +31,7 @@ from edgespec.core.protocols import CheckCancelled, Draft, Session
 from edgespec.core.sampling import Ints, Logits, NonFiniteLogits, non_finite_error
 from edgespec.core.verify import decode_one, read_prompt
 from edgespec.errors import DraftRefused, EdgespecError, InvalidRequest
-from edgespec.formats.heads import HEAD_HINT, HeadKind, HeadSpec, usual_layers
+from edgespec.formats.heads import HEAD_HINT, HeadKind, HeadSpec
 from edgespec.formats.mlx_folder import fingerprint_weights
 from edgespec.text.chat_template import encode_prompt
 from edgespec.text.tokenizer import Tokenizer
@@ -70,11 +70,6 @@ def list_readings(spec: HeadSpec, backend: BackendName, n_layers: int) -> list[H
             flipped: dict[str, Any] = {convention: not getattr(spec, convention)}
             found.append(replace(spec, **flipped))
     return found
-
-
-def complete(spec: HeadSpec, n_layers: int) -> HeadSpec:
-    """`spec` with the usual layers of a target with `n_layers` where the file names none."""
-    return replace(spec, layers=usual_layers(n_layers)) if spec.layers is None else spec
 
 
 def describe_reading(spec: HeadSpec) -> str:
@@ -151,7 +146,7 @@ class HeadProbe:
         """
         started, n_layers = perf_counter(), self.target.layer_count
         choices = self._find_choices()
-        stated = best = complete(stated, n_layers)
+        stated = best = stated.complete(n_layers)
         hits: dict[HeadSpec, Hits] = {}
         refused: dict[HeadSpec, EdgespecError] = {}
         reading: HeadSpec | None = stated

@@ -178,7 +178,7 @@ def test_a_self_draft_beside_a_tap(dense: MlxModel) -> None:
 
 def test_bad_taps(dense: MlxModel) -> None:
     session = dense.open_session()
-    with pytest.raises(Unsupported, match="reads layers 1, 5, and the model has 4"):
+    with pytest.raises(Unsupported, match="reads layer 5, and the model has layers 0 to 3"):
         session.tap((1, 5))
     replaced, kept = session.tap((1,)), session.tap((2,))
     prefill(session, [1, 2, 3])

@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.backends import BackendName
 from edgespec.formats.heads import HeadKind, HeadSpec
-from edgespec.planner.head_probe import complete, describe_reading, list_readings
+from edgespec.planner.head_probe import describe_reading, list_readings
 
 N = 6  # layers of the target
 
@@ -52,7 +52,7 @@ def test_a_reading_leads_back_to_what_it_came_from(kind: HeadKind) -> None:
 
 def test_readings_are_told() -> None:
     silent = make("eagle3", None)
-    usual = complete(silent, N)
-    assert usual.layers == (2, 3, 3) and complete(usual, 99) == usual
+    usual = silent.complete(N)
+    assert usual.layers == (2, 3, 3) and usual.complete(99) == usual
     assert describe_reading(silent) == "layers that it does not name"
     assert describe_reading(replace(usual, feeds_normed=True)) == "layers 2, 3, 3, norm_output"

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.devices import NewMemory
-from edgespec.backends.head_session import Features
+from edgespec.backends.head_session import Features, check_tapped_layers
 from edgespec.backends.llamacpp.library import Library, find_function
 from edgespec.core.protocols import SOLO, BatchPeers, CheckCancelled
 from edgespec.core.sampling import Ints, Logits, SamplingParams, non_finite_error
@@ -221,10 +221,7 @@ _WITH_LAST_STATE = frozenset(
 
 
 class HiddenStates:
-    """The inputs of some layers, or the last hidden state, of the tokens of one session; several are concatenated.
-
-    `features` are those of the session's text.
-    """
+    """The inputs of some layers, or the last hidden state, of a session's tokens; `features` are those of its text."""
 
     def __init__(self, lib: Library, context: int, layers: Sequence[int]) -> None:
         """`context` is a llama_context handle, whose decodes copy these layers from now on.
@@ -271,11 +268,7 @@ def _enable(context: int, layer: int, *, is_last: bool) -> Callable[[], int]:
 
 def _check_layers(architecture: str, count: int, layers: Sequence[int]) -> None:
     """Raises Unsupported where llama.cpp would abort, or give no rows."""
-    if wrong := [layer for layer in layers if not 0 <= layer <= count]:
-        raise Unsupported(
-            f"the head reads layer {wrong[0]}, and the model has layers 0 to {count - 1}.",
-            hint="Use a head that was trained for this model.",
-        )
+    check_tapped_layers(layers, count)
     for name, is_wanted, architectures in (
         ("hidden states", any(layer < count for layer in layers), _WITH_LAYERS),
         ("last hidden state", count in layers, _WITH_LAST_STATE),

@@ -64,12 +64,10 @@ class DraftContext(HeadRunner):
 class HeadContext(DraftContext):
     """Its cache keeps pairs by position; a pair's own state stands for the target's where there is none yet."""
 
-    def __init__(
-        self, lib: Library, model: Any, params: Any, *, vocab_size: int, check: CheckCancelled, sequence: int = 0
-    ) -> None:
-        """`params` have the sizes and types of the cache. Raises BackendError, Unsupported."""
+    def __init__(self, lib: Library, model: Any, params: Any, **settings: Any) -> None:
+        """`settings` are those of DraftContext. Raises BackendError, Unsupported."""
         enable, self._states = find_function("llama_set_embeddings_nextn"), find_function("llama_get_embeddings_nextn")
-        super().__init__(lib, model, params, vocab_size=vocab_size, check=check, sequence=sequence)
+        super().__init__(lib, model, params, **settings)
         self.size: int = lib.api.llama_model_n_embd_out(model)
         enable(self._native.handle, True, True)  # the states of rows with scores
         self._inputs = np.zeros((MAX_ROWS, self.size), np.float32)
@@ -98,21 +96,17 @@ class HeadContext(DraftContext):
         return self._logits
 
     def encode(self, features: Floats, position: int) -> Floats:
-        """[n, size] what pairs are made of, of the target's rows [n, width] of consecutive positions: the same.
-
-        Raises Cancelled, BackendError.
-        """
+        """[n, size] what pairs are made of, of the target's rows [n, width] of consecutive positions: the same."""
         return features
 
     def add(self, tokens: Sequence[int], states: Floats, position: int) -> None:
-        """Add the pairs of encoded `states` [n, size] and `tokens`, without scores. Raises Cancelled, BackendError."""
+        """Add the pairs of encoded `states` [n, size] and `tokens`, without scores."""
         self._run(tokens, states, position, outputs=0)
 
     def decode(self, tokens: Sequence[int], states: Floats, position: int) -> tuple[Logits, Floats]:
         """Add the pairs of `states` [n, size] and `tokens`; (logits [V] after the last, its state [1, size] to go on).
 
-        `states` are encoded rows, or the state of the pair before. llama.cpp scores all pairs. Raises Cancelled,
-        BackendError.
+        `states` are encoded rows, or the state of the pair before. llama.cpp scores all pairs.
         """
         n = len(tokens)
         logits = self._run(tokens, states, position, outputs=n)[n - 1].copy()
@@ -135,10 +129,7 @@ def _float_pointer(array: Floats) -> Any:
 
 
 class Eagle3Context(HeadContext):
-    """Follows src/models/eagle3.cpp of llama.cpp, whose encoder fuses the inputs of the target's layers.
-
-    It takes the embeddings and the output matrix of the target's context where the head has none.
-    """
+    """Follows src/models/eagle3.cpp of llama.cpp, whose encoder fuses the inputs of the target's layers."""
 
     def __init__(self, lib: Library, model: Any, params: Any, *, width: int, **settings: Any) -> None:
         """`width`: numbers of a target's row. Raises BackendError, Unsupported."""
@@ -228,12 +219,7 @@ class BlockContext(DraftContext):
         is_causal: bool,
         **settings: Any,
     ) -> None:
-        """`width`: numbers of a target's row; `block`: as `read_block` says.
-
-        `is_causal`: whether a block's rows see only those before.
-
-        Raises BackendError.
-        """
+        """`width`: numbers of a target's row; `block`: as `read_block` says. Raises BackendError."""
         super().__init__(lib, model, params, **settings)
         lib.api.llama_set_causal_attn(self._native.handle, is_causal)
         self._masks, self._first_row = block

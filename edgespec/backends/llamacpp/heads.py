@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.backends.attached_draft import OTHER_HEAD, AttachedHead, Unsupported
-from edgespec.backends.head_session import BlockHeadSession, HeadSession, read_block
+from edgespec.backends.head_session import BlockHeadSession, HeadSession, check_hidden_size, read_block
 from edgespec.backends.llamacpp.head_contexts import (
     AssistantContext,
     BlockContext,
@@ -27,34 +27,29 @@ from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.errors import reading
 from edgespec.formats.gguf import Header, TensorInfo, join_parts
 from edgespec.formats.gguf_validate import read_file
-from edgespec.formats.heads import HeadKind, HeadSpec, usual_layers
+from edgespec.formats.heads import HeadKind, HeadSpec
 
-Opening = tuple[Callable[..., DraftContext], Sequence[int]]
-"""How the sessions of a head are opened.
-
-What makes its llama_context, given the library, the weights, the parameters and settings; and the layers of the target
-whose hidden states it reads, as in formats.heads.HeadSpec.
-"""
+OpenContext = Callable[..., DraftContext]
+"""Makes a head's llama_context, given the library, the weights, the parameters and settings."""
 
 
 class LlamaHead(AttachedHead):
     """A head beside its target."""
 
-    def __init__(self, spec: HeadSpec, target: LlamaModel, weights: LlamaModel, opening: Opening) -> None:
+    def __init__(self, spec: HeadSpec, target: LlamaModel, weights: LlamaModel, open_context: OpenContext) -> None:
         """`close` frees `weights`, unless they are the target's."""
         super().__init__(spec.kind, target.tokenizer, 0 if weights is target else weights.path.stat().st_size)
-        self._spec, self._weights = spec, weights
-        self._context, self._layers = opening
+        self._spec, self._weights, self._open_context = spec, weights, open_context
 
     def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
         assert isinstance(target, LlamaSession)
         sequence = {"sequence": target.sequence} if self.shares_kv else {}
         more_cells = self._spec.block_size if self._spec.block_size > 1 else 0
-        features = target.tap(self._layers)
+        features = target.tap(self._spec.layers or ())
         try:
             context = self._weights.open_beside(
                 target,
-                self._context,
+                self._open_context,
                 is_mtp=self._spec.kind in _MTP_KINDS,
                 more_cells=more_cells,
                 check=check,
@@ -93,19 +88,14 @@ def _check_ids(header: Header, path: Path, d2t: TensorInfo, rows: int, vocab_siz
 _N_LAYERS = 3  # whose inputs llama.cpp's encoder takes
 
 
-def _prepare_eagle3(target: LlamaModel, path: Path, spec: HeadSpec) -> Opening:
-    layers = usual_layers(target.layer_count) if spec.layers is None else spec.layers
+def _prepare_eagle3(target: LlamaModel, path: Path, spec: HeadSpec) -> OpenContext:
+    layers = spec.layers or ()
     if spec.feeds_normed or spec.norm_before_fc == "each" or len(layers) != _N_LAYERS:
         raise Unsupported(
             f"llama.cpp runs EAGLE-3 heads over {_N_LAYERS} layers of the target, and no other dialect.",
             hint="Use --draft auto.",
         )
-    _check_eagle3_file(read_file(path), path, spec, target.tokenizer.vocab_size)
-    return partial(Eagle3Context, width=len(layers) * spec.hidden_size), layers
-
-
-def _check_eagle3_file(header: Header, path: Path, spec: HeadSpec, vocab_size: int) -> None:
-    """Raises InvalidModelFile where llama.cpp would load the file and abort later."""
+    header, vocab_size = read_file(path), target.tokenizer.vocab_size
     _require(header, header.own("block_count") == 1, "an EAGLE-3 head has one layer")
     _check_key_sizes(header)
     embedding, output = header.shape("token_embd.weight"), header.shape("output.weight")
@@ -114,15 +104,11 @@ def _check_eagle3_file(header: Header, path: Path, spec: HeadSpec, vocab_size: i
     embedded, rows = ((shape or (vocab_size,))[-1] for shape in (embedding, output))
     of = f"and the model {vocab_size} tokens"
     _require(header, embedded == vocab_size, f"its embeddings have {embedded} rows, {of}")
-    if (d2t := _find_ids(header)) is not None:
+    if (d2t := header.tensor("d2t")) is not None:
         _check_ids(header, path, d2t, rows, vocab_size)
     else:
         _require(header, rows == vocab_size, f"its output matrix has {rows} rows, {of}")
-
-
-def _find_ids(header: Header) -> TensorInfo | None:
-    """The table of a reduced vocabulary."""
-    return next((tensor for tensor in header.tensors if tensor.name == "d2t"), None)
+    return partial(Eagle3Context, width=len(layers) * spec.hidden_size)
 
 
 def _check_key_sizes(header: Header) -> None:
@@ -162,16 +148,21 @@ _SAME_SHAPE = (
 )
 
 
-def _prepare_mtp(target: LlamaModel, path: Path, spec: HeadSpec) -> Opening:
+def _prepare_mtp(target: LlamaModel, path: Path, spec: HeadSpec) -> OpenContext:
     header = _read_model(path)
     count = _check_layers(header, path)
     if not spec.in_target:
-        _check_same_mtp(header, _read_model(target.path), path)
+        whole = _read_model(target.path)
+        is_same = header.architecture == whole.architecture and all(
+            header.own(key) == whole.own(key) for key in _SAME_SHAPE
+        )
+        if not is_same or count_blocks(header) != count_blocks(whole):  # on which llama.cpp may abort
+            raise Unsupported(f"{path.name} has the MTP layer of another model.", hint=OTHER_HEAD)
     elif path != target.path:
         raise Unsupported(f"the MTP layers in {path.name} draft for the model in that file alone.", hint=OTHER_HEAD)
     elif not target.options.mtp:
         raise Unsupported(f"{path.name} was loaded without its MTP layers.", hint="Open it again with --draft mtp.")
-    return HeadContext if count == 1 else partial(ChainContext, count=count), ()
+    return HeadContext if count == 1 else partial(ChainContext, count=count)
 
 
 def _read_model(path: Path) -> Header:
@@ -202,15 +193,6 @@ def _check_layers(header: Header, path: Path) -> int:
     return count
 
 
-def _check_same_mtp(header: Header, target: Header, path: Path) -> None:
-    """Raises Unsupported unless an MTP layer in its own file states the target's shapes: llama.cpp may abort."""
-    is_same = header.architecture == target.architecture and all(
-        header.own(key) == target.own(key) for key in _SAME_SHAPE
-    )
-    if not is_same or count_blocks(header) != count_blocks(target):
-        raise Unsupported(f"{path.name} has the MTP layer of another model.", hint=OTHER_HEAD)
-
-
 # Gemma 4 assistants on llama.cpp: a few layers that draft with the target's own keys and values.
 #
 # Their layers have queries alone, and attend to what the target's last two layers hold: those with a window to the last
@@ -221,23 +203,18 @@ def _check_same_mtp(header: Header, target: Header, path: Path) -> None:
 _SAME = ("key_length", "value_length", "key_length_swa", "value_length_swa", "sliding_window")  # of attention
 
 
-def _prepare_assistant(target: LlamaModel, path: Path, spec: HeadSpec) -> Opening:
-    header = read_file(path)
+def _prepare_assistant(target: LlamaModel, path: Path, spec: HeadSpec) -> OpenContext:
+    header, whole = read_file(path), read_file(target.path)
     is_whole = header.own("nextn_predict_layers") == header.own("block_count")
     _require(header, is_whole, "not all of its layers are the assistant's")
     has_size = header.own("embedding_length_out") != header.own("embedding_length")
     _require(header, has_size, "its embedding_length_out is not the target's hidden size")
-    _check_same_assistant(header, read_file(target.path), path)
-    return AssistantContext, ()
-
-
-def _check_same_assistant(header: Header, target: Header, path: Path) -> None:
-    """Raises Unsupported unless the layers attend to what the target's last two layers hold."""
     keys = [f"attention.{key}" for key in _SAME]
-    is_same = target.architecture == "gemma4" and all(header.own(key) == target.own(key) for key in keys)
-    own, last = _list_caches(header), _list_caches(target)[-2:]
+    is_same = whole.architecture == "gemma4" and all(header.own(key) == whole.own(key) for key in keys)
+    own, last = _list_caches(header), _list_caches(whole)[-2:]
     if not is_same or [window for window, _ in last] != [1, 0] or not own or not set(own) <= set(last):
         raise Unsupported(f"{path.name} is the assistant of another model.", hint=OTHER_HEAD)
+    return AssistantContext
 
 
 def _list_caches(header: Header) -> list[tuple[int, int]]:
@@ -253,13 +230,12 @@ def _list_caches(header: Header) -> list[tuple[int, int]]:
 # graph takes the most probable one of the row before (SpecForge's Markov head).
 
 
-def _prepare_dflash(target: LlamaModel, path: Path, spec: HeadSpec) -> Opening:
+def _prepare_dflash(target: LlamaModel, path: Path, spec: HeadSpec) -> OpenContext:
     header = read_file(path)
     _check_dflash_file(header, path, target.tokenizer.vocab_size)
     block = read_block(spec, target.tokenizer.vocab_size)
-    layers, is_causal = spec.layers or (), header.metadata.get("dflash.attention.causal") is True
-    context = partial(BlockContext, width=len(layers) * spec.hidden_size, block=block, is_causal=is_causal)
-    return context, layers
+    is_causal, width = header.metadata.get("dflash.attention.causal") is True, len(spec.layers or ()) * spec.hidden_size
+    return partial(BlockContext, width=width, block=block, is_causal=is_causal)
 
 
 def _check_dflash_file(header: Header, path: Path, vocab_size: int) -> None:
@@ -277,7 +253,7 @@ def _check_dflash_file(header: Header, path: Path, vocab_size: int) -> None:
     is_even = len(heads) == len(kv_heads) == 1 and min(n, n_kv) > 0 and n % n_kv == 0
     _require(header, is_even, "its layers differ in their heads, or heads do not share keys evenly")
     _check_rope(header, header.own("attention.key_length") or (header.own("embedding_length") or 0) // n)
-    if (d2t := _find_ids(header)) is not None:
+    if (d2t := header.tensor("d2t")) is not None:
         output = header.shape("output.weight")
         _require(header, output is not None, "it has a reduced vocabulary and no output matrix")
         _check_ids(header, path, d2t, (output or (0,))[-1], vocab_size)
@@ -296,7 +272,7 @@ def _check_rope(header: Header, width: int) -> None:
 
 
 _MTP_KINDS = ("mtp", "gemma4-assistant")  # whose graph is one of its own beside that of the model in the file
-_KINDS: dict[HeadKind, Callable[[LlamaModel, Path, HeadSpec], Opening]] = {
+_KINDS: dict[HeadKind, Callable[[LlamaModel, Path, HeadSpec], OpenContext]] = {
     "eagle3": _prepare_eagle3,
     "mtp": _prepare_mtp,
     "gemma4-assistant": _prepare_assistant,
@@ -319,16 +295,13 @@ def open_head(
     """
     if spec.kind not in _KINDS:
         raise Unsupported(f"llama.cpp runs no heads of the kind '{spec.kind}'.", hint="Use --draft ngram, or another.")
-    if spec.hidden_size != target.hidden_size:
-        raise Unsupported(
-            f"{path.name} is a head for a hidden size of {spec.hidden_size}; the model has {target.hidden_size}.",
-            hint=OTHER_HEAD,
-        )
-    opening, weights = _KINDS[spec.kind](target, path, spec), target
+    check_hidden_size(path.name, spec, target.hidden_size)
+    spec = spec.complete(target.layer_count)
+    open_context, weights = _KINDS[spec.kind](target, path, spec), target
     if not spec.in_target:
         options = replace(target.options.alone, mtp=spec.kind in _MTP_KINDS)
         weights = load(path, options, progress=progress, check=check)
         if weights.tokenizer.vocab_size != target.tokenizer.vocab_size:
             weights.close()
             raise Unsupported(f"{path.name} has another vocabulary than the model.", hint=OTHER_HEAD)
-    return LlamaHead(spec, target, weights, opening)
+    return LlamaHead(spec, target, weights, open_context)

@@ -117,10 +117,7 @@ class LlamaEmbedder:
         self._width: int = lib.api.llama_model_n_embd_out(model)
 
     def embed(self, tokens: Sequence[int]) -> Generator[Yield, None, Logits]:
-        """[width] of norm 1, for 1 to `cells` tokens.
-
-        Raises Cancelled, BackendError, and ValueError for ids outside the vocabulary.
-        """
+        """[width] of norm 1, for 1 to `cells` tokens. Raises Cancelled, BackendError, ValueError for unknown ids."""
         check_ids(tokens, self._vocab_size)
         self._api.llama_memory_clear(self._native.memory, True)
         total = np.zeros(self._width)
@@ -262,10 +259,7 @@ class LlamaModel:
         self.options = settings.apply(self._given)
 
     def open_session(self, check: CheckCancelled = lambda: None, *, shared: bool = False) -> LlamaSession:
-        """A session with a KV cache of its own, or in the shared context; `check` is polled during long forwards.
-
-        Raises BackendError.
-        """
+        """A session with a KV cache of its own, or in the shared context. Raises BackendError."""
         if not shared or self.no_batching_reason is not None:
             return self.open_as(LlamaSession, check)
         if self._shared_context is None or not self._shared_context.is_usable:
@@ -295,10 +289,7 @@ class LlamaModel:
     def open_beside(
         self, target: LlamaSession, context: Callable[..., C], *, is_mtp: bool, more_cells: int, **settings: Any
     ) -> C:
-        """A `context` of these weights for a head, with `more_cells` than `target` has; `settings` are arguments of it.
-
-        `is_mtp`: it is that of MTP layers or of an assistant.
-        """
+        """A `context` for a head with `more_cells` than `target`. `is_mtp`: of MTP layers or of an assistant."""
         params = self._params(target.capabilities.context_size + more_cells)
         params.n_rs_seq = 0
         params.ctx_other = target.context.native.handle

@@ -46,10 +46,7 @@ class Rollback(ABC):
         """A forward of 1 + n_draft rows is about to start at `position`."""
 
     def commit(self, position: int, end: int) -> int:
-        """Trim to `position` after a forward that reached `end`; returns how many tokens are left, perhaps fewer.
-
-        Raises RollbackError.
-        """
+        """Trim to `position` after a forward up to `end`; returns how many tokens are left. Raises RollbackError."""
         return self._trim(position) if position < end else position
 
     def checkpoint(self, position: int) -> None:  # noqa: B027 - likewise: every position can be reached
@@ -222,19 +219,13 @@ class LlamaSession:
         return max(0, min(left, self.context.max_nodes, self._rollback.max_draft))
 
     def tap(self, layers: Sequence[int]) -> Features[Floats]:
-        """The inputs of these layers, concatenated, of every token that the cache will hold. Replaces an earlier tap.
-
-        The number of layers, or no layer at all, stands for the last hidden state after the final norm. In a shared
-        context all decodes then copy these layers. Raises ValueError where the cache holds tokens, Unsupported where
-        llama.cpp cannot give these layers of this model.
-        """
+        """In a shared context all decodes then copy these layers."""
         if self.tokens or self._slot.is_dirty:
             raise ValueError("a session is tapped before it holds tokens")
         self._slot.tap = HiddenStates(self._lib, self.context.native.handle, layers)
         return self._slot.tap.features
 
     def untap(self) -> None:
-        """Keep no hidden states any more."""
         self._slot.tap = None
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
@@ -341,9 +332,8 @@ class LlamaSession:
     def extend(self, n: int) -> int:
         """Makes the cache hold `n` tokens by copies of its cells, as backends.fixed_width.extend_cache says.
 
-        Keys are rotated for other positions. llama.cpp cannot move cells of recurrent states, of several positions a
-        token, and of sliding windows, where it aborts if all layers have one. No other session of the context may hold
-        a text in a quantized cache: llama.cpp rounds all keys once more.
+        llama.cpp cannot move cells of recurrent states, of several positions a token, and of sliding windows, where it
+        aborts if all layers have one. It rounds a quantized cache once more, so no other session may hold a text in it.
         """
         api, context = self.api, self.context
         native = context.native

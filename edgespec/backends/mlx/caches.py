@@ -56,10 +56,7 @@ class ForwardContext:
 
     @contextlib.contextmanager
     def build(self, tree: TreeRows | None = None, poll: Callable[[], None] | None = None) -> Iterator[None]:
-        """While the forward of a tree is built, or one that is polled.
-
-        Then each layer is evaluated when its cache is updated, after which `poll` may raise.
-        """
+        """While the forward of a tree is built, or one where `poll` may raise whenever a layer has been evaluated."""
         self.tree, self.poll = tree, poll
         try:
             yield
@@ -73,10 +70,7 @@ class ForwardContext:
             self.poll()
 
     def mask(self, cached: int, window: int | None) -> Any:
-        """[n, cached + n] what the n tree rows attend to of the last `cached` tokens and of each other.
-
-        Only the last `window` positions, where there is one.
-        """
+        """[n, cached + n] what n tree rows attend to of the last `cached` tokens and each other, in a `window`."""
         tree = self.tree
         assert tree is not None
         mask = mx.concatenate([mx.ones((tree.depth.size, cached), mx.bool_), tree.mask], axis=1)
@@ -92,10 +86,7 @@ _rope = mx.fast.rope
 
 @contextlib.contextmanager
 def tree_positions(depth: Any) -> Iterator[None]:
-    """Inside, rotary embeddings place n rows at offset + `depth` [n] instead of one after another.
-
-    mx.fast.rope takes one offset for each batch row, so the rows are folded into the batch.
-    """
+    """Inside, rotary embeddings place n rows, folded into the batch, at offset + `depth` [n]."""
 
     def rope(x: Any, dims: int, *, offset: Any, **kwargs: Any) -> Any:
         rows, width = x.shape[-2:]
@@ -131,10 +122,7 @@ KVQuantization = tuple[int, int]
 
 
 class KeyValues:
-    """Buffers [1, heads, rows, width] of the last tokens before position `length`; a `window` drops older ones.
-
-    Models use the attributes and methods that mlx-lm's caches have.
-    """
+    """Buffers [1, heads, rows, width] of the last tokens before position `length`; a `window` drops older ones."""
 
     def __init__(
         self, context: ForwardContext, window: int | None = None, quantization: KVQuantization | None = None
@@ -209,10 +197,7 @@ class KeyValues:
         return position <= self.length and self._start <= max(0, position - (self.window or 0) + 1)
 
     def extract(self, sink: int, window: int) -> KeyValues:
-        """A copy with only the first `sink` rows and the last `window`, at the same position.
-
-        With only the last sink + window rows where this one has a window itself.
-        """
+        """A copy with the first `sink` and last `window` rows; where this one has a window, with as many last ones."""
         if self.window is not None:
             sink, window = 0, sink + window
         used = self.length - self._start
@@ -383,10 +368,7 @@ class Caches:
             leaf.keep(position, rows)
 
     def extend(self, n: int) -> bool:
-        """Hold copies of the present rows up to position `n`; False, and nothing changed, where a cache cannot.
-
-        Recurrent states stay as they are.
-        """
+        """Hold copies of the rows, but for recurrent states, up to position `n`; False where a cache cannot."""
         if any(isinstance(leaf, ChunkedCache) for leaf in self._leaves):
             return False
         for leaf in self._leaves:

@@ -174,10 +174,7 @@ _PLAIN: Mapping[str, tuple[object, ...]] = {  # what a config may say where noth
 
 
 class BlockKeys(KeyValues):
-    """Keys and values of one layer, where the rows of a block attend to each other in both directions.
-
-    Positions before a window are kept, and masked.
-    """
+    """Keys and values of one layer, where the rows of a block see each other. Rows before a window are masked."""
 
     def __init__(self, window: int | None, *, is_causal: bool) -> None:
         super().__init__(ForwardContext())
@@ -204,10 +201,7 @@ class BlockNetwork(HeadNetwork):
     reads_pairs = False
 
     def __init__(self, folder: Path, spec: HeadSpec, arrays: Arrays, target: TargetParts) -> None:
-        """Reads the config.json in `folder`.
-
-        Raises InvalidModelFile, CacheError, BackendError; Unsupported for a head that the target does not fit.
-        """
+        """Raises InvalidModelFile, CacheError, BackendError; Unsupported for a head that the target does not fit."""
         self.layers, size = spec.layers or (), target.hidden_size
         weights, shape = HeadWeights(arrays, HEAD_NAMES[spec.kind](arrays)), read_layer_shape(folder)
         self._eps = shape.eps
@@ -351,7 +345,7 @@ class AssistantNetwork(HeadNetwork):
         return self.vocabulary.spread(self._outputs[0](output).astype(mx.float32))
 
 
-def read_assistant(folder: Path, spec: HeadSpec, arrays: Mapping[str, Any], target: TargetParts) -> AssistantNetwork:
+def read_assistant(folder: Path, spec: HeadSpec, arrays: Arrays, target: TargetParts) -> AssistantNetwork:
     """The assistant in a folder."""
     config = read_json(folder / "config.json")
     arrays = {name: each for name, each in arrays.items() if not name.startswith(_LEFT_OUT)}
@@ -444,7 +438,7 @@ class MedusaNetwork(HeadNetwork):
         return self.vocabulary.spread(scores.astype(mx.float32))
 
 
-def read_medusa(folder: Path, spec: HeadSpec, arrays: Mapping[str, Any], target: TargetParts) -> MedusaNetwork:
+def read_medusa(folder: Path, spec: HeadSpec, arrays: Arrays, target: TargetParts) -> MedusaNetwork:
     """The Medusa heads in a folder."""
     names = {found[1]: name for name in arrays if (found := _MEDUSA_NAME.fullmatch(name))}
     blocks = Counter(int(name.split(".")[0]) for name in names if name.endswith("linear.weight"))
@@ -515,11 +509,8 @@ class HydraNetwork(HeadNetwork):
         return self.vocabulary.spread(scores.astype(mx.float32))
 
 
-def read_hydra(folder: Path, spec: HeadSpec, arrays: Mapping[str, Any], target: TargetParts) -> HydraNetwork:
-    """The Hydra heads in a folder.
-
-    Layers without weights lie between the blocks of Hydra++, so that its blocks are not numbered in steps of one.
-    """
+def read_hydra(folder: Path, spec: HeadSpec, arrays: Arrays, target: TargetParts) -> HydraNetwork:
+    """The Hydra heads in a folder. Some layers of Hydra++ have no weights, so that its blocks' numbers have gaps."""
     names = {f"{found[1]}.output": name for name in arrays if (found := _HYDRA_OUTPUT.fullmatch(name))}
     matrices = ((match, name) for name in arrays if (match := _HYDRA_MATRIX.fullmatch(name)))
     blocks = Counter[int]()
@@ -538,10 +529,10 @@ def read_hydra(folder: Path, spec: HeadSpec, arrays: Mapping[str, Any], target: 
     return HydraNetwork(n_blocks, HeadWeights(arrays, names), target, shape)
 
 
-def _find_settings(model: Any, arrays: Mapping[str, Any], size: int) -> dict[str, Any]:
+def _find_settings(model: Any, arrays: Arrays, size: int) -> dict[str, Any]:
     """What the prefix layer has where config.json does not say: the target's attention, and sizes of its tensors."""
     settings = {key: getattr(getattr(model, "args", None), key, None) for key in _HYDRA_SETTINGS}
-    settings |= {"hidden_size": size, "intermediate_size": arrays[_HYDRA_PREFIX + _HYDRA_LAYER["gate"]].shape[0]}
+    settings["hidden_size"] = size
     queries, keys = (arrays[_HYDRA_PREFIX + _HYDRA_LAYER[name]].shape[0] for name in "qk")
     if heads := settings["num_attention_heads"]:
         width = max(queries // heads, 1)

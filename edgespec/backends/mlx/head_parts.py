@@ -20,7 +20,7 @@ from edgespec.backends.mlx.caches import KeyValues
 from edgespec.backends.mlx.library import device, map_errors
 from edgespec.errors import InvalidModelFile, reason_of
 from edgespec.formats.head_file import find_weights
-from edgespec.formats.heads import HEAD_HINT, HeadSpec, read_draft_ids
+from edgespec.formats.heads import HEAD_HINT, read_draft_ids
 from edgespec.formats.mlx_folder import read_json
 from edgespec.formats.torch_pickle import read_pickled_tensors
 from edgespec.text.tokenizer import Tokenizer
@@ -68,10 +68,7 @@ class HeadWeights:
         return self._take(self.names[name])
 
     def linear(self, name: str, rows: int, columns: int) -> Any:
-        """A layer that multiplies by the matrix [rows, columns], with a bias if the file has one.
-
-        Raises InvalidModelFile.
-        """
+        """A layer for the matrix [rows, columns], with a bias if the file has one. Raises InvalidModelFile."""
         bias = self._arrays.get(f"{self._stem(name)}.bias")
         if bias is not None:
             self._check(f"{name}.bias", (rows,), tuple(bias.shape))
@@ -119,10 +116,7 @@ class HeadWeights:
         return layer
 
     def _read_quantization(self, name: str, expected: tuple[int, ...]) -> tuple[int, int] | None:
-        """(elements that share a scale, bits of one) of quantized matrices; None for plain ones.
-
-        Raises InvalidModelFile for those of another shape.
-        """
+        """(elements that share a scale, bits of one); None for plain matrices. Raises InvalidModelFile."""
         stem, shape = self._stem(name), self.shape(name)
         scales = self._arrays.get(f"{stem}.scales")
         if scales is None:
@@ -147,10 +141,7 @@ class HeadWeights:
 
 
 def read_arrays(folder: Path) -> dict[str, Any]:
-    """Array by name of a folder's safetensors, which are read when they are needed; or else of its pickles.
-
-    Raises InvalidModelFile, CacheError.
-    """
+    """Array by name of a folder's safetensors, or else of its pickles; lazy. Raises InvalidModelFile, CacheError."""
     arrays: dict[str, Any] = {}
     for file in find_weights(folder):
         try:
@@ -209,10 +200,7 @@ def read_layer_shape(folder: Path, usual: Mapping[str, Any] | None = None) -> La
 
 
 def read_head_config(folder: Path) -> dict[str, Any]:
-    """The config in a head's folder; tables for a text model or a layer go before the keys outside.
-
-    Raises InvalidModelFile, CacheError.
-    """
+    """The config of a head; tables for a text model or a layer go first. Raises InvalidModelFile, CacheError."""
     config = read_json(folder / "config.json")
     for key in ("text_config", "transformer_layer_config", "dflash_config"):
         if isinstance(table := config.get(key), dict):
@@ -277,19 +265,12 @@ class ExpertMlp:
 
 
 class HeadLayer:
-    """A layer of llama, or of a family that adds to it.
-
-    The tensors tell what the attention adds: biases, norms of queries and keys (Qwen3), a gate on its output
-    (Qwen3-Next), and whether its input is normed.
-    """
+    """A layer of llama, with what its tensors add: biases, norms of queries and keys (Qwen3), a gate (Qwen3-Next)."""
 
     def __init__(
         self, weights: HeadWeights, shape: LayerShape, width: int, prefix: str = "", shift: float = 0.0
     ) -> None:
-        """`width` of the attention's input; `prefix` of the tensors' neutral names; `shift` of the norms' weights.
-
-        Raises InvalidModelFile for tensors of other shapes.
-        """
+        """`width`: of the attention's input; `shift`: of the norms' weights. Raises InvalidModelFile."""
         self._shape = shape
         heads, kv_heads, head_dim = shape.heads, shape.kv_heads, shape.head_dim
         self._is_gated = weights.shape(f"{prefix}q")[0] == 2 * heads * head_dim
@@ -438,14 +419,6 @@ class TargetParts:
     hidden_size: int
     embed: Callable[[Any], Any]
     score: Callable[[Any], Any]
-
-    def check(self, spec: HeadSpec) -> None:
-        """Raises Unsupported for a head of another hidden size."""
-        if spec.hidden_size != self.hidden_size:
-            raise Unsupported(
-                f"the head is for a hidden size of {spec.hidden_size:,}; the model has {self.hidden_size:,}.",
-                hint=OTHER_HEAD,
-            )
 
     def find_embedding(self, weights: HeadWeights, size: int) -> Callable[[Any], Any]:
         """The head's own embeddings [V, size], if it has any. Raises InvalidModelFile."""

@@ -55,9 +55,9 @@ class HeadNetwork(ABC):
 
     @abstractmethod
     def run(self, tokens: Any, states: Any, caches: Any) -> Any:
-        """Output [n, h] of rows with these states [n, h] and the tokens [n] after them, which follow those in `caches`.
+        """Output [n, h] of rows of states [n, h] and the tokens [n] after them, which follow those in `caches`.
 
-        A head that does not read pairs returns the arrays that the device should compute.
+        Without pairs: the arrays that the device should compute.
         """
 
     def start_draft(self, root: int, output: Any, caches: Any) -> Any:
@@ -82,10 +82,7 @@ class HeadNetwork(ABC):
         self.nbytes, self.dtype, self.vocabulary = weights.nbytes, weights.dtype, vocabulary
 
     def shorten(self, ids: Any) -> Self:
-        """The same head with the rows `ids` [W] int32 of its output matrices; its `nbytes` are those of the rows.
-
-        Raises Unsupported as `take_rows`.
-        """
+        """The same head with the rows `ids` [W] of its output matrices, which `nbytes` are of. Raises Unsupported."""
         taken = {id(each): take_rows(each, ids) for each in self._outputs}  # some heads share one matrix
         short = copy.copy(self)
         short._outputs = [multiply for multiply, _ in (taken[id(each)] for each in self._outputs)]

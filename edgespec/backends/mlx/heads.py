@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,8 @@ import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
-from edgespec.backends.attached_draft import AttachedHead, Unsupported
-from edgespec.backends.head_session import BlockHeadSession, HeadSession
+from edgespec.backends.attached_draft import OTHER_HEAD, AttachedHead, Unsupported
+from edgespec.backends.head_session import BlockHeadSession, HeadSession, check_hidden_size
 from edgespec.backends.mlx.head_networks import BlockNetwork, read_assistant, read_hydra, read_medusa, read_pairs
 from edgespec.backends.mlx.head_parts import ShortVocabulary, TargetParts, choose_frequent, read_arrays, read_target
 from edgespec.backends.mlx.head_runner import HeadNetwork, NetworkRunner
@@ -20,7 +19,7 @@ from edgespec.backends.mlx.library import map_errors
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.core.drafter import BlockSession, DraftSession
 from edgespec.core.protocols import CheckCancelled, Session
-from edgespec.formats.heads import HeadKind, HeadSpec, usual_layers
+from edgespec.formats.heads import HeadKind, HeadSpec
 from edgespec.text.tokenizer import Tokenizer
 
 SHARE = 4  # one in so many tokens is kept
@@ -97,12 +96,10 @@ def open_head(model: Any, n_layers: int, tokenizer: Tokenizer, path: Path, spec:
     if spec.kind not in _KINDS or not path.is_dir():
         raise Unsupported(
             f"MLX runs heads in folders with config.json and safetensors, of the kinds {', '.join(_KINDS)}.",
-            hint="Use a head that was trained for this model, or --draft auto.",
+            hint=OTHER_HEAD,
         )
     read, opener = _KINDS[spec.kind]
-    if spec.layers is None:
-        spec = replace(spec, layers=usual_layers(n_layers))
-    target = read_target(model)
-    target.check(spec)
+    spec, target = spec.complete(n_layers), read_target(model)
+    check_hidden_size(path.name, spec, target.hidden_size)
     target_bytes = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
     return MlxHead(spec.kind, read(path, spec, read_arrays(path), target), opener, tokenizer, target_bytes)

@@ -30,10 +30,7 @@ class Device:
 
 @cache
 def load_mlx() -> Any:
-    """The module mlx.core. Imports mlx-lm as well, which may not lower limits of the process.
-
-    Raises BackendUnavailable.
-    """
+    """The module mlx.core. Imports mlx-lm as well. Raises BackendUnavailable."""
     if sys.platform == "win32":
         raise BackendUnavailable("MLX does not run on Windows.", hint="Use --backend llamacpp.")
     try:

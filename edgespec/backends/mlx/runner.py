@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.head_session import Features
+from edgespec.backends.head_session import Features, check_tapped_layers
 from edgespec.backends.mlx.caches import Caches, ForwardContext, KVQuantization, TreeRows, tree_positions
 from edgespec.backends.mlx.library import read
 from edgespec.core.protocols import Draft
@@ -157,21 +157,13 @@ class FeatureTap:
 
     def __init__(self, hooks: LayerHooks, layers: Sequence[int]) -> None:
         """Raises Unsupported for layers that the model does not have."""
-        count = len(hooks.layers)
-        if any(not 0 <= layer <= count for layer in layers):
-            raise Unsupported(
-                f"the head reads layers {', '.join(map(str, layers))}, and the model has {count}.",
-                hint="The head is for another model. Use --draft ngram, or another head.",
-            )
+        check_tapped_layers(layers, len(hooks.layers))
         self.kept: Features[Any] = Features(mx.concatenate)
         self._hooks = hooks
         self._layers = tuple(layers)
 
     def run(self, model: Any, tokens: Any, entries: list[Any]) -> tuple[Any, Any]:
-        """Logits [batch, n, V] of tokens [batch, n], and their features [batch, n, width].
-
-        Raises Unsupported where the model's hidden states are not what a head reads.
-        """
+        """(logits [batch, n, V] of tokens [batch, n], features [batch, n, width]). Raises Unsupported without these."""
         states: list[Any] = [None] * (len(self._hooks.layers) + 2)
         with self._hooks.build(states=states):
             logits = model(tokens, cache=entries)

@@ -128,11 +128,6 @@ class MlxSession:
         return entries
 
     def tap(self, layers: Sequence[int]) -> Features[Any]:
-        """Keep the hidden states of every token from now on, of `layers` as in formats.heads.HeadSpec.
-
-        Replaces an earlier tap. Their end is `position`, and rows are arrays of MLX. Raises ValueError for a session
-        that holds tokens, Unsupported where the model has no such states.
-        """
         self._sync()
         if self.position or self._pending is not None:
             raise ValueError("a session is tapped before it holds tokens")
@@ -145,14 +140,10 @@ class MlxSession:
         return tap.kept
 
     def untap(self) -> None:
-        """Keep no hidden states any more."""
         self._runner.tap = None
 
     def bind(self, draft: SharedKVSession) -> ModelRunner:
-        """The runner with caches that hold the whole sequence. `draft` has to trim them to `position` after each use.
-
-        Raises RollbackError, BackendError.
-        """
+        """The runner of the whole text, which `draft` trims to `position`. Raises RollbackError, BackendError."""
         check_committed(self._pending, "a draft")
         self._sync()
         self._drop_ahead()
@@ -362,10 +353,7 @@ class MlxSession:
         return Snapshot(len(self.tokens) - self._lag, self._runner.caches.take_snapshot(deep=deep))
 
     def _start(self, run: Callable[..., Any], *args: Any, undo: Snapshot | None = None) -> Rows:
-        """The rows of a forward that was handed to the device. On failure the caches return to `undo`.
-
-        Raises BackendError, Cancelled.
-        """
+        """The rows of a forward on the device. On BackendError and Cancelled the caches return to `undo`."""
         try:
             with map_errors():
                 rows = Rows(run(*args), self._runner.features)
@@ -388,10 +376,7 @@ class MlxSession:
             mx.clear_cache()  # buffers that the caches have outgrown
 
     def _run(self, tokens: Sequence[int]) -> None:
-        """Run accepted tokens without scores, and wait. On failure the caches are as before.
-
-        Raises BackendError, Cancelled.
-        """
+        """Run accepted tokens without scores, and wait. On BackendError and Cancelled the caches are as before."""
         before = self._runner.caches.take_snapshot()
         try:
             with map_errors(), self._runner.context.build(poll=self._check):

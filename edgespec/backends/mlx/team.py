@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from time import sleep
-from typing import Any, Protocol
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -32,33 +33,34 @@ REFUSALS = (Cancelled, ContextOverflow, RollbackError, Unsupported, ValueError)
 """What an operation raises on all ranks alike."""
 
 
-class Team(Protocol):
+class Team(ABC):
     """A rank among the others. All ranks run the same operations in the same order; rank 0 decides which."""
 
-    @property
-    def group(self) -> Any:
-        """MLX's group."""
+    def __init__(self, ranks: Ranks) -> None:
+        self.group = join(ranks)
 
-    def announce(self, do: str, **arguments: Any) -> None:
+    def announce(self, do: str, **arguments: Any) -> None:  # noqa: B027 - the others hear of it from rank 0
         """Rank 0: have the others run this operation, which this process is about to run. Raises BackendError."""
 
+    @abstractmethod
     def watch(self, check: CheckCancelled) -> CheckCancelled:
         """A check that raises Cancelled on all ranks at the same point; `check` is rank 0's."""
 
-    def leave(self) -> None:
+    def leave(self) -> None:  # noqa: B027 - rank 0 hears of the error
         """The ranks are out of step: an operation has failed in the middle."""
 
     def share(self, x: Any) -> Any:
         """Rank 0's `x`, which has the same shape everywhere; a lazy array."""
+        return mx.distributed.all_sum(x, group=self.group)
 
 
-class LeadingTeam:
+class LeadingTeam(Team):
     """Rank 0."""
 
     def __init__(self, leader: Leader) -> None:
         self.leader = leader
         leader.tell("join")
-        self.group = join(leader.ranks)
+        super().__init__(leader.ranks)
 
     def announce(self, do: str, **arguments: Any) -> None:
         self.leader.tell(do, **arguments)
@@ -78,19 +80,13 @@ class LeadingTeam:
         sleep(_LOST_S)
         self.leader.close()
 
-    def share(self, x: Any) -> Any:
-        return mx.distributed.all_sum(x, group=self.group)
 
-
-class FollowingTeam:
+class FollowingTeam(Team):
     """Another rank."""
 
     def __init__(self, link: Follower, ranks: Ranks) -> None:
+        super().__init__(ranks)
         self._link = link
-        self.group = join(ranks)
-
-    def announce(self, do: str, **arguments: Any) -> None:
-        """Rank 0 has announced it."""
 
     def watch(self, check: CheckCancelled) -> CheckCancelled:
         def watched() -> None:
@@ -102,12 +98,8 @@ class FollowingTeam:
 
         return watched
 
-    def leave(self) -> None:
-        """Rank 0 hears of the error."""
-
     def share(self, x: Any) -> Any:
-        zeros = mx.depends(mx.zeros_like(x), x)  # what `x` takes is computed here too, as on rank 0
-        return mx.distributed.all_sum(zeros, group=self.group)
+        return super().share(mx.depends(mx.zeros_like(x), x))  # what `x` takes is computed here too, as on rank 0
 
 
 @cache
@@ -171,14 +163,7 @@ class TeamModel(MlxModel):
         """Raises Unsupported."""
         raise Unsupported("a model on several ranks cannot draft for itself.", hint=_OTHER_DRAFT)
 
-    def load_head(
-        self,
-        spec: HeadSpec,
-        path: Path,
-        *,
-        progress: Callable[[float], None] = lambda fraction: None,
-        check: CheckCancelled = lambda: None,
-    ) -> MlxHead:
+    def load_head(self, spec: HeadSpec, path: Path, **arguments: Any) -> MlxHead:
         """Loads a head on rank 0 alone. It reads hidden states, which all ranks have."""
         kinds = (AllToShardedLinear, QuantizedAllToShardedLinear)
         parts = [each for name, each in self.network.named_modules() if name.rsplit(".", 1)[-1] == "lm_head"]
@@ -186,7 +171,7 @@ class TeamModel(MlxModel):
             raise Unsupported(
                 "this head uses the target's cache or output matrix, which several ranks share.", hint=_OTHER_DRAFT
             )
-        return super().load_head(spec, path, progress=progress, check=check)
+        return super().load_head(spec, path, **arguments)
 
     def close(self) -> None:
         if self._model is not None:
