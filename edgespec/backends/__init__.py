@@ -49,10 +49,7 @@ class Model(Protocol):
 
     @property
     def no_batching_reason(self) -> str | None:
-        """Why shared sessions cannot batch their forwards, as a clause; None where they do.
-
-        Without batching answers are generated one after the other.
-        """
+        """Why answers of shared sessions are made one after the other, as a clause; None where forwards batch."""
 
     @property
     def is_row_invariant(self) -> bool:

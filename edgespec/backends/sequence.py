@@ -32,10 +32,7 @@ def check_forward(session: Session, root: int, draft: Draft, *, is_on_device: bo
 
 
 def kept_tokens(pending: tuple[int, Draft] | None, path: Sequence[int]) -> list[int]:
-    """What a commit of `path` keeps of the root and the draft of the pending forward.
-
-    Raises RollbackError where there is none, ValueError for what is no path of the draft.
-    """
+    """What a commit of `path` keeps of a forward. Raises RollbackError where there is none, ValueError for no path."""
     if pending is None:
         raise RollbackError("nothing was forwarded to commit.", hint="Report this as a bug.")
     root, draft = pending

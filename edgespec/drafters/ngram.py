@@ -98,10 +98,7 @@ class SuffixLookup:
         return found
 
     def _find_longest(self, tokens: Sequence[int], grams: Sequence[tuple[int, ...]]) -> tuple[int, int]:
-        """(end, length) of the longest match of the end of `tokens` within the text; the latest of equal ones.
-
-        `grams` are those at the end of `tokens`.
-        """
+        """(end, length) of the longest match of the end of `tokens`, with n-grams `grams`; the latest of equal ones."""
         for gram in reversed(grams):
             end = self._latest.get(gram)
             if end is not None and len(gram) < MAX_NGRAM:
@@ -180,10 +177,7 @@ class NgramDrafter(Drafter):
             self._outcomes += lookup.extend(text)
 
     def _add_matches(self, tree: DraftTree, limit: Budget) -> Iterator[None]:
-        """What followed the longest match of the text's end; all matches, if the budget is for a tree.
-
-        A chain comes in parts, since the caller may stop after each.
-        """
+        """What followed the longest match in parts, after which the caller may stop; for a tree, all matches."""
         lookup = self._lookup
         if limit.nodes <= limit.depth:
             node, n = -1, limit.depth if lookup.length else 0

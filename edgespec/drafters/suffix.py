@@ -135,10 +135,7 @@ class _Choice(NamedTuple):
 
 
 class SuffixDrafter(Drafter):
-    """It proposes nothing from the present text itself, as `ngram` does.
-
-    It proposes the most probable continuation; with a budget for a tree the most probable nodes of all.
-    """
+    """It proposes the most probable continuation, for a tree the most probable nodes; nothing from the present text."""
 
     name = "suffix"
     is_free = True

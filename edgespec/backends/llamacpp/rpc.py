@@ -83,10 +83,7 @@ def find(name: str, result: Any, arguments: list[Any]) -> Any:
 
 
 def notice_silence(address: tuple[str, int]) -> None:
-    """Have the system end connections from or to `address` whose other machine is gone; else ggml would wait forever.
-
-    `address` is an IPv4 address, which may be empty for any, and a port.
-    """
+    """Have the system end connections of an IPv4 address, "" for any, whose machine is gone; else ggml waits."""
     host, port = address
     for descriptor in map(int, os.listdir("/dev/fd")):
         with suppress(OSError):

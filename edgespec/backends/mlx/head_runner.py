@@ -55,10 +55,7 @@ class HeadNetwork(ABC):
 
     @abstractmethod
     def run(self, tokens: Any, states: Any, caches: Any) -> Any:
-        """Output [n, h] of rows of states [n, h] and the tokens [n] after them, which follow those in `caches`.
-
-        Without pairs: the arrays that the device should compute.
-        """
+        """Output [n, h] of states [n, h] and the tokens [n] after them; without pairs the arrays to compute."""
 
     def start_draft(self, root: int, output: Any, caches: Any) -> Any:
         """What the draft after `root` begins with; `output` is that of the last `run`."""

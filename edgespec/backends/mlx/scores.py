@@ -137,9 +137,7 @@ class MlxScores:
     """Logits [rows, V] of a forward that may still be running."""
 
     def __init__(self, logits: Any, on_token: OnToken | None = None, draft: Draft | None = None) -> None:
-        """`on_token` is called once, by the first read that decides on the token of a single row. A `draft` that is on
-        the device comes to the host with the first read.
-        """
+        """`on_token` is called by the first read of a single row's token; a `draft` comes to the host with one."""
         self.array = logits
         self._on_token = on_token
         self._draft = draft if isinstance(draft, DeviceDraft) else None

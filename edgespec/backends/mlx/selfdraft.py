@@ -77,10 +77,7 @@ class SharedKVSession:
         return max(0, min(self._space - (self.position - self._target.position), MAX_ROWS) - 1)
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
-        """Run the part of `tokens` that is not held. The scores have no row where the target holds all of them.
-
-        Raises ContextOverflow, Cancelled, BackendError.
-        """
+        """Run what is not held of `tokens`; the last row is scored. Raises ContextOverflow, Cancelled, BackendError."""
         self._sync()
         self._pending = None
         check_prompt(tokens, self.capabilities)
@@ -144,9 +141,7 @@ class SharedKVSession:
                 self._target.bound = None
 
     def find_continuation(self, root: int, draft: Draft) -> Callable[[Any], Any] | None:
-        """A function from the rows [1, n] of this chain to their scores [n, V], which uses what the draft has computed
-        of them; None where it has computed nothing of them.
-        """
+        """A function from this chain [1, n] to its scores [n, V] that goes on from the draft; None without one."""
         if not self._network.continues_from_layer:
             return None
         if draft is self._lazy and self._tail == [root]:
