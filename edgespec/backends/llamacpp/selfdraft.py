@@ -55,7 +55,7 @@ def low_bit_copy(path: Path, bits: int, folder: Path, progress: Callable[[float]
         with suppress(OSError):
             copy.touch()  # the least recently used copy is removed first
         return copy
-    needed = int(weights * (bits + _MAX_OVERHEAD_BITS) / 8)
+    needed, unfinished = int(weights * (bits + _MAX_OVERHEAD_BITS) / 8), f".{copy.name}.*"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         evict(folder.parent, MAX_CACHE_BYTES - needed)
@@ -70,7 +70,7 @@ def low_bit_copy(path: Path, bits: int, folder: Path, progress: Callable[[float]
         )
 
     def report() -> None:
-        written = max((p.stat().st_size for p in folder.glob(f".{copy.name}.*")), default=0)
+        written = max((p.stat().st_size for p in folder.glob(unfinished)), default=0)
         progress(min(1.0, written / needed))
 
     try:
@@ -81,7 +81,7 @@ def low_bit_copy(path: Path, bits: int, folder: Path, progress: Callable[[float]
             hint="Check that the disk has space, or use --draft layerskip.",
         ) from None
     finally:
-        for file in folder.glob(".*.gguf.*"):  # of a build that was interrupted
+        for file in folder.glob(unfinished):  # of a build that was interrupted
             file.unlink(missing_ok=True)
     return copy
 
