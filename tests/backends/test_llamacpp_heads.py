@@ -81,7 +81,7 @@ def test_pairs_are_those_of_numpy(target: LlamaModel, kind: str, tmp_path: Path)
     """After the text, after three drafted tokens, and behind a window; several decodes of the head."""
     case = open_case(kind, target, tmp_path)
     text = TEXT[:140]
-    rows = states_of(case.target, case.head._layers, text[:-1])
+    rows = states_of(case.target, case.head._spec.layers or (), text[:-1])
     pair = Pair(case.target, case.head, text)
     logits = pair.read()
     assert logits.shape == (4096,) and logits.dtype == np.float32 and logits[np.isfinite(logits)].std() > 1
