@@ -23,7 +23,7 @@ from edgespec.core.protocols import CheckCancelled, Yield
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Notice, Request
 from edgespec.engine.prompts import Embedding, embed
-from edgespec.errors import Cancelled, EdgespecError, reason_of
+from edgespec.errors import BackendError, Cancelled, EdgespecError, reason_of
 from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import load_registry
@@ -38,6 +38,7 @@ from edgespec.service.loaded_model import LoadedModel, search_when_idle
 T = TypeVar("T")
 Work = Callable[[CheckCancelled], Iterator[T | Yield]]
 
+_log = logging.getLogger(__name__)
 _BACKOFF_S = 0.005
 _IDLE_S = 2.0  # without a job, before what is done when idle begins
 
@@ -153,28 +154,52 @@ class Worker:
         self._arrived.set()
 
     def _take_turns(self) -> None:
-        while True:
-            self._signed_s = inf
-            self._arrived.clear()
-            if not self._waiting and not self._running:
-                self._await_job()
-            while self._waiting and self._may_begin(self._waiting[0]):
-                job = self._waiting.popleft()
-                if job is None:
-                    return
-                self._running.append(job)
-            if self._running and self._running[0].shares:
-                self._signed_s = monotonic()
-            self._running = [job for job in self._running if job.advance()]
-            self._after_turn()
+        is_open = True
+        while is_open:
+            try:
+                is_open = self._take_turn()
+            except Exception as error:  # noqa: BLE001 - of a callback: those who wait are told
+                self._refuse(error)
+
+    def _take_turn(self) -> bool:
+        """Begin the jobs that may begin and advance every one; returns False at the end of the thread."""
+        self._signed_s = inf
+        self._arrived.clear()
+        if not self._waiting and not self._running:
+            self._await_job()
+        while self._waiting and self._may_begin(self._waiting[0]):
+            job = self._waiting.popleft()
+            if job is None:
+                return False
+            self._running.append(job)
+        if self._running and self._running[0].shares:
+            self._signed_s = monotonic()
+        self._running = [job for job in self._running if job.advance()]
+        self._after_turn()
+        return True
 
     def _await_job(self) -> None:
-        self._set_idle(True)
-        if self._when_idle is not None and not self._arrived.wait(_IDLE_S):
-            with suppress(Cancelled):
-                self._when_idle(self._check_idle)
-        self._arrived.wait()
+        try:
+            self._set_idle(True)
+            if self._when_idle is not None and not self._arrived.wait(_IDLE_S):
+                with suppress(Cancelled):
+                    self._when_idle(self._check_idle)
+        finally:
+            self._arrived.wait()
         self._set_idle(False)
+
+    def _refuse(self, error: Exception) -> None:
+        """End the jobs that run and those that wait, but for the last one of `close`."""
+        _log.error("a callback of the engine's thread has failed", exc_info=error)
+        refused: list[_Job[Any] | None] = [*self._running]
+        self._running = []
+        while self._waiting and not self._is_closing:
+            refused.append(self._waiting.popleft())
+        failure = BackendError(f"the engine's thread has failed: {reason_of(error)}.", hint="Try again.")
+        for job in refused:
+            with suppress(Exception):
+                if job is not None:
+                    job.stream.end(failure)
 
     def _check_idle(self) -> None:
         if self._waiting:
@@ -186,7 +211,6 @@ class Worker:
         return job is not None and job.shares and running[0].shares and len(running) < self.max_concurrency
 
 
-_log = logging.getLogger(__name__)
 _LOOK_S = 1.0  # between two looks for another version of an adapted draft
 
 

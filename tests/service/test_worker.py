@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from time import sleep
 
 import pytest
 
 from edgespec.core.protocols import YIELD, CheckCancelled, Yield
-from edgespec.errors import Cancelled
+from edgespec.errors import BackendError, Cancelled
 from edgespec.service.local import Worker
 
 
@@ -173,3 +174,29 @@ def test_closing_ends_a_job_whose_reader_has_stopped() -> None:
     closing.start()
     closing.join(10)
     assert not closing.is_alive()
+
+
+@pytest.mark.parametrize("broken", ["after_turn", "set_idle(True)", "set_idle(False)"])
+def test_a_callback_that_fails_refuses_who_waits_and_the_thread_goes_on(broken: str) -> None:
+    is_idle, is_mended = threading.Event(), False
+
+    def call_back(name: str) -> None:
+        if name == "set_idle(True)":
+            is_idle.set()
+        if name == broken and not is_mended:
+            raise OSError("no pipe")
+
+    def endless(check: CheckCancelled) -> Iterator[int | Yield]:
+        while True:
+            check()
+            yield YIELD
+
+    worker = Worker(lambda: call_back("after_turn"), lambda is_idle: call_back(f"set_idle({is_idle})"))
+    assert is_idle.wait(10)
+    with pytest.raises(BackendError, match=r"^the engine's thread has failed: no pipe\.$"):
+        list(worker.submit(endless))
+    is_mended = True
+    with suppress(BackendError):  # the thread may have become idle before
+        worker.call(lambda: 7)
+    assert worker.call(lambda: 7) == 7
+    worker.close()
