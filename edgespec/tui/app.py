@@ -30,10 +30,11 @@ from edgespec.tui.keys import BINDINGS, Help
 from edgespec.tui.panel import Details
 from edgespec.tui.progress import Downloads, Progress, TuiReporter, describe_error, describe_wait
 from edgespec.tui.prompt import Completion, Prompt
-from edgespec.tui.settings import add_path, read_setting
+from edgespec.tui.settings import read_setting
 from edgespec.tui.transcript import Transcript
 
 _BEAT_S = 0.2  # between two looks at what is waited for
+_MAX_PATHS = 20  # of models that were opened by path
 
 
 class ChatApp(Dialogue):
@@ -135,13 +136,13 @@ class ChatApp(Dialogue):
         try:
             await commands.run(self, line)
         except EdgespecError as error:
-            if isinstance(error, NotReady) and self.activity.is_loading:
+            is_loading = self.activity.job is not None and self.activity.answer is None
+            if isinstance(error, NotReady) and is_loading:
                 self.queue(f"/{line}")
             else:
                 await self.show_error(error)
 
-    async def action_command(self, line: str) -> None:
-        await self.run_command(line)
+    action_command = run_command
 
     def action_stop(self) -> None:
         """Stop the running job or the download; while there is neither, copy the selected text."""
@@ -204,7 +205,8 @@ class ChatApp(Dialogue):
         if request.backend is None:
             self.remember("model", reference)
         if reference and request.backend != "toy" and isinstance(parse_reference(reference), LocalPath):
-            self.remember("paths", add_path(read_setting("paths"), reference))
+            others = (each for each in read_setting("paths").splitlines() if each != reference)
+            self.remember("paths", "\n".join([reference, *others][:_MAX_PATHS]))
 
     @on(Downloads.Done)
     async def _open_download(self, message: Downloads.Done) -> None:

@@ -191,29 +191,21 @@ class _Theme(HighlightTheme):
     }
 
 
-class Origins(NamedTuple):
-    """A part of a text, and the style of each of its characters, by who proposed it."""
-
-    source: str
-    styles: tuple[str, ...]
-
-
-def paint(content: Content, origins: Origins) -> Content:
-    """Add the styles of `origins` to `content`, which shows its source without markup."""
+def paint(content: Content, origins: Sequence[Run]) -> Content:
+    """Add the styles of `origins` to `content`, which shows their text without markup."""
+    source = "".join(text for text, _ in origins)
+    styles = [style for text, style in origins for _ in text]
     spans: list[Span] = []
     at = 0
     is_indent = True  # whether only spaces stand before the next character in its line
     for i, character in enumerate(content.plain):
-        found = origins.source.find(character, at, at + (_MAX_MARKS if character.isspace() else _MAX_MARKUP))
+        found = source.find(character, at, at + (_MAX_MARKS if character.isspace() else _MAX_MARKUP))
         is_indent = character == "\n" or (is_indent and character == " ")
         if found >= 0:
             at = found + 1
-            if origins.styles[found] and not is_indent:
-                spans.append(Span(i, i + 1, origins.styles[found]))
+            if styles[found] and not is_indent:
+                spans.append(Span(i, i + 1, styles[found]))
     return content.add_spans(spans).simplify()
-
-
-# A text that grows, as blocks: only its end is parsed again.
 
 
 Parse = Callable[[str, int, int], tuple[list[Block], int]]
@@ -221,7 +213,7 @@ Parse = Callable[[str, int, int], tuple[list[Block], int]]
 
 
 class Document:
-    """The blocks of a text."""
+    """The blocks of a text that grows: only its end is parsed again."""
 
     def __init__(self, parse: Parse) -> None:
         self.blocks: list[Block] = []

@@ -44,9 +44,6 @@ if TYPE_CHECKING:
 
 Run = Callable[["ChatApp", str], Awaitable[object]]
 
-# Commands that change, show or copy the conversation.
-
-
 _MAX_ATTACHED_BYTES = 2**20
 _MAX_IMPORTED_BYTES = 2**28
 
@@ -223,9 +220,6 @@ def _read(path: Path, max_bytes: int, hint: str) -> str:
         raise InvalidRequest(f"{path} is not a text file.", hint="Choose a text file.") from error
 
 
-# Commands that change the model, the draft, the settings or the theme; the race.
-
-
 async def spec(app: ChatApp, argument: str) -> None:
     """`on` and `off` take effect during an answer too."""
     model_info = require_model(app.client)
@@ -363,9 +357,6 @@ async def run(app: ChatApp, line: str) -> None:
     await command.run(app, argument)
 
 
-# How a slash command that is being typed can go on: names of commands, then what a command takes.
-
-
 _SPEC = {"on": "as chosen before", "off": "plain decoding", "auto": "as much as pays", "4": "tokens per step"}
 
 Values = Iterable[tuple[str, str, bool]]
@@ -424,15 +415,11 @@ def _list_drafts(argument: str) -> Values:
             yield prefix + word + "://" * (not is_whole), spec.summary, is_whole
 
 
-def _list_aliases(_argument: str) -> Values:
-    return ((alias, description, True) for alias, description in _read_aliases())
-
-
 @cache
-def _read_aliases() -> tuple[tuple[str, str], ...]:
+def _list_aliases() -> Values:
     """The aliases with their descriptions; they are asked for at every key."""
     with suppress(EdgespecError):
-        return tuple((entry.alias, entry.description) for entry in load_registry().entries.values())
+        return [(entry.alias, entry.description, True) for entry in load_registry().entries.values()]
     return ()
 
 
@@ -453,6 +440,6 @@ _ARGUMENTS: Mapping[str, Callable[[str], Values]] = {
     "draft": _list_drafts,
     "set": lambda _: [(f"{name} ", "", False) for name in SETTINGS],
     "spec": lambda _: [(word, summary, True) for word, summary in _SPEC.items()],
-    "model": _list_aliases,
+    "model": lambda _: _list_aliases(),
     **dict.fromkeys(("attach", "export", "import", "save", "load"), _list_paths),
 }

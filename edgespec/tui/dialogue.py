@@ -15,6 +15,7 @@ from textual.content import Content
 from edgespec.conversations import Store, Turn
 from edgespec.conversations.chat import NEARLY_FULL, Chat, OwnModel, describe_end, make_room, may_be_code
 from edgespec.conversations.recorder import ConversationRecorder, Fork
+from edgespec.core.metrics import Meter
 from edgespec.engine.events import AnswerStart, Event, Request
 from edgespec.engine.events import Notice as EngineNotice
 from edgespec.errors import Cancelled, EdgespecError
@@ -24,7 +25,7 @@ from edgespec.registry.schema import EMBEDDED_ALIAS
 from edgespec.service.client import EngineClient, require_model
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
-from edgespec.tui.panel import Panel, StatusLine, add_metrics, footer_metrics, format_footer
+from edgespec.tui.panel import Panel, StatusLine, format_footer, sum_metrics
 from edgespec.tui.progress import Activity, Progress, Toast, describe_error
 from edgespec.tui.prompt import Prompt, sanitize
 from edgespec.tui.race import FRAME_S, Race
@@ -220,7 +221,7 @@ class Dialogue(Window):
 
     def _generate(self, answer: Answer, request: Request, earlier: Mapping[str, Any]) -> None:
         """Let `answer` grow; `earlier` are the metrics of what it has."""
-        self.activity.begin_answer(answer, perf_counter(), earlier)
+        self.activity = Activity(None, answer, Meter(0, perf_counter()), earlier=earlier)
         self.mark_branches()
         self._drawn_cpu_s = thread_time()
         job = self.activity.job = self.client.stream(request)
@@ -235,7 +236,7 @@ class Dialogue(Window):
         pieces = [event for event in events if isinstance(event, Piece)]
         if (answer := self.activity.answer) is not None and pieces:
             answer.append(pieces)
-            self.query_one(Transcript).update()
+            self.query_one(Transcript).update(answer)
             self.recorder.update_answer(answer.text, answer.reasoning, lambda: answer.spans)
         self.refresh_instruments(_REFRESH_INTERVAL_S)
         before_s, self._drawn_cpu_s = self._drawn_cpu_s, thread_time()
@@ -251,12 +252,15 @@ class Dialogue(Window):
         self.query_one("#progress", Progress).show(None)
         answer, activity.answer = activity.answer, None
         if answer is not None:
-            metrics = add_metrics(activity.earlier, footer_metrics(activity.finished))
+            metrics = sum_metrics(activity.earlier, activity.finished)
             is_whole = metrics.get("reason") == "stop"
             answer.footer = format_footer(metrics) + ("" if is_whole else CONTINUE_HINT)
             self.query_one(Transcript).update()
             self.recorder.finish_answer(answer.text, answer.reasoning, answer.spans, metrics)
-            await self._watch_context()
+            model_info, meter = self.client.model_info, activity.meter
+            used = meter.prompt_tokens + meter.emitted_tokens
+            if model_info is not None and used >= NEARLY_FULL * model_info.context_size:
+                await self.show_notice(describe_end(self.chat, used, model_info.context_size))
             if not answer.text and not answer.reasoning:
                 await self.show_turns()  # the answer that it was to replace returns
         if failure:
@@ -282,13 +286,6 @@ class Dialogue(Window):
             await self.show_notice(said)
         elif answered and model_info.name == EMBEDDED_ALIAS and not may_be_code(self.recorder.questions[-1].text):
             await self.show_notice(f"{EMBEDDED_ALIAS} completes Python code; Ctrl+G lists models that one can talk to.")
-
-    async def _watch_context(self) -> None:
-        """Tell that the context is nearly full."""
-        model_info, meter = self.client.model_info, self.activity.meter
-        used = meter.prompt_tokens + meter.emitted_tokens
-        if model_info is not None and used >= NEARLY_FULL * model_info.context_size:
-            await self.show_notice(describe_end(self.chat, used, model_info.context_size))
 
     # Conversations and their branches.
 

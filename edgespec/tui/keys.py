@@ -66,9 +66,6 @@ KEYS = (
 )
 
 
-# F1: keys, commands, and the words of the screens.
-
-
 GLOSSARY = (
     ("token", "a word or a part of one; models read and write tokens"),
     ("plain decoding", "the model computes once for every token that it writes"),
@@ -83,7 +80,7 @@ GLOSSARY = (
 
 
 class Help(ModalScreen[None]):
-    """A scrolling list."""
+    """A scrolling list of keys, words and commands."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "dismiss", "Back")]
 

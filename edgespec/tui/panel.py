@@ -20,17 +20,10 @@ from edgespec.engine.events import Finished
 from edgespec.hub.cache import shorten_names
 from edgespec.service.client import ModelInfo
 
-# Bars made of block characters.
-
 
 def draw_bar(share: float, width: int) -> str:
     """A horizontal bar of `width` cells; `share` is clipped to 0..1."""
     return ("█" * round(max(0.0, min(1.0, share)) * width)).ljust(width)
-
-
-def draw_column(share: float) -> str:
-    """A vertical bar of one cell; `share` is clipped to 0..1."""
-    return "▁▂▃▄▅▆▇█"[round(max(0.0, min(1.0, share)) * 7)]
 
 
 _CELLS = 31  # of a line
@@ -179,14 +172,11 @@ def _join(lines: Iterable[tuple[Part, ...]]) -> Content:
 
 
 def _draw_sparkline(values: Iterable[float], top: float) -> str:
-    return "".join(draw_column(value / top if top else 0.0) for value in values)
+    return "".join("▁▂▃▄▅▆▇█"[round(7 * value / top) if top else 0] for value in values)
 
 
 def _format_size(n_bytes: int) -> str:
     return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
-
-
-# F2: the latest steps, and what the controller has measured about costs and acceptance, while it changes.
 
 
 _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # of the forwards whose cost is shown
@@ -300,25 +290,17 @@ def _format(value: float | None, factor: float = 1.0) -> str:
     return "-" if value is None else f"{value * factor:.1f}"
 
 
-# The line below an answer, made from the metrics that are stored with it.
-
-
 _COUNTED = ("emitted_tokens", "drafted_tokens", "accepted_tokens")
 _STORED = (*_COUNTED, "tau", "tokens_per_second", "times_plain", "ttft_s")
 
 
-def footer_metrics(finished: Finished | None) -> dict[str, Any]:
-    """The metrics to store with an answer."""
+def sum_metrics(earlier: Mapping[str, Any], finished: Finished | None) -> dict[str, Any]:
+    """The metrics to store with an answer: its speed of late, and the tokens of its `earlier` part too."""
     if finished is None:
         return {"reason": "error"}
     stored = {name: getattr(finished.metrics, name) for name in _STORED}
-    return {"reason": finished.reason, "seed": finished.seed, **stored}
-
-
-def add_metrics(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics of an answer that was generated in two parts: the tokens of both, the speed of the second."""
-    counts = {name: first.get(name, 0) + second[name] for name in _COUNTED if name in second}
-    return {**second, **counts}
+    counts = {name: stored[name] + earlier.get(name, 0) for name in _COUNTED}
+    return {"reason": finished.reason, "seed": finished.seed, **stored, **counts}
 
 
 def format_footer(metrics: Mapping[str, Any]) -> str:

@@ -42,10 +42,6 @@ from edgespec.tui.progress import describe_error
 from edgespec.tui.settings import read_setting
 from edgespec.units import gib
 
-# The rows of the list of models: recommendations in their order, then other downloads, models that were opened by
-# path, and other programs' models.
-
-
 _SMALL = 4.0  # billions of parameters, at most
 _FITS = {"does not fit": "no", None: ""}
 
@@ -79,6 +75,7 @@ def list_rows(
     client: EngineClient, check: CheckCancelled, *, is_idle: bool, text: str = ""
 ) -> Iterator[tuple[list[Row], str]]:
     """Rows with what to say of them: first of the registry alone, then with the sizes and headers at the hub.
+    Recommendations come in their order, then other downloads, models that were opened by path, and other programs'.
 
     With `text` they are the repositories of the hub that match it. With an idle engine this machine is measured, unless
     that was done before. Raises EdgespecError, Cancelled.
@@ -106,12 +103,6 @@ def filter_rows(rows: Iterable[Row], text: str) -> list[Row]:
     return [each for each in rows if all(word in f"{each.name} {each.description}".casefold() for word in words)]
 
 
-def select_small(rows: Iterable[Row]) -> list[Row]:
-    """The rows of small models, the smallest first, and last the embedded pair, which only completes code."""
-    small = [each for each in rows if each.parameters is not None and each.parameters <= _SMALL]
-    return sorted(small, key=lambda each: (each.opens == EMBEDDED_ALIAS, each.parameters))
-
-
 def _from_recommendation(model: Candidate) -> Row:
     fit, licensed = _FITS.get(model.fit, model.fit or ""), model.about.license or "?"
     speeds = format_plain(model), format_drafted(model), model.quality
@@ -125,14 +116,11 @@ def _from_local(model: Candidate) -> Row:
     return Row(model.opens, model.name, (size, _FITS.get(model.fit, model.fit or ""), "", "", "", "", described))
 
 
-# A list with a filter above it and a status line below it.
-
-
 T = TypeVar("T")
 
 
 class FilterList(ModalScreen[T | None]):
-    """Dismissed with the choice, or None."""
+    """A list with a filter above it and a status line below it, dismissed with the choice, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "dismiss", "Back"),
@@ -330,7 +318,10 @@ class Picker(FilterList[Pick]):
         listed = {each.opens for each in self._rows}
         is_small = self._is_first and not text
         every = [*self._rows, *(each for each in self._found if each.opens not in listed)]
-        rows = select_small(self._rows) if is_small else filter_rows(every, text)
+        rows = filter_rows(every, text)
+        if is_small:  # the smallest first, and last the embedded pair, which only completes code
+            rows = [each for each in self._rows if each.parameters is not None and each.parameters <= _SMALL]
+            rows.sort(key=lambda each: (each.opens == EMBEDDED_ALIAS, each.parameters))
         for row in rows:
             name = Text(row.name, overflow="ellipsis", no_wrap=True)
             table.add_row(name, *(Text(cell, no_wrap=True) for cell in row.cells), key=row.opens)
@@ -361,14 +352,11 @@ def _describe_download(name: str, missing: int | None, row: Row | None) -> str:
     return f"Download {name}? {size}{licensed}, to {hub.cache_dir}\n{free} free · {keys}"
 
 
-# The stored conversations: list, search, resume, delete.
-
-
 _HISTORY_KEYS = "Enter resumes · type to search · Ctrl+X deletes · Esc closes"
 
 
 class History(FilterList[int]):
-    """Dismissed with the id of the conversation to resume, or None."""
+    """The stored conversations. Dismissed with the id of the one to resume, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+x", "delete", "Delete", priority=True),

@@ -66,9 +66,6 @@ class Activity:
     finished: Finished | None = None
     earlier: Mapping[str, Any] = field(default_factory=dict)
 
-    def begin_answer(self, answer: Answer, requested_s: float, earlier: Mapping[str, Any]) -> None:
-        self.answer, self.meter, self.finished, self.earlier = answer, Meter(0, requested_s), None, earlier
-
     def add(self, event: Event) -> None:
         """Count an event of the answer."""
         if isinstance(event, Step):
@@ -77,11 +74,6 @@ class Activity:
             self.meter.add_progress(event, perf_counter())
         elif isinstance(event, Finished):
             self.finished = event
-
-    @property
-    def is_loading(self) -> bool:
-        """Whether a model or a draft is being opened."""
-        return self.job is not None and self.answer is None
 
     def require_idle(self) -> None:
         """Check that no job runs; else raise NotReady."""

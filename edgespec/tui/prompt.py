@@ -14,9 +14,6 @@ from textual.widget import Widget
 from textual.widgets import OptionList, TextArea
 from textual.widgets.option_list import Option
 
-# What the input can be completed to, listed above the prompt.
-
-
 MAX_COMPLETIONS = 50
 
 
@@ -66,9 +63,6 @@ class Popup(OptionList):
         self.highlighted = (0 if by > 0 else count - 1) if self.highlighted is None else (self.highlighted + by) % count
 
 
-# Replaces control characters, so that no text can control the terminal or show its characters in another order.
-
-
 # C0 becomes the control pictures of Unicode; C1 has none and becomes the replacement character.
 _PICTURES = {code: 0x2400 + code for code in range(0x20)} | dict.fromkeys(range(128, 160), 65533)
 _BIDI = {code: f"‹U+{code:X}›" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}  # noqa: RUF001
@@ -77,7 +71,7 @@ _TABLE: dict[int, int | str] = {**_PICTURES, **_BIDI, 0x09: 0x09, 0x0A: 0x0A, 0x
 
 def sanitize(text: str) -> str:
     """Replace every control character but tab and newline by one visible character, a carriage return by a space, and
-    every control of the direction of writing by its number.
+    every control of the direction of writing by its number. So no text can control the terminal or reorder itself.
     """
     return text.translate(_TABLE)
 

@@ -13,7 +13,6 @@ from edgespec.errors import CacheError, EdgespecError
 from edgespec.files import write_atomically
 
 MAX_PROMPTS = 1000  # that are read
-_MAX_PATHS = 20  # of models
 _MAX_BYTES = 2**20  # of the prompts; a larger file is set aside for a new one
 _HINT = "Free some space, or set EDGESPEC_DATA_DIR to another folder."
 
@@ -50,11 +49,6 @@ def find_first_model() -> str | None:
         return last
     default = load_registry().default
     return default if is_named or default != EMBEDDED_ALIAS else None
-
-
-def add_path(paths: str, path: str) -> str:
-    """The lines of the setting `paths`, the models that were opened by path, with another one first."""
-    return "\n".join([path, *(line for line in paths.splitlines() if line != path)][:_MAX_PATHS])
 
 
 def read_last_model() -> str | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -27,7 +28,6 @@ from edgespec.tui.blocks import (
     Block,
     CodeBlock,
     Document,
-    Origins,
     Parse,
     Row,
     Run,
@@ -49,15 +49,17 @@ class Item:
     """What a transcript shows. A message can tell which one it is of those in its place."""
 
     text: str
+    _block: Block
     _arrows: tuple[Run, ...] = ()
 
     @property
     def blocks(self) -> list[Block]:
-        raise NotImplementedError
+        """The blocks that it becomes."""
+        return [self._block]
 
-    def origins(self, block: Block) -> Origins | None:
-        """The origins of a block's characters; None where they are not shown."""
-        return None
+    def origins(self, block: Block) -> tuple[Run, ...]:
+        """The source of a block in the colors of who proposed it; empty where they are not shown."""
+        return ()
 
     def mark(self, label: str, *, is_selected: bool) -> None:
         """Show `label` below the message; nothing if it is empty."""
@@ -89,10 +91,6 @@ class Notice(Item):
         prefix, style = ("▌ ", "$text-error") if kind == "error" else ("", MUTED)
         self._block = Block(0, len(text), prefix, prefix, "", style, ((sanitize(text), style),))
 
-    @property
-    def blocks(self) -> list[Block]:
-        return [self._block]
-
 
 class Answer(Item):
     """Reasoning in a fold, the answer as Markdown or raw, and a footer."""
@@ -107,7 +105,7 @@ class Answer(Item):
         self.shows_origins = False
         self._is_raw = is_raw
         self._shown = ""  # the text without control characters
-        self._styles: list[str] = []  # of its characters, by origin; empty until they are needed
+        self._ends: list[int] = []  # of the spans, in what is shown
         self._thoughts = Document(parse_thoughts)
         self._parse: Parse = parse_plain if is_raw else parse_markdown
         self._document = Document(self._parse)
@@ -126,42 +124,51 @@ class Answer(Item):
             blocks.append(_make_block("arrows", gap, (*self._arrows, (self.footer, MUTED))))
         return blocks
 
-    def origins(self, block: Block) -> Origins | None:
-        if not self.shows_origins or block.end <= block.start or block.role:
-            return None
-        if not self._styles:
-            by_span = ([select_style(origin, tokens)] * length for length, origin, tokens in self.spans)
-            styles = [style for each in by_span for style in each]
-            styles += [""] * (len(self.text) - len(styles))
-            # A character may be shown by several.
-            self._styles = [
-                style for character, style in zip(self.text, styles, strict=False) for _ in sanitize(character)
-            ]
-        return Origins(self._shown[block.start : block.end], tuple(self._styles[block.start : block.end]))
+    def origins(self, block: Block) -> tuple[Run, ...]:
+        runs: list[Run] = []
+        if not self.shows_origins or block.role:
+            return ()
+        at = block.start
+        for i in range(bisect_right(self._ends, at), len(self._ends)):
+            if at >= block.end:
+                break
+            _, origin, tokens = self.spans[i]
+            runs.append((self._shown[at : min(self._ends[i], block.end)], select_style(origin, tokens)))
+            at = self._ends[i]
+        return tuple(runs)
 
     def append(self, pieces: Sequence[Piece]) -> None:
         """Add the next pieces of the answer and its reasoning."""
         if reasoning := "".join(piece.text for piece in pieces if piece.channel == "reasoning"):
             self._think(reasoning)
         if answer := [piece for piece in pieces if piece.channel != "reasoning"]:
-            extend_spans(self.spans, answer)
-            self._grow("".join(piece.text for piece in answer))
+            spans = [(len(piece.text), piece.origin, 1) for piece in answer]
+            self._grow("".join(piece.text for piece in answer), spans)
 
-    def show(self, text: str, reasoning: str, spans: Any, footer: str) -> None:
-        """Become a stored answer."""
+    def show(self, text: str, reasoning: str, spans: Sequence[Any], footer: str) -> None:
+        """Become a stored answer; spans that are none are left out."""
         self.footer = footer
-        self.spans = [tuple(span) for span in spans]
         self._think(reasoning)
-        self._grow(text)
+        self._grow(text, [span for span in spans if list(map(type, span)) == [int, str, int]])
 
     def _think(self, text: str) -> None:
         self.reasoning += sanitize(text)
         self._thoughts.update(self.reasoning)
 
-    def _grow(self, text: str) -> None:
+    def _grow(self, text: str, spans: Sequence[Span]) -> None:
+        """Append a text with its spans; neighbors of the same origin are merged."""
+        at, end = 0, len(self._shown)
+        for length, origin, tokens in spans:
+            end += len(sanitize(text[at : at + length]))  # a character may be shown by several
+            at += length
+            if self.spans and self.spans[-1][1] == origin:
+                self._ends.pop()
+                before, _, earlier = self.spans.pop()
+                length, tokens = length + before, tokens + earlier
+            self.spans.append((length, origin, tokens))
+            self._ends.append(end)
         self.text += text
         self._shown += sanitize(text)
-        self._styles.clear()
         if self._is_raw:
             parse = parse_python if is_python(self.text[:_JUDGED]) else parse_plain
             if parse is not self._parse:
@@ -175,9 +182,6 @@ def _make_block(role: Literal["fold", "arrows"], gap: str | None, runs: tuple[Ru
     return Block(gap=gap, runs=runs, role=role)
 
 
-# Styles for text by the drafter that proposed each token.
-
-
 Span = tuple[int, str, int]
 """(characters, origin as in Piece, tokens) of a run of tokens with one origin."""
 
@@ -185,16 +189,6 @@ Span = tuple[int, str, int]
 _COLORS = ("$text-primary", "$text-success", "$text-error", "$text-secondary", "$text-accent")
 _SEVERAL = "$text-warning"  # drafters that proposed the same token
 _MIN_LONG_RUN = 4  # tokens
-
-
-def extend_spans(spans: list[Span], pieces: Sequence[Piece]) -> None:
-    """Append `pieces`, and merge neighbors of the same origin."""
-    for piece in pieces:
-        if spans and spans[-1][1] == piece.origin:
-            length, _, tokens = spans[-1]
-            spans[-1] = (length + len(piece.text), piece.origin, tokens + 1)
-        else:
-            spans.append((len(piece.text), piece.origin, 1))
 
 
 def describe_origins(spans: Sequence[Span]) -> tuple[Run, ...]:
@@ -216,24 +210,17 @@ def select_style(origin: str, tokens: int) -> str:
     return f"{color} {'bold ' if tokens >= _MIN_LONG_RUN else ''}underline"
 
 
-# The list, with the newest item at the bottom. Only what is in the window is drawn.
-
-
 _MAX_CACHED_BLOCKS = 400
 
 
-class Line(NamedTuple):
-    """A line of the transcript: a row of a block of an item, by its number in the block."""
-
-    item: Item
-    block: Block
-    row: int
+Place = tuple[Item, Block]
+"""A block of the transcript, and the item that it is a part of."""
 
 
 class Transcript(ScrollView):
-    """Scrolls to its end as it grows, until the user scrolls up.
+    """A list, with the newest item at the bottom. It scrolls to its end as it grows, until the user scrolls up.
 
-    All lines are known; they get styles where they come into the window.
+    The heights of all blocks are known; their lines are drawn where they come into the window.
     """
 
     @dataclass(eq=False)
@@ -246,9 +233,12 @@ class Transcript(ScrollView):
     def __init__(self) -> None:
         super().__init__(id="transcript")
         self.items: list[Item] = []
-        self._lines: list[Line] = []
+        self._places: list[Place] = []
+        self._tops = [0]  # the first line of each place, and the number of lines
         self._width = 0  # at which they are laid out
-        self._drawn: LRUCache[tuple[Block, Origins | None, int], list[tuple[Row, Strip]]] = LRUCache(_MAX_CACHED_BLOCKS)
+        self._is_laid_out = False  # whether `items` are
+        self._drawn: LRUCache[tuple[Block, tuple[Run, ...], int], list[tuple[Row, Strip]]]
+        self._drawn = LRUCache(_MAX_CACHED_BLOCKS)
         self._is_following = True
 
     @property
@@ -277,7 +267,7 @@ class Transcript(ScrollView):
 
     def set_view(self, *, is_folded: bool, shows_origins: bool) -> None:
         """Fold the reasoning and show the origins of every answer."""
-        place = self._first_line
+        place = self._first_place
         for answer in self.answers:
             answer.is_folded, answer.shows_origins = is_folded, shows_origins
         self.update()
@@ -299,7 +289,7 @@ class Transcript(ScrollView):
             position = item.text.casefold().rfind(text.casefold())
             if position >= 0:
                 blocks = [block for block in item.blocks if block.start <= position < block.end]
-                self._reveal(Line(item, blocks[-1] if blocks else item.blocks[0], 0))
+                self._reveal((item, blocks[-1] if blocks else item.blocks[0]))
                 return True
         return False
 
@@ -311,27 +301,39 @@ class Transcript(ScrollView):
     # Lines.
 
     @property
-    def _first_line(self) -> Line | None:
+    def _first_place(self) -> Place | None:
         """The first one of the window, where it is to stay there; None at the end, which is followed."""
         y = self.scroll_offset.y
-        return None if self._is_following or y >= len(self._lines) else self._lines[y]
+        return None if self._is_following or y >= self._tops[-1] else self._find_line(y)[0]
+
+    def _find_line(self, y: int) -> tuple[Place, int]:
+        """The place that line `y` belongs to, and the number of the line in its block."""
+        number = bisect_right(self._tops, y) - 1
+        return self._places[number], y - self._tops[number]
 
     def _replace(self, items: list[Item]) -> None:
         self.items = items
         self.update()
 
-    def update(self) -> None:
-        """Lay out the items as they are now, and draw the lines that have changed."""
+    def update(self, since: Item | None = None) -> None:
+        """Lay out the items, or only `since` and those after it, as they are now, and draw what has changed."""
         width = self.scrollable_content_region.width
         if width <= 0 or not self.size.height:
-            return  # it is laid out when it has a size
-        before, self._lines, self._width = self._lines, [], width
-        for item in self.items:
-            for block in item.blocks:
-                self._lines += [Line(item, block, row) for row in range(block.height(width))]
-        n = len(self._lines)
-        changed = next((y for y, (old, new) in enumerate(zip(before, self._lines, strict=False)) if old != new), n)
-        changed = min(changed, len(before))
+            self._is_laid_out = False  # it is when it has a size
+            return
+        if width != self._width:
+            self._width, self._places, self._tops = width, [], [0]
+        first = next((i for i, (item, _) in enumerate(self._places) if item is since), 0)
+        at = self.items.index(since) if first and self._is_laid_out and since in self.items else 0
+        first, self._is_laid_out = first if at else 0, True
+        before, after = self._places[first:], [(item, block) for item in self.items[at:] for block in item.blocks]
+        pairs = enumerate(zip(before, after, strict=False), first)
+        changed = next((i for i, (old, new) in pairs if old != new), first + min(len(before), len(after)))
+        self._places[first:] = after
+        del self._tops[changed + 1 :]
+        for _, block in self._places[changed:]:
+            self._tops.append(self._tops[-1] + block.height(width))
+        n = self._tops[-1]
         # Nothing else on the screen depends on the height of the content: no new layout of it.
         self.set_reactive(ScrollView.virtual_size, Size(width, n))
         self.vertical_scrollbar.window_virtual_size = n
@@ -339,16 +341,14 @@ class Transcript(ScrollView):
         if y != self.scroll_offset.y:
             self.scroll_to(y=y, animate=False)
         else:
-            top = max(0, changed - y)
+            top = max(0, self._tops[changed] - y)
             self.refresh(Region(0, top, self.outer_size.width, max(0, self.size.height - top)))
 
-    def _reveal(self, place: Line | None) -> None:
-        """Scroll so that the block of `place`, if it is still there, is the first one of the window."""
-        for y, line in enumerate(self._lines):
-            if place is not None and line.item is place.item and line.block == place.block:
-                self._is_following = False
-                self.scroll_to(y=y, animate=False)
-                return
+    def _reveal(self, place: Place | None) -> None:
+        """Scroll so that `place`, if it is still there, is the first one of the window."""
+        if place in self._places:
+            self._is_following = False
+            self.scroll_to(y=self._tops[self._places.index(place)], animate=False)
 
     def _draw(self, item: Item, block: Block) -> list[tuple[Row, Strip]]:
         origins = item.origins(block)
@@ -370,10 +370,10 @@ class Transcript(ScrollView):
 
     def render_line(self, y: int) -> Strip:
         line = self.scroll_offset.y + y
-        if line >= len(self._lines):
+        if line >= self._tops[-1]:
             return Strip.blank(self.size.width, self.visual_style.rich_style)
-        item, block, row = self._lines[line]
-        return self._mark_selected(self._draw(item, block)[row][1], line).apply_offsets(0, line)
+        place, row = self._find_line(line)
+        return self._mark_selected(self._draw(*place)[row][1], line).apply_offsets(0, line)
 
     # Events.
 
@@ -382,7 +382,7 @@ class Transcript(ScrollView):
         self._is_following = new_value >= self.max_scroll_y
 
     def on_resize(self, event: Resize) -> None:
-        place = self._first_line
+        place = self._first_place
         self.update()
         self._reveal(place)
 
@@ -392,9 +392,9 @@ class Transcript(ScrollView):
 
     def on_click(self, event: Click) -> None:
         offset = event.get_content_offset(self)
-        if offset is None or self.scroll_offset.y + offset.y >= len(self._lines):
+        if offset is None or self.scroll_offset.y + offset.y >= self._tops[-1]:
             return
-        item, block, _ = self._lines[self.scroll_offset.y + offset.y]
+        (item, block), _ = self._find_line(self.scroll_offset.y + offset.y)
         text = block.first + block.content.plain
         if block.role == "fold" and isinstance(item, Answer):
             item.is_folded = not item.is_folded
@@ -418,9 +418,10 @@ class Transcript(ScrollView):
         """The selected text: lines that were broken to fit are one line again, and margins are left out."""
         parts: list[str] = []
         first = selection.start.y if selection.start else 0
-        last = selection.end.y + 1 if selection.end else len(self._lines)
-        for y, (item, block, number) in enumerate(self._lines[first:last], first):
-            row = self._draw(item, block)[number][0]
+        last = selection.end.y + 1 if selection.end else self._tops[-1]
+        for y in range(first, min(last, self._tops[-1])):
+            place, number = self._find_line(y)
+            row = self._draw(*place)[number][0]
             start, end = selection.get_span(y) or (0, 0)
             text = row.content.plain[max(start, row.skip) : None if end < 0 else end]
             parts.append(f"{text.rstrip()}\n" if row.is_end else text)

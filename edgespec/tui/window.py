@@ -30,9 +30,6 @@ from edgespec.tui.prompt import Completion, Popup, Prompt, sanitize
 from edgespec.tui.settings import PromptHistory, read_setting, write_setting
 from edgespec.tui.transcript import Notice, Transcript
 
-# The screen before the first message: what the model does, examples, and the last conversations.
-
-
 _TEXTS = (
     "The three most important rules of clear writing are",
     "Once upon a time, in a village by the sea,",
@@ -46,7 +43,7 @@ _QUESTIONS = (
 
 
 class Opening(VerticalScroll):
-    """Shown in place of an empty conversation.
+    """What the model does, examples, and the last conversations, in place of an empty conversation.
 
     The ids of its options are "send" and an example, or "resume" and the number of a conversation.
     """
@@ -64,7 +61,9 @@ class Opening(VerticalScroll):
         is_waiting = model_info is None and is_busy
         title = Content.styled("Opening the model", "bold $foreground") if is_waiting else _describe(model_info)
         self.query_one("#opening-model", Static).update(title)
-        examples = _select_examples(model_info) if model_info is not None else ()
+        examples: Sequence[str] = ()
+        if model_info is not None and model_info.name != EMBEDDED_ALIAS:  # which repeats itself after any short text
+            examples = _TEXTS if model_info.chat_template is None else _QUESTIONS
         options = [Option(_show_line(text), id=f"send {text}") for text in examples]
         if examples:
             options.insert(0, Option(Text("Try", "bold"), disabled=True))
@@ -94,27 +93,17 @@ def _describe(model_info: ModelInfo | None) -> Content:
     return Content.assemble((model_info.name, "bold $text-primary"), (f"\n{purpose}\n", "$foreground"), state)
 
 
-def _select_examples(model_info: ModelInfo) -> Sequence[str]:
-    """The examples for a model; none for the embedded pair, which repeats itself after any short text."""
-    if model_info.name == EMBEDDED_ALIAS:
-        return ()
-    return _TEXTS if model_info.chat_template is None else _QUESTIONS
-
-
 def _show_line(text: str) -> Text:
     """The text in one line, which may be cut."""
     return Text(f"  {' ⏎ '.join(line.strip() for line in text.splitlines() if line.strip())}", no_wrap=True,
                 overflow="ellipsis")  # fmt: skip
 
 
-# The messages and commands that wait until the running job has ended.
-
-
 _MAX_LINES = 3
 
 
 class Queued(Static):
-    """A line for each, the next one first; hidden while none waits."""
+    """A line for each message and command that waits for the running job; hidden while none waits."""
 
     def __init__(self) -> None:
         super().__init__("", id="queued", markup=False)
@@ -125,9 +114,6 @@ class Queued(Static):
         lines = [f"queued: {' '.join(sanitize(text).split())}" for text in texts[:_MAX_LINES]]
         text = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
         self.update(text.append(f"\n{len(texts)} queued · Up takes the last one back", "dim"))
-
-
-# The programs that copy a text where the terminal cannot.
 
 
 _TIMEOUT_S = 2.0
@@ -146,9 +132,6 @@ def copy_with_program(text: str) -> None:
         with suppress(OSError, subprocess.SubprocessError):
             subprocess.run(command, input=data, stdout=nowhere, stderr=nowhere, timeout=_TIMEOUT_S, check=True)
             return
-
-
-# A theme in addition to those of Textual.
 
 
 HIGH_CONTRAST = Theme(

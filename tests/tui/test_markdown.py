@@ -112,8 +112,7 @@ def test_origins_are_drawn_over_the_markdown() -> None:
     drafted = []
     for block in answer.blocks[:3]:
         origins = answer.origins(block)
-        assert origins is not None
-        content = paint(block.content, origins)
-        spans = [span for span in content.spans if span.style.endswith(" underline") and span.style in origins.styles]
+        content, styles = paint(block.content, origins), [style for _, style in origins]
+        spans = [span for span in content.spans if span.style.endswith(" underline") and span.style in styles]
         drafted += [content.plain[span.start : span.end] for span in spans]
     assert drafted == ["two", " words ", "x", "y", "c"]
