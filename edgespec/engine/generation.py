@@ -171,9 +171,6 @@ def time_rows(costs: CostModel | None, session: Session) -> Callable[[int], floa
     return seconds
 
 
-# Blocks of an answer, such as tool calls, that follow a grammar; the text around them is free.
-
-
 MakeVerifier = Callable[[TargetDistribution], Verifier]
 
 
@@ -262,9 +259,6 @@ class BlockVerifier(_TextVerifier):
     def _leave(self) -> bool:
         self._verifier, self._mask, self._block = self._free, None, []
         return True
-
-
-# A limit of the reasoning: once it is reached, the text continues with the marker that ends it.
 
 
 _MAX_LATE = 8  # tokens beyond the limit in which a character or a marker may be completed

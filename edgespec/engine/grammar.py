@@ -121,9 +121,6 @@ class GrammarCompiler:
         return make_vocabulary(replace(plain, encode=encode)), helper, ThreadPoolExecutor(1, "edgespec-grammar")
 
 
-# What the grammar of a request does to its generation.
-
-
 Forced = Callable[[Sequence[int]], list[int] | None]
 """The tokens that a grammar forces after a text; None where none applies."""
 _COMPILE_POLL_S = 0.001

@@ -122,7 +122,10 @@ class PromptEncoder:
             text = self._template.render(prompt, variables=variables)
         else:
             text = "".join(message.content for message in prompt)
-        return text, self._write(start, text[-_TAIL:]) if start is not None else ""
+        if start is None or self.reasoning is None:
+            return text, start.text if start is not None else ""
+        is_inside = self.reasoning.starts_inside(text[-_TAIL:])
+        return text, self.reasoning.write(start.reasoning, start.text, is_inside=is_inside)
 
     def _require_fit(self, tokens: Sequence[int]) -> None:
         n_prompt, size = len(tokens), self._model.context_size
@@ -150,14 +153,6 @@ class PromptEncoder:
             if all(len(tokenizer.encode(marker, parse_special=True)) == 1 for marker in markers):
                 return form.format(before=gap.before, after=gap.after)
         raise InvalidRequest("this model has no markers for a suffix.", hint="Remove suffix.")
-
-    def _write(self, start: AnswerStart, tail: str) -> str:
-        if self.reasoning is None:
-            return start.text
-        return self.reasoning.write(start.reasoning, start.text, is_inside=self.reasoning.starts_inside(tail))
-
-
-# Embeddings of texts.
 
 
 @dataclass(frozen=True, slots=True)

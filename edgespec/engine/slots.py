@@ -140,9 +140,6 @@ class SlotPool:
         return free[0] if free else None
 
 
-# What a generation may use of the memory of earlier texts, and what it leaves there.
-
-
 def open_space(slot: Slot, memory: Memory | None, use: MemoryUse | None) -> None:
     """Let the drafters of `slot` see the texts of its request's namespace, or none."""
     slot.memory.space = memory.space(use.namespace) if memory is not None and use is not None else None
@@ -158,9 +155,6 @@ def store_text(slot: Slot, use: MemoryUse | None, prompt: list[int], emitted: li
     if space is not None and use is not None:
         space.add(text, len(prompt), use.source, slot.memory.epoch)
     return text
-
-
-# The drafters of an engine: loaded once, opened for each slot, dropped where they fail.
 
 
 class DrafterPool:

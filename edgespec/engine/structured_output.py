@@ -24,11 +24,6 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 
-# JSON schemas in the form that llguidance compiles. What it does not implement it leaves out with a warning.
-#
-# Rewritten is only what would make it refuse a common schema.
-
-
 MAX_DEPTH = 64
 _SCALARS = (str, int, float, type(None))
 _DIALECT = re.compile(r"https?://json-schema\.org/draft(-0[3467]|/20(19-09|20-12))/schema#?")
@@ -40,6 +35,7 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 def adapt_schema(schema: Any) -> tuple[Any, list[str]]:
     """(a copy of `schema` for llguidance; the rules that are left out of it, as sentences)
 
+    Rewritten is only what would make llguidance refuse a common schema; what it cannot do it leaves out with a warning.
     Raises TypeError or ValueError for what is not JSON.
     """
     dropped: list[str] = []

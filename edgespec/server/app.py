@@ -41,9 +41,6 @@ from edgespec.server.record import AccessLog, request_context
 from edgespec.server.remote import RemoteSlot
 from edgespec.server.responses import ResponsesRequest
 
-# The OpenAPI document, generated from the models that validate the bodies.
-
-
 _GETS = {
     "/v1/models": "The models.",
     "/api/tags": "The models, as Ollama lists them.",
@@ -66,7 +63,7 @@ _ERRORS = {
 
 
 def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
-    """The document of `routes` and of the state, in OpenAPI 3.1."""
+    """The document of `routes` and of the state, in OpenAPI 3.1, from the models that validate the bodies."""
     bodies = {each.path: each for each in routes if isinstance(each, BodyRoute)}
     _, definitions = models_json_schema(
         [(route.kind, "validation") for route in bodies.values()], ref_template="#/components/schemas/{model}"
@@ -96,12 +93,7 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
     }
 
 
-# /health, /metrics and /props.
-
-
 def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
-    """The routes that report the state of the server."""
-
     async def get_health(_request: Request) -> Response:
         slots = models.slots.values()
         stalled = sum(slot.is_stalled for slot in slots)
@@ -199,12 +191,7 @@ def _finite(seconds: float) -> float | None:
     return round(seconds, 1) if isfinite(seconds) else None
 
 
-# The routes of models, and those of the interfaces that generate text.
-
-
 def model_routes(models: Models) -> list[Route]:
-    """The list of models, loading and unloading."""
-
     async def get_model(request: Request) -> Response:
         return JsonResponse(models.describe(models.find(request.path_params["name"])))
 

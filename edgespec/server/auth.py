@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import secrets
 import stat
 import tomllib
 from collections.abc import Callable, Mapping
@@ -24,11 +25,8 @@ from edgespec.errors import CacheError, InvalidRequest, reason_of
 from edgespec.files import write_private
 from edgespec.server.fields import first_fault
 from edgespec.server.http import HttpError, check_proxy_loop, error_response, explain
-from edgespec.server.record import ONLY_KEY, Caller, hash_key, make_key, request_context
+from edgespec.server.record import ONLY_KEY, Caller, hash_key, request_context
 from edgespec.sockets import is_loopback
-
-# The web page at /: a conversation with the models, and the state of the server.
-
 
 _TYPES = {"html": "text/html", "css": "text/css", "mjs": "text/javascript"}
 _FOLDER = files("edgespec.server") / "page"
@@ -43,19 +41,16 @@ _HEADERS = {
     "cache-control": "no-cache",
 }
 PAGE_PATHS = frozenset(_FILES)
-"""The paths of the page, which hold nothing secret."""
+"""The paths of the web page at /: a conversation with the models, and the state of the server. They hold no secret."""
 
 
 def page_routes() -> list[Route]:
-    """The routes of `PAGE_PATHS`."""
+    async def get_file(request: Request) -> Response:
+        found = _FILES[request.url.path.rstrip("/") or "/"]
+        kind = _TYPES[found.name.split(".")[-1]]
+        return Response(found.read_text(encoding="utf-8"), media_type=kind, headers=_HEADERS)
+
     return [Route(path, get_file) for path in sorted(PAGE_PATHS)]
-
-
-async def get_file(request: Request) -> Response:
-    """The file of the page at the request's path."""
-    found = _FILES[request.url.path.rstrip("/") or "/"]
-    kind = _TYPES[found.name.split(".")[-1]]
-    return Response(found.read_text(encoding="utf-8"), media_type=kind, headers=_HEADERS)
 
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
@@ -147,19 +142,17 @@ def _is_unix(scope: Scope) -> bool:
     return server is not None and server[1] is None
 
 
-# A file of API keys: TOML with a table for each, [NAME], sha256 = "64 hexadecimal digits", and perhaps manage = true
-# and memory = true.
-#
-# It holds hashes only, so it need not be kept secret; but whoever can write it can let himself in.
-
-
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # also a key of TOML without quotes
 _HINT = "`edgespec key add NAME` writes such entries."
 _LOG = logging.getLogger("edgespec.server")
 
 
 class KeyFile:
-    """The keys of a file, which is read again when it changes."""
+    """The keys of a file, which is read again when it changes: TOML with a table for each, [NAME],
+    sha256 = "64 hexadecimal digits", and perhaps manage = true and memory = true.
+
+    It holds hashes only, so it need not be kept secret; but whoever can write it can let himself in.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -232,7 +225,7 @@ def add_key(path: Path, name: str, *, may_manage: bool = False, remembers: bool 
     if name in {each.name for each in keys.values()}:
         hint = f"Choose another name, or first: edgespec key rm {name}"
         raise InvalidRequest(f"{path} has a key '{name}' already.", hint=hint)
-    key = make_key()
+    key = f"sk-edgespec-{secrets.token_urlsafe(32)}"  # clients and scanners for secrets expect its beginning
     flags = {"manage": may_manage, "memory": remembers}
     lines = [f"[{name}]", f'sha256 = "{hash_key(key).hex()}"', *(f"{flag} = true" for flag in flags if flags[flag])]
     try:

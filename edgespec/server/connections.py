@@ -18,8 +18,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edgespec.errors import InvalidRequest, reason_of
 
-# TLS: the certificate of a server.
-
 
 def load_certificate(certificate: Path, key: Path) -> ssl.SSLContext:
     """TLS with a certificate and its private key, both in PEM format; intermediate certificates follow the first one.
@@ -35,9 +33,6 @@ def load_certificate(certificate: Path, key: Path) -> ssl.SSLContext:
             hint="Name a certificate and its private key, in PEM format and without a passphrase.",
         ) from error
     return context
-
-
-# The server: how many connections it has, how long one may take to send a request, and how they end.
 
 
 _HEAD_TIMEOUT_S = 10.0
@@ -122,9 +117,6 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-# The sockets that a server listens on.
-
-
 _PROBE_S = 1.0
 
 
@@ -157,7 +149,11 @@ def listen_unix(path: Path) -> Iterator[socket.socket]:
         mask = os.umask(0o177)
         try:
             if path.is_socket():
-                _remove_stale(path)
+                with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                    probe.settimeout(_PROBE_S)
+                    if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
+                        raise OSError(errno.EADDRINUSE, "another program listens there")
+                path.unlink()
             listener.bind(str(path))
             listener.listen()
         except OSError as error:
@@ -170,12 +166,3 @@ def listen_unix(path: Path) -> Iterator[socket.socket]:
             yield listener
         finally:
             path.unlink(missing_ok=True)
-
-
-def _remove_stale(path: Path) -> None:
-    """Remove a socket at which nothing listens. Raises OSError where something does."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_PROBE_S)
-        if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
-            raise OSError(errno.EADDRINUSE, "another program listens there")
-    path.unlink()

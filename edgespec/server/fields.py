@@ -78,9 +78,6 @@ class SamplingBody(Body):
         return {**self.model_dump(include=_SAMPLING), **more}
 
 
-# Loading and unloading, and how long a model stays loaded: Ollama's `keep_alive`, LM Studio's `ttl`.
-
-
 _MAX_DURATION = 64  # characters
 
 
@@ -97,7 +94,9 @@ KeepAlive = Annotated[
 
 
 class ResidencyBody(Body):
-    """A request that names a model. What the last call has set counts until the model is unloaded."""
+    """A request that names a model, and how long that stays loaded: Ollama's `keep_alive`, LM Studio's `ttl`. What the
+    last call has set counts until the model is unloaded.
+    """
 
     keep_alive: KeepAlive | None = Field(default=None, validation_alias=AliasChoices("ttl", "keep_alive"))
 
@@ -236,9 +235,6 @@ def join_text(content: str | Sequence[ContentPart] | None) -> str:
         if part.type not in _TEXTS:
             raise InvalidRequest(f"content of type '{part.type[:100]}' is not supported.", hint="Send text only.")
     return "".join(part.text for part in content)
-
-
-# From the bytes of a request to a validated body, within bounds.
 
 
 B = TypeVar("B", bound=BaseModel)

@@ -10,7 +10,6 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -35,31 +34,18 @@ from edgespec.server.fields import parse_body
 from edgespec.server.record import CLIENT_CLOSED, request_context
 from edgespec.service.process import MAX_SILENCE_S
 
-# The bodies of errors, in the format of each interface.
-
-
-_OPENAI_ERRORS = {  # status -> type, code; other statuses are a server_error
-    400: ("invalid_request_error", None),
+_OPENAI_ERRORS = {  # status -> type, code; others are an invalid_request_error below 500, and a server_error from there
     401: ("authentication_error", "invalid_api_key"),
     403: ("permission_error", None),
-    404: ("invalid_request_error", None),
-    405: ("invalid_request_error", None),
-    408: ("invalid_request_error", None),
-    413: ("invalid_request_error", None),
-    415: ("invalid_request_error", None),
     429: ("rate_limit_error", "rate_limit_exceeded"),
 }
 _FOLDERS = re.compile(r"(?<![\w.:/\\#])(?:~|[A-Za-z]:)?(?:[/\\][^/\\\s'\"`]+)+[/\\](?=[^/\\\s'\"`])")
 """The folders of a file on this machine, which an engine or the hub may name: for the log, not for callers."""
-_ANTHROPIC_ERRORS = {  # status -> type; other statuses are an api_error
-    400: "invalid_request_error",
+_ANTHROPIC_ERRORS = {  # status -> type; others are an invalid_request_error below 500, and an api_error from there
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
-    408: "invalid_request_error",
     413: "request_too_large",
-    415: "invalid_request_error",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
@@ -70,7 +56,8 @@ def format_error(path: str, status: int, error: EdgespecError) -> dict[str, Any]
     """The body of an error in the format of the interface at `path`."""
     is_anthropic = path.startswith("/v1/messages")
     message = _FOLDERS.sub("", f"{error.message} {error.hint}")
-    kind, code = _OPENAI_ERRORS.get(status, ("server_error", None))
+    is_invalid = status < 500
+    kind, code = _OPENAI_ERRORS.get(status, ("invalid_request_error" if is_invalid else "server_error", None))
     more: dict[str, int] = {}
     if isinstance(error, UnknownModel):
         code = "model_not_found"
@@ -85,11 +72,9 @@ def format_error(path: str, status: int, error: EdgespecError) -> dict[str, Any]
     if path.startswith("/api/"):
         return {"error": message}
     if is_anthropic:
-        return {"type": "error", "error": {"type": _ANTHROPIC_ERRORS.get(status, "api_error"), "message": message}}
+        kind = _ANTHROPIC_ERRORS.get(status, "invalid_request_error" if is_invalid else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": message}}
     return {"error": {"message": message, "type": kind, "param": None, "code": code, **more}}
-
-
-# The limits of a server, and the errors of requests that meet them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,9 +286,6 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
 
-# Routes, and their errors as responses in the format of their interface.
-
-
 class BodyRoute(Route):
     """A route whose handler gets a validated body."""
 
@@ -358,24 +340,14 @@ async def reject_path(request: Request, error: Exception, hint: str = "GET /open
     return response
 
 
-# The header Via, by which a server knows a request that it has sent itself to another server.
-#
-# Of the Via of a caller only servers of edgespec are passed on.
-
-
-_SERVER = re.compile(r"edgespec-[0-9a-f]{16}")
-
-
-@cache
-def _name_process() -> str:
-    """A name for this process that no other has."""
-    return f"edgespec-{secrets.token_hex(8)}"
+_SERVER = re.compile(r"edgespec-[0-9a-f]{16}")  # in the header Via, in which nothing else is passed on
+_THIS_SERVER = f"edgespec-{secrets.token_hex(8)}"
 
 
 def check_proxy_loop(headers: Mapping[str, str]) -> None:
     """Keep for `format_via` who has passed a request on. Raises HttpError (508) where it was here before."""
     servers = _SERVER.findall(headers.get("via", ""))
-    if _name_process() in servers:
+    if _THIS_SERVER in servers:
         raise HttpError(
             508,
             "the request came back to the server that had sent it.",
@@ -386,4 +358,4 @@ def check_proxy_loop(headers: Mapping[str, str]) -> None:
 
 def format_via() -> str:
     """The Via header of a request that is sent on behalf of the current one."""
-    return ", ".join(f"1.1 {server}" for server in (*request_context().servers, _name_process()))
+    return ", ".join(f"1.1 {server}" for server in (*request_context().servers, _THIS_SERVER))

@@ -87,12 +87,6 @@ def embedding_route(
     return BodyRoute(path, EmbeddingRequest, handle)
 
 
-# The routes that show how a model reads a text: counts of tokens, tokens, and prompts.
-#
-# They wait for the model to be loaded, and for nobody who generates. /tokenize, /detokenize and /apply-template are
-# those of llama.cpp's server.
-
-
 T = TypeVar("T")
 
 
@@ -114,7 +108,11 @@ class DetokenizeRequest(Body):
 
 
 def token_routes(models: Models) -> list[Route]:
-    """Counts of tokens, tokens of a text and text of tokens, prompts of a conversation."""
+    """Counts of tokens, tokens of a text and text of tokens, prompts of a conversation.
+
+    They wait for the model to be loaded, and for nobody who generates. /tokenize, /detokenize and /apply-template are
+    those of llama.cpp's server.
+    """
 
     async def read(name: str, ask: Callable[[EngineClient, ModelInfo], Stream[T]]) -> T:
         slot = require_local(models.choose(name))
@@ -134,7 +132,7 @@ def token_routes(models: Models) -> list[Route]:
         if isinstance(slot, RemoteSlot):
             tokens = await slot.count(body, await request.body())
         else:
-            tokens = await read_prompt(body, _count)
+            tokens = await read_prompt(body, lambda client, each: client.count(each.prompt, each.variables, each.start))
         head = {} if isinstance(body, CountRequest) else {"object": "response.input_tokens"}
         return JsonResponse({**head, "input_tokens": tokens})
 
@@ -163,10 +161,6 @@ def token_routes(models: Models) -> list[Route]:
         BodyRoute("/detokenize", DetokenizeRequest, detokenize),
         BodyRoute("/apply-template", ChatRequest, apply_template),
     ]
-
-
-def _count(client: EngineClient, request: EngineRequest) -> Stream[int]:
-    return client.count(request.prompt, request.variables, request.start)
 
 
 def _format(piece: bytes) -> str | list[int]:

@@ -191,9 +191,6 @@ def require_local(slot: AnySlot) -> ModelSlot:
     return slot
 
 
-# /api/delete: a model leaves the cache.
-
-
 async def remove_model(models: Models, config: LoadConfig) -> None:
     """Remove the files of `config.model` from the cache, as `edgespec rm` does.
 
@@ -215,9 +212,6 @@ def _remove(config: LoadConfig, loaded: dict[str, LoadConfig]) -> None:
         hub.remove(reference)
     except HubError as error:
         raise UnknownModel(f"{reference} is not downloaded.", hint="`edgespec list` shows what is.") from error
-
-
-# Downloads of models while the server runs, each on a thread.
 
 
 Progress = tuple[str, int, int]
@@ -261,9 +255,6 @@ async def pull(config: LoadConfig) -> AsyncGenerator[Progress, None]:
                 yield name, done, total
     finally:
         progress.cancel()
-
-
-# Generation behind each interface: a body becomes requests, their parts a response or a stream.
 
 
 async def generate(

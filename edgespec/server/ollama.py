@@ -1,4 +1,4 @@
-"""/api/chat and /api/generate: Ollama's interface."""
+"""Ollama's interface: /api/chat, /api/generate, and the models as it describes them."""
 
 from __future__ import annotations
 
@@ -51,15 +51,12 @@ from edgespec.service.generation_spec import GenerationSpec, make_message, split
 from edgespec.service.response import Done
 from edgespec.text.stream import detect_format
 
-# The answers of Ollama's interface: JSON objects, one a line, with times in nanoseconds.
-
-
 FormatAnswer = Callable[[str, str, list[Block]], dict[str, Any]]
 """Formats text, reasoning and tool calls as the fields of a line."""
 
 
 class LineWriter(Writer):
-    """One answer. Calls are whole; one that was cut is left out, since no field would say so."""
+    """One answer, with times in nanoseconds. Calls are whole; one that was cut is left out: no field would say so."""
 
     def __init__(self, model: str, form: FormatAnswer) -> None:
         super().__init__()
@@ -252,9 +249,6 @@ class OllamaGenerateRequest(OllamaBody):
         return self.make_spec((*system, make_message("user", text)))
 
 
-# /api/tags, /api/ps, /api/show, /api/pull and /api/delete: the models, as Ollama describes them.
-
-
 API_VERSION = "0.12.0"
 """The version of Ollama whose interface this is: clients compare it."""
 _OLLAMAS_HUB = "hf.co/"  # before the name of a repository
@@ -295,7 +289,6 @@ class PullRequest(DeleteRequest):
 async def format_progress(
     models: Models, name: str, progress: AsyncGenerator[Progress, None]
 ) -> AsyncGenerator[bytes, None]:
-    """The lines of a download."""
     async with aclosing(progress):
         async for file, done, total in progress:
             digest = f"sha256:{sha256(file.encode()).hexdigest()}"
@@ -304,7 +297,6 @@ async def format_progress(
 
 
 def describe_success(models: Models, name: str) -> dict[str, Any]:
-    """The last line of a download."""
     unknown = {"warnings": [f"'{name}' is downloaded, but this server was not started with it."]}
     return {"status": "success", **(unknown if models.look_up(name) is None else {})}
 
@@ -378,12 +370,7 @@ def format_embeddings(body: EmbeddingRequest, vectors: list[tuple[float, ...]], 
     return {"model": body.model, "embeddings": vectors, **times, "prompt_eval_count": tokens}
 
 
-# The routes of Ollama's interface.
-
-
 def ollama_routes(models: Models) -> list[Route]:
-    """Ollama's interface."""
-
     async def answer(request: Request, body: OllamaChatRequest | OllamaGenerateRequest) -> Response:
         if not body.is_empty:
             return await generate(request, models, body, LineStream)

@@ -1,4 +1,4 @@
-"""/v1/chat/completions: OpenAI's chat interface."""
+"""OpenAI's chat interface, /v1/chat/completions, and /v1/completions: raw text, without a chat template."""
 
 from __future__ import annotations
 
@@ -46,9 +46,6 @@ from edgespec.service.generation_spec import (
 from edgespec.service.response import Done, Part, Started, count_usage, new_id
 from edgespec.text.chat_template import Message
 
-# The fields that /v1/chat/completions and /v1/completions share, and those of llama.cpp's server and vLLM in them.
-
-
 TokenId = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 _MAX_BIASES = 4096
@@ -68,7 +65,8 @@ class StreamOptions(Body):
 
 
 class CompletionBody(SamplingBody, GenerationBody):
-    """`top_k`, `min_p` and `repetition_penalty` are extensions, named as in llama.cpp's server.
+    """The fields that both interfaces share. `top_k`, `min_p` and `repetition_penalty` are extensions, named as in
+    llama.cpp's server.
 
     At most one field constrains the answer: `response_format`, `grammar` and `json_schema` of llama.cpp's server, or
     `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar` of vLLM. Grammars are GBNF or llguidance's Lark.
@@ -130,9 +128,6 @@ def _parse_json(schema: dict[str, Any] | bool | str) -> Any:
         raise InvalidRequest("guided_json is not valid JSON.", hint="Send the schema as an object.") from error
 
 
-# The writer that both paths share: one entry of `choices` for each answer.
-
-
 _FINGERPRINT = f"edgespec-{__version__}"
 
 
@@ -187,7 +182,6 @@ class ChoicesWriter(Writer):
 def make_choice(
     index: int, content: dict[str, Any], reason: str | None = None, logprobs: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """One entry of `choices`."""
     return {"index": index, **content, "finish_reason": reason, "logprobs": logprobs}
 
 
@@ -304,8 +298,6 @@ _FIELDS = {"text": "content", "reasoning": "reasoning_content"}
 
 
 class ChatWriter(ChoicesWriter):
-    """The answers to one request."""
-
     def __init__(self, request: ChatRequest) -> None:
         super().__init__(request, "chat.completion", "chat.completion.chunk", "chatcmpl-")
         self._has_functions = bool(request.functions)
@@ -354,9 +346,6 @@ class ChatWriter(ChoicesWriter):
 
 def _wrap_scores(scores: list[dict[str, Any]]) -> dict[str, Any] | None:
     return {"content": scores, "refusal": None} if scores else None
-
-
-# /v1/completions: OpenAI's interface to raw text completion, without a chat template.
 
 
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's default
@@ -411,8 +400,6 @@ class CompletionRequest(CompletionBody):
 
 
 class CompletionWriter(ChoicesWriter):
-    """The answers to one request."""
-
     def __init__(self, request: CompletionRequest) -> None:
         super().__init__(request, "text_completion", "text_completion", "cmpl-")
         texts = [each if isinstance(each, str) else "" for each in request.prompts()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import secrets
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -15,9 +14,6 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.engine.events import Finished, MemoryUse
-
-# API keys: who calls a server, and what a caller may do.
-
 
 ONLY_KEY = "api-key"
 """The name of the key of `--api-key`."""
@@ -51,11 +47,6 @@ def name_namespace(name: str) -> str:
 def read_namespace(namespace: str) -> str:
     """The name of the key with this namespace; "" for the user's own."""
     return namespace.removeprefix(_NAMESPACE)
-
-
-def make_key() -> str:
-    """A random key of 256 bits. Its beginning is the one that clients and scanners for secrets expect."""
-    return f"sk-edgespec-{secrets.token_urlsafe(32)}"
 
 
 def hash_key(key: str) -> bytes:
@@ -127,9 +118,6 @@ _CONTEXT: ContextVar[RequestContext] = ContextVar("request")
 def request_context() -> RequestContext:
     """The record of the request in whose context this runs; a new one outside of requests."""
     return _CONTEXT.get(None) or RequestContext()
-
-
-# AccessLog: ASGI middleware that writes a line for each request.
 
 
 CLIENT_CLOSED = 499  # nginx's status; no client reads it

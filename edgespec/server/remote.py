@@ -7,12 +7,12 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
-from edgespec.core.metrics import Metrics
+from edgespec.core.metrics import Meter, Metrics
 from edgespec.core.protocols import FinishReason
 from edgespec.engine.events import Finished, Gap, Scored
 from edgespec.engine.prompts import Embedding
@@ -30,11 +30,6 @@ from edgespec.service.generation_spec import GenerationSpec, format_call
 from edgespec.service.response import Done, Ending, Part, ReasoningDelta, Started, TextDelta, merge_deltas, new_id
 from edgespec.text.chat_template import Message
 from edgespec.text.tool_formats import CallDelta, CallStart
-
-# What another server is asked for a request: OpenAI's chat or completions, whatever interface the request came by.
-#
-# A request by one of these two is passed on with the fields that it came with; others are written anew.
-
 
 T = TypeVar("T")
 
@@ -78,7 +73,9 @@ class RemoteCall:
 
 
 def make_calls(body: Any, raw: bytes, owner: str, *, remembers: bool) -> list[RemoteCall]:
-    """The calls for a request, one for each prompt. Raises InvalidRequest.
+    """The calls of OpenAI's chat or completions for a request, one for each prompt. Raises InvalidRequest.
+
+    A request by one of these two is passed on with the fields that it came with; others are written anew.
 
     body       what `raw` was read as
     owner      the `owned_by` of the model
@@ -102,13 +99,14 @@ def make_calls(body: Any, raw: bytes, owner: str, *, remembers: bool) -> list[Re
 
 def translate(spec: GenerationSpec, owner: str, *, remembers: bool) -> RemoteCall:
     """The call for a request by another interface."""
+    is_endless = spec.max_tokens == NO_LIMIT
     fields: dict[str, Any] = {
         **spec.settings,
-        "max_completion_tokens" if owner in _OPENAI else "max_tokens": _drop(spec.max_tokens, NO_LIMIT),
+        "max_completion_tokens" if owner in _OPENAI else "max_tokens": None if is_endless else spec.max_tokens,
         "seed": spec.seed,
-        "stop": _drop([*spec.stop], []),
+        "stop": list(spec.stop) or None,
         "draft_max": spec.draft_length.longest,
-        "draft_min": _drop(spec.draft_length.shortest, 0),
+        "draft_min": spec.draft_length.shortest or None,
         "memory": remembers if owner == EDGESPEC else None,
         "response_format": _format_structure(spec.structure) if spec.structure is not None else None,
     }
@@ -132,11 +130,6 @@ def translate(spec: GenerationSpec, owner: str, *, remembers: bool) -> RemoteCal
     return RemoteCall(CHAT if "messages" in kept else TEXT, kept, (*spec.warnings, *warnings))
 
 
-def _drop(value: T, default: T) -> T | None:
-    """None for the default value, which is left out."""
-    return None if value == default else value
-
-
 def _fit(fields: Mapping[str, Any], owner: str, names: Iterable[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The fields that have a value, without those among `names` that the other server does not know, and what has been
     left out, in sentences.
@@ -153,17 +146,15 @@ def _format_messages(messages: tuple[Message, ...]) -> Iterator[dict[str, Any]]:
     for message in messages:
         out = message.as_dict()
         if calls := out.get("tool_calls"):
-            out["tool_calls"] = [_format_call(call) for call in calls]
+            out["tool_calls"] = []
+            for call in calls:
+                name, arguments = call["function"]["name"], call["function"]["arguments"]
+                text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+                out["tool_calls"].append(format_call(call["id"] or new_id("call_"), name, text))
             open_ids = [call["id"] for call in out["tool_calls"]]
         elif message.role == "tool" and not out.get("tool_call_id"):
             out["tool_call_id"] = open_ids.pop(0) if open_ids else new_id("call_")
         yield out
-
-
-def _format_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    name, arguments = call["function"]["name"], call["function"]["arguments"]
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-    return format_call(call["id"] or new_id("call_"), name, text)
 
 
 def _format_tools(spec: GenerationSpec) -> dict[str, Any]:
@@ -188,9 +179,6 @@ def _format_structure(structure: Structure) -> dict[str, Any]:
     if schema == {"type": "object"}:  # which more servers have
         return {"type": "json_object"}
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
-
-
-# RemoteAnswer: the events of another server's stream as parts of an answer, and what it reports of usage and speed.
 
 
 _ENDINGS: dict[str | None, Ending] = {
@@ -282,26 +270,14 @@ class RemoteAnswer:
         emitted = _count(usage, "completion_tokens", self._n_events)
         arrived_s, ttft_s = self._last_s - self._first_s, self._first_s - self._began_s
         tpot_s = arrived_s / (emitted - 1) if emitted > 1 and arrived_s else None
-        return Metrics(
+        return replace(
+            Meter().metrics(),
             prompt_tokens=_count(usage, "prompt_tokens"),
             emitted_tokens=emitted,
-            target_forwards=0,
-            drafted_tokens=0,
-            accepted_tokens=0,
-            tau=None,
-            acceptance_rate=None,
-            alpha_by_depth=(),
             tokens_per_second=1 / tpot_s if tpot_s else None,
             ttft_s=ttft_s if self.has_begun else None,
             tpot_s=tpot_s,
-            step_p50_s=None,
-            step_p99_s=None,
             prefill_s=ttft_s,
-            draft_s=0.0,
-            verify_s=0.0,
-            sample_s=0.0,
-            commit_s=0.0,
-            times_plain=None,
             cached_tokens=_count(usage.get("prompt_tokens_details"), "cached_tokens"),
             reasoning_tokens=_count(usage.get("completion_tokens_details"), "reasoning_tokens"),
         )
@@ -327,9 +303,6 @@ def _token_bytes(token: Mapping[str, Any]) -> bytes:
 def _count(values: Any, name: str, default: int = 0) -> int:
     value = values.get(name) if isinstance(values, dict) else None
     return value if isinstance(value, int) and 0 <= value < _LARGE else default
-
-
-# RemoteSlot: a model of another server, its queue of requests, and whether that server can be reached.
 
 
 _LOOK_EVERY_S = 30.0

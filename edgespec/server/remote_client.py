@@ -20,9 +20,6 @@ from edgespec.server.fields import first_fault
 from edgespec.server.http import HttpError, dump_json, format_via
 from edgespec.sockets import is_loopback, keep_alive
 
-# RemoteModel: a model of another server with OpenAI's interface, as its table in a configuration has it.
-
-
 _KEY = re.compile(r"[ -~]+")
 
 
@@ -81,11 +78,6 @@ def read_model(name: str, table: Mapping[str, Any], hint: str) -> RemoteModel:
         raise InvalidRequest(f"[{name}]: {first_fault(error)}.", hint=hint) from error
 
 
-# What clients are told when another server fails or refuses: one sentence, without its address and without a key.
-#
-# A refusal may quote the request, so its text is for the caller and not for the log.
-
-
 _NO_KEY = (401, 403)
 _PASSED = (501, 503, 504, 508)  # from 500 on; 501 is llama-server's for what it was not started for
 _MAX_MESSAGE = 1000  # characters
@@ -105,18 +97,11 @@ class Unreachable(RemoteFailure):
     """There is no connection to the other server, or none that lasted."""
 
 
-def explain_failure(name: str, model: RemoteModel, error: httpx.HTTPError | OSError) -> Unreachable:
-    """The error of a connection that cannot be made, or that broke."""
-    is_made = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError | OSError)
-    what = "ended the connection" if is_made else "cannot be reached"
-    return Unreachable(name, f"{what} ({_clean(reason_of(error), model)})")
-
-
 def explain_error(
     name: str, model: RemoteModel, status: int, body: Any, headers: Mapping[str, str] | None = None
 ) -> EdgespecError:
     """The error that another server has told in the JSON `body`. `status`: that of the response, or the one that an
-    event names.
+    event names. A refusal may quote the request, so its text is for the caller and not for the log.
     """
     where = f"the server behind '{name}'"
     if status in _NO_KEY:  # in own words: the other's may hold a part of the right key
@@ -240,7 +225,9 @@ class RemoteClient:
                     raise explain_error(self._name, self._model, response.status_code, told, response.headers)
                 yield response
         except (httpx.HTTPError, OSError) as error:
-            raise explain_failure(self._name, self._model, error) from error
+            is_made = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError | OSError)
+            what = "ended the connection" if is_made else "cannot be reached"
+            raise Unreachable(self._name, f"{what} ({_clean(reason_of(error), self._model)})") from error
 
     def _parse(self, data: bytes, response: httpx.Response) -> dict[str, Any]:
         """An object of a response. Raises the error that it holds."""

@@ -37,9 +37,6 @@ from edgespec.service.generation_spec import (
 from edgespec.service.response import Started, count_usage, new_id
 from edgespec.text.chat_template import Message
 
-# The answers of /v1/responses: the response, and the events of its stream.
-
-
 _PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}  # of the ids of items, by kind of block
 _CONTENTS: dict[str, tuple[str, dict[str, Any]]] = {  # kind of block -> name of its content's events, their fields
     "text": ("output_text", {"content_index": 0, "logprobs": []}),

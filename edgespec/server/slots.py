@@ -22,11 +22,9 @@ from edgespec.service.client import EngineClient, ModelInfo, Stream
 from edgespec.service.process import EngineProcess
 from edgespec.service.response import Part
 
-# FairLimiter: limits concurrent calls, or gives one call exclusive access, in the order of arrival.
-
 
 class FairLimiter:
-    """A fair semaphore with a limit that can change, and with exclusive access."""
+    """A semaphore in the order of arrival, with a limit that can change, and with exclusive access."""
 
     def __init__(self, max_concurrency: int = 1) -> None:
         """`max_concurrency`: how many callers may be inside at once."""
@@ -77,9 +75,6 @@ class FairLimiter:
                 self.is_exclusive = exclusive
                 admitted.set_result(None)
             self._queue.popleft()
-
-
-# Slot: a model that requests name, and the queue of those requests.
 
 
 Answer = Callable[[ModelInfo | None, int], AsyncGenerator[list[Part], None]]

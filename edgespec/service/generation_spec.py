@@ -18,9 +18,6 @@ from edgespec.text.chat_template import Message
 from edgespec.text.stream import detect_format
 from edgespec.text.tool_formats import NAME_CHARACTER, ToolFormat, detect_tool_format, make_reader, tool_instructions
 
-# What a request asks of the model's reasoning, and what becomes of it with the model's chat template.
-
-
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 _SWITCHES = {  # variables of chat templates that turn the reasoning on and off, and how a template reads them
@@ -91,9 +88,6 @@ class Thinking:
         return ThinkingPlan(variables, limit, warnings)
 
 
-# The tools that a request offers to the model, and the form of their calls.
-
-
 _NAME = re.compile(rf"{NAME_CHARACTER}{{1,256}}")
 
 
@@ -131,9 +125,6 @@ def make_tool(
 def format_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     """A call as chat templates and OpenAI's chat interface write it."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-# How many tokens a request lets be drafted at once.
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +266,9 @@ class GenerationSpec:
         tool_format = detect_tool_format(model_info.chat_template)
         thinking = self.thinking.plan(model_info.chat_template)
         prompt, variables = self.prompt, {**thinking.variables, **self.variables}
-        structure = add_answer_header(self.structure, tool_format) if self.structure is not None else None
+        structure = self.structure
+        if structure is not None:  # it follows the header of the answer's message, if the model writes one (GPT-OSS)
+            structure = replace(structure, first=tool_format.answer_header)
         opening: str | None = None
         if tools := self.tools_in_use:
             descriptions = [tool.to_dict() for tool in tools]
@@ -352,11 +345,6 @@ def build_opened_calls(tool_format: ToolFormat, tools: Sequence[Tool], *, parall
     if structure.first:
         return replace(structure, first=structure.first[1:])
     return replace(structure, alternatives=tuple(each[1:] for each in structure.alternatives))
-
-
-def add_answer_header(structure: Structure, tool_format: ToolFormat) -> Structure:
-    """`structure` after the header of the answer's message, if the model writes one (GPT-OSS)."""
-    return replace(structure, first=tool_format.answer_header) if tool_format.answer_header else structure
 
 
 def make_message(role: str, content: str, **extra: Any) -> Message:

@@ -29,8 +29,6 @@ from edgespec.registry.adapted import BASE, may_train
 from edgespec.registry.tokenizer_compat import identify_tokenizer
 from edgespec.service.loaded_model import LoadedModel
 
-# Where the machine's power comes from.
-
 
 def is_on_battery() -> bool:
     """Whether the machine runs on its battery; False where that is not known."""
@@ -102,17 +100,13 @@ class Learner:
         if not may_train(self._pair.parent) or is_on_battery():
             return False
         self._counted_s = idle_s
-        return self._count_new() >= self._options.new_tokens
-
-    def _count_new(self) -> int:
-        """Tokens of answers that were stored since the last training. Raises CacheError."""
         if not self._memory.is_dir():
-            return 0
-        began_s = 0.0
+            return False
+        began_s = 0.0  # the last training
         with suppress(OSError, ValueError):
             began_s = float((self._pair / _LEARNED).read_text(encoding="utf-8"))
         with closing(TextStore.open(self._memory)) as store:
-            return store.count_answers(self._tokenizer, began_s)
+            return store.count_answers(self._tokenizer, began_s) >= self._options.new_tokens
 
     def _train(self) -> None:
         """Run one training to its end. Raises OSError, and ValueError or KeyError where it fails."""
@@ -188,18 +182,16 @@ def _make_command(config: LoadConfig, backend: str) -> tuple[str, ...]:
     return (*command, *options, *learn.training, *(() if config.model is None else ("--", config.model)))
 
 
-# A lock that every engine of this user holds while it works, so that other work on the machine can wait.
-#
-# The system releases it when a process ends, in whatever way. It protects nothing: what fails here is ignored.
-
-
 def activity_path() -> Path:
     """The file that is locked, in the cache folder."""
     return calibration_folder().parent / "working.lock"
 
 
 class Activity:
-    """One engine's share of the lock."""
+    """One engine's share of a lock that engines of this user hold while they work, so that other work can wait.
+
+    The system releases it when a process ends, in whatever way. It protects nothing: what fails here is ignored.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         """`path`: that of `activity_path` if None."""

@@ -55,9 +55,6 @@ if TYPE_CHECKING:
     from edgespec.drafters.remote import RemoteDraft
 
 
-# Options that a loaded model, its runtime or a load without drafts ignores.
-
-
 def find_ignored_options(target: Model, speculation: Speculation, planned: Plan, config: LoadConfig) -> Iterator[str]:
     """A sentence for each option that this target or runtime ignores, or that needs a draft where there is none."""
     reason = "--draft-max is 0" if speculation.drafters else "there is no draft"
@@ -124,16 +121,6 @@ class Loader:
         planned = self.plan(replace(config, backend=loaded.info.backend), loaded.planned)
         target, memory = loaded.engine.target, loaded.engine.memory
         changed = self._build_any(config, planned, target, loaded.target_path, loaded.settings, memory)
-        return self._replace(loaded, changed)
-
-    def follow_versions(self, loaded: LoadedModel) -> LoadedModel:
-        """Load the versions of adapted drafts that are in use now. On failure `loaded` is unchanged."""
-        changed = self.change_draft(loaded, replace(loaded.config, force=True))  # they are as large as the present ones
-        changed.engine.speculation, changed.engine.is_paused = loaded.engine.speculation, loaded.engine.is_paused
-        return replace(changed, config=loaded.config)
-
-    def _replace(self, loaded: LoadedModel, changed: LoadedModel) -> LoadedModel:
-        """Take `changed`, which has the same target, in place of `loaded`, and free what only that has."""
         with ExitStack() as undo:
             undo.callback(changed.engine.release_draft)
             loaded.save_stats()  # the new draft may be the same one
@@ -141,6 +128,12 @@ class Loader:
             undo.pop_all()
         loaded.engine.release_draft()
         return changed
+
+    def follow_versions(self, loaded: LoadedModel) -> LoadedModel:
+        """Load the versions of adapted drafts that are in use now. On failure `loaded` is unchanged."""
+        changed = self.change_draft(loaded, replace(loaded.config, force=True))  # they are as large as the present ones
+        changed.engine.speculation, changed.engine.is_paused = loaded.engine.speculation, loaded.engine.is_paused
+        return replace(changed, config=loaded.config)
 
     @contextmanager
     def open_target(self, planned: Plan) -> Iterator[tuple[Model, Path, Plan]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedHead, SelfDraftSpec, Unsupported
@@ -112,9 +111,6 @@ def describe_model(engine: Engine, name: str, planned: Plan | None, settings: Ru
     )
 
 
-# The memory of earlier texts for the vocabulary of a model.
-
-
 def open_memory(options: MemoryOptions | None, target: Model, name: str, reporter: Reporter) -> Memory | None:
     """The texts of all models with the vocabulary of `target`, which its user calls `name`; None without `options`.
 
@@ -130,9 +126,6 @@ def open_memory(options: MemoryOptions | None, target: Model, name: str, reporte
     memory = Memory(options.folder, identify_tokenizer(target.tokenizer), options.limit_bytes)
     memory.name_model(name)
     return memory
-
-
-# How a loaded target keeps the promise of --exact: as the runtime does it, or by forwards of one width.
 
 
 _MEASURE_S = 1.0
@@ -152,7 +145,9 @@ def keep_exact(
         key = ProfileKey.current(planned.backend, options)
         setting = asdict(replace(key, threads=options.threads))  # idle cores would make another text of another day
         store = calibration_folder() / f"{fingerprint_weights(path)}-exact.json"
-        width = options.exact_width or load_entry(store, "exact", setting, _read_width)
+        width = options.exact_width or load_entry(
+            store, "exact", setting, lambda exact: EXACT_WIDTHS[EXACT_WIDTHS.index(exact["width"])]
+        )
         if target.context_size < (width or max(EXACT_WIDTHS)) + _MIN_CONTEXT:
             raise InvalidRequest(
                 f"a context of {target.context_size} tokens has no room for a text beside forwards of "
@@ -160,7 +155,9 @@ def keep_exact(
                 hint="Set a larger --ctx.",
             )
         if width is None:
-            width = _measure(target, check)
+            with closing(target.open_session(check)) as session:
+                rows_s = measure_rows(session, _MEASURE_S, check)
+            width = next(each for each in rank_widths(rows_s) if check_width(target, each, check))
             save_entry(store, {"setting": setting, "exact": {"width": width}}, "exact")
         elif options.exact_width and not check_width(target, width, check):
             raise InvalidRequest(
@@ -174,21 +171,6 @@ def keep_exact(
     if isinstance(target, FixedWidthModel):
         planned = replace(planned, options=replace(options, exact_width=target.width))
     return target, planned
-
-
-def _read_width(exact: dict[str, Any]) -> int:
-    """Raises ValueError for a width that is none, KeyError."""
-    return EXACT_WIDTHS[EXACT_WIDTHS.index(exact["width"])]
-
-
-def _measure(target: Model, check: CheckCancelled) -> int:
-    """The cheapest width at which drafts change no score."""
-    with closing(target.open_session(check)) as session:
-        rows_s = measure_rows(session, _MEASURE_S, check)
-    return next(width for width in rank_widths(rows_s) if check_width(target, width, check))
-
-
-# The runtime's settings for a model: stored ones, or those measured at its first load.
 
 
 _SETTINGS_S = 0.4  # of measuring at the first load
@@ -220,9 +202,6 @@ def choose_settings(
 def apply_settings(settings: RuntimeSettings | None, planned: Plan) -> Plan:
     """`planned` with the measured settings, which its drafts use too."""
     return replace(planned, options=settings.apply(planned.options)) if settings is not None else planned
-
-
-# The self-draft of a model: the requested one, or the one that a search in idle time has found to pay.
 
 
 def choose_self_draft(
@@ -272,9 +251,6 @@ def search_when_idle(loaded: LoadedModel, check: CheckCancelled) -> None:
 def _is_open(config: LoadConfig) -> bool:
     """Returns whether a self-draft may be chosen: a model on several ranks has none."""
     return config.draft == AUTO and config.draft_max != 0 and count_ranks() == 1
-
-
-# Trained heads are probed at their first load; later loads read them as the probe has found.
 
 
 def load_head(

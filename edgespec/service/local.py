@@ -25,15 +25,12 @@ from edgespec.engine.events import Event, Notice, Request
 from edgespec.engine.prompts import Embedding, embed
 from edgespec.errors import BackendError, Cancelled, EdgespecError, reason_of
 from edgespec.hub.hub import Hub
-from edgespec.planner.plan import LoadConfig, Reporter
+from edgespec.planner.plan import LoadConfig, Quiet, Reporter
 from edgespec.registry.schema import load_registry
 from edgespec.service.client import EngineClient, ModelInfo, Stream, no_model, require_model
 from edgespec.service.learn import Activity, Learner, is_on_battery, open_learner
 from edgespec.service.load import Loader
 from edgespec.service.loaded_model import LoadedModel, search_when_idle
-
-# The thread that owns the models. Jobs run on it, several at a time where they share it, and take turns.
-
 
 T = TypeVar("T")
 Work = Callable[[CheckCancelled], Iterator[T | Yield]]
@@ -71,7 +68,10 @@ class _Job(Generic[T]):
 
 
 class Worker:
-    """Starts its thread at once."""
+    """The thread that owns the models. Jobs run on it, several at a time where they share it, and take turns.
+
+    It starts at once.
+    """
 
     def __init__(
         self,
@@ -128,11 +128,7 @@ class Worker:
 
     def call(self, function: Callable[[], T]) -> T:
         """Run `function` on the thread and wait for its result. Raises what it raises."""
-
-        def work(_check: CheckCancelled) -> Iterator[T]:
-            yield function()
-
-        return self.submit(work).result()
+        return self.submit(lambda _check: iter([function()])).result()
 
     def close(self, finish: Callable[[], None] = lambda: None) -> None:
         """Cancel all jobs, run `finish` on the thread and end it."""
@@ -214,20 +210,14 @@ class Worker:
 _LOOK_S = 1.0  # between two looks for another version of an adapted draft
 
 
-class Notices:
-    """A Reporter that keeps what it is told for a generation. Any thread may use it."""
+class Notices(Quiet):
+    """A Reporter that keeps the notices for a generation. Any thread may use it."""
 
     def __init__(self) -> None:
         self._texts: deque[str] = deque()
 
     def notice(self, text: str) -> None:
         self._texts.append(text)
-
-    def download(self, name: str, done: int, total: int) -> None:
-        """Nobody waits for it."""
-
-    def loading(self, name: str, fraction: float) -> None:
-        """Nobody waits for it."""
 
     def take(self) -> Iterator[Notice]:
         """What was told since the last call."""

@@ -199,14 +199,11 @@ class EngineProcess(EngineClient):
             self._pending.pop(update.ended)[0].end(update.error)
 
 
-# This process' end of the pipe to an engine process: it sends without waiting, and notices silence.
-
-
 _TICK_S = 0.5
 
 
 class Link:
-    """Messages to and from the process at the other end. `send` from any thread, `receive` from one.
+    """One end of the pipe between this process and an engine process. `send` from any thread, `receive` from one.
 
     silent_s  seconds for which the process has said nothing, since its first message. Counted in steps that this
               process has waited, so that none count in which both were stopped
@@ -247,9 +244,6 @@ class Link:
                 self._connection.send_bytes(data)
 
 
-# Messages between a process and the engine process that it started, one type each way.
-
-
 class Call(NamedTuple):
     """Call `method` of the EngineClient; its stream is number `number`. Without a method: cancel that stream."""
 
@@ -278,9 +272,6 @@ class Update(NamedTuple):
     ended: int | None = None
     error: BaseException | None = None
     model_info: ModelInfo | None = None
-
-
-# The output of an engine process, and what it tells of the end of the process.
 
 
 _MAX_BYTES = 256 * 1024
@@ -341,9 +332,6 @@ def find_last_words(text: str) -> str:
     lines = [line.strip() for line in text.partition(_FAULT)[0].split("\n") if line.strip()]
     causes = [line for line in lines if _CAUSE.search(line)]
     return (causes or lines or [""])[-1][:_MAX_WORDS].rstrip(".")
-
-
-# The engine process: runs the calls that arrive, and sends the events of their streams.
 
 
 _BEAT_S = 1.0

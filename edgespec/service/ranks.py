@@ -1,4 +1,4 @@
-"""Rank 0: have the other ranks load their parts of a model, and load this rank's."""
+"""A model on several ranks of mlx.launch: rank 0 tells the others what to load and what to run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from edgespec.backends.ranks import (
     MEET_S,
     Follower,
     Leader,
-    Message,
     Ranks,
     count_ranks,
     get_rank_address,
@@ -118,9 +117,6 @@ def read_source(message: dict[str, str], hub: Hub) -> Source:
     return source
 
 
-# The ranks other than 0 under mlx.launch: they run on their parts of a model what rank 0 tells them.
-
-
 _AGAIN = "EDGESPEC_RANK_AGAIN"
 _WAIT_AGAIN_S = 2.0
 _AGREE_S = 10.0
@@ -189,7 +185,9 @@ class _Rank:
             do = message.pop("do")
             try:
                 if number := message.pop("session", 0):
-                    self._operate(number, do, message)
+                    self._sessions[number].repeat(do, message)
+                    if do == "close":
+                        del self._sessions[number]
                 else:
                     self._methods[do](**message)
             except REFUSALS:  # rank 0 has raised it too
@@ -233,11 +231,6 @@ class _Rank:
         assert self._model is not None
         session = self._model.open_session()
         self._sessions[session.number] = session
-
-    def _operate(self, number: int, do: str, arguments: Message) -> None:
-        self._sessions[number].repeat(do, arguments)
-        if do == "close":
-            del self._sessions[number]
 
     def _close_model(self) -> None:
         model, self._model = self._model, None

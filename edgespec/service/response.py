@@ -112,15 +112,15 @@ def merge_deltas(parts: list[Part]) -> list[Part]:
     """`parts` with consecutive deltas of one kind joined."""
     out: list[Part] = []
     for part in parts:
-        last = out[-1] if out else None
-        if isinstance(part, TextDelta) and isinstance(last, TextDelta):
-            out[-1] = TextDelta(last.text + part.text)
-        elif isinstance(part, ReasoningDelta) and isinstance(last, ReasoningDelta):
-            out[-1] = ReasoningDelta(last.text + part.text)
-        elif isinstance(part, CallDelta) and isinstance(last, CallDelta):  # of one call: its end lies between two
-            out[-1] = CallDelta(last.index, last.arguments + part.arguments)
-        else:
-            out.append(part)
+        match out[-1:], part:
+            case [TextDelta(before)], TextDelta(text):
+                out[-1] = TextDelta(before + text)
+            case [ReasoningDelta(before)], ReasoningDelta(text):
+                out[-1] = ReasoningDelta(before + text)
+            case [CallDelta(index, before)], CallDelta(arguments=text):  # of one call: its end lies between two
+                out[-1] = CallDelta(index, before + text)
+            case _:
+                out.append(part)
     return out
 
 
@@ -173,9 +173,11 @@ class ResponseStream:
                 )
             if not self._has_started:  # cancelled before prefill
                 yield Started(event.metrics.prompt_tokens, event.metrics.cached_tokens)
-            yield Done(
-                self._ending(event), event.stop, event.metrics, self._plain_speed, (*self._warnings, *event.warnings)
-            )
+            is_stopped_inside = self._is_cut and event.stop is not None
+            ending: Ending = "stop" if self._call is None or is_stopped_inside else "tool_calls"
+            ending = ending if event.reason == "stop" else "length"
+            warnings = (*self._warnings, *event.warnings)
+            yield Done(ending, event.stop, event.metrics, self._plain_speed, warnings)
 
     def _split(self, found: Iterable[AnswerPart | Thought]) -> Iterator[Part]:
         for each in found:
@@ -192,9 +194,3 @@ class ResponseStream:
                 elif isinstance(each, CallEnd):
                     self._is_cut = each.is_cut
                 yield each
-
-    def _ending(self, event: Finished) -> Ending:
-        if event.reason != "stop":
-            return "length"
-        is_stopped_inside = self._is_cut and event.stop is not None
-        return "stop" if self._call is None or is_stopped_inside else "tool_calls"

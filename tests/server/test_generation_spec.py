@@ -23,7 +23,7 @@ from edgespec.registry.schema import SamplingDefaults
 from edgespec.server.openai import ChatRequest
 from edgespec.server.responses import ResponsesRequest
 from edgespec.service.client import ModelInfo
-from edgespec.service.generation_spec import Tool, add_answer_header, build_call_structure
+from edgespec.service.generation_spec import Tool, build_call_structure
 from edgespec.service.response import Done, ResponseStream, Started, TextDelta, merge_deltas
 from edgespec.text.stream import Piece
 from edgespec.text.tool_formats import HERMES, CallDelta, CallEnd, CallStart, ToolCall, detect_tool_format, make_reader
@@ -102,7 +102,7 @@ def test_a_structured_answer_may_be_a_call_where_there_are_tools(family: str, co
     """As agents ask whose last answer has a schema."""
     form = detect_tool_format(TEMPLATES[family])
     tool = Tool("weather", "", Ask.model_json_schema())
-    answer = add_answer_header(json_structure({"const": {"done": True}}), form)
+    answer = replace(json_structure({"const": {"done": True}}), first=form.answer_header)
     frame = form.frame
     call = '{"place": {"city": "Oslo"}}'
     if not frame.holds_name:
