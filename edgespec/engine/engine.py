@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 from edgespec.backends import Model
+from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.controller.fixed import SteeredController
 from edgespec.controller.profiler import (
@@ -177,7 +178,8 @@ class Engine:
             rows = measure_rows(slot.target, seconds / shares, check)
             short = Profile(rows, self._measure_drafters(slot, slot.drafters, check))
             seconds *= 1 - 1 / shares
-            attached = self._drafters.attached(short.drafts)
+            sources = {name: self.drafters[name].source for name in short.drafts}
+            attached = {name: each for name, each in sources.items() if isinstance(each, AttachedDraft)}
             return measure_contexts(slot.target, short, contexts, seconds, attached, check)
 
     def measure_missing(self, check: CheckCancelled = lambda: None) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast, get_args
 
 from edgespec.backends import Model
-from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.backends.sequence import shared_prefix
 from edgespec.core.drafter import Confidence, Drafter
 from edgespec.core.protocols import CheckCancelled, Session
@@ -198,11 +197,6 @@ class DrafterPool:
                 elif is_new and loaded.source is not None:
                     raise
                 self._warn_once(name, f"cannot be used: {reason_of(error)}.")
-
-    def attached(self, names: Iterable[str]) -> dict[str, AttachedDraft]:
-        """The drafters of `names` that share the target's cache, so that their time depends on what it holds."""
-        sources = {name: self.loaded[name].source for name in names}
-        return {name: source for name, source in sources.items() if isinstance(source, AttachedDraft)}
 
     def require(self, names: Sequence[str]) -> bool:
         """Load those of `names` that need nothing; returns whether there were any. Raises DraftRefused for others that

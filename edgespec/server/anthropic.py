@@ -126,7 +126,7 @@ class CountRequest(ThinkingBody):
     output_config: OutputConfig | None = None
 
     def generation_spec(self) -> GenerationSpec:
-        choice = self.tool_choice or ToolChoice(type="auto")
+        choice, given = self.tool_choice or ToolChoice(type="auto"), self.thinking or AnthropicThinking(type="adaptive")
         if choice.type == "tool" and choice.name is None:
             raise InvalidRequest("tool_choice of type 'tool' needs a name.", hint="Set tool_choice.name.")
         is_single = choice.disable_parallel_tool_use
@@ -142,14 +142,12 @@ class CountRequest(ThinkingBody):
             tool_choice=_TOOL_CHOICES[choice.type],
             forced_tool=choice.name if choice.type == "tool" else None,
             parallel_calls=None if is_single is None else not is_single,
-            thinking=self._thinking(),
+            thinking=Thinking(
+                {"enabled": True, "disabled": False}.get(given.type),
+                self.output_config.effort if self.output_config is not None else None,
+                self.reasoning_budget_tokens if given.budget_tokens is None else given.budget_tokens,
+            ),
         )
-
-    def _thinking(self) -> Thinking:
-        given = self.thinking or AnthropicThinking(type="adaptive")
-        is_on = {"enabled": True, "disabled": False}.get(given.type)
-        budget = self.reasoning_budget_tokens if given.budget_tokens is None else given.budget_tokens
-        return Thinking(is_on, self.output_config.effort if self.output_config is not None else None, budget)
 
 
 class MessagesRequest(CountRequest, SamplingBody, GenerationBody):

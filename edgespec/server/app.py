@@ -219,25 +219,13 @@ def model_routes(models: Models) -> list[Route]:
     ]
 
 
-def generation_routes(models: Models) -> list[Route]:
-    """OpenAI's and Anthropic's interfaces."""
-
-    async def answer(request: Request, body: GenerationBody) -> Response:
-        return await generate(request, models, body)
-
-    return [
-        BodyRoute("/v1/chat/completions", ChatRequest, answer),
-        BodyRoute("/v1/completions", CompletionRequest, answer),
-        BodyRoute("/v1/responses", ResponsesRequest, answer),
-        BodyRoute("/v1/messages", MessagesRequest, answer),
-        embedding_route("/v1/embeddings", models, format_openai),
-    ]
-
-
 def application(models: Models, rules: Rules, metrics: ServerMetrics, preload: Sequence[str] = ()) -> Starlette:
     """The ASGI application. It loads the models of `preload` at its start, and others as requests name them; they are
     closed when it shuts down.
     """
+
+    async def answer(request: Request, body: GenerationBody) -> Response:
+        return await generate(request, models, body)
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
@@ -263,8 +251,16 @@ def application(models: Models, rules: Rules, metrics: ServerMetrics, preload: S
         )
         middleware.insert(0, cors)
     middleware.insert(0, Middleware(AccessLog, count=metrics.count_request))
-    routes = [*generation_routes(models), *token_routes(models), *model_routes(models), *ollama_routes(models)]
-
+    routes = [
+        BodyRoute("/v1/chat/completions", ChatRequest, answer),
+        BodyRoute("/v1/completions", CompletionRequest, answer),
+        BodyRoute("/v1/responses", ResponsesRequest, answer),
+        BodyRoute("/v1/messages", MessagesRequest, answer),
+        embedding_route("/v1/embeddings", models, format_openai),
+        *token_routes(models),
+        *model_routes(models),
+        *ollama_routes(models),
+    ]
     return Starlette(
         routes=[
             *routes,

@@ -44,9 +44,6 @@ def _within_limits(name: str) -> Any:
     return Field(ge=low, le=high)
 
 
-TopP = Annotated[float, _within_limits("top_p")]
-TopK = Annotated[int, _within_limits("top_k")]
-MinP = Annotated[float, _within_limits("min_p")]
 RepetitionPenalty = Annotated[float, _within_limits("repetition_penalty")]
 NO_LIMIT = 2**31
 """Tokens of an answer that may go on to the end of the context."""
@@ -66,9 +63,9 @@ class SamplingBody(Body):
     """Sampling parameters whose names and ranges are the same in OpenAI's and Ollama's interfaces."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
+    top_p: Annotated[float, _within_limits("top_p")] | None = None
+    top_k: Annotated[int, _within_limits("top_k")] | None = None
+    min_p: Annotated[float, _within_limits("min_p")] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64)] | None = None

@@ -205,11 +205,6 @@ class OllamaChatRequest(OllamaBody):
     messages: Annotated[list[ChatMessage], MANY] = Field(default_factory=list)
     tools: Annotated[list[FunctionTool], FEW] | None = None
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether the request only loads or unloads the model."""
-        return not self.messages
-
     def writer(self) -> LineWriter:
         return LineWriter(self.model, format_message)
 
@@ -230,11 +225,6 @@ class OllamaGenerateRequest(OllamaBody):
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the request only loads or unloads the model."""
-        return not self.prompt
 
     def writer(self) -> LineWriter:
         return LineWriter(self.model, format_raw if self.raw or self.suffix else format_response)
@@ -372,9 +362,9 @@ def format_embeddings(body: EmbeddingRequest, vectors: list[tuple[float, ...]], 
 
 def ollama_routes(models: Models) -> list[Route]:
     async def answer(request: Request, body: OllamaChatRequest | OllamaGenerateRequest) -> Response:
-        if not body.is_empty:
+        if body.messages if isinstance(body, OllamaChatRequest) else body.prompt:
             return await generate(request, models, body, LineStream)
-        slot = models.choose(body.model)
+        slot = models.choose(body.model)  # the request only loads or unloads it
         body.model = body.model or slot.name
         slot.apply_keep_alive(body.keep_alive)
         if body.keep_alive == 0:

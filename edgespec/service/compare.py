@@ -42,14 +42,12 @@ def probe_head(
     """
     loader = Loader(reporter, check)
     planned = loader.plan(config)
-    heads = [each for each in planned.drafters if each.head is not None and each.model is not None]
+    drafters = planned.drafters
+    heads = [(each.head, each.model) for each in drafters if each.head is not None and each.model is not None]
     if len(heads) != 1:
         found = "no trained head" if not heads else "more than one trained head"
         raise InvalidRequest(f"--draft {config.draft} names {found}.", hint="Name one: --draft HEAD.")
-    (drafter,) = heads
-    spec, model = drafter.head, drafter.model
-    assert spec is not None
-    assert model is not None
+    ((spec, model),) = heads
     path = loader.fetch(model.source)
     with loader.open_target(planned) as (target, target_path, planned):
         result = HeadProbe(target, path, planned.backend, check, reporter.loading, n_tokens).run(spec)

@@ -269,17 +269,15 @@ class Loader:
 
         name = config.model or "tree"
         auto = "ngram+suffix+model" if config.memory is not None else "ngram+model"
-        terms = parse_draft(auto if config.draft == AUTO else config.draft)
-        models: dict[str, Model | RemoteDraft] = {}
-        for term in terms:
+        drafters: list[LoadedDrafter] = []
+        for term in parse_draft(auto if config.draft == AUTO else config.draft):
+            source: Model | RemoteDraft | None = None
             if term.spec.needs == "server":
-                models[term.spec.name] = open_server(term.reference)
-            if term.spec.needs == "model":
+                source = open_server(term.reference)
+            elif term.spec.needs == "model":
                 with naming_drafters(term.reference):
-                    models[term.spec.name] = load(term.reference or "draft")
-        drafters = [
-            LoadedDrafter(term.spec, term.reference or term.spec.name, models.get(term.spec.name)) for term in terms
-        ]
+                    source = load(term.reference or "draft")
+            drafters.append(LoadedDrafter(term.spec, term.reference or term.spec.name, source))
         speculation, target = _speculation(config, [each.spec.name for each in drafters]), load(name)
         memory = memory or open_memory(config.memory, target, name, self.reporter)
         engine = Engine(target, drafters, speculation, config.load.caches, memory)

@@ -163,6 +163,8 @@ class EngineProcess(EngineClient):
             self._end(Death("silence", f"the engine said nothing for {self._max_silence_s:g} seconds and was ended"))
         except (EOFError, OSError):
             pass
+        except Exception as error:  # noqa: BLE001 - of a message or a Reporter; nobody is to wait for this thread
+            self._end(Death("message", f"what the engine said could not be taken: {reason_of(error)}"))
         self._process.join()
         with self._lock:
             has_died = self._link is link
@@ -285,7 +287,7 @@ _CAUSE = re.compile(r"GGML_ASSERT|\berror\b|\bfailed\b|\w(Error|Exception)\b|wha
 class Death:
     """The end of an engine process that nobody had closed.
 
-    cause     for counters: a signal's name, 'exit', 'silence', 'stopped' or 'worker'
+    cause     for counters: a signal's name, 'exit', 'silence', 'message', 'stopped' or 'worker'
     reason    a clause for people, without a full stop
     is_asked  whether it was ended on request
     log       the file that keeps the output; None if there was none

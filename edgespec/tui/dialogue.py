@@ -265,6 +265,8 @@ class Dialogue(Window):
                 await self.show_turns()  # the answer that it was to replace returns
         if failure:
             await self.add_notice(failure, "error")
+        if activity.job is not None:  # it goes on where it could not be shown
+            activity.job.cancel()
         activity.job = None
         await self._advise(answered=answer is not None)
         if self._is_leaving:

@@ -17,11 +17,11 @@ _MAX_BYTES = 2**20  # of the prompts; a larger file is set aside for a new one
 _HINT = "Free some space, or set EDGESPEC_DATA_DIR to another folder."
 
 
-# Each setting is a named text in a file of its own, so that several programs change different ones without a lock.
-
-
 def read_setting(name: str) -> str:
-    """The text last written; empty where there is none, or where the file cannot be read."""
+    """The text last written; empty where there is none, or where the file cannot be read.
+
+    Each setting has a file of its own, so that several programs change different ones without a lock.
+    """
     with suppress(OSError, ValueError):
         return (data_folder() / "settings" / name).read_text(encoding="utf-8").strip()
     return ""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,6 +20,7 @@ import psutil
 import pytest
 
 from edgespec.errors import BackendError
+from edgespec.planner.plan import MemoryOptions
 from edgespec.service import process
 from edgespec.service.process import Death, EngineProcess, Link, Outbox, Update, find_last_words
 from edgespec.text.stream import Piece
@@ -208,6 +210,21 @@ def test_a_worker_that_hangs_is_silence_and_an_idle_one_is_not() -> None:
         assert len(tokens_of(apart.stream(request()))) == 40
         with pytest.raises(BackendError, match="said nothing for 3 seconds"):
             list(apart.stream(Hanging()))  # type: ignore[arg-type]
+
+
+class Broken(Heard):
+    """A Reporter that fails."""
+
+    def notice(self, text: str) -> None:
+        raise ValueError("no screen")
+
+
+def test_a_reporter_that_fails_leaves_nobody_waiting(apart: EngineProcess, tmp_path: Path) -> None:
+    config = replace(TOY, memory=MemoryOptions(tmp_path / "memory"))  # a new folder is told of
+    with pytest.raises(BackendError, match=r"^what the engine said could not be taken: no screen\.$"):
+        list(apart.open(config, Broken()))
+    list(apart.open(config, Heard()))
+    assert len(tokens_of(apart.stream(request()))) == 40
 
 
 def test_a_process_can_be_killed_at_once(apart: EngineProcess) -> None:

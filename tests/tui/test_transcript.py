@@ -8,7 +8,8 @@ from edgespec.conversations import Turn
 from edgespec.conversations.database import Role
 from edgespec.text.stream import Piece
 from edgespec.tui.app import ChatApp
-from edgespec.tui.transcript import Transcript
+from edgespec.tui.blocks import Block
+from edgespec.tui.transcript import Answer, Notice, Transcript
 from tests.models import REPOSITORY
 from tests.tui.driving import in_loop, until
 from tests.tui.screens import opened
@@ -90,3 +91,37 @@ async def test_a_selection_is_copied_as_it_was_written() -> None:
         await pilot.hover(log, offset=(11, 1))
         await pilot.mouse_up(log, offset=(11, 1))
         assert app.screen.get_selected_text() == sentence[6:11]
+
+
+class Counted(Notice):
+    """A notice that counts how often it was laid out."""
+
+    count = 0
+
+    @property
+    def blocks(self) -> list[Block]:
+        self.count += 1
+        return super().blocks
+
+
+@in_loop
+async def test_a_frame_lays_out_the_answer_that_grows_and_what_follows_it() -> None:
+    async with opened((100, 30)) as (app, pilot):
+        app.screen.remove_class("opening")
+        log = app.query_one(Transcript)
+        before, answer, after = Counted("before"), Answer(), Counted("after")
+        for item in (before, answer, after):
+            log.add(item)
+        await until(lambda: log.size.height > 0 and "after" in "".join(shown(log)))
+        for word in ("one", " two", "\n\nthree"):
+            answer.append([Piece(word, "answer", "")])
+            log.update()
+            counts = before.count, after.count
+            log.update(answer)
+            assert (before.count, after.count) == (counts[0], counts[1] + 1)
+        await pilot.pause()
+        assert [line.strip() for line in shown(log) if line] == ["before", "one two", "three", "after"]
+        log.clear(keep=answer)
+        log.update(answer)
+        await pilot.pause()
+        assert [line.strip() for line in shown(log) if line] == ["one two", "three"]
