@@ -237,7 +237,10 @@ class BlockVerifier(_TextVerifier):
         pieces = self._text.push(token, "")
         if self._mask is not None:
             self._block.append(token)
-            return self._opening is not None and self._mask.ends(self._block) and self._leave()
+            if self._opening is None or not self._mask.ends(self._block):
+                return False
+            self._verifier, self._mask, self._block = self._free, None, []
+            return True
         if self._opening is None:
             return self._text.channel == "answer" and self._enter("", position)
         self._tail += "".join(piece.text for piece in pieces if piece.channel == "answer")
@@ -254,10 +257,6 @@ class BlockVerifier(_TextVerifier):
             return False
         self._mask = GrammarMask(matcher, self._sampler, position)
         self._verifier = self._make_verifier(self._mask)
-        return True
-
-    def _leave(self) -> bool:
-        self._verifier, self._mask, self._block = self._free, None, []
         return True
 
 

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -341,13 +342,18 @@ async def reject_path(request: Request, error: Exception, hint: str = "GET /open
 
 
 _SERVER = re.compile(r"edgespec-[0-9a-f]{16}")  # in the header Via, in which nothing else is passed on
-_THIS_SERVER = f"edgespec-{secrets.token_hex(8)}"
+
+
+@cache
+def _name_process() -> str:
+    """A name for this process that no other has, one that was forked from it included."""
+    return f"edgespec-{secrets.token_hex(8)}"
 
 
 def check_proxy_loop(headers: Mapping[str, str]) -> None:
     """Keep for `format_via` who has passed a request on. Raises HttpError (508) where it was here before."""
     servers = _SERVER.findall(headers.get("via", ""))
-    if _THIS_SERVER in servers:
+    if _name_process() in servers:
         raise HttpError(
             508,
             "the request came back to the server that had sent it.",
@@ -358,4 +364,4 @@ def check_proxy_loop(headers: Mapping[str, str]) -> None:
 
 def format_via() -> str:
     """The Via header of a request that is sent on behalf of the current one."""
-    return ", ".join(f"1.1 {server}" for server in (*request_context().servers, _THIS_SERVER))
+    return ", ".join(f"1.1 {server}" for server in (*request_context().servers, _name_process()))

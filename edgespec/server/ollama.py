@@ -291,12 +291,6 @@ def describe_success(models: Models, name: str) -> dict[str, Any]:
     return {"status": "success", **(unknown if models.look_up(name) is None else {})}
 
 
-def list_tags(models: Models) -> dict[str, Any]:
-    """Every model. Sizes of files are not known: they are 0."""
-    modified = _format_created(models)
-    return {"models": [{**_describe(slot), "modified_at": modified, "size": 0} for slot in models.all]}
-
-
 def list_running(models: Models) -> dict[str, Any]:
     """The loaded models, with their bytes in memory."""
     running = []
@@ -391,6 +385,10 @@ def ollama_routes(models: Models) -> list[Route]:
     async def show_model(_request: Request, body: ShowRequest) -> Response:
         return JsonResponse(show(models, models.choose(body.model)))
 
+    def list_tags() -> dict[str, Any]:
+        more = {"modified_at": _format_created(models), "size": 0}  # sizes of files are not known
+        return {"models": [{**_describe(slot), **more} for slot in models.all]}
+
     async def delete_model(_request: Request, body: DeleteRequest) -> Response:
         await remove_model(models, body.config(models))
         return Response()
@@ -405,7 +403,7 @@ def ollama_routes(models: Models) -> list[Route]:
         BodyRoute("/api/pull", PullRequest, pull_model, manages=True),
         BodyRoute("/api/show", ShowRequest, show_model),
         BodyRoute("/api/delete", DeleteRequest, delete_model, manages=True, method="DELETE"),
-        GetRoute("/api/tags", lambda: list_tags(models)),
+        GetRoute("/api/tags", list_tags),
         GetRoute("/api/ps", lambda: list_running(models)),
         GetRoute("/api/version", lambda: {"version": API_VERSION}),
     ]

@@ -408,7 +408,11 @@ class CompletionWriter(ChoicesWriter):
 
     def events(self, index: int, part: Part) -> Iterator[Event]:
         if isinstance(part, PromptScores):
-            scores = self.answers[index].scores = _format_prompt(part)
+            scores = self.answers[index].scores
+            if part.first is not None:  # nothing comes before it, so it has no logprob
+                token = part.first.decode("utf-8", "replace")
+                scores.append({"token": token, "logprob": None, "top_logprobs": None})
+            scores += map(format_score, part.tokens)
             echo = self._echoes[index // self._copies] or "".join(score["token"] for score in scores)
             yield self._add_text(index, echo)
         else:
@@ -433,14 +437,6 @@ class CompletionWriter(ChoicesWriter):
         self._texts[index] = before + text
         logprobs = _format_logprobs(self._take_scores(index), len(before))
         return self._chunk([make_choice(index, {"text": text}, reason, logprobs)], **extra)
-
-
-def _format_prompt(scores: PromptScores) -> list[dict[str, Any]]:
-    """The logprobs of the prompt's tokens; one that nothing comes before has none."""
-    if scores.first is None:
-        return list(map(format_score, scores.tokens))
-    first = {"token": scores.first.decode("utf-8", "replace"), "logprob": None, "top_logprobs": None}
-    return [first, *map(format_score, scores.tokens)]
 
 
 def _format_logprobs(scores: list[dict[str, Any]], offset: int) -> dict[str, Any] | None:

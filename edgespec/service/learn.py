@@ -116,7 +116,12 @@ class Learner:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             errors="replace", start_new_session=True,
         ) as child:  # fmt: skip
-            output, told = self._wait(child)
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    output, told = child.communicate(timeout=_POLL_S)
+                    break
+                if self._closing.is_set():
+                    child.kill()
         self._rest_s = monotonic() + (1 / SHARE - 1) * (monotonic() - start_s)
         _log.debug("%s ended with %s: %s%s", " ".join(command), child.returncode, output, told)
         if self._closing.is_set():
@@ -131,14 +136,6 @@ class Learner:
         if child.returncode == 0 and (version := json.loads(output)["returned"]) is not None:
             draft = "the draft before any training" if version == BASE else f"version {version} of the draft"
             self._notify(f"Drafting with {draft} again: it predicts the newest texts better.")
-
-    def _wait(self, child: subprocess.Popen[str]) -> tuple[str, str]:
-        """What the child writes to stdout and stderr until it ends; `close` kills it."""
-        while True:
-            with suppress(subprocess.TimeoutExpired):
-                return child.communicate(timeout=_POLL_S)
-            if self._closing.is_set():
-                child.kill()
 
 
 def open_learner(loaded: LoadedModel, notice: Callable[[str], None], notify: Callable[[str], None]) -> Learner | None:
