@@ -22,7 +22,6 @@ from edgespec.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-
 DEADLINE_S = 3.0
 _MAX_BYTES = 3 * 2**29  # of the process that compiles
 _MAX_REMEMBERED = 64  # grammars, with their verdicts

@@ -21,7 +21,6 @@ from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch, hash_voc
 if TYPE_CHECKING:
     from edgespec.drafters.remote import RemoteDraft
 
-
 _CHEAP_PREFILL = 64  # tokens that are read again rather than opening another slot
 
 

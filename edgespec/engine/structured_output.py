@@ -23,7 +23,6 @@ from edgespec.errors import InvalidRequest, reason_of
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-
 MAX_DEPTH = 64
 _SCALARS = (str, int, float, type(None))
 _DIALECT = re.compile(r"https?://json-schema\.org/draft(-0[3467]|/20(19-09|20-12))/schema#?")

@@ -39,8 +39,6 @@ _IN_MEMORY = ("loaded", "unloading")
 _LOG = logging.getLogger("edgespec.server")
 TAG = ":latest"
 """What Ollama's clients append to names."""
-
-
 AnySlot = ModelSlot | RemoteSlot
 
 

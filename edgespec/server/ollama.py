@@ -147,8 +147,6 @@ _NOT_FOLLOWED = frozenset({
     "main_gpu", "mirostat", "mirostat_eta", "mirostat_tau", "num_batch", "num_ctx", "num_gpu", "num_keep", "num_thread",
     "penalize_newline", "repeat_last_n", "tfs_z", "typical_p", "use_mlock", "use_mmap",
 })  # fmt: skip
-
-
 _NO_REASON = "it is not supported in requests."
 _REASONS = {"num_ctx": "the server's --ctx sets the context."}
 

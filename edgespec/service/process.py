@@ -42,7 +42,6 @@ from edgespec.text.stream import Piece
 if TYPE_CHECKING:
     from edgespec.service.local import LocalEngine
 
-
 _NAME = "edgespec-engine"
 _CLOSE_TIMEOUT_S = 20.0
 MAX_SILENCE_S = 60.0

@@ -36,7 +36,6 @@ from edgespec.registry.schema import name_packaged
 if TYPE_CHECKING:
     from edgespec.backends.mlx.team import FollowingTeam, LeadingTeam, TeamModel, TeamSession
 
-
 _OPTIONS = ("context_size", "kv_type")  # those that MLX reads
 
 

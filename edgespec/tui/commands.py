@@ -41,7 +41,6 @@ from edgespec.units import count
 if TYPE_CHECKING:
     from edgespec.tui.app import ChatApp
 
-
 Run = Callable[["ChatApp", str], Awaitable[object]]
 
 _MAX_ATTACHED_BYTES = 2**20
@@ -345,8 +344,6 @@ _REPLACING = (
     SlashCommand("save!", "FILE", "as /save; a file that exists is replaced", partial(save, overwrite=True)),
 )
 _BY_NAME = {command.name: command for command in (*COMMANDS, *_REPLACING)}
-
-
 HELP = format_help(COMMANDS)
 
 

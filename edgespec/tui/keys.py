@@ -65,7 +65,6 @@ KEYS = (
     ("Ctrl+Q", "quit"),
 )
 
-
 GLOSSARY = (
     ("token", "a word or a part of one; models read and write tokens"),
     ("plain decoding", "the model computes once for every token that it writes"),

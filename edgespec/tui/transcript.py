@@ -211,8 +211,6 @@ def select_style(origin: str, tokens: int) -> str:
 
 
 _MAX_CACHED_BLOCKS = 400
-
-
 Place = tuple[Item, Block]
 """A block of the transcript, and the item that it is a part of."""
 

@@ -151,7 +151,6 @@ HIGH_CONTRAST = Theme(
     variables={"text-muted": "#ffffff", "footer-key-foreground": "#ffff00", "border": "#ffffff"},
 )
 
-
 _MIN_NOTICE_S = 4.0
 _READ_PER_S = 15  # characters
 
