@@ -13,8 +13,18 @@ import click
 
 from edgespec.adapt.options import LOSS_NAMES, WEIGHTS, TrainOptions
 from edgespec.cli.completion import complete_model
-from edgespec.cli.options import FloatRange, force_option, json_option, load_config, load_options, offer, rare_option
-from edgespec.cli.terminal import TerminalReporter
+from edgespec.cli.options import (
+    FloatRange,
+    force_option,
+    json_option,
+    load_config,
+    load_options,
+    offer,
+    open_hub,
+    rare_option,
+)
+from edgespec.cli.terminal import TerminalReporter, format_table, print_result, write_lines
+from edgespec.errors import Cancelled, InvalidRequest, UnknownModel
 from edgespec.options import DRAFT
 from edgespec.units import count
 
@@ -49,9 +59,7 @@ def export_command(file: Path, model: str | None, force: bool) -> None:
 
     Each line has the messages of one chat, on its current branch. Only its user can read FILE.
     """
-    from edgespec.cli.terminal import write_lines
     from edgespec.conversations import Store
-    from edgespec.errors import InvalidRequest
 
     with closing(Store.open()) as store:
         chats = list(list_chats(store, model))
@@ -103,8 +111,6 @@ def describe_gain(gain: Gain) -> dict[str, Any]:
 @json_option
 def list_command(as_json: bool) -> None:
     """List the adapted drafts; a star marks the version of a model that is in use."""
-    from edgespec.cli.terminal import format_table, print_result
-
     rows = [row for pair in open_drafts().pairs() for row in _describe_versions(pair)]
     table = [("", "VERSION", "DATE", "TOKENS", "TOKENS A ROUND", "BEFORE", "GAIN", "MODEL", "DRAFT")]
     for row in rows:
@@ -157,8 +163,6 @@ def _name_version(version: int) -> str:
 
 def _find_pair(model: str | None) -> AdaptedPair:
     """The versions for a target, which may be left out where there is one. Raises UnknownModel, InvalidRequest."""
-    from edgespec.errors import InvalidRequest, UnknownModel
-
     pairs = open_drafts().pairs()
     found = [pair for pair in pairs if model in (None, _name_target(pair))]
     found = found or [pair for pair in pairs if _name_target(pair) is None]
@@ -189,7 +193,6 @@ data_command.add_command(export_command)
 def status_command(as_json: bool) -> None:
     """Show how much there is to train on, by tokenizer, and what is missing."""
     from edgespec.cli.memory import open_store
-    from edgespec.cli.terminal import format_table, print_result
     from edgespec.conversations.database import memory_folder
     from edgespec.registry.adapted import may_train
 
@@ -213,7 +216,6 @@ def status_command(as_json: bool) -> None:
 def _describe_texts(store: TextStore, space: SpaceStatus) -> dict[str, Any]:
     """The user's own texts of one tokenizer; `missing` says why they are too few, and is None for enough."""
     from edgespec.adapt.texts import count_tokens, read_texts, split_texts
-    from edgespec.errors import InvalidRequest
 
     texts, missing = read_texts(store, space.tokenizer, documents=True), None
     try:
@@ -291,11 +293,11 @@ for _command in (list_command, use_command, revert_command, data_command):
     help="Train all weights, low-rank changes of them, or, of a PARD model, which tokens follow which. [default: all, "
     "where that takes less than 1 GiB]",
 )
-@rare_option("--loss", type=click.Choice(LOSS_NAMES), default="forward-kl", show_default=True, help="What to minimize.")
-@rare_option("--epochs", type=click.IntRange(1, 1000), default=3, show_default=True, help="Times to read the texts.")
-@rare_option("--learning-rate", type=FloatRange(1e-8, 1), default=TrainOptions().learning_rate, show_default=True)
+@rare_option("--loss", type=click.Choice(LOSS_NAMES), default="forward-kl", help="What to minimize.")
+@rare_option("--epochs", type=click.IntRange(1, 1000), default=3, help="Times to read the texts.")
+@rare_option("--learning-rate", type=FloatRange(1e-8, 1), default=TrainOptions().learning_rate)
 @click.option("--minutes", type=FloatRange(0.1), help="Train no longer than this.")
-@click.option("--documents/--no-documents", default=True, show_default=True, help="Learn from added documents too.")
+@click.option("--documents/--no-documents", default=True, help="Learn from added documents too.")
 @rare_option(
     "--newest",
     is_flag=True,
@@ -330,10 +332,7 @@ def train_command(
     from edgespec.adapt.options import Throttle, lower_priority
     from edgespec.adapt.run import AdaptConfig, Adapter
     from edgespec.cli.engine import run_work
-    from edgespec.cli.terminal import print_result
     from edgespec.conversations.database import memory_folder
-    from edgespec.hub.hub import Hub
-    from edgespec.registry.schema import load_registry
     from edgespec.service.learn import is_on_battery
 
     train = TrainOptions(loss, learning_rate, epochs)
@@ -347,7 +346,7 @@ def train_command(
 
     def work(check: CheckCancelled) -> Iterator[Adaptation]:
         check = _with_leave(check, parent, drafts)
-        yield Adapter(load_registry(), Hub.from_environment(), memory_folder(), drafts, reporter, check).run(config)
+        yield Adapter(*open_hub(), memory_folder(), drafts, reporter, check).run(config)
 
     (done,) = run_work(work, is_training=True)
     print_result(_describe_result(done), [_format_result(done)], as_json=as_json)
@@ -363,7 +362,6 @@ def _with_leave(check: CheckCancelled, parent: int | None, drafts: AdaptedDrafts
 
     It raises InvalidRequest once the texts may no longer be trained on.
     """
-    from edgespec.errors import Cancelled, InvalidRequest
     from edgespec.registry.adapted import may_train
 
     def check_all() -> None:
@@ -381,7 +379,6 @@ def _with_leave(check: CheckCancelled, parent: int | None, drafts: AdaptedDrafts
 
 def _ask_consent(drafts: AdaptedDrafts, yes: bool) -> None:
     """Ask once whether texts may be trained on. Raises InvalidRequest where nobody can answer, and for a no."""
-    from edgespec.errors import InvalidRequest
     from edgespec.registry.adapted import allow_training, may_train
 
     if may_train(drafts.folder):

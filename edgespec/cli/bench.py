@@ -13,6 +13,8 @@ import click
 
 from edgespec.cli.completion import complete_category
 from edgespec.cli.options import load_config, load_options, model_argument, offer, rare_option, worker_options
+from edgespec.cli.terminal import INTERRUPTED, TerminalReporter, interruptible
+from edgespec.errors import Cancelled, InvalidRequest
 from edgespec.options import DRAFT, OPTIONS
 
 if TYPE_CHECKING:
@@ -42,11 +44,9 @@ _PROFILE_S = 10.0
     type=click.Path(dir_okay=False, path_type=Path),
     help="JSONL file of prompts: {'prompt': ...} or Spec-Bench's format.",
 )
-@click.option("--per-category", type=click.IntRange(1), default=2, show_default=True, help="Prompts per category.")
-@click.option("--max-tokens", type=click.IntRange(2), default=128, show_default=True, help="Tokens per answer.")
-@click.option(
-    "--repeats", type=click.IntRange(1), default=5, show_default=True, help="Runs of each prompt with each arm."
-)
+@click.option("--per-category", type=click.IntRange(1), default=2, help="Prompts per category.")
+@click.option("--max-tokens", type=click.IntRange(2), default=128, help="Tokens per answer.")
+@click.option("--repeats", type=click.IntRange(1), default=5, help="Runs of each prompt with each arm.")
 @offer(
     OPTIONS["draft_max"],
     "--draft-max",
@@ -59,12 +59,11 @@ _PROFILE_S = 10.0
     OPTIONS["temperature"], "--temperature", "temperatures",
     multiple=True, help="Sampling temperature; repeatable. [default: 0]",
 )  # fmt: skip
-@rare_option("--label", default="", help="Label for all figures, such as 'cost-faithful 1B'.")
+@rare_option("--label", default="", show_default=False, help="Label for all figures, such as 'cost-faithful 1B'.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("edgespec-bench"),
-    show_default=True,
     help="Folder for the raw data and the report.",
 )
 @load_options
@@ -88,9 +87,7 @@ def bench_command(
     from edgespec.bench.runner import Bench, list_arms
     from edgespec.bench.summary import summarize, write_report
     from edgespec.cli.engine import open_engine
-    from edgespec.cli.terminal import INTERRUPTED
     from edgespec.core.sampling import SamplingParams
-    from edgespec.errors import InvalidRequest
 
     selected = _select_prompts(prompts, categories, per_category)
     for temperature in temperatures:
@@ -115,7 +112,6 @@ def bench_command(
 def _select_prompts(file: Path | None, categories: tuple[str, ...], per_category: int) -> list[BenchPrompt]:
     """The prompts to run, `per_category` of each."""
     from edgespec.bench.prompt_sets import read_prompts, read_shipped_prompts, take_per_category
-    from edgespec.errors import InvalidRequest
 
     prompts = read_prompts(file) if file else read_shipped_prompts(categories or None)
     if file and categories:
@@ -151,8 +147,6 @@ def _record(local: LocalEngine, bench: Bench, header: Header, raw: Path, records
     Returns whether Ctrl-C ended it early.
     """
     from edgespec.bench.runner import Cost, Run, Skipped, describe_record
-    from edgespec.cli.terminal import TerminalReporter, interruptible
-    from edgespec.errors import Cancelled
 
     reporter = TerminalReporter()
 

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem, get_completion_class
 
 from edgespec.errors import EdgespecError
-
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
 
 _MAX_CONVERSATIONS = 20
 
 
 def complete_model(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Aliases and downloaded repositories that begin with `incomplete`; without one, files."""
-    from click.shell_completion import CompletionItem
-
     return _offer(_list_models(), incomplete) or [CompletionItem(incomplete, type="file")]
 
 
@@ -32,8 +26,6 @@ def complete_download(_ctx: click.Context, _param: click.Parameter, incomplete: 
 
 def complete_served(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer what complete_model does, also after `NAME=`."""
-    from click.shell_completion import CompletionItem
-
     name, equals, start = incomplete.rpartition("=")
     found = _offer(_list_models(), start)
     return [CompletionItem(f"{name}{equals}{each.value}", help=each.help) for each in found] or [
@@ -52,8 +44,6 @@ def complete_conversation(_ctx: click.Context, _param: click.Parameter, incomple
 
 def complete_source(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer the ids of conversations; where none matches, files."""
-    from click.shell_completion import CompletionItem
-
     return complete_conversation(ctx, param, incomplete) or [CompletionItem(incomplete, type="file")]
 
 
@@ -85,8 +75,6 @@ def _list_models() -> dict[str, str]:
 
 def _offer(names: dict[str, str], incomplete: str) -> list[CompletionItem]:
     """The names that begin with `incomplete`, with what is told of them."""
-    from click.shell_completion import CompletionItem
-
     return [CompletionItem(name, help=told or None) for name, told in names.items() if name.startswith(incomplete)]
 
 
@@ -94,8 +82,6 @@ def _offer(names: dict[str, str], incomplete: str) -> list[CompletionItem]:
 @click.argument("shell", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
 def completion_command(shell: str) -> None:
     """Print the completion script of SHELL: bash, zsh or fish."""
-    from click.shell_completion import get_completion_class
-
     from edgespec.cli.main import cli
 
     completion = get_completion_class(shell)

@@ -25,7 +25,10 @@ from edgespec.cli.options import (
     offer,
     worker_options,
 )
+from edgespec.cli.terminal import INTERRUPTED, TerminalReporter, interruptible, print_result, report_activity
+from edgespec.errors import Cancelled, ContextOverflow, InvalidRequest, reason_of
 from edgespec.options import DRAFT
+from edgespec.units import gib
 
 if TYPE_CHECKING:
     from edgespec.controller.cost_model import Profile
@@ -76,8 +79,6 @@ _RUNTIMES = {
 @json_option
 def doctor_command(as_json: bool) -> int:
     """Check this machine. The exit code is 1 if no runtime works."""
-    from edgespec.cli.terminal import print_result, report_activity
-
     report: dict[str, Any] = {}
     for title, text in _examine(report):
         report_activity("")
@@ -92,9 +93,7 @@ def doctor_command(as_json: bool) -> int:
 
 def _examine(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Fill in `report`, and return each of its lines, a title and a text, as soon as it is known."""
-    from edgespec.cli.terminal import report_activity
     from edgespec.controller.store import list_settings
-    from edgespec.units import gib
 
     report_activity("measuring the load of the processor …")
     machine = report["machine"] = _describe_machine()
@@ -148,7 +147,6 @@ def _check_runtime(name: str) -> dict[str, Any]:
     import importlib.metadata
     import platform
 
-    from edgespec.errors import Cancelled, reason_of
     from edgespec.isolated import ChildDied, run_in_child
 
     def check() -> None:
@@ -266,8 +264,6 @@ def _find_problems(report: dict[str, Any]) -> Iterator[dict[str, str]]:
 
 
 def _format_runtime(name: str, runtime: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    from edgespec.units import gib
-
     version = f" {runtime['version']}" if runtime.get("version") else ""
     reason = f" ({runtime['reason']})" if runtime.get("reason") else ""
     yield name, f"{runtime['state']}{version}{reason}"
@@ -290,8 +286,8 @@ def _format_runtime(name: str, runtime: dict[str, Any]) -> Iterator[tuple[str, s
 @click.command("tune")
 @model_argument
 @offer(DRAFT, help="As for run.")
-@click.option("--seconds", type=FloatRange(1), default=20, show_default=True, help="Time for measuring costs.")
-@click.option("--max-tokens", type=click.IntRange(2), default=64, show_default=True, help="Tokens per practice answer.")
+@click.option("--seconds", type=FloatRange(1), default=20, help="Time for measuring costs.")
+@click.option("--max-tokens", type=click.IntRange(2), default=64, help="Tokens per practice answer.")
 @json_option
 @load_options
 @worker_options
@@ -301,10 +297,8 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
     Every run does this as it goes; tune does it in advance. Ctrl-C keeps the results so far.
     """
     from edgespec.cli.engine import open_engine
-    from edgespec.cli.terminal import INTERRUPTED, interruptible, print_result
     from edgespec.controller.profiler import CONTEXTS
     from edgespec.controller.stats import DraftStats
-    from edgespec.errors import InvalidRequest
     from edgespec.planner.report import format_costs
 
     if options["draft"] == "none":
@@ -335,10 +329,8 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
 def _practise(local: LocalEngine, max_tokens: int) -> bool:
     """Answer a prompt of each category, greedily and not; returns whether Ctrl-C ended that early."""
     from edgespec.bench.prompt_sets import CATEGORIES, read_shipped_prompts
-    from edgespec.cli.terminal import TerminalReporter, interruptible
     from edgespec.core.sampling import SamplingParams
     from edgespec.engine.events import Finished, Request
-    from edgespec.errors import ContextOverflow
     from edgespec.text.chat_template import Message
 
     reporter, answers = TerminalReporter(), [*product(CATEGORIES, (0.0, 0.7))]

@@ -13,9 +13,10 @@ import click
 from edgespec.cli.completion import complete_model, complete_self_drafts
 from edgespec.cli.options import FloatRange, json_option, load_config, load_options, model_argument, offer
 from edgespec.cli.serve import access_rules, draft_listening_options, listen
-from edgespec.cli.terminal import format_table, print_result
-from edgespec.errors import DraftRefused, InvalidRequest
+from edgespec.cli.terminal import TerminalReporter, format_table, print_result, report_activity
+from edgespec.errors import DraftRefused, InvalidRequest, UnknownModel
 from edgespec.options import DRAFT, PARALLEL
+from edgespec.units import gib
 
 if TYPE_CHECKING:
     from edgespec.core.protocols import CheckCancelled
@@ -68,7 +69,6 @@ def _load(config: LoadConfig, *, is_paired: bool) -> ServedDraft:
     from dataclasses import replace
 
     from edgespec.cli.serve import public_name
-    from edgespec.cli.terminal import TerminalReporter
     from edgespec.planner.plan import choose_backend
     from edgespec.registry.resolve import find_pard_token, resolve_pair
     from edgespec.server.draft import ServedDraft
@@ -105,7 +105,7 @@ draft_command.add_command(serve_command)
 @draft_command.command("compare")
 @click.argument("target", metavar="TARGET", shell_complete=complete_model)
 @click.argument("drafts", metavar="DRAFT...", nargs=-1, required=True, shell_complete=complete_model)
-@click.option("--max-tokens", type=click.IntRange(8), default=64, show_default=True, help="Tokens of each answer.")
+@click.option("--max-tokens", type=click.IntRange(8), default=64, help="Tokens of each answer.")
 @json_option
 @load_options
 def compare_command(target: str, drafts: tuple[str, ...], max_tokens: int, as_json: bool, **options: Any) -> int:
@@ -115,7 +115,6 @@ def compare_command(target: str, drafts: tuple[str, ...], max_tokens: int, as_js
     times of both give the length of drafts and the speed to expect. Sampled answers agree less.
     """
     from edgespec.cli.engine import run_work
-    from edgespec.cli.terminal import TerminalReporter, report_activity
     from edgespec.service.compare import Compared, compare_drafts
 
     config = load_config(target, {**options, "draft": "none"})
@@ -170,8 +169,6 @@ def _format_comparison(answers: Answers, rows: list[Compared]) -> Iterator[str]:
 
 def _format_trials(rows: Sequence[Compared]) -> Iterator[str]:
     """A table, and what was refused."""
-    from edgespec.units import gib
-
     table = [("DRAFT", "AGREEMENT", "COST OF A TOKEN", "MEMORY", "LENGTH", "X PLAIN, EXPECTED")]
     for each in rows:
         if t := each.trial:
@@ -190,7 +187,7 @@ def _format_trials(rows: Sequence[Compared]) -> Iterator[str]:
     metavar="METHOD",
     help="layerskip, qspec:BITS, sparse, joined by '+'; repeatable. [default: all]",
 )
-@click.option("--seconds", type=FloatRange(1), default=120, show_default=True, help="Time for the layer search.")
+@click.option("--seconds", type=FloatRange(1), default=120, help="Time for the layer search.")
 @json_option
 @load_options
 def build_command(model: str | None, methods: tuple[str, ...], seconds: float, as_json: bool, **options: Any) -> None:
@@ -201,7 +198,6 @@ def build_command(model: str | None, methods: tuple[str, ...], seconds: float, a
     """
     from edgespec.backends.attached_draft import parse
     from edgespec.cli.engine import run_work
-    from edgespec.cli.terminal import TerminalReporter
     from edgespec.planner.selfdraft_search import SelfDraftSearch
     from edgespec.service.compare import Compared, search_self_draft
     from edgespec.service.load import Loader
@@ -232,7 +228,6 @@ def build_command(model: str | None, methods: tuple[str, ...], seconds: float, a
 def list_command(as_json: bool) -> None:
     """List cached self-drafts by model."""
     from edgespec.planner.selfdraft_search import list_cached_drafts
-    from edgespec.units import gib
 
     found = list_cached_drafts()
     facts = [
@@ -255,9 +250,7 @@ def list_command(as_json: bool) -> None:
 @click.argument("model", metavar="NAME", shell_complete=complete_self_drafts)
 def rm_command(model: str) -> None:
     """Remove the cached self-drafts of NAME, as `edgespec draft list` shows it; `all` removes everything."""
-    from edgespec.errors import UnknownModel
     from edgespec.planner.selfdraft_search import list_cached_drafts, remove_cached_draft
-    from edgespec.units import gib
 
     found = [each for each in list_cached_drafts() if model in ("all", each.model)]
     if not found:
@@ -270,7 +263,7 @@ def rm_command(model: str) -> None:
 @draft_command.command("probe")
 @model_argument
 @offer(DRAFT, help="The trained head.")
-@click.option("--tokens", type=click.IntRange(32), default=256, show_default=True, help="Length of the text.")
+@click.option("--tokens", type=click.IntRange(32), default=256, help="Length of the text.")
 @json_option
 @load_options
 def probe_command(model: str | None, tokens: int, as_json: bool, **options: Any) -> None:
@@ -279,7 +272,6 @@ def probe_command(model: str | None, tokens: int, as_json: bool, **options: Any)
     Compares the head's choices with the model's on a text, in each plausible reading of what its file says.
     """
     from edgespec.cli.engine import run_work
-    from edgespec.cli.terminal import TerminalReporter
     from edgespec.service.compare import probe_head
 
     request = load_config(model, options)

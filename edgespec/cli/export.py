@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgespec.cli.options import model_argument, offer, parse_backend
+from edgespec.cli.options import model_argument, offer, open_hub, parse_backend
+from edgespec.cli.terminal import TerminalReporter, open_output, require_new
+from edgespec.errors import InvalidRequest
 from edgespec.options import BACKEND, DRAFT
 
 if TYPE_CHECKING:
@@ -44,21 +46,17 @@ def export_command(
     and tgi load the original weights of the model, llama-server and ollama its GGUF files, mlx-lm its MLX folder.
     Nothing is downloaded.
     """
-    from edgespec.cli.terminal import TerminalReporter
     from edgespec.conversations.database import adapted_folder, memory_folder
     from edgespec.export.engines import ENGINES, export
     from edgespec.export.gather import GivenIds, gather
     from edgespec.export.script import format_compose, format_script, list_remarks
-    from edgespec.hub.hub import Hub
     from edgespec.planner.plan import LoadConfig, MemoryOptions
-    from edgespec.registry.schema import load_registry
 
     engine = ENGINES[name]
     request = LoadConfig(
         model, _choose_backend(backend, engine), draft, memory=MemoryOptions(memory_folder()), adapted=adapted_folder()
     )
-    ids, registry = GivenIds(target_id, draft_id), load_registry()
-    plan = gather(request, ids, registry, Hub.from_environment(), TerminalReporter())
+    plan = gather(request, GivenIds(target_id, draft_id), *open_hub(), TerminalReporter())
     choice, exported = export(plan, engine)
     remarks = list(list_remarks(plan, engine, choice, exported))
     script = format_script(exported, remarks, with_files=output is None)
@@ -73,8 +71,6 @@ def export_command(
 
 def _choose_backend(name: str, engine: Engine) -> BackendName | None:
     """Choose the runtime whose files the engine loads. Raises InvalidRequest where --backend names another one."""
-    from edgespec.errors import InvalidRequest
-
     chosen = parse_backend(name)
     if engine.backend is None or chosen in (None, engine.backend):
         return engine.backend or chosen
@@ -84,8 +80,6 @@ def _choose_backend(name: str, engine: Engine) -> BackendName | None:
 
 def _write(folder: Path, files: dict[str, str], *, force: bool) -> None:
     """Write all files or none that exists, and make the script executable. Raises InvalidRequest, CacheError."""
-    from edgespec.cli.terminal import open_output, require_new
-
     for name in files:
         require_new(folder / name, force=force)
     with suppress(OSError):  # the first file tells what cannot be written

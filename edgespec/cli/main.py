@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 import click
 
 from edgespec import __version__
+from edgespec.cli.options import add_help_all
 from edgespec.cli.terminal import INTERRUPTED, report_bug
 from edgespec.errors import Cancelled, EdgespecError
 
@@ -74,7 +75,6 @@ class _Commands(click.Group):
         module = _COMMANDS.get(cmd_name)
         if module is None:
             return None
-        from edgespec.cli.options import add_help_all
         from edgespec.cli.reference import format_examples
 
         command: click.Command = getattr(importlib.import_module(f"edgespec.cli.{module}"), f"{cmd_name}_command")
@@ -105,7 +105,7 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100, "show_default": True},
     epilog="\b\n`edgespec COMMAND --help` shows a command's options and examples.",
 )
 @click.version_option(__version__, prog_name="edgespec")

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec.cli.completion import complete_model, complete_source
-from edgespec.cli.options import force_option, json_option, yes_option
+from edgespec.cli.options import force_option, json_option, open_hub, yes_option
+from edgespec.cli.terminal import (
+    TerminalReporter,
+    format_table,
+    format_time,
+    print_result,
+    report_activity,
+    shorten,
+    write_lines,
+)
+from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.units import count, gib
 
 if TYPE_CHECKING:
@@ -43,12 +53,8 @@ def add_command(paths: tuple[Path, ...], model: str | None, dry_run: bool) -> No
     replaces those that have changed. Models with the same tokenizer share the documents. They have at most half of the
     memory.
     """
-    from edgespec.cli.terminal import report_activity
-    from edgespec.errors import InvalidRequest
-    from edgespec.hub.hub import Hub
     from edgespec.memory.texts import find_documents
     from edgespec.planner.plan import LoadConfig, open_vocabulary
-    from edgespec.registry.schema import load_registry
     from edgespec.registry.tokenizer_compat import identify_tokenizer
     from edgespec.tui.settings import read_last_model
 
@@ -66,9 +72,9 @@ def add_command(paths: tuple[Path, ...], model: str | None, dry_run: bool) -> No
         total = gib(sum(each.size for each in documents))
         click.echo(f"{count(len(documents), 'file')}, {total}{_format_skipped(skipped)}", err=True)
         return
-    registry = load_registry()
+    registry, hub = open_hub()
     model = model or read_last_model() or registry.default
-    with open_vocabulary(LoadConfig(model), registry, Hub.from_environment()) as tokenizer, open_store() as store:
+    with open_vocabulary(LoadConfig(model), registry, hub) as tokenizer, open_store() as store:
         click.echo(f"with the tokenizer of {model}; --model takes another", err=True)
         identity = identify_tokenizer(tokenizer)
         corpus = store.open_corpus(identity)
@@ -96,7 +102,6 @@ def open_store() -> Iterator[TextStore]:
 
 def _store(documents: list[Document], tokenizer: Tokenizer, corpus: Corpus, skipped: Counter[str]) -> None:
     """Store documents one by one, and tell how many."""
-    from edgespec.cli.terminal import TerminalReporter
     from edgespec.memory.store import DEFAULT_LIMIT_BYTES, SHARE, NoRoom
     from edgespec.memory.texts import read_document
 
@@ -127,7 +132,6 @@ def _store(documents: list[Document], tokenizer: Tokenizer, corpus: Corpus, skip
 
 def build_indexes(spaces: Iterable[tuple[str, str]]) -> None:
     """Build the indexes that an engine would build when it is idle, of spaces as (tokenizer, namespace)."""
-    from edgespec.cli.terminal import report_activity
     from edgespec.conversations.database import memory_folder
     from edgespec.memory.memory import Memory
     from edgespec.memory.store import DEFAULT_LIMIT_BYTES
@@ -166,7 +170,6 @@ memory_command.add_command(add_command)
 @json_option
 def status_command(as_json: bool) -> None:
     """Show how many tokens are kept, of what, in how many bytes."""
-    from edgespec.cli.terminal import print_result
     from edgespec.conversations.database import memory_folder
     from edgespec.memory.store import DEFAULT_LIMIT_BYTES
 
@@ -202,7 +205,6 @@ def _describe(space: SpaceStatus) -> dict[str, object]:
 
 
 def _format_status(spaces: list[SpaceStatus]) -> Iterator[str]:
-    from edgespec.cli.terminal import format_table, format_time
     from edgespec.server.record import read_namespace
 
     rows = [
@@ -230,8 +232,6 @@ def export_command(file: Path, force: bool) -> None:
     Each line is a part of an answer, of a prompt or of a document, as text where its model is on this machine, else as
     token ids. Only its user can read FILE.
     """
-    from edgespec.cli.terminal import write_lines
-
     with open_store() as store, _open_tokenizers(store.status()) as tokenizers:
         records = (_describe_record(each, tokenizers.get(each.tokenizer)) for each in store.export())
         n = write_lines(file, records, force=force)
@@ -241,13 +241,10 @@ def export_command(file: Path, force: bool) -> None:
 @contextmanager
 def _open_tokenizers(spaces: list[SpaceStatus]) -> Iterator[dict[str, Tokenizer]]:
     """The tokenizers of the models that are known and on this machine, by what identifies them."""
-    from edgespec.errors import EdgespecError
-    from edgespec.hub.hub import Hub
     from edgespec.planner.plan import LoadConfig, open_vocabulary
-    from edgespec.registry.schema import load_registry
     from edgespec.registry.tokenizer_compat import identify_tokenizer
 
-    registry, hub = load_registry(), Hub.from_environment()
+    registry, hub = open_hub()
     with ExitStack() as opened:
         found: dict[str, Tokenizer] = {}
         for tokenizer, model in {each.tokenizer: each.model for each in spaces}.items():
@@ -286,7 +283,6 @@ def forget_command(source: str) -> None:
     `memory_source` in Python. The conversation itself and the files stay.
     """
     from edgespec.conversations.database import name_source
-    from edgespec.errors import InvalidRequest
 
     with open_store() as store:
         if source.isascii() and source.isdigit():
@@ -338,14 +334,13 @@ def clear_command(only_documents: bool, key: str | None, yes: bool) -> None:
 
 @click.command("history")
 @click.argument("words", nargs=-1, metavar="[TEXT]...")
-@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, metavar="N", help="List at most N.")
+@click.option("--limit", type=click.IntRange(1), default=20, metavar="N", help="List at most N.")
 @json_option
 def history_command(words: tuple[str, ...], limit: int, as_json: bool) -> None:
     """List saved conversations, the last one first; with TEXT, those in which all of its words occur.
 
     Words match inside of words too, and case does not matter. `edgespec chat --resume ID` continues a conversation.
     """
-    from edgespec.cli.terminal import print_result
     from edgespec.conversations import SearchHit, Store
 
     text = " ".join(words).strip()
@@ -362,8 +357,6 @@ def history_command(words: tuple[str, ...], limit: int, as_json: bool) -> None:
 
 
 def _format(hits: list[SearchHit], text: str) -> Iterator[str]:
-    from edgespec.cli.terminal import format_table, format_time, shorten
-
     if not hits:
         nothing = "No conversation is saved yet. `edgespec chat` saves what you write there."
         yield f"No conversation has all words of '{text}'." if text else nothing

@@ -17,11 +17,12 @@ from edgespec.cli.options import (
     load_options,
     model_argument,
     offer,
+    open_hub,
     parse_backend,
     worker_options,
     yes_option,
 )
-from edgespec.cli.terminal import format_groups, print_result, shorten
+from edgespec.cli.terminal import TerminalReporter, format_groups, print_result, report_activity, shorten
 from edgespec.options import BACKEND, DRAFT, OPTIONS
 from edgespec.units import GIB, gib
 
@@ -49,17 +50,14 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
     Reads the headers first: the tokenizers must match and memory must suffice.
     """
     from edgespec.backends.options import LoadOptions
-    from edgespec.cli.terminal import TerminalReporter
     from edgespec.hub.cache import RemoteModel
-    from edgespec.hub.hub import Hub
     from edgespec.planner.plan import LoadConfig, fetch, plan
     from edgespec.planner.report import describe_faster
-    from edgespec.registry.schema import load_registry
 
-    hub, reporter = Hub.from_environment(), TerminalReporter()
-    options = LoadOptions(context_size=ctx)
+    registry, hub = open_hub()
+    reporter, options = TerminalReporter(), LoadOptions(context_size=ctx)
     request = LoadConfig(model, parse_backend(backend), draft, load=options, force=force, fetch_heads=True)
-    planned = plan(request, load_registry(), hub, reporter)
+    planned = plan(request, registry, hub, reporter)
     if told := describe_faster(planned.metadata):
         reporter.notice(f"{told}.")
     for source in planned.sources:
@@ -78,12 +76,10 @@ def list_command(as_json: bool) -> None:
     """
     from edgespec.backends import prefers_mlx
     from edgespec.backends.devices import host_memory
-    from edgespec.hub.hub import Hub
     from edgespec.planner.catalogue import Catalogue
     from edgespec.registry.resolve import is_head
-    from edgespec.registry.schema import load_registry
 
-    registry, hub = load_registry(), Hub.from_environment()
+    registry, hub = open_hub()
     # The memory of accelerators is known to the runtime alone, which is not loaded for a list.
     rows = Catalogue(registry, hub, "mlx" if prefers_mlx() else "llamacpp", host_memory()).list_local()
     cached = hub.list_models()
@@ -146,12 +142,10 @@ def _format_list(models: Sequence[Candidate], heads: Sequence[CachedModel]) -> I
 @yes_option
 def rm_command(model: str, backend: str, yes: bool) -> None:
     """Remove a downloaded model; an alias removes its target alone."""
-    from edgespec.hub.hub import Hub
     from edgespec.planner.plan import LoadConfig, resolve_download
-    from edgespec.registry.schema import load_registry
 
-    hub = Hub.from_environment()
-    reference = resolve_download(LoadConfig(model, parse_backend(backend)), load_registry(), hub)
+    registry, hub = open_hub()
+    reference = resolve_download(LoadConfig(model, parse_backend(backend)), registry, hub)
     if not yes:
         click.confirm(f"Remove {reference} from the cache?", abort=True, err=True)
     freed = hub.remove(reference)
@@ -179,21 +173,19 @@ def _describe_cached(model: CachedModel) -> dict[str, object]:
 @click.command("show")
 @model_argument
 @offer(OPTIONS["ctx"], help="Context size for the memory estimate. [default: the model's, at most 8192]")
-@offer(BACKEND, help="Runtime whose model an alias stands for.")
+@_backend_option
 @json_option
 def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool) -> None:
     """Show a model's architecture, size, memory and draft. Reads only the header if it is not downloaded."""
     from edgespec.backends.options import LoadOptions
     from edgespec.formats.mlx_folder import Folder
-    from edgespec.hub.hub import Hub
     from edgespec.planner.heads import find_head
     from edgespec.planner.memory import estimate_memory
     from edgespec.planner.plan import LoadConfig, choose_backend
     from edgespec.planner.report import format_facts
     from edgespec.registry.resolve import read_metadata, resolve_pair
-    from edgespec.registry.schema import load_registry
 
-    hub, registry = Hub.from_environment(), load_registry()
+    registry, hub = open_hub()
     chosen = choose_backend(LoadConfig(model, parse_backend(backend)), registry, hub)
     resolved = resolve_pair(model, chosen, registry, hub)
     found = read_metadata(resolved.target, hub)
@@ -276,16 +268,13 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
     header of an alias cannot be read, offline, it is estimated from what the registry says.
     """
     from edgespec.cli.engine import run_work
-    from edgespec.cli.terminal import TerminalReporter, report_activity
-    from edgespec.hub.hub import Hub
     from edgespec.planner.report import format_plan, report_plan
-    from edgespec.registry.schema import load_registry
 
     request = replace(load_config(model, {**options, "force": True}), fetch_heads=True)
-    registry, hub, reporter = load_registry(), Hub.from_environment(), TerminalReporter()
+    registry, hub = open_hub()
 
     def work(check: CheckCancelled) -> Iterator[dict[str, Any]]:
-        yield from report_plan(request, registry, hub, reporter, check, report_activity, measure=not no_speed)
+        yield from report_plan(request, registry, hub, TerminalReporter(), check, report_activity, measure=not no_speed)
 
     *_, facts = work(lambda: None) if no_speed else run_work(work)
     report_activity("")
@@ -328,17 +317,14 @@ def recommend_command(
     """
     from edgespec.backends import prefers_mlx
     from edgespec.cli.engine import run_work
-    from edgespec.cli.terminal import report_activity
-    from edgespec.hub.hub import Hub
     from edgespec.planner.catalogue import DRAFTERS, TASKS, Catalogue, Query
     from edgespec.planner.memory import read_memory
-    from edgespec.registry.schema import load_registry
 
     chosen = parse_backend(backend) or ("mlx" if prefers_mlx() else "llamacpp")
     assert chosen != "toy"
     task = TASKS[use] if use else None  # type: ignore[index]
     query = Query(" ".join(words), task, None if max_size is None else int(max_size * GIB))
-    registry, hub = load_registry(), Hub.from_environment()
+    registry, hub = open_hub()
 
     def work(check: CheckCancelled) -> Iterator[Recommendations]:
         catalogue = Catalogue(registry, hub, chosen, read_memory(chosen), check)

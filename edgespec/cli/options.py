@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from copy import copy
 from functools import partial
 from math import isnan
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 from edgespec import options
 from edgespec.cli.completion import complete_model
 from edgespec.options import Option
+from edgespec.units import parse_duration
 
 if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
     from edgespec.backends import BackendName
     from edgespec.core.sampling import SamplingParams
+    from edgespec.hub.hub import Hub
     from edgespec.planner.plan import LoadConfig
-    from edgespec.registry.schema import SamplingDefaults
+    from edgespec.registry.schema import Registry, SamplingDefaults
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -98,8 +99,6 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        from edgespec.units import parse_duration
-
         try:
             return parse_duration(str(value))
         except ValueError as error:
@@ -126,8 +125,6 @@ class DraftOption(click.Option):
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Names after the last '+' that do not stand before it, else files."""
-        from click.shell_completion import CompletionItem
-
         from edgespec.planner.draft_finder import AUTO, NONE, list_words
 
         *before, start = incomplete.split("+")
@@ -185,33 +182,35 @@ _VERBOSE = rare_option("--verbose", is_flag=True, help="Show the runtime's own l
 _RUNTIME = offer(options.BACKEND, type=_RuntimeChoice(cast("tuple[str, ...]", options.BACKEND.kind)))
 
 
-def generation_options(command: F) -> F:
-    """Add the options of a generation to a command, which receives them as keyword arguments."""
-    tables = (options.DRAFT, *options.GENERATION, *options.SPECULATION, options.MEMORY, *options.LOADING)
-    return add_options(command, (*map(offer, tables), _VERBOSE, *map(offer, options.WORKERS), _RUNTIME))
+def add_options(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+    """A decorator that applies click's decorators, so that help lists their options in this order."""
+
+    def add(command: F) -> F:
+        for option in reversed(decorators):
+            command = option(command)
+        return command
+
+    return add
 
 
-def serving_options(command: F) -> F:
-    """Add the options of drafting and loading; each request brings its own sampling parameters."""
-    tables = (options.DRAFT, *options.SPECULATION, options.MEMORY, options.LEARN, *options.LOADING)
-    return add_options(command, (*map(offer, tables), _VERBOSE, *map(offer, options.WORKERS), _RUNTIME))
+# Each adds options to a command, which receives their values as keyword arguments.
+load_options = add_options(*map(offer, options.LOADING), _VERBOSE, offer(options.BACKEND))
+worker_options = add_options(*map(offer, options.WORKERS))
+_run_options = add_options(*map(offer, options.LOADING), _VERBOSE, worker_options, _RUNTIME)
+generation_options = add_options(
+    *map(offer, (options.DRAFT, *options.GENERATION, *options.SPECULATION, options.MEMORY)), _run_options
+)
+serving_options = add_options(  # each request brings its own sampling parameters
+    *map(offer, (options.DRAFT, *options.SPECULATION, options.MEMORY, options.LEARN)), _run_options
+)
 
 
-def load_options(command: F) -> F:
-    """Add only the options of loading a model."""
-    return add_options(command, (*map(offer, options.LOADING), _VERBOSE, offer(options.BACKEND)))
+def open_hub() -> tuple[Registry, Hub]:
+    """The models that have names, and the hub with the files on this machine."""
+    from edgespec.hub.hub import Hub
+    from edgespec.registry.schema import load_registry
 
-
-def worker_options(command: F) -> F:
-    """Add the options that name workers."""
-    return add_options(command, map(offer, options.WORKERS))
-
-
-def add_options(command: F, decorators: Iterable[Callable[[F], F]]) -> F:
-    """Apply click's decorators, so that help lists them in this order."""
-    for option in reversed([*decorators]):
-        command = option(command)
-    return command
+    return load_registry(), Hub.from_environment()
 
 
 def load_config(model: str | None, values: dict[str, Any]) -> LoadConfig:

@@ -12,6 +12,7 @@ import click
 
 from edgespec.cli.completion import complete_model
 from edgespec.cli.options import generation_options, load_config, rare_option, sampling_params
+from edgespec.cli.terminal import INTERRUPTED, explain_rounds, format_summary
 
 if TYPE_CHECKING:
     from edgespec.engine.events import Finished, Request
@@ -51,7 +52,6 @@ def run_command(
     Without --model, the model of EDGESPEC_MODEL answers, else the demo model.
     """
     from edgespec.cli.engine import Answer, open_engine
-    from edgespec.cli.terminal import INTERRUPTED, explain_rounds, format_summary
     from edgespec.registry.schema import SamplingDefaults
     from edgespec.service.client import require_model
 

@@ -9,8 +9,9 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -24,6 +25,7 @@ from edgespec.cli.options import (
     rare_option,
     serving_options,
 )
+from edgespec.cli.terminal import INTERRUPTED
 from edgespec.errors import InvalidRequest, reason_of
 from edgespec.options import PARALLEL
 
@@ -40,26 +42,18 @@ if TYPE_CHECKING:
 # The options of `edgespec serve` that say where it listens and who may call, and what is made of them.
 
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 HOST = "127.0.0.1"
 PORT = 7437
 DRAFT_PORT = 7438
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 _FILE = click.Path(path_type=Path)
-_OPTIONS = (
-    click.option(
-        "--host", "hosts", multiple=True, metavar="HOST",
-        help=f"Address to listen on; repeatable.  [default: {HOST}]",
-    ),
-    click.option(
-        "--port", "ports", multiple=True, type=click.IntRange(0, 65535), metavar="PORT",
-        help=f"Port to listen on; repeatable. 0 takes a free one, 11434 is Ollama's.  [default: {PORT}]",
-    ),
-    rare_option(
-        "--unix", type=_FILE, metavar="PATH",
-        help="Unix socket to listen at, for this user only; the only address unless --host or --port is given.",
-    ),
+_host_option = click.option(
+    "--host", "hosts", multiple=True, metavar="HOST", help=f"Address to listen on; repeatable.  [default: {HOST}]"
+)
+_port_option = partial(
+    click.option, "--port", "ports", multiple=True, type=click.IntRange(0, 65535), metavar="PORT",
+)  # fmt: skip
+_access_options = add_options(
     rare_option("--tls-cert", type=_FILE, metavar="FILE", help="Certificate in PEM format, for https on all ports."),
     rare_option("--tls-key", type=_FILE, metavar="FILE", help="Private key of the certificate, in PEM format."),
     click.option(
@@ -73,27 +67,24 @@ _OPTIONS = (
     rare_option(
         "--allow-host", multiple=True, metavar="NAME", help="Host name to accept besides localhost; repeatable."
     ),
+)  # fmt: skip
+listening_options = add_options(
+    _host_option,
+    _port_option(help=f"Port to listen on; repeatable. 0 takes a free one, 11434 is Ollama's.  [default: {PORT}]"),
+    rare_option(
+        "--unix", type=_FILE, metavar="PATH",
+        help="Unix socket to listen at, for this user only; the only address unless --host or --port is given.",
+    ),
+    _access_options,
     rare_option(
         "--allow-origin", multiple=True, metavar="URL", help="Origin of web pages that may send requests; repeatable."
     ),
 )  # fmt: skip
-
-
-_DRAFT_PORT = click.option(
-    "--port", "ports", multiple=True, type=click.IntRange(0, 65535), metavar="PORT", default=[DRAFT_PORT],
-    show_default=True, help="Port to listen on; repeatable. 0 takes a free one.",
-)  # fmt: skip
-
-
-def listening_options(command: F) -> F:
-    """Add the options, in this order."""
-    return add_options(command, _OPTIONS)
-
-
-def draft_listening_options(command: F) -> F:
-    """Add those of a draft server, which no browser calls, and another default port."""
-    host, _, _, *rest, _ = _OPTIONS
-    return add_options(command, (host, _DRAFT_PORT, *rest))
+draft_listening_options = add_options(  # no browser calls a draft server
+    _host_option,
+    _port_option(default=[DRAFT_PORT], help="Port to listen on; repeatable. 0 takes a free one."),
+    _access_options,
+)
 
 
 class Listening(NamedTuple):
@@ -188,7 +179,6 @@ _EMBEDDED = "embedded"
     "--keep-alive",
     type=DURATION,
     default="5m",
-    show_default=True,
     metavar="DURATION",
     help="Unload a model that has been idle for this long, in seconds or as 90s, 10m, 2h; -1: never.",
 )
@@ -203,7 +193,6 @@ _EMBEDDED = "embedded"
     "max_open",
     type=click.IntRange(1, 64),
     default=1,
-    show_default=True,
     metavar="N",
     help="Maximum number of models in memory.",
 )
@@ -211,7 +200,6 @@ _EMBEDDED = "embedded"
     "--queue",
     type=click.IntRange(0, 10_000),
     default=64,
-    show_default=True,
     metavar="N",
     help="Requests that may wait for a model; further ones get 429.",
 )
@@ -220,7 +208,6 @@ _EMBEDDED = "embedded"
     "timeout_s",
     type=FloatRange(0.1),
     default=600,
-    show_default=True,
     metavar="SECONDS",
     help="Maximum duration of an answer, which ends early then. The queue and the loading of the model do not count.",
 )
@@ -229,7 +216,6 @@ _EMBEDDED = "embedded"
     "max_silence_s",
     type=FloatRange(1),
     default=60,
-    show_default=True,
     metavar="SECONDS",
     help="End the process of a model that gives no sign of life for this long; the next request loads it again.",
 )
@@ -247,7 +233,6 @@ _EMBEDDED = "embedded"
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
-    show_default=True,
     help="What is logged: debug adds polls of /health, /metrics and /props, warning leaves sound requests out.",
 )
 @offer(PARALLEL)
@@ -298,7 +283,6 @@ def run_app(app: Callable[..., Any], listening: Listening, log_level: str) -> in
     import asyncio
     import logging
 
-    from edgespec.cli.terminal import INTERRUPTED
     from edgespec.server.connections import serve
 
     logging.basicConfig(

@@ -7,10 +7,10 @@ import plistlib
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -18,20 +18,18 @@ from click.core import ParameterSource
 from edgespec.cli.options import add_options, json_option
 from edgespec.cli.serve import PORT, serve_command
 from edgespec.cli.terminal import format_speed, format_table, print_result
-from edgespec.errors import InvalidRequest
+from edgespec.errors import HubError, InvalidRequest, reason_of
+from edgespec.units import count, gib
 
-F = TypeVar("F", bound=Callable[..., Any])
 _TIMEOUT_S = 30.0
 _UNIX = "unix:"
 _MINUTES_S = 120  # from which on times are in minutes
 
 
-def server_options(command: F) -> F:
-    """Add the options that name a server and its key."""
-    where = "URL of the server, or unix:PATH."
-    url = click.option("--url", default=f"http://127.0.0.1:{PORT}", show_default=True, help=where)
-    key = click.option("--api-key", envvar="EDGESPEC_API_KEY", help="The server's key. [env: EDGESPEC_API_KEY]")
-    return add_options(command, (url, key))
+server_options = add_options(
+    click.option("--url", default=f"http://127.0.0.1:{PORT}", help="URL of the server, or unix:PATH."),
+    click.option("--api-key", envvar="EDGESPEC_API_KEY", help="The server's key. [env: EDGESPEC_API_KEY]"),
+)
 
 
 @click.command("ps")
@@ -44,8 +42,6 @@ def ps_command(as_json: bool, url: str, api_key: str | None) -> None:
 
 
 def _format(props: dict[str, Any]) -> Iterator[str]:
-    from edgespec.units import gib
-
     rows = [("MODEL", "STATE", "RUNTIME", "DRAFT", "MEMORY", "WAITING", "UNLOADS")]
     for model in props["models"]:
         memory = gib(model["resident_bytes"]) if model["is_open"] and model["state"] != "remote" else ""
@@ -60,8 +56,6 @@ def _format(props: dict[str, Any]) -> Iterator[str]:
 def _describe_more(model: dict[str, Any], calls: list[dict[str, Any]]) -> Iterator[str]:
     """The speed of the last answers, the acceptance of the drafters, and the last error."""
     from statistics import median
-
-    from edgespec.units import count
 
     timed = [each for each in calls if each["tpot"] and each["step_p99"]]
     if timed:
@@ -116,8 +110,6 @@ def http_json(
 ) -> Any:
     """Send a request and return the server's JSON response. Raises HubError if no server answers, InvalidRequest."""
     import httpx
-
-    from edgespec.errors import HubError, reason_of
 
     is_unix = url.startswith(_UNIX)
     transport = httpx.HTTPTransport(uds=url.removeprefix(_UNIX)) if is_unix else None
@@ -354,6 +346,7 @@ _file_option = click.option(
     type=click.Path(path_type=Path),
     metavar="FILE",
     default=_default_path,
+    show_default=False,
     help=f"File of the keys.  [default: {_FILE_NAME} in the configuration folder]",
 )
 

@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
+from edgespec.errors import CacheError, InvalidRequest, reason_of
+from edgespec.files import replace_file, save_traceback
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -129,8 +132,6 @@ def explain_rounds(steps: Iterable[Step]) -> list[str]:
 
 def report_bug(error: Exception) -> None:
     """Print an internal error in one sentence and the file that holds its traceback."""
-    from edgespec.files import save_traceback
-
     click.echo(f"error: Internal error: {type(error).__name__}: {error}.", err=True)
     click.echo(f"hint: Please report it, with {save_traceback(error)}.", err=True)
 
@@ -181,8 +182,6 @@ def shorten(text: str, width: int) -> str:
 
 def require_new(file: Path, *, force: bool) -> None:
     """Raise InvalidRequest for a file that exists, unless `force`."""
-    from edgespec.errors import InvalidRequest
-
     if file.exists() and not force:
         raise InvalidRequest(f"{file} exists.", hint="Name another one, or use --force.")
 
@@ -193,9 +192,6 @@ def open_output(file: Path, *, force: bool) -> Iterator[TextIO]:
 
     Raises InvalidRequest for a file that exists, unless `force`, and CacheError.
     """
-    from edgespec.errors import CacheError, reason_of
-    from edgespec.files import replace_file
-
     require_new(file, force=force)
     try:
         with replace_file(file) as partial, partial.open("w", encoding="utf-8") as out:

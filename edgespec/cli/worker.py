@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from edgespec.cli.options import offer
+from edgespec.cli.terminal import INTERRUPTED
+from edgespec.errors import BackendError, CacheError, InvalidRequest, reason_of
 from edgespec.options import OPTIONS
+from edgespec.sockets import is_loopback
+from edgespec.units import count, gib
 
 if TYPE_CHECKING:
     from edgespec.backends.llamacpp.library import Device
@@ -25,8 +29,8 @@ _CAME, _WENT = "Accepted client connection", "Client connection closed"
 
 
 @click.command("worker")
-@click.option("--host", default=HOST, show_default=True, help="IPv4 address to listen on.")
-@click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True, help="Port to listen on.")
+@click.option("--host", default=HOST, help="IPv4 address to listen on.")
+@click.option("--port", type=click.IntRange(1, 65535), default=PORT, help="Port to listen on.")
 @offer(OPTIONS["threads"], help="CPU threads. [default: the idle physical cores]")
 @click.option(
     "--device",
@@ -39,7 +43,6 @@ _CAME, _WENT = "Accepted client connection", "Client connection closed"
     "--cache/--no-cache",
     "has_cache",
     default=False,
-    show_default=True,
     help="Keep large weights on this disk, so that a model is sent once.",
 )
 @click.option(
@@ -75,8 +78,6 @@ def worker_command(
 def _check_host(host: str, trust_network: bool) -> str:
     """The IPv4 address of `host`."""
     from edgespec.backends.workers import INSECURE
-    from edgespec.errors import InvalidRequest
-    from edgespec.sockets import is_loopback
 
     try:
         address = socket.gethostbyname(host)
@@ -95,7 +96,6 @@ def _check_host(host: str, trust_network: bool) -> str:
 def _choose_devices(names: tuple[str, ...]) -> list[Device]:
     """The devices of these names; without names the accelerators, else the processor."""
     from edgespec.backends.llamacpp.library import library
-    from edgespec.errors import InvalidRequest
 
     found = {device.name: device for device in library().devices()}
     for name in names:
@@ -111,7 +111,6 @@ def _open_cache() -> WeightsCache:
     """Open the folder in which weights are kept."""
     from edgespec.backends.llamacpp.rpc import WeightsCache
     from edgespec.controller.store import calibration_folder
-    from edgespec.errors import CacheError, reason_of
 
     folder = calibration_folder().parent / "worker"
     try:
@@ -122,8 +121,6 @@ def _open_cache() -> WeightsCache:
 
 def _check_port(address: str, port: int) -> None:
     """Raises InvalidRequest where ggml cannot listen."""
-    from edgespec.errors import InvalidRequest, reason_of
-
     try:
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -140,9 +137,6 @@ def _describe(
 ) -> Iterator[str]:
     """What is lent, and how another machine takes it."""
     import psutil
-
-    from edgespec.sockets import is_loopback
-    from edgespec.units import count, gib
 
     for device in devices:
         free, cores = device.free, ""
@@ -166,8 +160,6 @@ def _run(address: str, port: int, devices: list[Device], threads: int, cache: We
     That thread never returns, so the process ends here.
     """
     from edgespec.backends.llamacpp.rpc import serve
-    from edgespec.cli.terminal import INTERRUPTED
-    from edgespec.errors import BackendError
 
     ours, theirs = os.pipe()
     screen = os.fdopen(os.dup(1), "w", buffering=1, errors="replace")
