@@ -13,7 +13,7 @@ from edgespec.bench.prompt_sets import BenchPrompt
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.metrics import Metrics
-from edgespec.core.protocols import NO_DRAFT, Capabilities, CheckCancelled, Draft, Session, Step
+from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, Session, Step
 from edgespec.core.sampling import Logits, SamplingParams
 from edgespec.core.verify import read_prompt
 from edgespec.engine.drafting import Speculation
@@ -26,8 +26,9 @@ from edgespec.text.stream import Piece
 # Find where two greedy outputs diverge, and whether that is a near-tie of the target or an error.
 
 
-_BURSTS = (1, 4)  # tokens of a step: the root, and as many accepted ones as follow
-_DECODED = 24  # tokens before the position that are decoded in steps; those before them are read as a prompt
+# Tokens before the position that are decoded in steps, where those before them are read as a prompt; and tokens of a
+# step: the root, and as many accepted ones as follow. The first way is a forward of one row.
+_WAYS = ((0, 1), (24, 1), (24, 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +57,20 @@ def first_divergence(
     for i, (a, b) in enumerate(zip(plain, other, strict=False)):
         if a != b:
             history = [*prompt, *plain[:i]]
-            alone = _score_alone(session, history)
-            ways = np.stack([alone, *(_score_in_bursts(session, history, n) for n in _BURSTS)])
-            return Divergence(i, abs(float(alone[a] - alone[b])), float((ways.max(axis=0) - ways.min(axis=0)).max()))
+            ways = np.stack([_score(session, history, *way) for way in _WAYS])
+            gap = abs(float(ways[0, a] - ways[0, b]))
+            return Divergence(i, gap, float((ways.max(axis=0) - ways.min(axis=0)).max()))
     return None
 
 
-def _score_alone(session: Session, history: Sequence[int]) -> Logits:
-    """[V] logits after `history`, by a forward of one row."""
-    session.rewind(0)
-    read_prompt(session, history[:-1])
-    scores = session.forward(history[-1], NO_DRAFT)
-    z = scores.logits(0).copy()
-    session.commit(())
-    return z
-
-
-def _score_in_bursts(session: Session, history: Sequence[int], burst: int) -> Logits:
+def _score(session: Session, history: Sequence[int], n_decoded: int, burst: int) -> Logits:
     """[V] logits after `history`, whose last tokens are accepted in bursts, in a tree after a rejected branch."""
-    n_bursts = min(_DECODED, len(history) - 1) // burst
+    n_bursts = min(n_decoded, len(history) - 1) // burst
     start = len(history) - 1 - n_bursts * burst
     session.rewind(0)
-    read_prompt(session, history[: max(start, 1)])
+    scores = read_prompt(session, history[: max(start, 1)])
+    if len(history) == 1:
+        return scores.logits(0).copy()
     for i in range(session.position, len(history) - burst, burst):
         root, *rest = history[i : i + burst]
         has_branch = session.capabilities.tree and bool(rest)

@@ -10,7 +10,7 @@ import pytest
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
 from edgespec.bench.prompt_sets import BenchPrompt
-from edgespec.bench.runner import Bench, Run, Skipped, list_arms
+from edgespec.bench.runner import Bench, Run, Skipped, first_divergence, list_arms
 from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.sampling import SamplingParams
@@ -159,6 +159,14 @@ def test_a_fork_is_looked_for_where_the_prompts_are_the_same() -> None:
         assert forks[arm, "a/2"] is None
     fork = forks["model 2", "a/1"]
     assert fork is not None and (fork.is_near_tie, fork.position) == (False, 0) and fork.gap > 0
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_fork_is_found_after_a_prompt_of_one_token(position: int) -> None:
+    session = load("tree", LoadOptions(context_size=64)).open_session(lambda: None)
+    same = [ord("b")] * position
+    fork = first_divergence(session, [ord("a")], [*same, ord("c")], [*same, ord("d")])
+    assert fork is not None and fork.position == position
 
 
 @pytest.mark.parametrize("drafters", [("ngram",), ("ngram", "model")])
