@@ -11,7 +11,7 @@ from typing import Any
 from edgespec.backends import FileBackend
 from edgespec.errors import InvalidRequest
 from edgespec.export.gather import Draft, Exported, ExportPlan, Weights
-from edgespec.hub.cache import HubFile, HubQuant, HubRepo, LocalPath, is_gguf_name, parse_quant
+from edgespec.hub.cache import HubFile, HubQuant, HubReference, HubRepo, LocalPath, is_gguf_name, parse_quant
 
 LOOKUPS = ("ngram", "suffix")
 MODELFILE, TENSORRT_FILE = "edgespec.Modelfile", "tensorrt-llm.yml"
@@ -278,16 +278,24 @@ def _tgi_target(plan: ExportPlan, draft: Draft | None) -> list[str]:
 # llama-server, mlx-lm and Ollama, which load the files in use.
 
 
+def _name_on_hub(files: HubReference) -> str:
+    """`user/repo` or `user/repo:QUANT`, without a revision, which these engines do not take."""
+    match files:
+        case HubFile(repo, file):
+            return f"{repo}:{parse_quant(file)}"
+        case HubQuant(repo, quant):
+            return f"{repo}:{quant}"
+    return files.repo
+
+
 def _llama_target(plan: ExportPlan, _draft: Draft | None) -> list[str]:
     match plan.target.files:
         case LocalPath(path):
             return ["--model", str(path)]
         case HubFile(repo, file):
             return ["--hf-repo", repo, "--hf-file", file]
-        case HubQuant(repo, quant):
-            return ["--hf-repo", f"{repo}:{quant}"]
-        case HubRepo(repo):
-            return ["--hf-repo", repo]
+        case files:
+            return ["--hf-repo", _name_on_hub(files)]
 
 
 def _llama_options(plan: ExportPlan, draft: Draft, length: int) -> list[str]:
@@ -295,12 +303,8 @@ def _llama_options(plan: ExportPlan, draft: Draft, length: int) -> list[str]:
     match draft.weights.files if draft.weights is not None else None:
         case LocalPath(path):
             words = ["--spec-draft-model", str(path)]
-        case HubFile(repo, file):
-            words = ["--spec-draft-hf", f"{repo}:{parse_quant(file)}"]
-        case HubQuant(repo, quant):
-            words = ["--spec-draft-hf", f"{repo}:{quant}"]
-        case HubRepo(repo):
-            words = ["--spec-draft-hf", repo]
+        case HubFile() | HubQuant() | HubRepo() as files:
+            words = ["--spec-draft-hf", _name_on_hub(files)]
     beside = [each.method for each in plan.drafts if each.method in LOOKUPS and each is not draft]
     words += ["--spec-type", ",".join(_LLAMA_METHODS[method] for method in (*beside, draft.method))]
     return words if draft.method in LOOKUPS else [*words, "--spec-draft-n-max", str(length)]
@@ -321,7 +325,7 @@ def _mlx_name(target: Weights) -> str:
             f"mlx-lm loads folders, and {target.reference} is a GGUF file.",
             hint="Export it to llama-server or ollama.",
         )
-    return str(target.files)
+    return str(target.files.path) if isinstance(target.files, LocalPath) else target.files.repo
 
 
 def _mlx_options(plan: ExportPlan, draft: Draft, length: int) -> list[str]:
@@ -340,8 +344,8 @@ def _write_modelfile(plan: ExportPlan, draft: Draft | None, length: int) -> dict
             lines = [f"FROM {path}"]
         case HubFile(repo, file):
             lines = [f"FROM hf.co/{repo}:{parse_quant(file) if '/' in file else file}"]
-        case other:
-            lines = [f"FROM hf.co/{other}"]
+        case files:
+            lines = [f"FROM hf.co/{_name_on_hub(files)}"]
     if draft is not None and draft.weights is not None:
         lines.append(f"DRAFT {draft.weights.files}")
     if draft is not None:

@@ -19,7 +19,7 @@ from edgespec.export.engines import ENGINES, MODELFILE, Choice, Engine, export
 from edgespec.export.gather import Draft, Exported, ExportPlan, GivenIds, Measured, Weights
 from edgespec.export.script import format_compose, list_remarks
 from edgespec.formats.heads import HeadKind
-from edgespec.hub.cache import HubRepo, LocalPath, PackagedFile
+from edgespec.hub.cache import HubQuant, HubRepo, LocalPath, PackagedFile
 from edgespec.registry.schema import Registry
 from tests.export.conftest import Gather, read_keys
 from tests.export.test_script import check_syntax
@@ -74,6 +74,14 @@ def test_every_entry_for_every_engine(registry: Registry, plan: Gather, tmp_path
             service = yaml.safe_load(format_compose(exported.service))["services"]["model"]
             assert service["command"] and all(port.startswith("127.0.0.1:") for port in service["ports"])
     assert found == set(ENGINES)
+
+
+@pytest.mark.parametrize("name", ["llama-server", "mlx-lm", "ollama"])
+def test_a_revision_is_left_out_for_engines_that_take_none(name: str) -> None:
+    files = HubRepo("u/target", "v2") if name == "mlx-lm" else HubQuant("u/target", "Q8_0", "v2")
+    _, exported = export(replace(a_plan(), target=Weights(files, files)), ENGINES[name])
+    text = " ".join([*exported.commands[0], *exported.files.values()])
+    assert "u/target" in text and "v2" not in text
 
 
 def check_keys(name: str, exported: Exported) -> None:
