@@ -26,6 +26,7 @@ from edgespec.registry.schema import SamplingDefaults
 T = TypeVar("T")
 
 MAX_UNREAD = 2048  # events that a job may be ahead of its reader
+_LOOK_S = 0.5  # Python handles a signal that comes just before a wait, such as that of Ctrl-C, only after it
 
 
 class Stream(Generic[T]):
@@ -75,7 +76,8 @@ class Stream(Generic[T]):
                 return self._raise()
             arrived.clear()
             self._wait_for_events(arrived.set)
-            arrived.wait()
+            while not arrived.wait(_LOOK_S):
+                pass
 
     async def __aiter__(self) -> AsyncIterator[T]:
         async for batch in self.batches():
