@@ -48,8 +48,7 @@ def load(model: str | None = None, *, reporter: Reporter | None = None, **argume
     that commands open without a name, see `Registry.default`. `reporter` receives notices and progress; by default they
     go to the logger "edgespec". Raises any EdgespecError.
     """
-    config = _build_config(model, arguments)
-    client = _make_client(config)
+    config, client = _prepare_load(model, arguments)
     try:
         client.open(config, reporter or LogReporter()).result()
     except BaseException:
@@ -62,8 +61,7 @@ async def load_async(
     model: str | None = None, *, reporter: Reporter | None = None, **arguments: Unpack[LoadArguments]
 ) -> AsyncModel:
     """`load` without blocking the event loop. Cancelling the task stops the download or the loading."""
-    config = _build_config(model, arguments)
-    client = _make_client(config)
+    config, client = _prepare_load(model, arguments)
     try:
         await client.open(config, reporter or LogReporter()).wait()
     except BaseException:
@@ -72,18 +70,15 @@ async def load_async(
     return AsyncModel(client)
 
 
-def _build_config(model: str | None, arguments: LoadArguments) -> LoadConfig:
-    require_known("load", arguments, LoadArguments.__annotations__)
-    return build_load_config(model, {"memory": False, **arguments})
-
-
-def _make_client(config: LoadConfig) -> EngineClient:
+def _prepare_load(model: str | None, arguments: LoadArguments) -> tuple[LoadConfig, EngineClient]:
     """An engine in this process; with workers in one of its own, since llama.cpp ends it where one is lost."""
+    require_known("load", arguments, LoadArguments.__annotations__)
+    config = build_load_config(model, arguments)
     if not config.load.workers:
-        return LocalEngine()
+        return config, LocalEngine()
     from edgespec.service.process import EngineProcess
 
-    return EngineProcess("Load the model again.")
+    return config, EngineProcess("Load the model again.")
 
 
 class _BaseModel:
