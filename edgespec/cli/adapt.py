@@ -6,10 +6,12 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from edgespec.adapt.options import LOSS_NAMES, WEIGHTS, TrainOptions
 from edgespec.cli.completion import complete_model
@@ -36,6 +38,41 @@ if TYPE_CHECKING:
     from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Gain
 
 
+_TRAIN = "train"
+
+
+class _Adapt(click.Group):
+    """`edgespec adapt MODEL` trains; other words than the subcommands' are arguments of that."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        is_command = args[0] in (*self.commands, "--help", "-h") if args else ctx.resilient_parsing
+        return super().parse_args(ctx, args if is_command else [_TRAIN, *args])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The subcommands, and what `train` takes."""
+        train = self.commands[_TRAIN]
+        context = click.Context(train, parent=ctx)
+        if incomplete.startswith("-"):
+            return train.shell_complete(context, incomplete)
+        commands, models = super().shell_complete(ctx, incomplete), complete_model(context, train.params[0], incomplete)
+        return [*commands, *(each for each in models if each.type == "plain" or not commands)]
+
+
+@click.group("adapt", cls=_Adapt)
+def adapt_command() -> None:
+    """Train the draft of a model on what it has answered on this machine.
+
+    `edgespec adapt [MODEL]` trains: `edgespec adapt train --help` has its options. The texts are those of `edgespec
+    memory`. A trained draft is kept only if it predicts answers that were held out better. It changes the speed of
+    answers and never their text.
+    """
+
+
+@adapt_command.group("data")
+def data_command() -> None:
+    """The texts that drafts are trained on: those of `edgespec memory`."""
+
+
 # `edgespec adapt data export`: saved chats for programs that train heads from nothing.
 
 
@@ -50,7 +87,7 @@ speculators (EAGLE-3 through vLLM, in its repository):
 Then: edgespec chat MODEL --draft eagle3:head"""
 
 
-@click.command("export")
+@data_command.command("export")
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--model", "-m", metavar="NAME", shell_complete=complete_model, help="Only chats with this model.")
 @force_option
@@ -107,7 +144,7 @@ def describe_gain(gain: Gain) -> dict[str, Any]:
     }
 
 
-@click.command("list")
+@adapt_command.command("list")
 @json_option
 def list_command(as_json: bool) -> None:
     """List the adapted drafts; a star marks the version of a model that is in use."""
@@ -136,7 +173,7 @@ def _describe_versions(pair: AdaptedPair) -> Iterator[dict[str, Any]]:
         yield row
 
 
-@click.command("use")
+@adapt_command.command("use")
 @click.argument("version", type=click.IntRange(0))
 @click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
 def use_command(version: int, model: str | None) -> None:
@@ -149,7 +186,7 @@ def use_command(version: int, model: str | None) -> None:
     click.echo(f"{_name_target(pair) or 'the model'} drafts with {_name_version(version)}")
 
 
-@click.command("revert")
+@adapt_command.command("revert")
 @click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
 def revert_command(model: str | None) -> None:
     """Draft with the version before the one in use, or with the draft before any training."""
@@ -178,14 +215,6 @@ def _find_pair(model: str | None) -> AdaptedPair:
 def _name_target(pair: AdaptedPair) -> str | None:
     """The name of the target; None where all cards are damaged."""
     return next((card.target for card in reversed(list(pair.versions().values())) if card is not None), None)
-
-
-@click.group("data")
-def data_command() -> None:
-    """The texts that drafts are trained on: those of `edgespec memory`."""
-
-
-data_command.add_command(export_command)
 
 
 @data_command.command("status")
@@ -252,38 +281,6 @@ def clear_command() -> None:
     click.echo(f"removed {count(n, 'token')}")
 
 
-_TRAIN = "train"
-
-
-class _Adapt(click.Group):
-    """`edgespec adapt MODEL` trains; other words than the subcommands' are arguments of that."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, self._complete(args))
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        return super().resolve_command(ctx, self._complete(args))
-
-    def _complete(self, args: list[str]) -> list[str]:
-        return args if args and (args[0] in self.commands or args[0] in ("--help", "-h")) else [_TRAIN, *args]
-
-
-@click.group("adapt", cls=_Adapt)
-def adapt_command() -> None:
-    """Train the draft of a model on what it has answered on this machine.
-
-    `edgespec adapt [MODEL]` trains: `edgespec adapt train --help` has its options. The texts are those of `edgespec
-    memory`. A trained draft is kept only if it predicts answers that were held out better. It changes the speed of
-    answers and never their text.
-    """
-
-
-for _command in (list_command, use_command, revert_command, data_command):
-    adapt_command.add_command(_command)
-
-
 @adapt_command.command(_TRAIN)
 @click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
 @offer(DRAFT, help="The draft model to train. [default: the one that is paired with MODEL]")
@@ -327,8 +324,6 @@ def train_command(
 
     Training pauses while a model answers on this machine. Ctrl-C stops it; the same command goes on.
     """
-    from math import inf
-
     from edgespec.adapt.options import Throttle, lower_priority
     from edgespec.adapt.run import AdaptConfig, Adapter
     from edgespec.cli.engine import run_work

@@ -20,7 +20,6 @@ from edgespec.options import DRAFT, OPTIONS
 if TYPE_CHECKING:
     from edgespec.bench.prompt_sets import BenchPrompt
     from edgespec.bench.runner import Bench, Header, Record, Run, Skipped
-    from edgespec.bench.summary import Summary
     from edgespec.core.protocols import CheckCancelled
     from edgespec.service.client import Stream
     from edgespec.service.loaded_model import LoadedModel
@@ -85,7 +84,7 @@ def bench_command(
     benchmark and keeps the results so far.
     """
     from edgespec.bench.runner import Bench, list_arms
-    from edgespec.bench.summary import summarize, write_report
+    from edgespec.bench.summary import format_table, summarize, write_report
     from edgespec.cli.engine import open_engine
     from edgespec.core.sampling import SamplingParams
 
@@ -105,7 +104,10 @@ def bench_command(
         interrupted = _record(local, bench, _header(loaded, bench, label), raw, records)
     summary = summarize(records)
     write_report(summary, raw.with_suffix(".html"))
-    _print(summary, {"bench": loaded.info.name, "interrupted": interrupted, "raw": str(raw)}, raw)
+    click.echo(format_table(summary))
+    click.echo(f"raw data: {raw}\nreport:   {raw.with_suffix('.html')}", err=True)
+    outcome = {"bench": loaded.info.name, "interrupted": interrupted, "raw": str(raw)}
+    click.echo(json.dumps({**outcome, **summary.findings()}))
     return INTERRUPTED if interrupted else 0
 
 
@@ -179,12 +181,3 @@ def _record(local: LocalEngine, bench: Bench, header: Header, raw: Path, records
         finally:
             reporter.end_bar()
     return False
-
-
-def _print(summary: Summary, outcome: dict[str, Any], raw: Path) -> None:
-    """The table and one line of JSON on stdout, the files' names on stderr."""
-    from edgespec.bench.summary import format_table
-
-    click.echo(format_table(summary))
-    click.echo(f"raw data: {raw}\nreport:   {raw.with_suffix('.html')}", err=True)
-    click.echo(json.dumps({**outcome, **summary.findings()}))

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 from click.core import ParameterSource
 
+from edgespec.api.options import resolve_sampling
 from edgespec.cli.completion import complete_conversation, complete_model
 from edgespec.cli.engine import Answer, open_engine
-from edgespec.cli.options import generation_options, load_config, offer, rare_option, sampling_params
+from edgespec.cli.options import generation_options, load_config, offer, rare_option
 from edgespec.cli.terminal import TerminalReporter, format_summary, interruptible, report_bug
 from edgespec.conversations import Store
 from edgespec.conversations.chat import (
@@ -23,6 +24,7 @@ from edgespec.conversations.chat import (
     NEARLY_FULL,
     SHARED,
     Chat,
+    OwnModel,
     SlashCommand,
     apply_setting,
     describe_end,
@@ -32,13 +34,15 @@ from edgespec.conversations.chat import (
     parse_command,
     parse_path,
 )
-from edgespec.conversations.recorder import ConversationRecorder
+from edgespec.conversations.recorder import ConversationRecorder, open_store
 from edgespec.core.metrics import Metrics
+from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import AnswerStart, MemoryUse
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
 from edgespec.options import LEARN
 from edgespec.planner.draft_finder import describe_words
 from edgespec.planner.plan import LoadConfig
+from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import require_model
 from edgespec.service.local import LocalEngine
 from edgespec.text.chat_template import Message
@@ -81,18 +85,14 @@ def chat_command(
     that was opened last, else smollm2-135m if its package is installed; else a list of small models is shown first. F1
     (or /help) lists keys and commands. Full-screen chats are saved in the data folder that `edgespec doctor` shows.
     """
-    from edgespec.core.sampling import SamplingParams
-    from edgespec.registry.schema import SamplingDefaults
-
     if incognito and (continue_last or resume):
         raise InvalidRequest("a saved conversation is not incognito.", hint="Drop --incognito.")
     request = load_config(model, options | ({"memory": False} if incognito else {}))
-    sampling_params(options, SamplingDefaults())  # raises before anything is loaded
+    resolve_sampling(options, SamplingDefaults())  # raises before anything is loaded
     settings = options["max_tokens"], options["seed"], options["stop"]
     chat = Chat(options["system"], SamplingParams(), *settings, rolling=rolling)
     if not plain and not options["verbose"] and _is_terminal():
         gc.disable()  # while modules are loaded, none of which goes again
-        from edgespec.conversations.recorder import open_store
         from edgespec.service.process import EngineProcess
         from edgespec.tui.app import ChatApp
 
@@ -101,7 +101,7 @@ def chat_command(
         if continue_last and resume is None:
             resume = next((conversation.id for conversation in store.recent(1)), None)
         request = _choose_model(store, resume, request)
-        sampling = partial(sampling_params, options)
+        sampling = partial(resolve_sampling, options)
         then = f"race {race}" if race else ""
         with closing(EngineProcess("F5 opens the model again.")) as client:
             app = partial(ChatApp, request, chat, store, client, is_incognito=incognito)
@@ -112,7 +112,7 @@ def chat_command(
             "--continue, --resume and --race need the full-screen chat.", hint="Drop --plain and run in a terminal."
         )
     with closing(open_engine(request, verbose=options["verbose"])) as engine:
-        chat.sampling = sampling_params(options, engine.require_loaded().info.sampling)
+        chat.sampling = resolve_sampling(options, engine.require_loaded().info.sampling)
         is_interactive = sys.stdin is not None and sys.stdin.isatty()
         return Repl(engine, request, chat, interactive=is_interactive, is_incognito=incognito).loop()
 
@@ -122,7 +122,6 @@ def _choose_model(store: Store, id: int | None, request: LoadConfig) -> LoadConf
 
     What the user gave stays. Raises InvalidRequest.
     """
-    from edgespec.conversations.chat import OwnModel
     from edgespec.tui.settings import find_first_model
 
     if request.model is not None:

@@ -5,10 +5,13 @@ Runtimes are probed in child processes, so that a crash of one does no harm. No 
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
+import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from time import monotonic
@@ -42,8 +45,6 @@ _REINSTALL = "pip install --force-reinstall --no-cache-dir llama-cpp-python"
 
 
 def _probe_llamacpp() -> dict[str, Any]:
-    from dataclasses import asdict
-
     from edgespec.backends.llamacpp.library import library
 
     lib = library()
@@ -126,8 +127,6 @@ def _examine(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _describe_machine() -> dict[str, Any]:
-    import platform
-
     import psutil
 
     from edgespec.backends.options import physical_cores
@@ -144,9 +143,6 @@ def _describe_machine() -> dict[str, Any]:
 
 
 def _check_runtime(name: str) -> dict[str, Any]:
-    import importlib.metadata
-    import platform
-
     from edgespec.isolated import ChildDied, run_in_child
 
     def check() -> None:
@@ -215,15 +211,13 @@ def _describe_cache() -> dict[str, Any]:
 
 def _describe_drafters() -> list[dict[str, Any]]:
     """All drafters with the package of each, then the entry points that were refused, with the reason."""
-    from importlib.metadata import entry_points
-
     from edgespec.drafters import GROUP, drafter_specs, refused_plugins
     from edgespec.planner.draft_finder import format_word, list_words
 
     refused = refused_plugins()
     packages: dict[str, str] = {}
     lost: list[dict[str, Any]] = []
-    for entry in entry_points(group=GROUP):
+    for entry in importlib.metadata.entry_points(group=GROUP):
         package = entry.dist.name if entry.dist is not None else entry.value
         if entry.name in refused:
             lost.append({"name": entry.name, "package": package, "refused": refused[entry.name]})

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgespec.cli.completion import complete_model, complete_self_drafts
 from edgespec.cli.options import FloatRange, json_option, load_config, load_options, model_argument, offer
-from edgespec.cli.serve import access_rules, draft_listening_options, listen
+from edgespec.cli.serve import access_rules, draft_listening_options, listen, public_name, run_app
 from edgespec.cli.terminal import TerminalReporter, format_table, print_result, report_activity
 from edgespec.errors import DraftRefused, InvalidRequest, UnknownModel
 from edgespec.options import DRAFT, PARALLEL
@@ -29,10 +27,17 @@ if TYPE_CHECKING:
     from edgespec.text.chat_template import Message
 
 
+@click.group("draft")
+def draft_command() -> None:
+    """Compare the drafts of a model. Self-drafts: a model drafts with fewer of its layers, fewer bits or less context.
+    Probes of trained heads. Drafts for targets on other machines.
+    """
+
+
 # `edgespec draft serve`: a draft for targets on other machines.
 
 
-@click.command("serve", short_help="Draft for targets on other machines.")
+@draft_command.command("serve", short_help="Draft for targets on other machines.")
 @model_argument
 @click.option("--for", "target", metavar="NAME", help="Serve the draft that the registry pairs with this model.")
 @draft_listening_options
@@ -45,14 +50,12 @@ def serve_command(model: str | None, target: str | None, **options: Any) -> int:
     the --parallel caches; a further one takes that of the client that has waited longest, whose text is then read
     again. Clients have the key in EDGESPEC_DRAFT_KEY.
     """
-    from edgespec.cli.serve import run_app
     from edgespec.server.draft import DraftModel, draft_application
 
     if model is not None and target is not None:
         raise InvalidRequest("REF and --for both name a draft.", hint="Give one of them.")
     options |= {"unix": None, "allow_origin": (), "memory": False, "draft": "none"}
     rules = access_rules(options)
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # as `edgespec serve`
     with listen(options) as listening:
         config = load_config(model or target, options)
         draft = DraftModel(lambda: _load(config, is_paired=model is None), options["parallel"])
@@ -66,9 +69,6 @@ def _load(config: LoadConfig, *, is_paired: bool) -> ServedDraft:
 
     `is_paired`: `config` names the target, whose paired draft is served.
     """
-    from dataclasses import replace
-
-    from edgespec.cli.serve import public_name
     from edgespec.planner.plan import choose_backend
     from edgespec.registry.resolve import find_pard_token, resolve_pair
     from edgespec.server.draft import ServedDraft
@@ -90,16 +90,6 @@ def _load(config: LoadConfig, *, is_paired: bool) -> ServedDraft:
 
 RIVAL = "draft model"
 _COMPARED = ("chat", "qa", "maths", "summary", "code_completion")  # categories of prompts
-
-
-@click.group("draft")
-def draft_command() -> None:
-    """Compare the drafts of a model. Self-drafts: a model drafts with fewer of its layers, fewer bits or less context.
-    Probes of trained heads. Drafts for targets on other machines.
-    """
-
-
-draft_command.add_command(serve_command)
 
 
 @draft_command.command("compare")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgespec.cli.options import model_argument, offer, open_hub, parse_backend
+from edgespec.cli.options import load_config, model_argument, offer, open_hub, parse_backend
 from edgespec.cli.terminal import TerminalReporter, open_output, require_new
 from edgespec.errors import InvalidRequest
 from edgespec.options import BACKEND, DRAFT
@@ -46,15 +46,13 @@ def export_command(
     and tgi load the original weights of the model, llama-server and ollama its GGUF files, mlx-lm its MLX folder.
     Nothing is downloaded.
     """
-    from edgespec.conversations.database import adapted_folder, memory_folder
     from edgespec.export.engines import ENGINES, export
     from edgespec.export.gather import GivenIds, gather
     from edgespec.export.script import format_compose, format_script, list_remarks
-    from edgespec.planner.plan import LoadConfig, MemoryOptions
 
     engine = ENGINES[name]
-    request = LoadConfig(
-        model, _choose_backend(backend, engine), draft, memory=MemoryOptions(memory_folder()), adapted=adapted_folder()
+    request = load_config(
+        model, {"backend": _choose_backend(backend, engine) or "auto", "draft": draft, "memory": True}
     )
     plan = gather(request, GivenIds(target_id, draft_id), *open_hub(), TerminalReporter())
     choice, exported = export(plan, engine)

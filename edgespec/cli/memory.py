@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -33,10 +33,21 @@ if TYPE_CHECKING:
     from edgespec.text.tokenizer import Tokenizer
 
 
+_NOTHING = "Nothing is kept yet. `edgespec chat` keeps what is said, `edgespec memory add` adds documents."
+
+
+@click.group("memory")
+def memory_command() -> None:
+    """What earlier answers and added documents said, which drafts later answers.
+
+    It changes the speed of answers and never their text. `--no-memory` neither reads nor keeps anything.
+    """
+
+
 # `edgespec memory add`: files as documents that later answers are drafted from.
 
 
-@click.command("add")
+@memory_command.command("add")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=click.Path(path_type=Path))
 @click.option(
     "--model",
@@ -152,20 +163,6 @@ def _format_skipped(skipped: Counter[str]) -> str:
     return "; skipped: " + ", ".join(f"{n:,} {reason}" for reason, n in skipped.items()) if skipped else ""
 
 
-_NOTHING = "Nothing is kept yet. `edgespec chat` keeps what is said, `edgespec memory add` adds documents."
-
-
-@click.group("memory")
-def memory_command() -> None:
-    """What earlier answers and added documents said, which drafts later answers.
-
-    It changes the speed of answers and never their text. `--no-memory` neither reads nor keeps anything.
-    """
-
-
-memory_command.add_command(add_command)
-
-
 @memory_command.command("status")
 @json_option
 def status_command(as_json: bool) -> None:
@@ -178,18 +175,14 @@ def status_command(as_json: bool) -> None:
     if folder.is_dir():
         with open_store() as store:
             spaces, n_bytes = store.status(), store.size()
-    facts = {
-        "folder": str(folder),
-        "bytes": n_bytes,
-        "limit_bytes": DEFAULT_LIMIT_BYTES,
-        "texts": [_describe(each) for each in spaces],
-    }
-    print_result(facts, _format_status(spaces) if spaces else [_NOTHING], as_json=as_json)
+    texts = [_describe(each) for each in spaces]
+    facts = {"folder": str(folder), "bytes": n_bytes, "limit_bytes": DEFAULT_LIMIT_BYTES, "texts": texts}
+    print_result(facts, _format_status(texts) if texts else [_NOTHING], as_json=as_json)
     if n_bytes and not as_json:
         click.echo(f"\n{gib(n_bytes)} of {gib(DEFAULT_LIMIT_BYTES)} in {folder}", err=True)
 
 
-def _describe(space: SpaceStatus) -> dict[str, object]:
+def _describe(space: SpaceStatus) -> dict[str, Any]:
     from edgespec.server.record import read_namespace
 
     return {
@@ -204,20 +197,18 @@ def _describe(space: SpaceStatus) -> dict[str, object]:
     }
 
 
-def _format_status(spaces: list[SpaceStatus]) -> Iterator[str]:
-    from edgespec.server.record import read_namespace
-
+def _format_status(texts: list[dict[str, Any]]) -> Iterator[str]:
     rows = [
         (
-            each.model or f"unknown ({each.tokenizer[:8]})",
-            read_namespace(each.namespace) or "-",
-            f"{each.n_tokens - each.n_corpus_tokens:,}",
-            f"{each.n_corpus_tokens:,}",
-            f"{each.n_documents:,}",
-            gib(each.segment_bytes),
-            format_time(each.newest),
+            each["model"] or f"unknown ({each['tokenizer'][:8]})",
+            each["key"] or "-",
+            f"{each['tokens']:,}",
+            f"{each['document_tokens']:,}",
+            f"{each['documents']:,}",
+            gib(each["index_bytes"]),
+            format_time(each["newest"]),
         )
-        for each in spaces
+        for each in texts
     ]
     header = ("MODEL", "KEY", "TOKENS OF ANSWERS", "OF DOCUMENTS", "DOCUMENTS", "INDEX", "NEWEST")
     yield from format_table([header, *rows], frozenset({2, 3, 4, 5}))

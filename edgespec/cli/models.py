@@ -155,10 +155,9 @@ def rm_command(model: str, backend: str, yes: bool) -> None:
 def _pair_to_json(pair: Any) -> dict[str, object] | None:
     if pair is None:
         return None
-    names = ("draft", "pard", "head")
-    drafts = {name: None if (draft := getattr(pair, name)) is None else str(draft) for name in names}
-    verified = {"verified": pair.verified, "head_verified": pair.head_verified}
-    return {"target": str(pair.target), **drafts, "head_kind": pair.head_kind, **verified}
+    names = ("target", "draft", "pard", "head", "head_kind", "verified", "head_verified")
+    values = {name: getattr(pair, name) for name in names}
+    return {name: value if isinstance(value, bool | None) else str(value) for name, value in values.items()}
 
 
 def _describe_cached(model: CachedModel) -> dict[str, object]:

@@ -18,10 +18,9 @@ from edgespec.units import parse_duration
 
 if TYPE_CHECKING:
     from edgespec.backends import BackendName
-    from edgespec.core.sampling import SamplingParams
     from edgespec.hub.hub import Hub
     from edgespec.planner.plan import LoadConfig
-    from edgespec.registry.schema import Registry, SamplingDefaults
+    from edgespec.registry.schema import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -218,10 +217,3 @@ def load_config(model: str | None, values: dict[str, Any]) -> LoadConfig:
     from edgespec.api.options import build_load_config
 
     return build_load_config(model, values)
-
-
-def sampling_params(values: dict[str, Any], recommended: SamplingDefaults) -> SamplingParams:
-    """The user's options, else the values the model's authors recommend, else the defaults."""
-    from edgespec.api.options import resolve_sampling
-
-    return resolve_sampling(values, recommended)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import select
 import sys
 from contextlib import closing, suppress
 from dataclasses import asdict
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import click
 
 from edgespec.cli.completion import complete_model
-from edgespec.cli.options import generation_options, load_config, rare_option, sampling_params
+from edgespec.cli.options import generation_options, load_config, rare_option
 from edgespec.cli.terminal import INTERRUPTED, explain_rounds, format_summary
 
 if TYPE_CHECKING:
@@ -51,12 +52,13 @@ def run_command(
     A text of --file or of standard input comes before PROMPT: `git diff | edgespec run "Write a commit message."`.
     Without --model, the model of EDGESPEC_MODEL answers, else the demo model.
     """
+    from edgespec.api.options import resolve_sampling
     from edgespec.cli.engine import Answer, open_engine
     from edgespec.registry.schema import SamplingDefaults
     from edgespec.service.client import require_model
 
     text = _read_prompt(prompt, file)
-    sampling_params(options, SamplingDefaults())  # raises before anything is loaded
+    resolve_sampling(options, SamplingDefaults())  # raises before anything is loaded
     answer = Answer({"answer": "", "reasoning": ""})
 
     def show(piece: Piece) -> None:
@@ -89,13 +91,14 @@ def _advise(info: ModelInfo, text: str) -> list[str]:
 
 
 def _build_request(text: str, raw: bool, options: dict[str, Any], info: ModelInfo) -> Request:
+    from edgespec.api.options import resolve_sampling
     from edgespec.engine.events import MemoryUse, Request
     from edgespec.text.chat_template import Message
 
     system = [Message("system", options["system"])] if options["system"] else []
     return Request(
         prompt=text if raw else (*system, Message("user", text)),
-        sampling=sampling_params(options, info.sampling),
+        sampling=resolve_sampling(options, info.sampling),
         max_tokens=options["max_tokens"] or info.sampling.max_tokens,
         seed=options["seed"],
         stop=options["stop"],
@@ -152,8 +155,6 @@ def _read_stdin() -> bytes:
 
 def _has_input() -> bool:
     """Whether standard input has text, or its end, within `_PATIENCE_S`: who starts this may leave a pipe open."""
-    import select
-
     with suppress(OSError, ValueError):  # it cannot be waited for: a file
         return bool(select.select([sys.stdin.fileno()], [], [], _PATIENCE_S)[0])
     return True

@@ -97,13 +97,14 @@ class Listening(NamedTuple):
 
 @contextmanager
 def listen(options: dict[str, Any]) -> Iterator[Listening]:
-    """Listen as the options say."""
+    """Listen as the options say. SIGTERM then ends the program in order, with 0."""
     from edgespec.server.connections import listen_tcp, listen_unix, load_certificate
 
     certificate, key, unix = options["tls_cert"], options["tls_key"], options["unix"]
     if (certificate is None) != (key is None):
         raise InvalidRequest("TLS needs a certificate and its private key.", hint="Give --tls-cert and --tls-key.")
     tls = load_certificate(certificate, key) if certificate is not None else None
+    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))  # uvicorn raises it again after its shutdown
     scheme = "https" if tls is not None else "http"
     with ExitStack() as stack:
         sockets, urls = [], []
@@ -268,8 +269,6 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
         hint = f"There are: {', '.join(served.slots) or 'none; models of other servers are not loaded here'}."
         raise InvalidRequest(f"--preload names no model: '{unknown[0]}'.", hint=hint)
     app = application(served, rules, metrics, options["preload"])
-    # SIGTERM ends the program in order, with 0; uvicorn raises it again after its shutdown.
-    signal.signal(signal.SIGTERM, lambda _signal, _frame: sys.exit(0))
     with listen(options) as listening:
         click.echo(f"Serving {', '.join(found)} at {', '.join(listening.urls)}; press Ctrl-C to stop.")
         for name, each in found.items():

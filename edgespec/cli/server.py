@@ -8,8 +8,8 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import click
@@ -55,8 +55,6 @@ def _format(props: dict[str, Any]) -> Iterator[str]:
 
 def _describe_more(model: dict[str, Any], calls: list[dict[str, Any]]) -> Iterator[str]:
     """The speed of the last answers, the acceptance of the drafters, and the last error."""
-    from statistics import median
-
     timed = [each for each in calls if each["tpot"] and each["step_p99"]]
     if timed:
         tpot_s, p99_s = (median(each[name] for each in timed) for name in ("tpot", "step_p99"))
@@ -414,13 +412,13 @@ def rm_command(name: str, path: Path) -> None:
 
 def _forget(name: str) -> int:
     """Remove what the memory has of a key; returns the number of tokens."""
+    from edgespec.cli.memory import open_store
     from edgespec.conversations.database import memory_folder
-    from edgespec.memory.store import TextStore
     from edgespec.server.record import name_namespace
 
-    if not (folder := memory_folder()).is_dir():
+    if not memory_folder().is_dir():
         return 0
-    with closing(TextStore.open(folder)) as store:
+    with open_store() as store:
         return store.clear(name_namespace(name))
 
 

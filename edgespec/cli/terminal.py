@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -19,8 +19,6 @@ from edgespec.errors import CacheError, InvalidRequest, reason_of
 from edgespec.files import replace_file, save_traceback
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from edgespec.core.metrics import Metrics
     from edgespec.core.protocols import Step
     from edgespec.service.client import Stream

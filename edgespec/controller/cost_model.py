@@ -171,13 +171,15 @@ def interpolate(curve: ContextCurve, context: int) -> float:
     return float(np.interp(context, list(curve), list(curve.values())))
 
 
-def choose_chain_length(rows: Mapping[int, float], draft_s: float, acceptance: float) -> tuple[int, float]:
+def choose_chain_length(
+    rows: Mapping[int, float], draft_s: float, acceptance: float, max_length: int = _MAX_LENGTH
+) -> tuple[int, float]:
     """(length, speedup over plain decoding) of the fastest chain whose tokens are each accepted at rate `acceptance`.
 
     `rows` as in a Profile; a length whose rows were not measured is left out. (0, 1.0) if no chain is faster.
     """
     best, expected, reached = (0, 1.0), 1.0, 1.0
-    for depth in range(1, _MAX_LENGTH + 1):
+    for depth in range(1, max_length + 1):
         reached *= acceptance
         expected += reached
         if depth + 1 in rows:

@@ -85,7 +85,7 @@ class Choice:
 
 
 def export(plan: ExportPlan, engine: Engine) -> tuple[Choice, Exported]:
-    """The commands and files for `engine`.
+    """The commands and files for `engine`, with the first drafter that it takes.
 
     Raises InvalidRequest where the original weights are not known, or where it takes none of the drafters that the user
     named.
@@ -95,12 +95,6 @@ def export(plan: ExportPlan, engine: Engine) -> tuple[Choice, Exported]:
             f"it is not known which weights {plan.name} was made from, and {engine.title} loads those.",
             hint="Name them: --target-id USER/REPO or FOLDER, or `originals` in models.toml.",
         )
-    choice = choose_draft(plan, engine)
-    return choice, _render(plan, engine, choice.draft, choice.length or 0)
-
-
-def choose_draft(plan: ExportPlan, engine: Engine) -> Choice:
-    """The first drafter that `engine` takes. Raises InvalidRequest where it takes none of those that the user named."""
     chosen: Draft | None = None
     refusals: dict[str, str] = {}
     for draft in plan.drafts:
@@ -116,7 +110,8 @@ def choose_draft(plan: ExportPlan, engine: Engine) -> Choice:
         raise InvalidRequest(
             f"the drafter {label} cannot be exported: {reason}.", hint="Name another draft, or use --draft none."
         )
-    return Choice(chosen, find_length(chosen, engine) if chosen is not None else None, refusals)
+    length = find_length(chosen, engine) if chosen is not None else None
+    return Choice(chosen, length, refusals), _render(plan, engine, chosen, length or 0)
 
 
 def find_obstacle(plan: ExportPlan, draft: Draft, engine: Engine) -> str | None:

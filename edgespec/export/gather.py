@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.backends import FileBackend
-from edgespec.controller.cost_model import Profile
+from edgespec.controller.cost_model import Profile, choose_chain_length
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileStore, processor_name
 from edgespec.errors import CacheError, InvalidRequest, UnknownModel
@@ -168,13 +168,10 @@ def find_best_length(profile: Profile, drafter: str, acceptance: float) -> tuple
     (0, 1.0) if none is faster. A drafter whose time was not measured takes none.
     """
     cost = profile.drafts.get(drafter)
-    best, expected, reached = (0, 1.0), 1.0, 1.0
-    for length in range(1, min(_MAX_LENGTH, max(profile.rows) - 1) + 1):
-        reached *= acceptance
-        expected += reached
-        seconds = profile.seconds(length + 1) + (cost.path_s(length) if cost is not None else 0.0)
-        best = max(best, (length, expected * profile.seconds(1) / seconds), key=lambda each: each[1])
-    return best
+    rounds = {n: profile.seconds(n) for n in range(1, max(profile.rows) + 1)}
+    if cost is not None:
+        rounds |= {n: seconds + cost.path_s(n - 1) for n, seconds in rounds.items() if n > 1}
+    return choose_chain_length(rounds, 0.0, acceptance, _MAX_LENGTH)
 
 
 _PREFERENCE = (

@@ -54,7 +54,7 @@ def test_the_examples_of_a_command_are_valid(name: str) -> None:
             words = shlex.split(inner[1])
             context: click.Context = command.make_context(name, words[1:], parent=_CONTEXT)
             if isinstance(command, click.Group):
-                _, sub, rest = command.resolve_command(context, words[1:])
+                _, sub, rest = command.resolve_command(context, [*context._protected_args, *context.args])
                 assert sub is not None
                 sub.make_context(sub.name, rest, parent=context)
         assert "Examples:" in command.get_help(click.Context(command))

@@ -60,6 +60,9 @@ def test_nothing_is_saved_yet(cli: Cli) -> None:
         ("chat --draft lay", {"layerskip"}),
         ("bench --category sum", {"summary"}),
         ("hist", {"history"}),
+        ("adapt li", {"list"}),
+        ("adapt llama-8", {"llama-8b-q4"}),
+        ("adapt --minu", {"--minutes"}),
     ],
 )
 def test_arguments_are_completed(cli: Cli, typed: str, offered: set[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -9,8 +11,10 @@ from time import sleep
 
 import pytest
 
+from edgespec.cli.terminal import interruptible
 from edgespec.core.protocols import YIELD, CheckCancelled, Yield
 from edgespec.errors import BackendError, Cancelled
+from edgespec.service.client import Stream
 from edgespec.service.local import Worker
 
 
@@ -200,3 +204,23 @@ def test_a_callback_that_fails_refuses_who_waits_and_the_thread_goes_on(broken: 
         worker.call(lambda: 7)
     assert worker.call(lambda: 7) == 7
     worker.close()
+
+
+def test_an_interrupt_is_seen_by_a_reader_that_begins_to_wait() -> None:
+    """Python handles a signal that comes between its last look and a wait only after the wait."""
+
+    def work(stream: Stream[int]) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        while stream._notify is None:
+            sleep(0)
+        os.kill(os.getpid(), signal.SIGINT)
+        while not stream.is_cancelled:
+            sleep(0.001)
+        stream.end()
+
+    for _ in range(100):
+        stream: Stream[int] = Stream()
+        thread = threading.Thread(target=work, args=(stream,))
+        thread.start()
+        assert list(interruptible(stream)) == []
+        thread.join()
