@@ -50,9 +50,7 @@ _FILE = click.Path(path_type=Path)
 _host_option = click.option(
     "--host", "hosts", multiple=True, metavar="HOST", help=f"Address to listen on; repeatable.  [default: {HOST}]"
 )
-_port_option = partial(
-    click.option, "--port", "ports", multiple=True, type=click.IntRange(0, 65535), metavar="PORT",
-)  # fmt: skip
+_port_option = partial(click.option, "--port", "ports", multiple=True, type=click.IntRange(0, 65535), metavar="PORT")
 _access_options = add_options(
     rare_option("--tls-cert", type=_FILE, metavar="FILE", help="Certificate in PEM format, for https on all ports."),
     rare_option("--tls-key", type=_FILE, metavar="FILE", help="Private key of the certificate, in PEM format."),
