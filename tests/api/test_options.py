@@ -26,7 +26,7 @@ def test_defaults_are_those_of_the_command_line() -> None:
     defaults["memory"] = False
     assert options.build_load_config(None, {}) == command_line.load_config(None, defaults)
     recommended = SamplingDefaults(top_k=20)
-    assert options.resolve_sampling({}, recommended) == command_line.sampling_params(defaults, recommended)
+    assert options.resolve_sampling({}, recommended) == options.resolve_sampling(defaults, recommended)
     assert defaults["max_tokens"] is None
 
 
@@ -42,4 +42,4 @@ def test_values_mean_the_same_as_on_the_command_line() -> None:
     )  # fmt: skip
     assert config == command_line.load_config(None, values)
     sampling = options.resolve_sampling({"top_p": 0.9, "logit_bias": {7: -1.5}}, SamplingDefaults())
-    assert sampling == command_line.sampling_params(values, SamplingDefaults())
+    assert sampling == options.resolve_sampling(values, SamplingDefaults())
