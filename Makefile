@@ -19,9 +19,10 @@ quick:
 test:
 	$(PYTHON) -m pytest
 
-# The benchmarks and the laboratory: no part of the product, so no part of the normal run.
+# The benchmarks and the laboratory, which are no part of the product, and the real model at its full length.
 nightly:
 	$(PYTHON) -m pytest -n 3 --dist loadfile tests/benchmarks tests/laboratory
+	EDGESPEC_NIGHTLY=1 $(PYTHON) -m pytest -n 2 --dist loadfile tests/real
 
 # Gemma 3 270M, 240 MB, is too large for every run.
 gemma:

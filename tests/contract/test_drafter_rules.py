@@ -27,7 +27,7 @@ from tests.core.stats import assert_follows
 from tests.core.toys import Remembering, RememberingSampler, open_session
 from tests.draft_server import DraftServer
 
-V, RUNS = 4, 4500
+V, RUNS = 4, 2500
 PROMPT = [1, 0]
 MODEL = Remembering(seed=3, vocab_size=V, order=3, sharpness=1.2)
 DRAFT = Remembering(seed=4, vocab_size=V, order=2, sharpness=0.8)

@@ -13,7 +13,7 @@ import pytest
 import edgespec
 from laboratory.cost_faithful import build
 from laboratory.embedding.shapes import OWN
-from tests.real.texts import ANSWER, Ask, Judge, load
+from tests.real.texts import ANSWER, IS_NIGHTLY, Ask, Judge, load
 
 DRAFTS: dict[str, dict[str, Any]] = {
     "ngram": {"draft_max": 3, "draft_tree": 6},
@@ -46,7 +46,7 @@ def test_both_runtimes_give_one_text(expected: dict[Ask, edgespec.Reply], plain:
         judge.require_same(ask, other.tokens, reply.tokens)
 
 
-@pytest.mark.parametrize("name", DRAFTS)
+@pytest.mark.parametrize("name", DRAFTS if IS_NIGHTLY else ("ngram", "layerskip:24"))
 def test_a_drafter_does_not_change_the_text(folder: Path, expected: dict[Ask, edgespec.Reply], name: str) -> None:
     drafted = 0
     with load(name, str(folder), backend="mlx", threads=None, **DRAFTS[name]) as model:
@@ -61,4 +61,4 @@ def test_the_file_of_the_package() -> None:
     """Its matrices stay as they are, of 4 and 8 bits."""
     with load("ngram", backend="mlx", threads=None, draft_max=3) as model:
         assert model.info.backend == "mlx"
-        assert model.chat("hello", temperature=0, max_tokens=6).text == "Hello! How can I assist"
+        assert model.chat("hello", temperature=0, max_tokens=3).text == "Hello! How"

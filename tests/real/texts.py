@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from edgespec.engine.engine import Engine
 from edgespec.text.chat_template import Message
 
 MODEL = "smollm2-135m"
+IS_NIGHTLY = "EDGESPEC_NIGHTLY" in os.environ
+"""Whether all prompts, drafters and samples are run, as `make nightly` does; else a part of each."""
 ANSWER = "Hello! How can I assist you today?"  # to "hello", greedily
 TIE = 1.0  # of two logits; the number of rows of a forward changes a logit by 0.5 (Q4_1) or 0.8 (Q4_K_M) here
 
