@@ -99,7 +99,10 @@ class RemoteDraft:
     """
 
     def __init__(self, address: Address, key: str | None = None, waits_s: tuple[float, float] = _WAITS_S) -> None:
-        """`key`: None for the environment's. `waits_s`: how long a round waits, least and most. Raises DraftRefused."""
+        """Asks the server what it serves. Raises DraftRefused.
+
+        `key`: None for the environment's. `waits_s`: how long a round waits, least and most.
+        """
         self.address = address
         self.waits_s = waits_s
         self._key = os.environ.get(KEY_VARIABLE, "") if key is None else key

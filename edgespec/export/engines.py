@@ -175,6 +175,9 @@ def _render(plan: ExportPlan, engine: Engine, draft: Draft | None, length: int) 
             "The weights in use are quantized, the originals are not: serve a repository of them in FP8, AWQ, GPTQ or "
             f"NVFP4 instead{start}."
         )
+    files_in_use = plan.target.files
+    if engine.backend is not None and isinstance(files_in_use, HubReference) and files_in_use.revision is not None:
+        remarks.append(f"{engine.title} takes no revision, and loads what {files_in_use.repo} has today.")
     if not engine.image:
         return Exported(commands, None, files, tuple(remarks))
     local = [*_list_folders(plan, engine, draft), *(f"./{each}" for each in files)]

@@ -405,7 +405,7 @@ def eagle_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def dflash_names(names: Iterable[str]) -> dict[str, str]:
-    """The names of a DFlash or DSpark head. Raises InvalidModelFile for missing tensors, and for others than these."""
+    """The names of a DFlash or DSpark head. Raises InvalidModelFile for missing and unknown tensors."""
     own = _strip(names)
     found = _find(own, "DFlash", _DFLASH, _DFLASH_EXTRAS, _number_layers(own))
     known = {_PART.sub("", name) for name in (*found.values(), "t2d")}

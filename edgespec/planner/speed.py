@@ -24,7 +24,7 @@ from edgespec.controller.cost_model import choose_chain_length
 from edgespec.controller.profiler import measure_rows
 from edgespec.controller.store import ProfileKey, calibration_folder, load_entry, save_entry
 from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import BackendError, BackendUnavailable, CacheError
+from edgespec.errors import EdgespecError
 from edgespec.formats.gguf import GGML_NAMES, Header, TensorInfo
 from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.cache import PackagedFile
@@ -196,7 +196,7 @@ def measure_speed(
     with tempfile.TemporaryDirectory(prefix="edgespec-") as folder:
         try:
             measured = run_in_child(_measure, missing, Path(folder), options, check=check)
-        except (ChildDied, BackendError, BackendUnavailable, CacheError):
+        except (ChildDied, EdgespecError):
             return stored
     speed = MachineSpeed({**stored.rates, **measured})
     save_speed(speed, options)
@@ -207,7 +207,7 @@ def _measure(types: list[str], folder: Path, options: LoadOptions) -> dict[str, 
     """Rates of the types that gguf can write, llama.cpp open and the memory hold."""
     rates = {}
     for name in types:
-        with suppress(BackendError, ValueError):  # ValueError: gguf does not know the type
+        with suppress(EdgespecError, ValueError):  # ValueError: gguf does not know the type
             rates[name] = _measure_type(name, folder / f"{name}.gguf", options)
     return rates
 

@@ -346,7 +346,7 @@ _SERVER = re.compile(r"edgespec-[0-9a-f]{16}")  # in the header Via, in which no
 
 @cache
 def _name_process() -> str:
-    """A name for this process that no other has, one that was forked from it included."""
+    """A name that no other server has, drawn at its first use."""
     return f"edgespec-{secrets.token_hex(8)}"
 
 

@@ -170,7 +170,9 @@ class Worker:
             self._running.append(job)
         if self._running and self._running[0].shares:
             self._signed_s = monotonic()
-        self._running = [job for job in self._running if job.advance()]
+        for job in tuple(self._running):
+            if not job.advance():
+                self._running.remove(job)
         self._after_turn()
         return True
 

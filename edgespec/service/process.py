@@ -154,14 +154,20 @@ class EngineProcess(EngineClient):
             if self._link is not None:
                 self._link.send(call)
 
-    def _read(self, link: Link, output: IO[bytes]) -> None:
+    def _receive(self, link: Link) -> Any:
+        """The next message of the process; None at its end."""
         try:
-            while True:
-                self._take(link.receive())
+            return link.receive()
         except TimeoutError:
             self._end(Death("silence", f"the engine said nothing for {self._max_silence_s:g} seconds and was ended"))
         except (EOFError, OSError):
             pass
+        return None
+
+    def _read(self, link: Link, output: IO[bytes]) -> None:
+        try:
+            while (message := self._receive(link)) is not None:
+                self._take(message)
         except Exception as error:  # noqa: BLE001 - of a message or a Reporter; nobody is to wait for this thread
             self._end(Death("message", f"what the engine said could not be taken: {reason_of(error)}"))
         self._process.join()

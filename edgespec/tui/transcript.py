@@ -158,6 +158,9 @@ class Answer(Item):
     def _grow(self, text: str, spans: Sequence[Span]) -> None:
         """Append a text with its spans; neighbors of the same origin are merged."""
         at, end = 0, len(self._shown)
+        if end > (self._ends[-1] if self._ends else 0):  # an imported answer may have no spans for its end
+            self.spans.append((len(self.text) - sum(span[0] for span in self.spans), "", 1))
+            self._ends.append(end)
         for length, origin, tokens in spans:
             end += len(sanitize(text[at : at + length]))  # a character may be shown by several
             at += length

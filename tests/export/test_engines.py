@@ -82,6 +82,7 @@ def test_a_revision_is_left_out_for_engines_that_take_none(name: str) -> None:
     _, exported = export(replace(a_plan(), target=Weights(files, files)), ENGINES[name])
     text = " ".join([*exported.commands[0], *exported.files.values()])
     assert "u/target" in text and "v2" not in text
+    assert f"{ENGINES[name].title} takes no revision, and loads what u/target has today." in exported.remarks
 
 
 def check_keys(name: str, exported: Exported) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.store import save_entry
+from edgespec.errors import InvalidModelFile
 from edgespec.planner import speed
 from edgespec.planner.speed import MachineSpeed, load_speed, measure_speed, save_speed
 
@@ -30,6 +31,16 @@ def test_types_are_measured_on_a_shape_of_each(tmp_path: Path, monkeypatch: pyte
     assert all(seconds > 0 for rate in rates.values() for seconds in rate.values())
     few, many = (speed._make_header(kind).own("block_count") or 0 for kind in ("F16", "Q4_0"))
     assert few < many, "about as many bytes of each type"
+
+
+def test_a_type_that_llamacpp_refuses_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(name: str, _path: Path, _options: LoadOptions) -> dict[int, float]:
+        if name == "Q4_0":
+            raise InvalidModelFile("llama.cpp cannot load it.", hint="Use another type.")
+        return {1: 1e-10}
+
+    monkeypatch.setattr(speed, "_measure_type", measure)
+    assert [*speed._measure(["Q4_0", "Q8_0"], tmp_path, LoadOptions())] == ["Q8_0"]
 
 
 def test_only_what_is_not_stored_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:

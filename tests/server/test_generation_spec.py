@@ -18,12 +18,12 @@ from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Finished
 from edgespec.engine.grammar import GrammarCompiler
-from edgespec.engine.structured_output import GrammarMask, either, json_structure
+from edgespec.engine.structured_output import GrammarMask, json_structure
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.server.openai import ChatRequest
 from edgespec.server.responses import ResponsesRequest
 from edgespec.service.client import ModelInfo
-from edgespec.service.generation_spec import Tool, build_call_structure
+from edgespec.service.generation_spec import GenerationSpec, Tool, build_call_structure
 from edgespec.service.response import Done, ResponseStream, Started, TextDelta, merge_deltas
 from edgespec.text.stream import Piece
 from edgespec.text.tool_formats import HERMES, CallDelta, CallEnd, CallStart, ToolCall, detect_tool_format, make_reader
@@ -102,17 +102,20 @@ def test_a_structured_answer_may_be_a_call_where_there_are_tools(family: str, co
     """As agents ask whose last answer has a schema."""
     form = detect_tool_format(TEMPLATES[family])
     tool = Tool("weather", "", Ask.model_json_schema())
-    answer = replace(json_structure({"const": {"done": True}}), first=form.answer_header)
+    spec = GenerationSpec("hello", structure=json_structure({"const": {"done": True}}), tools=(tool,))
+    model_info = replace(MODEL_INFO, chat_template=TEMPLATES[family])
+    structure = spec.build_request(model_info, token_limit=50).structure
+    assert structure is not None
     frame = form.frame
     call = '{"place": {"city": "Oslo"}}'
     if not frame.holds_name:
         call = f'{{"name": "weather", "{form.argument}": {call}}}'
     called = "".join((*frame.first, *frame.before, call, *frame.after, *frame.last)).replace("{name}", "weather")
-    said = "".join(answer.first) + '{"done": true}'
+    said = "".join(form.answer_header) + '{"done": true}'
     tokenizer = load("tree", LoadOptions()).tokenizer
     sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
     for text, is_let in ((called, True), (said, True), ('{"done": false}', False), ("Well.", False)):
-        matcher = compiler.compile(either(answer, build_call_structure(form, [tool]))).result()
+        matcher = compiler.compile(structure).result()
         distribution = GrammarMask(matcher, sampler, 0)
         assert distribution._follow(tokenizer.encode(text, parse_special=False)) == is_let, text
     reader = make_reader(form, {tool.name: tool.parameters})

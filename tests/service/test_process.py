@@ -215,14 +215,21 @@ def test_a_worker_that_hangs_is_silence_and_an_idle_one_is_not() -> None:
 class Broken(Heard):
     """A Reporter that fails."""
 
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
     def notice(self, text: str) -> None:
-        raise ValueError("no screen")
+        raise self._error
 
 
-def test_a_reporter_that_fails_leaves_nobody_waiting(apart: EngineProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error", [ValueError("no screen"), OSError("no screen")], ids=lambda error: type(error).__name__
+)
+def test_a_reporter_that_fails_leaves_nobody_waiting(apart: EngineProcess, tmp_path: Path, error: Exception) -> None:
     config = replace(TOY, memory=MemoryOptions(tmp_path / "memory"))  # a new folder is told of
     with pytest.raises(BackendError, match=r"^what the engine said could not be taken: no screen\.$"):
-        list(apart.open(config, Broken()))
+        list(apart.open(config, Broken(error)))
     list(apart.open(config, Heard()))
     assert len(tokens_of(apart.stream(request()))) == 40
 

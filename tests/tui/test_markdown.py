@@ -10,7 +10,7 @@ import pytest
 from edgespec.text.stream import Piece
 from edgespec.tui.blocks import MAX_COLUMNS, Block, CodeBlock, Document, Parse, paint, parse_plain, parse_python
 from edgespec.tui.markdown import list_code_blocks, parse_markdown
-from edgespec.tui.transcript import Answer
+from edgespec.tui.transcript import Answer, select_style
 from tests.models import REPOSITORY
 
 POEM = "  Roses are red\n    Violets are blue  \nSugar\\\n Honey\n\n- one\n  two"
@@ -116,3 +116,14 @@ def test_origins_are_drawn_over_the_markdown() -> None:
         spans = [span for span in content.spans if span.style.endswith(" underline") and span.style in styles]
         drafted += [content.plain[span.start : span.end] for span in spans]
     assert drafted == ["two", " words ", "x", "y", "c"]
+
+
+def test_text_without_spans_has_no_origin() -> None:
+    """Of an imported answer that is continued."""
+    answer = Answer()
+    answer.show("old text", "", [], "")
+    answer.append([Piece(", new text", "answer", "ngram")])
+    answer.shows_origins = True
+    (block,) = answer.blocks[:1]
+    styles = dict(answer.origins(block))
+    assert styles["old text"] == select_style("", 1) and styles[", new text"] == select_style("ngram", 1)

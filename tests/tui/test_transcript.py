@@ -113,9 +113,10 @@ async def test_a_frame_lays_out_the_answer_that_grows_and_what_follows_it() -> N
         for item in (before, answer, after):
             log.add(item)
         await until(lambda: log.size.height > 0 and "after" in "".join(shown(log)))
-        for word in ("one", " two", "\n\nthree"):
+        answer.append([Piece("one", "answer", "")])
+        log.update(answer)
+        for word in (" two", "\n\nthree"):
             answer.append([Piece(word, "answer", "")])
-            log.update()
             counts = before.count, after.count
             log.update(answer)
             assert (before.count, after.count) == (counts[0], counts[1] + 1)

@@ -289,7 +289,10 @@ class LlamaModel:
     def open_beside(
         self, target: LlamaSession, context: Callable[..., C], *, is_mtp: bool, more_cells: int, **settings: Any
     ) -> C:
-        """A `context` for a head with `more_cells` than `target`. `is_mtp`: of MTP layers or of an assistant."""
+        """Opens a `context`, made with `settings`, for a head in these weights, with `more_cells` than `target` has.
+
+        `is_mtp`: the head has MTP layers, or is an assistant.
+        """
         params = self._params(target.capabilities.context_size + more_cells)
         params.n_rs_seq = 0
         params.ctx_other = target.context.native.handle

@@ -107,7 +107,7 @@ SLACK = 2 * MAX_ROWS  # cells of a sparse cache beyond its sink and window
 
 
 class SharedKVSession(LlamaSession):
-    """Holds the text of a target whose cache has equal layers and types, by copies of its cells; never less than it."""
+    """Copies the cells of a target whose cache has equal layers and types, and never holds less text than it."""
 
     def __init__(self, target: LlamaSession, *parts: Any) -> None:
         """Drafts for `target`. `parts` are the arguments of LlamaSession."""

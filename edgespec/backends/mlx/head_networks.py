@@ -474,7 +474,10 @@ class HydraNetwork(HeadNetwork):
     def __init__(
         self, n_blocks: Sequence[int], weights: HeadWeights, target: TargetParts, shape: LayerShape | None
     ) -> None:
-        """`shape` is that of the layer of Hydra++. Raises InvalidModelFile, Unsupported for heads of another target."""
+        """`n_blocks` are the residual blocks of each head; `shape` is that of the layer of Hydra++.
+
+        Raises InvalidModelFile, Unsupported for heads of another target.
+        """
         size = self._size = target.hidden_size
         self._embed = target.embed
         self._prefix: HeadLayer | None = None

@@ -55,7 +55,10 @@ class HeadNetwork(ABC):
 
     @abstractmethod
     def run(self, tokens: Any, states: Any, caches: Any) -> Any:
-        """Output [n, h] of states [n, h] and the tokens [n] after them; without pairs the arrays to compute."""
+        """Computes the output [n, h] of states [n, h], which follow those in `caches`, and the tokens [n] after them.
+
+        A head that reads no pairs of states and tokens returns the arrays that have to be computed.
+        """
 
     def start_draft(self, root: int, output: Any, caches: Any) -> Any:
         """What the draft after `root` begins with; `output` is that of the last `run`."""

@@ -137,7 +137,9 @@ class MlxScores:
     """Logits [rows, V] of a forward that may still be running."""
 
     def __init__(self, logits: Any, on_token: OnToken | None = None, draft: Draft | None = None) -> None:
-        """`on_token` is called by the first read of a single row's token; a `draft` comes to the host with one."""
+        """`on_token` is called by the first read of a single row's token; what a `draft` on the device says is
+        read with that token.
+        """
         self.array = logits
         self._on_token = on_token
         self._draft = draft if isinstance(draft, DeviceDraft) else None

@@ -77,7 +77,10 @@ class SharedKVSession:
         return max(0, min(self._space - (self.position - self._target.position), MAX_ROWS) - 1)
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
-        """Run what is not held of `tokens`; the last row is scored. Raises ContextOverflow, Cancelled, BackendError."""
+        """Run what is not held of `tokens`, and score the last row that runs.
+
+        Raises ContextOverflow, Cancelled, BackendError.
+        """
         self._sync()
         self._pending = None
         check_prompt(tokens, self.capabilities)
