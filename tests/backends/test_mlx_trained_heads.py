@@ -77,9 +77,9 @@ def test_it_is_accepted(
     """More in trees than in chains; heads of random weights are not. A seed gives the text of plain decoding."""
     assert sound(kind) > RATES[kind]
     head = attach(target, find(kind))
-    tree = answer(target, head, budget=Budget(3, 12), prompts=PROMPTS[:2])
-    chain = answer(target, head, prompts=PROMPTS[:2])
-    assert tree.texts == chain.texts == plain.texts[:2]
+    tree = answer(target, head, budget=Budget(3, 12), prompts=PROMPTS[:1])
+    chain = answer(target, head, prompts=PROMPTS[:1])
+    assert tree.texts == chain.texts == plain.texts[:1]
     assert tree.tokens_per_round > chain.tokens_per_round - 0.1
     drawn = [answer(target, each, temperature=0.8, prompts=PROMPTS[:1]) for each in (head, None)]
     assert drawn[0].texts == drawn[1].texts and drawn[0].accepted

@@ -65,12 +65,14 @@ def make_controller(policy: str, drafter: Drafter, draw: RequestDraw) -> Control
     return Adaptive([drafter], make_cheap_stats(drafter.name), "test", V, trees=True, draw=draw)
 
 
-def check_distribution(drafter: Drafter, rule: type[TokenRejection] | type[BlockVerification], policy: str) -> None:
+def check_distribution(
+    drafter: Drafter, rule: type[TokenRejection] | type[BlockVerification], policy: str, runs: int = RUNS
+) -> None:
     session = open_session("tree", MODEL)
     draw = RequestDraw(SAMPLER, np.random.default_rng(17))
     counts = np.zeros((V, V), int)
     accepted = 0
-    for seed in range(RUNS):
+    for seed in range(runs):
         controller = make_controller(policy, drafter, draw)
         rng = CounterRng(seed)
         verifier = rule(SAMPLER, rng)
@@ -83,7 +85,7 @@ def check_distribution(drafter: Drafter, rule: type[TokenRejection] | type[Block
                 break
         assert not controller.failures
         counts[text[1], text[2]] += 1
-    assert accepted > RUNS / 4, "the draft takes part"
+    assert accepted > runs / 4, "the draft takes part"
     assert_follows(counts.ravel().tolist(), truth())
 
 
@@ -105,7 +107,7 @@ def test_distribution_with_a_draft_server(rule: type[TokenRejection] | type[Bloc
     drafter = LoadedDrafter(drafter_specs()["remote"], "remote", remote).open(
         target, V, None, lambda: None, SlotMemory()
     )
-    check_distribution(drafter, rule, "fixed")
+    check_distribution(drafter, rule, "fixed", RUNS // 2)
     drafter.close()
     remote.close()
     server.close()
