@@ -166,6 +166,8 @@ class ReasoningSplitter:
 
     def push(self, text: str) -> list[Segment]:
         """Add `text`; returns the segments that are certain. An end that may become a marker is held back."""
+        if not self._state.markers and self._state.settled is None:  # of most models, for which this is called often
+            return [Segment(self._state.channel, text)] if text else []
         self._held += text
         segments: list[Segment] = []
         while True:

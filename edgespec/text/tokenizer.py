@@ -111,6 +111,8 @@ class StopStrings:
 
     def push(self, text: str, *, final: bool = False) -> str:
         """Add `text`; returns the text that is certain. An end that may become a stop string is held back."""
+        if not self._stops:
+            return text
         if self.stop is not None:
             return ""
         held = self._held + text
