@@ -14,6 +14,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+import numpy.typing as npt
 
 from edgespec.adapt.evaluate import Matrix, find_rounds
 from edgespec.adapt.options import LossName
@@ -23,10 +24,11 @@ from edgespec.adapt.trainer import LOSSES, Objective
 from edgespec.backends.head_session import check_hidden_size
 from edgespec.backends.mlx.caches import ForwardContext, KeyValues
 from edgespec.backends.mlx.head_networks import PairNetwork, find_shifts
-from edgespec.backends.mlx.head_parts import HeadWeights, read_arrays, read_layer_shape, read_target
+from edgespec.backends.mlx.head_parts import DraftVocabulary, HeadWeights, read_arrays, read_layer_shape, read_target
 from edgespec.backends.mlx.library import map_errors
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.core.protocols import CheckCancelled
+from edgespec.core.sampling import Ints
 from edgespec.errors import DraftRefused
 from edgespec.files import new_folder
 from edgespec.formats.heads import HEAD_NAMES, HeadKind, HeadSpec
@@ -181,7 +183,7 @@ class PassKeys(KeyValues):
 
 
 def run_passes(network: PairNetwork, tokens: Any, features: Any, depth: int) -> list[Any]:
-    """Scores [n - 1, V] of each of `depth` passes, for tokens [n] and features [n, width].
+    """Scores [n - 1, W] of each of `depth` passes, for tokens [n] and features [n, width]; W: the head's vocabulary.
 
     Row p of pass d predicts token p + 2 as the head does after d tokens of its own, all of which are in the text. The
     first d rows of pass d are not those of any draft.
@@ -189,7 +191,7 @@ def run_passes(network: PairNetwork, tokens: Any, features: Any, depth: int) -> 
     states, keys, scores = network.fuse(features[:-1]), [PassKeys() for _ in range(network.depth)], []
     for _ in range(depth):
         output = network.run(tokens[1:], states, keys)
-        scores.append(network.score(output))
+        scores.append(network.score_known(output))
         states = network.feed_back(output)
         states = mx.concatenate([mx.zeros_like(states[:1]), states[:-1]])
     return scores
@@ -203,22 +205,35 @@ def recursion(name: LossName, depth: int = DEPTH, decay: float = DECAY) -> Objec
         head, total = network.build(), mx.array(0.0)
         for text in batch:
             passes = run_passes(head, mx.array(text.tokens), text.features, depth)
-            ids, log_probs = mx.array(text.ids[1:]), mx.array(text.log_probs[1:].astype(np.float32))
+            ids, log_probs, is_known = find_known(head.vocabulary, text.ids[1:], text.log_probs[1:])
+            ids, log_probs = mx.array(ids), mx.array(log_probs)
             for d, scores in enumerate(passes):
-                scores, log_probs = _leave_out_unknown(scores, ids, log_probs)
-                mask = mx.array(text.mask[1:] * (np.arange(len(text.mask) - 1) >= d))
+                scores = mx.concatenate([scores, mx.full((len(scores), 1), _LEAST)], axis=-1)
+                mask = mx.array(text.mask[1:] * is_known * (np.arange(len(text.mask) - 1) >= d))
                 total = total + decay**d * loss(scores[None], ids[None], log_probs[None], mask[None])
         return total / (len(batch) * total_weight)
 
     return objective
 
 
-def _leave_out_unknown(scores: Any, ids: Any, log_probs: Any) -> tuple[Any, Any]:
-    """(scores, log_probs) for tokens that the head does not know: it should say what the target says of the others."""
-    unknown = mx.isinf(mx.take_along_axis(scores, ids, axis=-1))
-    known = 1 - (mx.exp(log_probs) * unknown).sum(-1, keepdims=True)
-    log_probs = mx.where(unknown, _LEAST, log_probs - mx.log(mx.maximum(known, 1e-3)))
-    return mx.maximum(scores, _LEAST), log_probs
+def find_known(
+    vocabulary: DraftVocabulary, ids: Ints, log_probs: npt.NDArray[np.floating]
+) -> tuple[Ints, npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
+    """What a head of `vocabulary` [W] should say where its target says `ids` and `log_probs` [n, K]; see Part.
+
+    Returns the indices [n, K] in the vocabulary, W for tokens that it lacks; the log probabilities [n, K] among those
+    that it has; and whether it has the most probable one [n]. A row without that has nothing to be trained on.
+    """
+    log_probs = log_probs.astype(np.float32)
+    if vocabulary.ids is None:
+        return ids, log_probs, np.ones(len(ids), bool)
+    index = np.full(vocabulary.vocab_size, vocabulary.size, np.int32)
+    index[np.array(vocabulary.ids)] = np.arange(vocabulary.size)
+    found = index[ids]
+    is_there = found < vocabulary.size
+    unknown = (np.exp(log_probs) * ~is_there).sum(-1, keepdims=True)
+    shares = np.where(is_there, log_probs - np.log(np.maximum(1 - unknown, 1e-3)), _LEAST)
+    return found, shares.astype(np.float32), is_there[:, 0]
 
 
 def measure_heads(network: HeadNetwork, texts: Parts, depth: int, check: CheckCancelled) -> dict[str, Matrix]:
@@ -233,6 +248,8 @@ def measure_heads(network: HeadNetwork, texts: Parts, depth: int, check: CheckCa
         text, part = texts.texts[window.text], texts.read(index)
         passes = run_passes(head, mx.array(part.tokens), part.features, depth)
         best = np.array(mx.argmax(mx.stack(passes), axis=-1))  # [depth, n - 1]
+        if head.vocabulary.ids is not None:
+            best = np.array(head.vocabulary.ids)[best]
         rounds = np.arange(max(window.first + 1, find_rounds(text).start), window.stop + 1)[:, None]
         at = rounds + np.arange(depth)  # the token of each depth
         rows = at - 2 - window.start  # of the pass that predicts it

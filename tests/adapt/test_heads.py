@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from edgespec.adapt.evaluate import expected_tokens
-from edgespec.adapt.heads import HeadStudent, measure_heads, recursion, run_passes, tap_features
+from edgespec.adapt.heads import HeadStudent, find_known, measure_heads, recursion, tap_features
 from edgespec.adapt.teacher import Parts, Teacher
 from edgespec.adapt.texts import TrainingText
 from edgespec.backends.attached_draft import Unsupported
@@ -148,9 +148,11 @@ def test_tokens_that_a_head_does_not_know(target: MlxModel) -> None:
     text = TrainingText(np.array(unknown, np.int32), 0, 1, "a", 0.0)
     texts = open_texts(student, target, text)
     assert np.isfinite(recursion("forward-kl", 2)(student.network, texts.take(0)).item())
-    part = texts.read(0)
-    scores = run_passes(student.network.build(), mx.array(part.tokens), part.features, 1)
-    assert mx.isinf(scores[0]).any()
+    vocabulary = student.network.build().vocabulary
+    ids = np.array([[unknown[0], *sorted(known)[:2]], [*sorted(known)[5:7], unknown[1]]], np.int32)
+    found, shares, is_known = find_known(vocabulary, ids, np.log([[0.5, 0.2, 0.1], [0.5, 0.3, 0.1]]))
+    assert found.tolist() == [[2048, 0, 1], [5, 6, 2048]] and is_known.tolist() == [False, True]
+    assert np.exp(shares[1]) == pytest.approx([0.5 / 0.9, 0.3 / 0.9, 0])
 
 
 @pytest.mark.parametrize("kind", ["medusa", "hydra", "dflash"])

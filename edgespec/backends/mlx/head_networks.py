@@ -105,8 +105,11 @@ class PairNetwork(HeadNetwork):
         return self._norm(output, "output_norm") if self._spec.feeds_normed else output
 
     def score(self, output: Any, n: int = 1) -> Any:
-        scores = self._outputs[0](self._norm(output, "output_norm"))
-        return self.vocabulary.spread(scores.astype(mx.float32))
+        return self.vocabulary.spread(self.score_known(output))
+
+    def score_known(self, output: Any) -> Any:
+        """Logits [n, W] float32 of the tokens of `vocabulary` alone."""
+        return self._outputs[0](self._norm(output, "output_norm")).astype(mx.float32)
 
     def _norm(self, x: Any, name: str) -> Any:
         return mx.fast.rms_norm(x, self._norms[name], self._eps) if name in self._norms else x
