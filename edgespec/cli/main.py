@@ -12,7 +12,6 @@ from contextlib import ExitStack, suppress
 import click
 
 from edgespec import __version__
-from edgespec.cli.options import add_help_all
 from edgespec.cli.terminal import INTERRUPTED, report_bug
 from edgespec.errors import Cancelled, EdgespecError
 
@@ -75,6 +74,7 @@ class _Commands(click.Group):
         module = _COMMANDS.get(cmd_name)
         if module is None:
             return None
+        from edgespec.cli.options import add_help_all  # `--help` needs neither
         from edgespec.cli.reference import format_examples
 
         command: click.Command = getattr(importlib.import_module(f"edgespec.cli.{module}"), f"{cmd_name}_command")
