@@ -51,7 +51,7 @@ class HeadSpec:
     in_target: bool = False
 
     def complete(self, target_layers: int) -> HeadSpec:
-        """With the layers that EAGLE-3 heads read of a target with `target_layers` if their file names none."""
+        """Names the layers that EAGLE-3 heads read of a target with `target_layers`, where the file names none."""
         usual = 2, target_layers // 2, target_layers - 3
         return self if self.layers is not None else replace(self, layers=usual)
 

@@ -219,7 +219,7 @@ class LlamaSession:
         return max(0, min(left, self.context.max_nodes, self._rollback.max_draft))
 
     def tap(self, layers: Sequence[int]) -> Features[Floats]:
-        """In a shared context all decodes then copy these layers."""
+        """Keeps hidden states, as in the protocol; all decodes of a shared context then copy these layers."""
         if self.tokens or self._slot.is_dirty:
             raise ValueError("a session is tapped before it holds tokens")
         self._slot.tap = HiddenStates(self._lib, self.context.native.handle, layers)
