@@ -131,9 +131,6 @@ def _built_in() -> Mapping[str, DrafterSpec]:
             "recycling", "what the target found probable after the same token before", _open_recycling, in_auto=False
         ),
         DrafterSpec(
-            "jacobi", "guesses that the target improves, in rows that cost nothing", _open_jacobi, in_auto=False
-        ),
-        DrafterSpec(
             "model", "a small model of the same family", partial(_open_model, "model"), needs="model", draws=True
         ),
         *(
@@ -211,12 +208,6 @@ def _open_recycling(resources: SlotResources) -> Drafter:
     load = partial(SuccessorTable.load, resources.vocab_size)
     memory = resources.memory
     return RecyclingDrafter(lambda: load(None) if memory.space is None else memory.space.table("recycling", load))
-
-
-def _open_jacobi(resources: SlotResources) -> Drafter:
-    from edgespec.drafters.jacobi import JacobiDrafter
-
-    return JacobiDrafter()
 
 
 def _open_model(name: str, resources: SlotResources) -> Drafter:

@@ -16,7 +16,7 @@ from tests.cli.conftest import COMMAND, Cli
 from tests.models import REPOSITORY
 
 HEADS = [name for name, spec in drafters.drafter_specs().items() if spec.needs == "head"]
-WORDS = ["ngram", "suffix", "recycling", "jacobi", "model", *HEADS, "pard", "http", "layerskip", "qspec", "sparse"]
+WORDS = ["ngram", "suffix", "recycling", "model", *HEADS, "pard", "http", "layerskip", "qspec", "sparse"]
 OFFERED = ["http://" if word == "http" else word for word in WORDS]
 
 

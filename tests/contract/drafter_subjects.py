@@ -54,8 +54,8 @@ HEADS = {
 # A draft of fewer bits keeps its own keys and values of the tokens that were accepted, so its scores depend on them.
 _TOLERANCE = {"llama.cpp": 1e-3, "mlx": 2e-3, "qspec:4 on llama.cpp": 0.05}
 
-WITHOUT_ATTACHED = ("ngram", "suffix", "recycling", "jacobi", "model", "pard", "remote", "automaton")  # a plugin
-LEARNING = ("recycling", "jacobi")  # from scores
+WITHOUT_ATTACHED = ("ngram", "suffix", "recycling", "model", "pard", "remote", "automaton")  # a plugin
+LEARNING = ("recycling",)  # from scores
 NAMES = [
     *(f"{drafter} on {runtime}" for runtime in TOYS for drafter in WITHOUT_ATTACHED),
     *(f"{each} on {runtime}" for runtime in METHODS for each in (*WITHOUT_ATTACHED, *METHODS[runtime])),

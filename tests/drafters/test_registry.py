@@ -15,7 +15,6 @@ from edgespec.backends.toy import ToyModel, ToySession
 from edgespec.core.drafter import Drafter
 from edgespec.drafters import SELF, SlotResources, drafter_specs, find_spec, refused_plugins
 from edgespec.drafters.block import BlockDrafter
-from edgespec.drafters.jacobi import JacobiDrafter
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.drafters.recycling import RecyclingDrafter
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
@@ -51,7 +50,7 @@ def install(tmp_path: Path) -> Iterator[Install]:
 
 
 HEADS = ["mtp", "eagle3", "eagle", "dflash", "dspark", "medusa", "hydra"]
-BUILT_IN = ["ngram", "suffix", "recycling", "jacobi", "model", *HEADS, "pard", "remote", SELF]
+BUILT_IN = ["ngram", "suffix", "recycling", "model", *HEADS, "pard", "remote", SELF]
 GOOD = "SPEC = DrafterSpec('silent', 'proposes nothing', opened)\n"
 
 
@@ -69,7 +68,6 @@ def test_the_built_in_drafters() -> None:
         "ngram": NgramDrafter,
         "suffix": SuffixDrafter,
         "recycling": RecyclingDrafter,
-        "jacobi": JacobiDrafter,
         "model": SequentialDrafter,
         **dict.fromkeys(HEADS, SequentialDrafter),
         "pard": BlockDrafter,
@@ -79,7 +77,7 @@ def test_the_built_in_drafters() -> None:
         drafter = specs[name].open(make_resources(mask_token=7))
         assert isinstance(drafter, kind) and drafter.name == name
     assert [name for name in BUILT_IN if specs[name].draws] == ["model", *HEADS, "pard", "remote", SELF]
-    assert [name for name in BUILT_IN if not specs[name].in_auto] == ["recycling", "jacobi", "remote"]
+    assert [name for name in BUILT_IN if not specs[name].in_auto] == ["recycling", "remote"]
     assert specs["ngram"].needs == "nothing" and specs[SELF].needs == "target"
 
 

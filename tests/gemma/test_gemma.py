@@ -19,7 +19,6 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "auto": {},
     "ngram": {"draft_max": 4, "draft_tree": 8},
     "recycling": {"draft_max": 3, "draft_tree": 8},
-    "jacobi": {"draft_max": 4},
     "sparse:4,64": {"draft_max": 3},
 }
 LONG = (REPOSITORY / "docs" / "models.md").read_text(encoding="utf-8")[:3200]  # more tokens than the window of 512

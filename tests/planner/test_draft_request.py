@@ -108,7 +108,7 @@ def test_the_words_of_all_drafters_are_listed_with_their_options() -> None:
     shown = describe_words()
     heads = "mtp[:REF], eagle3[:REF], eagle[:REF], dflash[:REF], dspark[:REF], medusa[:REF], hydra[:REF]"
     assert shown.startswith(
-        "auto, none, ngram, suffix, recycling, jacobi, model[:REF], pard[:REF], http://HOST:PORT, layerskip[:K], "
+        "auto, none, ngram, suffix, recycling, model[:REF], pard[:REF], http://HOST:PORT, layerskip[:K], "
     )
     assert f", {heads} (trained heads of the target), or a model" in shown
     assert " skip" not in shown

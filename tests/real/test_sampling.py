@@ -20,7 +20,6 @@ SEEDED: dict[str, dict[str, Any]] = {
     "ngram": {"draft_max": 4, "draft_tree": 8},
     "suffix": {"draft_max": 4, "memory": True},
     "recycling": {"draft_max": 3, "draft_tree": 8},
-    "jacobi": {"draft_max": 4},
     "sparse:4,32": {"draft_max": 3},
     "model": {"draft_max": 3},
 }

@@ -109,12 +109,12 @@ async def test_draft(chat: Driver) -> None:
     text = await chat.ask("hello")
     await chat.hears(
         "/draft",
-        "draft: ngram+model (choose from auto, none, ngram, suffix, recycling, jacobi, model[:REF], pard[:REF], ",
+        "draft: ngram+model (choose from auto, none, ngram, suffix, recycling, model[:REF], pard[:REF], ",
     )
     await chat.hears(
         "/draft nonsense",
         "no toy model 'nonsense'",
-        "Drafters: ngram, suffix, recycling, jacobi, model, ",
+        "Drafters: ngram, suffix, recycling, model, ",
         kind="error",
     )
     await chat.idle()
