@@ -217,8 +217,9 @@ def open_arms(setting: Setting, stack: ExitStack) -> list[Arm]:
         drafter = "model" if head is None else head.kind
         arms.append(Edgespec(f"edgespec {drafter}", *process, Speculation((drafter,), setting.draft_max)))
     for word in setting.drafters:
-        spec = find_spec(word.partition(":")[0])
-        if spec is None or spec.needs not in ("nothing", "memory", "target"):
+        name, _, model = word.partition(":")
+        spec = find_spec(name)
+        if spec is None or not (model or spec.needs in ("nothing", "memory", "target")):
             raise click.BadParameter(f"{word} is no drafter without a model.", param_hint="--drafter")
         try:
             process = start(word)
