@@ -122,6 +122,22 @@ def qwen(path: Path, architecture: str) -> None:
     m.save()
 
 
+def mixture(path: Path) -> None:
+    """A llama with four experts in each of two layers, of which two see a token."""
+    m = GgufBuilder(path, "llama", layers=2, width=64)
+    m.attention(heads=4, kv_heads=2, head_width=16)
+    m.writer.add_feed_forward_length(64)
+    m.writer.add_expert_count(4)
+    m.writer.add_expert_used_count(2)
+    _dense(m, 2, width=64, heads=4, kv_heads=2, head_width=16, ffn=0)
+    for i in range(2):
+        m.matrix(f"blk.{i}.ffn_gate_inp", 4, 64)
+        for name in ("gate", "up", "down"):
+            weights = m.rng.standard_normal((4, 64, 64), dtype=np.float32) / np.float32(8)
+            m.writer.add_tensor(f"blk.{i}.ffn_{name}_exps.weight", weights)
+    m.save()
+
+
 def sliding_window(path: Path) -> None:
     """A gemma3 with a window of 24 tokens in all layers but every sixth."""
     layers, width = 7, 64
@@ -202,9 +218,10 @@ def hybrid(path: Path) -> None:
             m.matrix(f"{b}.ssm_alpha", rank, width)
             m.ones(f"{b}.ssm_norm", state)
             m.matrix(f"{b}.ssm_out", width, values)
-        m.matrix(f"{b}.ffn_gate", ffn, width)
-        m.matrix(f"{b}.ffn_up", ffn, width)
-        m.matrix(f"{b}.ffn_down", width, ffn)
+        if ffn:
+            m.matrix(f"{b}.ffn_gate", ffn, width)
+            m.matrix(f"{b}.ffn_up", ffn, width)
+            m.matrix(f"{b}.ffn_down", width, ffn)
     m.save()
 
 
@@ -218,9 +235,10 @@ def _dense(m: GgufBuilder, layers: int, *, width: int, heads: int, kv_heads: int
         m.matrix(f"{b}.attn_k", kv_heads * head_width, width, gain=1.5)
         m.matrix(f"{b}.attn_v", kv_heads * head_width, width)
         m.matrix(f"{b}.attn_output", width, heads * head_width)
-        m.matrix(f"{b}.ffn_gate", ffn, width)
-        m.matrix(f"{b}.ffn_up", ffn, width)
-        m.matrix(f"{b}.ffn_down", width, ffn)
+        if ffn:
+            m.matrix(f"{b}.ffn_gate", ffn, width)
+            m.matrix(f"{b}.ffn_up", ffn, width)
+            m.matrix(f"{b}.ffn_down", width, ffn)
 
 
 MAKERS: dict[str, Callable[[Path], None]] = {

@@ -29,7 +29,9 @@ class LoadArguments(TypedDict, total=False):
     ctx              context size in tokens; None: the model's own, at most 8,192
     threads          CPU threads; None: the idle physical cores, or fewer where that was measured to be faster
     batch_threads    CPU threads of forwards of several tokens; None: as threads
-    gpu_layers       layers on the GPU; None: all
+    gpu_layers       layers on the GPU; None: as many as fit
+    gpu_layers_draft layers of a draft model on the GPU; None: all, or none where `gpu_layers` is 0
+    n_cpu_moe        layers whose experts stay in RAM, from the first on; None: as many as the GPU has no memory for
     kv_type          element type of the KV cache: 'f16' (the default), 'q8_0' or 'q4_0'
     flash_attention  None: where the device supports it, unless it was measured to be slower
     mmap             map the weights instead of reading them; True by default
@@ -53,6 +55,8 @@ class LoadArguments(TypedDict, total=False):
     threads: int | None
     batch_threads: int | None
     gpu_layers: int | None
+    gpu_layers_draft: int | None
+    n_cpu_moe: int | None
     kv_type: KvType
     flash_attention: bool | None
     mmap: bool
@@ -130,6 +134,8 @@ def build_load_config(model: str | None, arguments: Mapping[str, Any]) -> LoadCo
             context_size=values["ctx"],
             threads=values["threads"],
             gpu_layers=values["gpu_layers"],
+            gpu_layers_draft=values["gpu_layers_draft"],
+            n_cpu_moe=values["n_cpu_moe"],
             kv_type=values["kv_type"],
             flash_attention=values["flash_attention"],
             mmap=values["mmap"],

@@ -29,7 +29,9 @@ class LoadOptions:
     context_size     tokens; None: as many as the model was trained for, at most 8,192
     threads          None: the machine's physical (performance) cores, less the busy ones; fewer where that was faster
     batch_threads    of forwards of more than one row; None: as `threads`, or fewer where that was faster
-    gpu_layers       None: all of them, where there is a device
+    gpu_layers       None: all of them, where there is a device; a load plans as many as fit
+    gpu_layers_draft of drafts; None: all, or none where `gpu_layers` is 0
+    n_cpu_moe        layers, from the first on, whose experts stay in RAM; a load plans as many as are needed
     kv_type          element type of keys and values in the cache
     flash_attention  None: where the device supports it, unless it was measured to be slower
     mmap             map the weights instead of reading them
@@ -47,6 +49,8 @@ class LoadOptions:
     context_size: int | None = None
     threads: int | None = None
     gpu_layers: int | None = None
+    gpu_layers_draft: int | None = None
+    n_cpu_moe: int | None = None
     kv_type: KvType = "f16"
     flash_attention: bool | None = None
     mmap: bool = True
@@ -61,7 +65,8 @@ class LoadOptions:
     @property
     def alone(self) -> LoadOptions:
         """The same on this machine alone, for models that are small: drafts and heads."""
-        return replace(self, workers=())
+        of_draft = 0 if self.gpu_layers_draft is None and self.gpu_layers == 0 else self.gpu_layers_draft
+        return replace(self, workers=(), gpu_layers=of_draft, n_cpu_moe=None)
 
     def context_for(self, trained: int | None) -> int:
         """Tokens of context for a model trained on `trained` of them (None: unknown)."""
@@ -73,6 +78,8 @@ class LoadOptions:
             ("threads", self.threads, 1, 512),
             ("batch threads", self.batch_threads, 1, 512),
             ("GPU layers", self.gpu_layers, 0, 100_000),
+            ("GPU layers of a draft", self.gpu_layers_draft, 0, 100_000),
+            ("layers with experts in RAM", self.n_cpu_moe, 0, 100_000),
             ("parallel answers", self.caches, 1, 64),
         ):
             if value is not None and not low <= value <= high:

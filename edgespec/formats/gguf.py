@@ -273,6 +273,12 @@ class TensorInfo:
         """Bytes of the tensor, in the file and in memory."""
         return self.type.nbytes(math.prod(self.shape))
 
+    @property
+    def block(self) -> int:
+        """The block that it belongs to; -1 outside of blocks."""
+        parts = self.name.split(".")
+        return int(parts[1]) if parts[0] == "blk" and len(parts) > 1 and parts[1].isdecimal() else -1
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Header:

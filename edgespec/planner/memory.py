@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import reduce
+from itertools import accumulate
 from operator import add
 
 from edgespec.backends import FileBackend, device_memory
@@ -218,6 +219,37 @@ def check_fit(
         f"{target.name} needs {gib(fit.needed)} and {gib(memory.usable)} are free ({parts}).",
         hint="Try --draft ngram or layerskip:2, a smaller --ctx, --parallel or quantisation, or --force.",
     )
+
+
+def place_layers(target: Header, fit: Fit) -> tuple[int | None, int | None]:
+    """(layers for the accelerators, layers whose experts stay in RAM), each None where llama.cpp's default serves.
+
+    Accelerators with memory of their own take caches and drafts as well. Where they have no room
+    for a whole mixture of experts, experts stay in RAM rather than layers: few of them are read for a token. llama.cpp
+    offloads the last layers first, and counts the output matrix as one more. Where layers stay in RAM it computes
+    without flash attention, and holds one layer's scores, 2 KiB for each head and context token.
+    """
+    n_devices = sum(not each.shares_ram for each in fit.memory.devices)
+    count = target.own("block_count") or 0
+    if not n_devices or not count:
+        return None, None
+    room = fit.memory.own_device_bytes - n_devices * fit.target.compute
+    room -= fit.draft.total if fit.draft else 0
+    layers, experts = [fit.target.kv // count] * count, [0] * count
+    for tensor in target.tensors:
+        if 0 <= (block := tensor.block) < count:
+            layers[block] += tensor.nbytes
+            experts[block] += tensor.nbytes * ("_exps." in tensor.name)
+    last = target.tensor("output.weight") or target.tensor("token_embd.weight")
+    room -= last.nbytes if last is not None else 0
+    if sum(layers) <= room:
+        return None, None
+    if any(experts) and (left := room - sum(layers) + sum(experts)) >= 0:
+        sums = list(accumulate(reversed(experts)))
+        return None, count - sum(each <= left for each in sums)
+    room -= 4 * MICRO_BATCH * max(target.per_block("attention.head_count") or (0,)) * fit.context
+    fitting = sum(each <= room for each in accumulate(reversed(layers)))
+    return (fitting + 1 if room >= 0 else 0), None
 
 
 # What decoding a model costs, from its header or, where that was not read, from the number of its parameters.

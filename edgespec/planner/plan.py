@@ -35,7 +35,7 @@ from edgespec.planner.draft_finder import (
     use_adapted,
 )
 from edgespec.planner.heads import KIND_NAMES, find_head, naming_heads
-from edgespec.planner.memory import Fit, check_fit, read_memory, shares_context
+from edgespec.planner.memory import Fit, check_fit, place_layers, read_memory, shares_context
 from edgespec.registry.resolve import Source, detect_backend, fetch_source, read_metadata, resolve_pair
 from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
 from edgespec.text.tokenizer import Tokenizer
@@ -275,6 +275,8 @@ def plan(
     own = replace(own, ram_available=own.ram_available + freed)
     network, memory = find_network(options, backend, facts, own, network)
     drafters, fit = _check_memory(request, options, memory, facts, drafters, reporter, own if network else None)
+    if network is None:
+        options = _place(options, facts, fit, reporter)
     options = replace(options, mtp=backend == "llamacpp" and any(each.is_in_target for each in drafters))
     drafts = [each.model.reference for each in drafters if each.model and each.spec.name == "model"]
     acceptance = resolved.models.acceptance if resolved.models.draft in drafts else None
@@ -324,6 +326,20 @@ def _set_context_size(options: LoadOptions, facts: ModelMetadata, reporter: Repo
     if size > trained:
         reporter.notice(f"The model was trained for {trained:,} tokens; beyond them its answers lose quality.")
     return replace(options, context_size=size)
+
+
+def _place(options: LoadOptions, target: ModelMetadata, fit: Fit, reporter: Reporter) -> LoadOptions:
+    """`options` with the layers that accelerators have memory for, where the user has not set them."""
+    if not isinstance(target, Header) or options.gpu_layers is not None or options.n_cpu_moe is not None:
+        return options
+    layers, in_ram = place_layers(target, fit)
+    count = target.own("block_count") or 0
+    if layers is not None:
+        layers_there = max(layers - 1, 0)  # the output matrix counts as one
+        reporter.notice(f"The GPU has memory for {layers_there} of {count} layers; the processor computes the rest.")
+    if in_ram is not None:
+        reporter.notice(f"The GPU has no memory for the experts of {in_ram} of {count} layers; they stay in RAM.")
+    return replace(options, gpu_layers=layers, n_cpu_moe=in_ram)
 
 
 def _check_memory(

@@ -14,7 +14,14 @@ from edgespec.formats.gguf import GGML_TYPES, Header, TensorInfo, join_parts
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import Folder
-from edgespec.planner.memory import check_fit, estimate_head, estimate_memory, kv_bytes, shares_context
+from edgespec.planner.memory import (
+    check_fit,
+    estimate_head,
+    estimate_memory,
+    kv_bytes,
+    place_layers,
+    shares_context,
+)
 from edgespec.units import GIB
 from tests.formats.ggufs import write_gguf
 
@@ -176,3 +183,45 @@ def test_a_device_that_has_to_hold_everything() -> None:
     device = DeviceMemory("M", 8 * GIB, 8 * GIB, shares_ram=True, holds_all=True)
     assert Memory(RESERVE_BYTES + 20 * GIB, (device,)).usable == 8 * GIB
     assert Memory(RESERVE_BYTES + 3 * GIB, (device,)).usable == 3 * GIB
+
+
+def layered(layers: int, experts: int = 0) -> Header:
+    """Layers of 1 GiB of F16, and `experts` GiB more in each, with an output matrix of 1 GiB."""
+    gib_of_f16 = (1024, 2**19)
+    tensors = [TensorInfo("output.weight", gib_of_f16, GGML_TYPES[1], 0)]
+    for i in range(layers):
+        tensors.append(TensorInfo(f"blk.{i}.attn_q.weight", gib_of_f16, GGML_TYPES[1], 0))
+        if experts:
+            shape = (1024, 2**19, experts)
+            tensors.append(TensorInfo(f"blk.{i}.ffn_up_exps.weight", shape, GGML_TYPES[1], 0))
+    metadata: dict[str, object] = {"general.architecture": "llama", "llama.block_count": layers}
+    return Header("layered.gguf", metadata, tuple(tensors), 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "experts", "placed"),
+    [
+        (12, 0, (None, None)),  # 10 layers, the output matrix, and the reserve
+        (11, 0, (10, None)),  # nine layers and the output matrix
+        (4.1, 0, (3, None)),
+        (1.6, 0, (1, None)),  # the output matrix alone
+        (1.2, 0, (0, None)),
+        (0, 0, (None, None)),  # no device
+        (42, 3, (None, None)),
+        (40, 3, (None, 1)),  # the experts of one layer stay in RAM
+        (15, 3, (None, 9)),
+        (12, 3, (None, 10)),
+        (11, 3, (3, None)),  # even the rest has no room
+    ],
+)
+def test_layers_go_where_there_is_memory(free_gib: float, experts: int, placed: tuple[int | None, int | None]) -> None:
+    model = layered(10, experts)
+    free = round(free_gib * GIB)
+    devices = (DeviceMemory("GPU", free, free),) if free else ()
+    fit = check_fit(model, [], context=8, memory=Memory(2**40, devices), force=True)
+    assert place_layers(model, replace(fit, target=replace(fit.target, kv=0, compute=0))) == placed
+
+
+def test_a_device_that_shares_ram_takes_all_layers() -> None:
+    memory = Memory(2**40, (DeviceMemory("Metal", GIB, GIB, shares_ram=True),))
+    assert place_layers(layered(10), check_fit(layered(10), [], context=8, memory=memory)) == (None, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -131,6 +131,20 @@ def ggml() -> Any:
         function = getattr(libggml, name)
         function.restype, function.argtypes = result, arguments
     return libggml
+
+
+class _Override(ctypes.Structure):
+    """llama_model_tensor_buft_override."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
+
+
+def keep_in_ram(params: Any, patterns: Sequence[bytes]) -> None:
+    """Have llama_model_params place the tensors whose names match in RAM."""
+    ram = ggml().ggml_backend_cpu_buffer_type()
+    overrides = (_Override * (len(patterns) + 1))(*(_Override(each, ram) for each in patterns))
+    params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
+    params.overrides = overrides  # lives as long as what points to it
 
 
 # Functions that llama.cpp exports without a public header: looked up by name, and only when they are needed.

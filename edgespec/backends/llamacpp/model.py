@@ -15,7 +15,7 @@ import numpy as np
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec
 from edgespec.backends.devices import NewMemory
 from edgespec.backends.llamacpp.context import Context, NativeContext, float_rows
-from edgespec.backends.llamacpp.library import Library, library
+from edgespec.backends.llamacpp.library import Library, keep_in_ram, library
 from edgespec.backends.llamacpp.rpc import RemoteDevices
 from edgespec.backends.llamacpp.session import (
     LlamaSession,
@@ -24,7 +24,7 @@ from edgespec.backends.llamacpp.session import (
     SnapshotRing,
     TrimmableCache,
 )
-from edgespec.backends.llamacpp.shape import block_of, count_blocks
+from edgespec.backends.llamacpp.shape import count_blocks
 from edgespec.backends.options import LoadOptions, RuntimeSettings, idle_cores
 from edgespec.backends.sequence import IdRange, check_ids
 from edgespec.core.protocols import YIELD, CheckCancelled, Yield
@@ -354,6 +354,7 @@ def load(
     params.vocab_only = vocabulary_only
     params.load_mtp = options.mtp
     params.n_gpu_layers = -1 if options.gpu_layers is None else options.gpu_layers
+    keep_in_ram(params, [rb"^blk\.%d\.ffn_.*_exps" % layer for layer in range(options.n_cpu_moe or 0)])
     params.load_mode = api.LLAMA_LOAD_MODE_MMAP if options.mmap else api.LLAMA_LOAD_MODE_NONE
     if _is_row_invariant(lib, path, options):
         params.use_extra_bufts = False
@@ -398,6 +399,11 @@ def _load_error(path: Path, reason: str) -> EdgespecError:
             f"a worker has no memory for its part of {path.name}: {reason}.",
             hint="Add a worker, use a smaller --ctx, or give the workers fewer layers (--gpu-layers N).",
         )
+    if any(word in reason.lower() for word in ("allocat", "out of memory", "outofdevicememory")):
+        return DoesNotFit(
+            f"{path.name} does not fit: {reason}.",
+            hint="Use fewer --gpu-layers, another quantization, or a smaller --ctx.",
+        )
     return InvalidModelFile(
         f"llama.cpp cannot load {path.name}: {reason}.",
         hint="Pull it again, or upgrade llama-cpp-python if the model is newer than it.",
@@ -415,7 +421,7 @@ def _is_row_invariant(lib: Library, path: Path, options: LoadOptions) -> bool:
     if not is_asked or any(each.kind != "cpu" for each in lib.devices()):
         return False
     header = read_file(path)
-    tensors = {each.name: each for each in header.tensors if block_of(each) < count_blocks(header)}
+    tensors = {each.name: each for each in header.tensors if each.block < count_blocks(header)}
     if "output.weight" in tensors:
         tensors.pop("token_embd.weight", None)  # whose rows are only read
     return not any(len(each.shape) > 1 and each.type.name in _FLOATS for each in tensors.values())

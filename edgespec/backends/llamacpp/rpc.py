@@ -22,7 +22,7 @@ from typing import Any
 
 from edgespec.backends import device_memory
 from edgespec.backends.devices import RESERVE_BYTES, Memory, host_memory
-from edgespec.backends.llamacpp.library import ggml, library
+from edgespec.backends.llamacpp.library import ggml, keep_in_ram, library
 from edgespec.backends.workers import Worker, find_workers, resolve
 from edgespec.errors import BackendError, BackendUnavailable, InvalidRequest
 from edgespec.formats.gguf_validate import read_file
@@ -199,12 +199,6 @@ _MAX_SPLITS = 16  # llama_max_devices()
 _MAX_DEVICES = 14  # beside the processor, and perhaps its library of matrix products; GGML_SCHED_MAX_BACKENDS is 16
 
 
-class _Override(ctypes.Structure):
-    """llama_model_tensor_buft_override."""
-
-    _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
-
-
 class RemoteDevices:
     """The devices of workers, in their order, each worker connected until `close`."""
 
@@ -251,9 +245,7 @@ class RemoteDevices:
         params.devices, params.tensor_split = ctypes.cast(handles, ctypes.c_void_p), shares
         self._kept = [handles, shares]
         if not own:
-            overrides = (_Override * 2)(_Override(rb"^(output|token_embd)", api.ggml_backend_cpu_buffer_type()))
-            params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
-            self._kept.append(overrides)
+            keep_in_ram(params, [rb"^(output|token_embd)"])
 
     def close(self) -> None:
         """Leave the workers. What uses their devices is freed before."""

@@ -34,7 +34,7 @@ def write_shape(header: Header, blocks: int, path: Path) -> None:
     The time of a forward does not depend on the weights, except that a zero router chooses the same experts for every
     row. Raises CacheError where the disk is too small.
     """
-    needed = sum(tensor.nbytes for tensor in header.tensors if block_of(tensor) < blocks) + _SPARE_BYTES
+    needed = sum(tensor.nbytes for tensor in header.tensors if tensor.block < blocks) + _SPARE_BYTES
     if shutil.disk_usage(path.parent).free < needed:
         raise CacheError(
             f"{path.parent} has no room for a measurement of {needed / 2**30:.1f} GiB.", hint="Free some disk space."
@@ -57,9 +57,9 @@ def write_blocks(
         if key not in ("general.architecture", "general.alignment") and not key.startswith("split."):
             _add(writer, key, changed.get(key, value), all_blocks, kept)
     number = {-1: -1, **{block: at for at, block in enumerate(kept)}}
-    tensors = [tensor for tensor in header.tensors if block_of(tensor) in number]
+    tensors = [tensor for tensor in header.tensors if tensor.block in number]
     for tensor in tensors:
-        block, kind = number[block_of(tensor)], gguf.GGMLQuantizationType(GGML_IDS[tensor.type.name])
+        block, kind = number[tensor.block], gguf.GGMLQuantizationType(GGML_IDS[tensor.type.name])
         name = tensor.name if block < 0 else f"blk.{block}.{tensor.name.split('.', 2)[2]}"
         writer.add_tensor_info(name, _shape(tensor), np.dtype(np.uint8), tensor.nbytes, raw_dtype=kind)
     writer.write_header_to_file()
@@ -78,12 +78,6 @@ def _shape(tensor: TensorInfo) -> tuple[int, ...]:
 def count_blocks(header: Header) -> int:
     """Blocks of a model without its MTP layers, which come last."""
     return (header.own("block_count") or 0) - (header.own("nextn_predict_layers") or 0)
-
-
-def block_of(tensor: TensorInfo) -> int:
-    """The block that a tensor belongs to; -1 for tensors outside of blocks."""
-    parts = tensor.name.split(".")
-    return int(parts[1]) if parts[0] == "blk" and len(parts) > 1 and parts[1].isdecimal() else -1
 
 
 def _add(writer: Any, key: str, value: Any, all_blocks: int, kept: Sequence[int]) -> None:
@@ -110,7 +104,7 @@ _USE = "Use --draft ngram, or qspec."
 
 def no_skip_reason(header: Header, kept: Sequence[int]) -> str | None:
     """Why llama.cpp cannot run this model with only the blocks `kept`, as part of a sentence; None where it can."""
-    recurrent = {block_of(tensor) for tensor in header.tensors if ".ssm_" in tensor.name}
+    recurrent = {tensor.block for tensor in header.tensors if ".ssm_" in tensor.name}
     attending = set(range(header.own("block_count") or 0)) - recurrent
     has_one_kind = recurrent and attending and not (recurrent & set(kept) and attending & set(kept))
     has_gap, architecture = tuple(kept) != tuple(range(len(kept))), header.architecture
@@ -139,7 +133,7 @@ def prune(path: Path, kept: Sequence[int], check: CheckCancelled) -> Iterator[tu
     header = read_file(path)
     if (reason := no_skip_reason(header, kept)) is not None:
         raise Unsupported(f"{path.name} cannot skip layers: {reason}.", hint=_USE)
-    needed = sum(tensor.nbytes for tensor in header.tensors if block_of(tensor) in (-1, *kept))
+    needed = sum(tensor.nbytes for tensor in header.tensors if tensor.block in (-1, *kept))
     if needed > (free := host_memory().usable):
         raise DoesNotFit(
             f"a copy of {len(kept)} layers of {path.name} takes {gib(needed)}, and {gib(free)} are free.",
