@@ -1,7 +1,7 @@
 # `make check` before every commit, `make test` before every push.
 PYTHON ?= uv run python
 
-.PHONY: check lint types quick test nightly gemma
+.PHONY: check lint types quick test nightly gpu gemma
 
 check: lint types quick
 
@@ -23,6 +23,11 @@ test:
 nightly:
 	$(PYTHON) -m pytest -n 3 --dist loadfile tests/benchmarks tests/laboratory
 	EDGESPEC_NIGHTLY=1 $(PYTHON) -m pytest -n 2 --dist loadfile tests/real
+
+# On whatever device llama.cpp finds, see laboratory/software_gpu.py.
+gpu:
+	$(PYTHON) -m pytest -n 2 --dist loadfile tests/gpu tests/contract tests/backends tests/real \
+		-k "not mlx and not ranks and not toy"
 
 # Gemma 3 270M, 240 MB, is too large for every run.
 gemma:

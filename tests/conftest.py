@@ -21,6 +21,7 @@ MARKERS = {
     "fast": ("architecture", "core", "drafters", "formats", "text"),
     "contract": ("contract",),
     "real": ("real",),
+    "gpu": ("gpu",),
     "slow": (
         "adapt", "api", "backends", "bench", "benchmarks", "cli", "controller", "conversations", "engine", "examples",
         "export", "fixtures", "gemma", "hub", "laboratory", "memory", "planner", "plugin", "registry", "server",

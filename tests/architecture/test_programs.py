@@ -8,7 +8,7 @@ import tomllib
 
 from tests.models import REPOSITORY
 
-NAMED = {"benchmarks", "gemma", "laboratory"}  # run when they are named, as `make nightly` and `make gemma` do
+NAMED = {"benchmarks", "gemma", "gpu", "laboratory"}  # run when they are named, as `make nightly` does
 
 HELP = """
 import sys

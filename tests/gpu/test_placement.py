@@ -1,0 +1,86 @@
+"""Layers, drafts, experts and caches on a device and on the host: the same text, and a sentence where memory ends."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgespec
+from edgespec.backends import open_model
+from edgespec.backends.devices import DeviceMemory
+from edgespec.backends.options import LoadOptions
+from edgespec.bench.runner import first_divergence
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from tests.models import TARGET, mixture
+
+pytestmark = pytest.mark.usefixtures("folders")
+
+PROMPT = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n"
+PLACES: dict[str, dict[str, Any]] = {
+    "all layers": {},
+    "no layer": {"gpu_layers": 0},
+    "some layers": {"gpu_layers": 3},
+    "more layers than there are": {"gpu_layers": 99},
+    "the draft on the host": {"gpu_layers_draft": 0},
+    "the target on the host": {"gpu_layers": 0, "gpu_layers_draft": 99},
+    "a quantized cache": {"kv_type": "q8_0"},
+    "without flash attention": {"flash_attention": False},
+}
+TIE = 0.3  # of two logits; the kernels of a device differ with the number of rows
+
+
+def require_same(path: Path, prompt: str, plain: Sequence[int], other: Sequence[int]) -> None:
+    """`other` are the tokens of `plain`, at least up to a position where both are about as probable."""
+    if tuple(plain) == tuple(other):
+        return
+    model = open_model(
+        "llamacpp", path, LoadOptions(threads=1, gpu_layers=0), progress=lambda _: None, check=lambda: None
+    )
+    engine = Engine(model, (), Speculation())
+    session = model.open_session(lambda: None)
+    fork = first_divergence(session, engine.encode(prompt), plain, other)
+    session.close()
+    engine.close()
+    assert fork is not None and fork.gap <= TIE, fork
+
+
+def write(model: str, **arguments: Any) -> edgespec.Reply:
+    with edgespec.load(model, backend="llamacpp", threads=1, ctx=512, **arguments) as opened:
+        return opened.generate(PROMPT, max_tokens=48, temperature=0)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_place_does_not_change_the_text(place: str) -> None:
+    plain = write("python-6m", draft="none", **PLACES[place])
+    drafted = write("python-6m", draft="ngram+model", draft_max=3, **PLACES[place])
+    assert drafted.stats.accepted_tokens > 0
+    require_same(TARGET, PROMPT, plain.tokens, drafted.tokens)
+    require_same(TARGET, PROMPT, write("python-6m", draft="none", gpu_layers=0).tokens, plain.tokens)
+
+
+@pytest.mark.parametrize("draft", ["layerskip:4", "qspec:4", "sparse:4,32", "recycling", "auto"])
+def test_drafts_of_the_target_itself_do_not_change_the_text(draft: str) -> None:
+    found = write("python-6m", draft=draft, **({} if draft == "auto" else {"draft_max": 3}))
+    require_same(TARGET, PROMPT, write("python-6m", draft="none").tokens, found.tokens)
+
+
+@pytest.mark.parametrize("in_ram", [1, 2])
+def test_experts_may_stay_in_ram(tmp_path: Path, in_ram: int) -> None:
+    path = tmp_path / "mixture.gguf"
+    mixture(path)
+    on_device, shared = (write(str(path), draft="none", n_cpu_moe=n).tokens for n in (0, in_ram))
+    require_same(path, PROMPT, on_device, shared)
+
+
+def test_the_device_is_named(devices: tuple[DeviceMemory, ...]) -> None:
+    made = subprocess.run(
+        [sys.executable, "-m", "edgespec", "doctor", "--json"], capture_output=True, text=True, check=True
+    )
+    assert devices[0].name in json.dumps(json.loads(made.stdout))
