@@ -26,7 +26,7 @@ nightly:
 
 # On whatever device llama.cpp finds, see laboratory/software_gpu.py.
 gpu:
-	$(PYTHON) -m pytest -n 2 --dist loadfile tests/gpu tests/contract tests/backends tests/real \
+	$(PYTHON) -m pytest -n 2 --dist loadfile tests/gpu tests/contract tests/real \
 		-k "not mlx and not ranks and not toy"
 
 # Gemma 3 270M, 240 MB, is too large for every run.

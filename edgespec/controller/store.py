@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -35,7 +36,7 @@ class ProfileKey:
 
     version: int
     processor: str
-    runtime: str  # package and version
+    runtime: str  # package, version, and the accelerators that it was built for
     threads: int | None
     gpu_layers: int | None
     kv_type: KvType
@@ -52,7 +53,7 @@ class ProfileKey:
         return ProfileKey(
             _VERSION,
             processor_name(),
-            runtime=f"{package} {importlib.metadata.version(package)}",
+            runtime=f"{package} {importlib.metadata.version(package)}{list_builds() if backend == 'llamacpp' else ''}",
             threads=(options.threads or idle_cores()) if backend == "llamacpp" else None,
             gpu_layers=options.gpu_layers,
             kv_type=options.kv_type,
@@ -182,6 +183,14 @@ def processor_name() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def list_builds() -> str:
+    """The accelerators that llama.cpp was built for, such as ' (cuda, vulkan)', by its libraries; it is not loaded."""
+    found = importlib.util.find_spec("llama_cpp")
+    folder = Path(found.origin or "").parent / "lib" if found is not None else Path()
+    names = {file.name.split(".")[0].partition("ggml-")[2] for file in folder.glob("*ggml-*")} - {"base", "cpu", "rpc"}
+    return f" ({', '.join(sorted(names))})" if names else ""
 
 
 # Measured runtime settings on disk, by model, machine, runtime and the user's own options.

@@ -257,7 +257,7 @@ def place_layers(target: Header, fit: Fit) -> tuple[int | None, int | None]:
 # A header is several MB, mostly vocabulary, so what follows from it is stored.
 
 
-_VERSION = 5  # of the stored facts
+_VERSION = 6  # of the stored facts
 _BITS = 4.85  # a weight of a 4-bit model, the mean of Q4_K_M files of 7B to 70B
 _ADDED = 1.15  # memory over weights with a context of 8,192 tokens, where no header says more
 

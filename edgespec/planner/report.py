@@ -11,7 +11,7 @@ from edgespec.backends.options import RuntimeSettings
 from edgespec.controller.cost_model import Profile
 from edgespec.controller.store import SettingsStore
 from edgespec.core.protocols import CheckCancelled
-from edgespec.formats.gguf import Header
+from edgespec.formats.gguf import GGML_NAMES, Header
 from edgespec.formats.head_file import ModelMetadata
 from edgespec.hub.cache import shorten_names
 from edgespec.hub.errors import HubUnreachable
@@ -203,7 +203,7 @@ def _estimate_alias(
 def _describe_forwards(expected: SpeedEstimate, model: ModelFacts, faster: FasterType | None) -> dict[str, Any]:
     """What forwards without drafts take, and what they read."""
     low, high = expected.plain
-    read_bytes = sum(model.read.values())
+    read_bytes = sum(n for kind, n in model.read.items() if kind in GGML_NAMES)
     return {
         "plain_tokens_per_second": [float(f"{low:.3g}"), float(f"{high:.3g}")],
         "cost_of_rows": {n: round(s / expected.rows[1], 2) for n, s in expected.rows.items()},

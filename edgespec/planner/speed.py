@@ -1,8 +1,9 @@
 """Estimate the speed of a model that is not here, from how fast this machine reads weights of each type.
 
-The time of a forward is nearly proportional to the bytes that it reads. The seconds of a byte, by type of the weights
-and number of rows, are measured once on a few blocks of a common shape, and stored. Types of the same size differ: on a
-CPU llama.cpp reads Q4_0 weights, which it repacks, faster than other types of four bits.
+On a CPU the time of a forward is nearly proportional to the bytes that it reads; on an accelerator it also takes some
+time for each block and for itself. The seconds of a byte, by type of the weights and number of rows, and those of a
+block and a forward are measured once on a few blocks of a common shape, and stored. Types of the same size differ: on
+a CPU llama.cpp reads Q4_0 weights, which it repacks, faster than other types of four bits.
 """
 
 from __future__ import annotations
@@ -34,12 +35,17 @@ from edgespec.registry.schema import find_packaged
 ASSUMED = (0.5, 0.8)  # acceptance per draft token if the registry states none
 _TOLERANCE = 0.2  # relative, of an estimated speed
 _SHORT_S = 0.03  # a forward below which what no byte explains, such as starting each operation, takes up to half
-_VERSION = 3  # of the measured shape
+_VERSION = 4  # of the measured shape
+FORWARD, BLOCK = "forward", "block"  # stand beside the types of weights, and are counted as bytes are
 _WIDTH, _FEED_FORWARD = 2048, 8192
 _HEAD_SIZE = 64
 _BYTES = 128 * 2**20  # of the measured blocks at least: more than the caches of most CPUs
+_DEVICE_BYTES = 512 * 2**20  # on an accelerator, which reads 128 MiB faster than it starts their operations
+_SLOW_BLOCK_S = 1e-3  # of narrow blocks: a device that is no faster than a processor
+_FEW, _MANY, _NARROW = 2, 18, 256  # blocks, and their width, from which the time of a block is measured
 _TYPE_PROFILE_S = 0.6  # for each type
 _MEASURED_CONTEXT = 512
+_LEAST = 0.05  # of a measured time: what is left of it at least where others are taken off
 _TRIES, _DISTURBED = 3, 0.9  # a forward of more rows that takes less than this of one row's: other programs disturbed
 _ROUND_S = 4e-4  # of the loop in each round, outside of the forward
 COMMON = frozenset({"Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "F16"})
@@ -78,7 +84,10 @@ class SpeedEstimate:
 
 
 def read_by_type(header: Header) -> dict[str, float]:
-    """Bytes of weights that a forward of one row reads, by type: only the routed experts, and no embedding table."""
+    """Bytes of weights that a forward of one row reads, by type: only the routed experts, and no embedding table.
+
+    FORWARD and BLOCK count the forward and its blocks.
+    """
     chosen = (header.own("expert_used_count") or 1) / (header.own("expert_count") or 1)
     untied = any(tensor.name == "output.weight" for tensor in header.tensors)
     blocks = count_blocks(header) or 1
@@ -86,7 +95,7 @@ def read_by_type(header: Header) -> dict[str, float]:
     for tensor in header.tensors:
         if tensor.block < blocks and not (untied and tensor.name == "token_embd.weight"):
             read[tensor.type.name] += tensor.nbytes * (chosen if "_exps." in tensor.name else 1)
-    return dict(read)
+    return {**read, FORWARD: 1.0, BLOCK: float(blocks)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +142,7 @@ class MachineSpeed:
 
     def compare_types(self) -> dict[str, float]:
         """Seconds of a weight in a forward of one row, over those of the fastest type, in ascending order."""
-        seconds = {name: rate[1] * GGML_NAMES[name].bits for name, rate in self.rates.items()}
+        seconds = {name: rate[1] * GGML_NAMES[name].bits for name, rate in self.rates.items() if name in GGML_NAMES}
         least = min(seconds.values(), default=1.0)
         return {name: seconds[name] / least for name in sorted(seconds, key=lambda each: seconds[each])}
 
@@ -154,7 +163,7 @@ def find_main_type(read: Mapping[str, float]) -> str | None:
 
 def count_weights(read: Mapping[str, float]) -> float:
     """How many weights so many bytes of each type are."""
-    return sum(8 * n / GGML_NAMES[kind].bits for kind, n in read.items())
+    return sum(8 * n / GGML_NAMES[kind].bits for kind, n in read.items() if kind in GGML_NAMES)
 
 
 def find_similar(read: Mapping[str, float]) -> frozenset[str]:
@@ -205,21 +214,44 @@ def measure_speed(
 
 
 def _measure(types: list[str], folder: Path, options: LoadOptions) -> dict[str, dict[int, float]]:
-    """Rates of the types that gguf can write, llama.cpp open and the memory hold."""
-    rates = {}
+    """Rates of the types that gguf can write, llama.cpp open and the memory hold; on an accelerator of blocks too."""
+    rates: dict[str, dict[int, float]] = {}
+    if device_memory("llamacpp"):
+        few, many = (
+            _time_shape(_make_header("Q8_0", _NARROW, n), folder / "block.gguf", options) for n in (_FEW, _MANY)
+        )
+        shared = few.keys() & many.keys()
+        rates[BLOCK] = {n: max(many[n] - few[n], few[n] * _LEAST) / (_MANY - _FEW) for n in shared}
+        rates[FORWARD] = {n: max(few[n] - _FEW * rates[BLOCK][n], few[n] * _LEAST) for n in shared}
     for name in types:
         with suppress(EdgespecError, ValueError):  # ValueError: gguf does not know the type
-            rates[name] = _measure_type(name, folder / f"{name}.gguf", options)
+            rates[name] = _measure_type(name, folder / f"{name}.gguf", options, rates)
     return rates
 
 
-def _measure_type(name: str, path: Path, options: LoadOptions) -> dict[int, float]:
-    """Seconds of a byte by rows.
+def _measure_type(
+    name: str, path: Path, options: LoadOptions, rates: Mapping[str, Mapping[int, float]]
+) -> dict[int, float]:
+    """Seconds of a byte by rows, apart from those of `rates` for blocks and forwards."""
+    is_fast = BLOCK in rates and rates[BLOCK][1] < _SLOW_BLOCK_S
+    header = _make_header(name, least=_DEVICE_BYTES if is_fast else _BYTES)
+    seconds = _time_shape(header, path, options)
+    read = read_by_type(header)
+    n_bytes = sum(n for kind, n in read.items() if kind in GGML_NAMES)
+    for kind in (BLOCK, FORWARD):
+        if kind in rates:
+            seconds = {
+                n: max(s - read[kind] * rates[kind][n], s * _LEAST) for n, s in seconds.items() if n in rates[kind]
+            }
+    return {n: each / n_bytes for n, each in seconds.items()}
+
+
+def _time_shape(header: Header, path: Path, options: LoadOptions) -> dict[int, float]:
+    """Seconds of a forward by rows.
 
     On CPUs they are those of the processor, which its threads share: other programs on the machine would otherwise
     decide which type is the fastest.
     """
-    header = _make_header(name)
     write_shape(header, count_blocks(header), path)
     threads = options.threads or idle_cores()
     small = LoadOptions(context_size=_MEASURED_CONTEXT, mmap=False, threads=threads, gpu_layers=options.gpu_layers)
@@ -233,20 +265,27 @@ def _measure_type(name: str, path: Path, options: LoadOptions) -> dict[int, floa
             if min(rows.values()) > _DISTURBED * rows[1]:
                 break
     path.unlink()
-    n_bytes = sum(read_by_type(header).values())
-    return {n: seconds / n_bytes for n, seconds in rows.items()}
+    return rows
 
 
-def _make_header(type_name: str) -> Header:
-    """A model of the shape, with the embedded model's vocabulary and at least `_BYTES` of matrices of the type."""
+def _make_header(
+    type_name: str, width: int | None = None, blocks: int | None = None, least: int | None = None
+) -> Header:
+    """A model of the shape, with the embedded model's vocabulary.
+
+    It has `blocks`, or as many as have at least `least` bytes of matrices of the type.
+    """
     asset = find_packaged(PackagedFile("python-6m/target.gguf"))
     assert asset is not None
     embedded = read_file(asset)
-    width, wide, narrow = _WIDTH, _FEED_FORWARD, _WIDTH // 4
+    width = width or _WIDTH
+    wide, narrow = width * _FEED_FORWARD // _WIDTH, width // 4
     block = {"attn_q": (width, width), "attn_k": (width, narrow), "attn_v": (width, narrow),
              "attn_output": (width, width), "ffn_gate": (width, wide), "ffn_up": (width, wide),
              "ffn_down": (wide, width), "attn_norm": (width,), "ffn_norm": (width,)}  # fmt: skip
-    blocks = math.ceil(_BYTES / sum(GGML_NAMES[type_name].nbytes(math.prod(shape)) for shape in block.values()))
+    blocks = blocks or math.ceil(
+        (least or _BYTES) / sum(GGML_NAMES[type_name].nbytes(math.prod(shape)) for shape in block.values())
+    )
     heads = width // _HEAD_SIZE
     sizes = {
         "embedding_length": width, "feed_forward_length": wide, "block_count": blocks, "attention.head_count": heads,

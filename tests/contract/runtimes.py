@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.backends import Model
+from edgespec.backends import Model, device_memory
 from edgespec.backends.attached_draft import parse
 from edgespec.backends.fixed_width import FixedWidthModel, FixedWidthSession
 from edgespec.backends.llamacpp.model import LlamaModel, load
@@ -72,12 +72,20 @@ def toys() -> list[Runtime]:
     ]
 
 
+ON_DEVICE = bool(device_memory("llamacpp"))
+COARSE = (
+    4 if ON_DEVICE else 1
+)  # a device rounds more, and in other ways for other numbers of rows: up to 0.2 on an H200
+
+
 # Logits have a standard deviation of about 3 in all of these models. The packaged one is quantized to 8 bits with an
 # f16 cache, whose rounding depends on the number of rows.
-LLAMA = {"packaged": 0.15, "packaged-exact": 0.0, **dict.fromkeys(MAKERS, 0.02)}
-SHARED = {"packaged": 0.15, "llama": 0.02, "sliding-window": 0.02}  # several sessions over one context
-STREAMS = {"llama": 0.02}  # more of them, each with cells of its own
-WORKER = {"packaged": 0.15, "hybrid": 0.02}  # half of the layers in another process
+PACKAGED, FLOATS = 0.15 * COARSE, 0.02 * COARSE
+EXACT = PACKAGED if ON_DEVICE else 0.0  # on a device texts are exact by forwards of one width alone
+LLAMA = {"packaged": PACKAGED, "packaged-exact": EXACT, **dict.fromkeys(MAKERS, FLOATS)}
+SHARED = {"packaged": PACKAGED, "llama": FLOATS, "sliding-window": FLOATS}  # several sessions over one context
+STREAMS = {"llama": FLOATS}  # more of them, each with cells of its own
+WORKER = {"packaged": PACKAGED, "hybrid": FLOATS}  # half of the layers in another process
 
 
 FIXED = CONTEXT + WIDTH - 1  # tokens of a context of which CONTEXT can be used
@@ -102,7 +110,12 @@ def llama_model(
 
 # Drafts of a model itself, which are sessions like others as long as their target holds nothing.
 SELF_DRAFTS = {
-    "llama.cpp": {"layerskip:2": 0.15, "layerskip:0,1,5": 0.15, "qspec:4": 0.15, "sparse:4,250": 0.3},
+    "llama.cpp": {
+        "layerskip:2": PACKAGED,
+        "layerskip:0,1,5": PACKAGED,
+        "qspec:4": PACKAGED,
+        "sparse:4,250": 2 * PACKAGED,
+    },
     "mlx": {"layerskip:1": 2e-3, "qspec:4": 2e-3, "sparse:4,250": 2e-3},
 }
 
