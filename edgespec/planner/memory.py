@@ -224,10 +224,10 @@ def check_fit(
 def place_layers(target: Header, fit: Fit) -> tuple[int | None, int | None]:
     """(layers for the accelerators, layers whose experts stay in RAM), each None where llama.cpp's default serves.
 
-    Accelerators with memory of their own take caches and drafts as well. Where they have no room
-    for a whole mixture of experts, experts stay in RAM rather than layers: few of them are read for a token. llama.cpp
-    offloads the last layers first, and counts the output matrix as one more. Where layers stay in RAM it computes
-    without flash attention, and holds one layer's scores, 2 KiB for each head and context token.
+    Accelerators with memory of their own take caches and drafts as well. Where they have no room for a whole mixture of
+    experts, experts stay in RAM rather than layers: few of them are read for a token. llama.cpp offloads the last
+    layers first, and counts the output matrix as one more. Where layers stay in RAM it computes without flash
+    attention, and holds one layer's scores, 2 KiB for each head and context token.
     """
     n_devices = sum(not each.shares_ram for each in fit.memory.devices)
     count = target.own("block_count") or 0

@@ -259,17 +259,17 @@ def open_self_draft(
             hint="Use layerskip or --draft ngram.",
         )
     target.lends_cells = target.lends_cells or (method.kept is None and not target.is_recurrent)
-    path = target.path
+    path, options = target.path, replace(target.options.alone, gpu_layers=target.options.gpu_layers)
     if method.bits is not None:
         path = low_bit_copy(path, method.bits, folder, progress, check)
     if method.kept is not None:
         with prune(path, method.layers(target.layer_count), check) as (part, size):
             return LlamaSelfDraft(
                 target,
-                load(part, target.options.alone, progress=progress, check=check),
+                load(part, options, progress=progress, check=check),
                 method,
                 size,
             )
     if method.bits is None:
         return LlamaSelfDraft(target, target, method, 0)
-    return LlamaSelfDraft(target, load(path, target.options.alone, check=check), method, path.stat().st_size)
+    return LlamaSelfDraft(target, load(path, options, check=check), method, path.stat().st_size)
