@@ -111,7 +111,8 @@ def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
     async def get_metrics(_request: Request) -> Response:
         waiting = {slot.name: slot.limiter.waiting for slot in models.all}
         silent_s = {slot.name: slot.silent_s for slot in models.slots.values()}
-        return Response(metrics.format_prometheus(waiting, silent_s), media_type=CONTENT_TYPE_LATEST)
+        devices = await models.find_devices()
+        return Response(metrics.format_prometheus(waiting, silent_s, devices), media_type=CONTENT_TYPE_LATEST)
 
     def get_props() -> dict[str, Any]:
         states = [_describe_slot(slot, metrics.records.get(slot.name, {})) for slot in models.all]

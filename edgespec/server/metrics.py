@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from edgespec.backends.devices import DeviceMemory
 from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.engine.events import Finished
 from edgespec.server.record import RequestContext
@@ -43,6 +44,8 @@ _COUNTERS = {  # name -> its text, its labels
 _GAUGES = {
     "waiting_requests": ("Requests in the queue.", ("model",)),
     "remote_up": ("Whether the server of a remote model can be reached.", ("model",)),
+    "device_bytes": ("Memory of an accelerator.", ("device",)),
+    "device_free_bytes": ("Free memory of an accelerator.", ("device",)),
     "silent_seconds": ("Silence of the engine process.", ("model",)),
     "draft_acceptance_ratio": (
         "Share of a drafter's tokens that are accepted, over all answers.",
@@ -145,8 +148,13 @@ class ServerMetrics:
         """The last answers, newest first, in the keys of /props; times in seconds."""
         return list(reversed(self._recent))
 
-    def format_prometheus(self, waiting: dict[str, int], silent_s: dict[str, float]) -> bytes:
+    def format_prometheus(
+        self, waiting: dict[str, int], silent_s: dict[str, float], devices: Sequence[DeviceMemory] = ()
+    ) -> bytes:
         """All metrics in Prometheus' text format, with the length of each model's queue and its engine's silence."""
+        for device in devices:
+            self.metric("device_bytes", device.name).set(device.total)
+            self.metric("device_free_bytes", device.name).set(device.free)
         for model, count in waiting.items():
             self.metric("waiting_requests", model).set(count)
             for name in (*_OF_MODELS, *_HISTOGRAMS):

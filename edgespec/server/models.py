@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
+from edgespec.backends.devices import DeviceMemory
 from edgespec.engine.events import MemoryUse
 from edgespec.errors import Cancelled, EdgespecError, HubError, InvalidRequest, UnknownModel, reason_of
 from edgespec.hub.hub import Hub
@@ -35,6 +36,7 @@ from edgespec.service.response import Part, Started, merge_deltas
 
 _IDLE_CHECK_S = 1.0
 _POLL_S = 0.1
+_ASK_S = 1.0  # for which an engine is asked for its devices
 _IN_MEMORY = ("loaded", "unloading")
 _LOG = logging.getLogger("edgespec.server")
 TAG = ":latest"
@@ -126,6 +128,14 @@ class Models:
         """
         async with slot.visit():
             yield await self._require(slot)
+
+    async def find_devices(self) -> Sequence[DeviceMemory]:
+        """The accelerators of the loaded models with their memory now; none where an engine does not answer."""
+        for slot in self.slots.values():
+            if slot.client is not None and slot.model_info is not None:
+                with suppress(TimeoutError, EdgespecError):
+                    return await asyncio.wait_for(slot.client.devices().wait(), _ASK_S)
+        return ()
 
     async def _require(self, slot: ModelSlot) -> ModelInfo:
         """Load the model if it is not loaded."""

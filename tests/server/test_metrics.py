@@ -8,6 +8,7 @@ from time import monotonic
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from edgespec.backends.devices import DeviceMemory
 from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.core.metrics import Meter
 from edgespec.engine.events import Finished
@@ -93,9 +94,11 @@ def test_the_acceptance_of_each_drafter_and_its_drift() -> None:
     metrics = ServerMetrics()
     record = AcceptanceRecord(answers=1, accepted=6, tested=8, recent=0.75).add(2, 8)
     metrics.add("tree", Finished("stop", (1, 2), 0, Meter(1, 0.0).metrics(), records={"model": record}), 1.0)
-    text = metrics.format_prometheus({}, {}).decode()
+    text = metrics.format_prometheus({}, {}, [DeviceMemory("Vulkan0", 3, 8)]).decode()
     values = {each.name: each.samples for each in text_string_to_metric_families(text)}
     (share,), (drift,) = (values[f"edgespec_draft_acceptance_{name}"] for name in ("ratio", "drift"))
     assert share.labels == drift.labels == {"model": "tree", "drafter": "model"}
     assert (share.value, drift.value) == (0.5, pytest.approx(0.8 * 0.75 + 0.2 * 0.25 - 0.5))
+    (free,), (whole,) = values["edgespec_device_free_bytes"], values["edgespec_device_bytes"]
+    assert (free.labels, free.value, whole.value) == ({"device": "Vulkan0"}, 3, 8)
     assert metrics.records == {"tree": {"model": record}}
