@@ -79,10 +79,14 @@ def make_folder(
 
 
 class NumpyHead:
-    """The forward pass of one block, in double precision. `windows` and `is_causal` as the config says."""
+    """The forward pass of one block, in double precision; `windows` and `is_causal` of each layer, as its config says."""
 
     def __init__(
-        self, folder: Path, target: MlxModel, windows: Sequence[int | None] = (None, None), is_causal: bool = False
+        self,
+        folder: Path,
+        target: MlxModel,
+        windows: Sequence[int | None] = (None, None),
+        is_causal: Sequence[bool] = (False, False),
     ) -> None:
         self.w = {k: np.array(v).astype(np.float64) for k, v in mx.load(str(folder / "model.safetensors")).items()}
         config = json.loads((folder / "config.json").read_text())
@@ -96,9 +100,9 @@ class NumpyHead:
         """[block, H], normed, of the block with `root` after a text with `features` [n, layers * H]."""
         z = normed(features @ self.w["fc.weight"].T, self.w["hidden_norm.weight"])
         x = self.embeddings[[root, *self.rows[1:]]]
-        for i, window in enumerate(self.windows):
+        for i, (window, is_causal) in enumerate(zip(self.windows, self.is_causal, strict=True)):
             w = {k.removeprefix(f"layers.{i}."): v for k, v in self.w.items()}
-            x = x + self._attend(w, z, normed(x, w["input_layernorm.weight"]), window)
+            x = x + self._attend(w, z, normed(x, w["input_layernorm.weight"]), window, is_causal)
             y = normed(x, w["post_attention_layernorm.weight"])
             x = x + feed_forward(y, *(w[f"mlp.{part}_proj.weight"] for part in ("gate", "up", "down")))
         return normed(x, self.w["norm.weight"])
@@ -110,7 +114,7 @@ class NumpyHead:
         """[V] what `token` adds to the scores of a DSpark row that follows it."""
         return self.w["markov_head.markov_w2.weight"] @ self.w["markov_head.markov_w1.weight"][token]
 
-    def _attend(self, w: Any, z: Any, x: Any, window: int | None) -> Any:
+    def _attend(self, w: Any, z: Any, x: Any, window: int | None, is_causal: bool) -> Any:
         heads, kv_heads, width = self.shape
         n, m = len(z), len(x)
 
@@ -121,6 +125,6 @@ class NumpyHead:
         q = rotated(normed(split(x, "q", heads), w["self_attn.q_norm.weight"]), n)
         k = rotated(normed(split(seen, "k", kv_heads), w["self_attn.k_norm.weight"]), 0)
         at, to = np.arange(n, n + m)[:, None], np.arange(n + m)[None]
-        mask = (at - to < (window or n + m + 1)) & ((to <= at) | (not self.is_causal))
+        mask = (at - to < (window or n + m + 1)) & ((to <= at) | (not is_causal))
         attended = attend(q, k, split(seen, "v", kv_heads), mask)
         return attended.reshape(m, -1) @ w["self_attn.o_proj.weight"].T

@@ -69,16 +69,22 @@ EVERYWHERE = {"mask_token_id": 3, "target_layer_ids": [0, 2, 5], "use_swa": True
 @pytest.mark.parametrize(
     ("config", "windows", "is_causal"),
     [
-        ({}, (None, None), False),
-        ({"is_causal": True}, (None, None), True),
-        (WINDOWS, (9, None), False),
-        ({"sliding_window": 9}, (None, None), False),
-        ({"dflash_config": EVERYWHERE}, (8, 8), False),
+        ({}, (None, None), (False, False)),
+        ({"is_causal": True}, (None, None), (True, True)),
+        (WINDOWS, (9, None), (True, False)),
+        ({**WINDOWS, "is_causal": False}, (9, None), (False, False)),
+        ({**WINDOWS, "use_sliding_window": False}, (None, None), (True, False)),
+        ({"sliding_window": 9}, (None, None), (False, False)),
+        ({"dflash_config": EVERYWHERE}, (8, 8), (False, False)),
     ],
     ids=str,
 )
 def test_dflash(
-    target: MlxModel, config: dict[str, Any], windows: tuple[int | None, ...], is_causal: bool, tmp_path: Path
+    target: MlxModel,
+    config: dict[str, Any],
+    windows: tuple[int | None, ...],
+    is_causal: tuple[bool, ...],
+    tmp_path: Path,
 ) -> None:
     folder = make(tmp_path / "head", config=config)
     check_block(target, folder, NumpyHead(folder, target, windows, is_causal))

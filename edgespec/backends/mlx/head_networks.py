@@ -228,8 +228,7 @@ class BlockNetwork(HeadNetwork):
         self._finish(weights, vocabulary)
 
     def open_caches(self, target: MlxSession, position: int) -> Any:
-        windows, is_causal = self._attention
-        return [BlockKeys(window, is_causal=is_causal) for window in windows]
+        return [BlockKeys(window, is_causal=is_causal) for window, is_causal in self._attention]
 
     def fuse(self, features: Any) -> Any:
         return mx.fast.rms_norm(self._fc(features.astype(self.dtype)), self._norms[0], self._eps)
@@ -267,11 +266,15 @@ class BlockNetwork(HeadNetwork):
         return self.vocabulary.spread(scores[:1] + self._outputs[1](self._markov(token)).astype(mx.float32))
 
 
-def _read_attention(folder: Path, count: int) -> tuple[list[int | None], bool]:
-    """The positions that a row of each of `count` layers attends to, None for all, and whether none of later rows.
+_SLIDING = "sliding_attention"
 
-    A window without `use_sliding_window` or `use_swa` means nothing. Raises InvalidModelFile, CacheError; Unsupported
-    for layers that compute something else.
+
+def _read_attention(folder: Path, count: int) -> list[tuple[int | None, bool]]:
+    """Of each of `count` layers the positions that a row attends to, None for all, and whether none of later rows.
+
+    A window without `use_sliding_window` or `use_swa` means nothing. Where the config does not say whether layers are
+    causal, those that `layer_types` calls sliding are, as in z-lab's reference (github.com/z-lab/dflash). Raises
+    InvalidModelFile, CacheError; Unsupported for layers that compute something else.
     """
     config = read_head_config(folder)
     for key, allowed in _PLAIN.items():
@@ -279,15 +282,17 @@ def _read_attention(folder: Path, count: int) -> tuple[list[int | None], bool]:
             raise Unsupported(f"no head is run whose config.json says {key} = {str(value)[:40]}.", hint=OTHER_HEAD)
     if (stated := config.get("num_hidden_layers", count)) != count:
         raise InvalidModelFile(f"The head has {count} layers, its config.json names {stated}.", hint=HEAD_HINT)
-    causal = config.get("is_causal", config.get("causal")) is True
+    stated, kinds = config.get("is_causal", config.get("causal")), config.get("layer_types")
+    known = kinds if isinstance(kinds, list) and len(kinds) == count else [None] * count
+    causal = [kind == _SLIDING if stated is None else stated is True for kind in known]
     window = config.get("swa_window_size") or config.get("sliding_window")
     everywhere = config.get("use_swa") is True
     if not (everywhere or config.get("use_sliding_window") is True) or type(window) is not int or window < 1:
-        return [None] * count, causal
-    kinds = ["sliding_attention"] * count if everywhere else config.get("layer_types")
-    if not isinstance(kinds, list) or len(kinds) != count:
+        return [(None, each) for each in causal]
+    if not everywhere and known is not kinds:
         raise InvalidModelFile("The head's config.json has a window and not a type for each layer.", hint=HEAD_HINT)
-    return [window if kind == "sliding_attention" else None for kind in kinds], causal
+    windows = [window if everywhere or kind == _SLIDING else None for kind in known]
+    return list(zip(windows, causal, strict=True))
 
 
 # Gemma 4 assistants: a few layers of mlx-lm's gemma4 that draft with the target's own keys and values.
