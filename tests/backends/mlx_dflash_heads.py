@@ -79,7 +79,7 @@ def make_folder(
 
 
 class NumpyHead:
-    """The forward pass of one block, in double precision; `windows` and `is_causal` of each layer, as its config says."""
+    """The forward pass of one block, in double precision; `windows` and `is_causal` are those of its layers."""
 
     def __init__(
         self,
