@@ -150,7 +150,7 @@ class NumpyDflash(NumpyHead):
             prefix, _, inner = stem.rpartition(".") if stem.startswith("blk.") else ("", "", stem)
             self.w[f"{prefix.replace('blk', 'layers')}.{_NAMES.get(inner, inner)}.{part}".lstrip(".")] = each
         self.shape, self.rows = (HEADS, KV_HEADS, HEAD_WIDTH), [MASK] * BLOCK
-        self.windows, self.is_causal = (dialect.window or None, None), dialect.is_causal
+        self.windows, self.is_causal = (dialect.window or None, None), (dialect.is_causal, dialect.is_causal)
         self._dialect = dialect
 
     def logits(self, features: Floats, root: int, best: Sequence[int] = ()) -> Floats:
