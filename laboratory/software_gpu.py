@@ -4,7 +4,7 @@
     eval "$(uv run python -m laboratory.software_gpu FOLDER)" && make gpu
 
 It needs a C++ compiler, CMake, glslc, the Vulkan and SPIR-V headers, and a driver; on Debian these are the packages
-glslc, libvulkan-dev, spirv-headers and mesa-vulkan-drivers. A build takes about 15 minutes on one core. stdout has the
+glslc, libvulkan-dev, spirv-headers and mesa-vulkan-drivers. A build takes 15 to 30 minutes on one core. stdout has the
 shell commands that select the build; a folder that has one is left as it is.
 """
 
