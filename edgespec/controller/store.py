@@ -45,6 +45,8 @@ class ProfileKey:
     batch_threads: int | None = None
     exact_width: int | None = None
     workers: str = "none"
+    gpu_layers_draft: int | None = None
+    n_cpu_moe: int | None = None
 
     @staticmethod
     def current(backend: BackendName, options: LoadOptions) -> ProfileKey:
@@ -61,6 +63,8 @@ class ProfileKey:
             exact=options.exact,
             batch_threads=options.batch_threads,
             exact_width=options.exact_width,
+            gpu_layers_draft=options.gpu_layers_draft,
+            n_cpu_moe=options.n_cpu_moe,
             workers=", ".join(options.workers) or (f"{count_ranks()} ranks" if count_ranks() > 1 else "none"),
         )
 

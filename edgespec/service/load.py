@@ -64,7 +64,7 @@ def find_ignored_options(target: Model, speculation: Speculation, planned: Plan,
             yield f"--{option.replace('_', '-')} {value} has no effect, since {reason}."
     if target.no_tree_reason is not None and speculation.is_tree:
         yield f"This model takes chains, not trees, since {target.no_tree_reason}."
-    for option in ("threads", "batch_threads", "gpu_layers", "flash_attention"):
+    for option in ("threads", "batch_threads", "gpu_layers", "gpu_layers_draft", "n_cpu_moe", "flash_attention"):
         if planned.backend == "mlx" and getattr(planned.options, option) is not None:
             yield f"--{option.replace('_', '-')} has no effect on MLX."
 

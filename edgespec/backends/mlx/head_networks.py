@@ -270,7 +270,7 @@ _SLIDING = "sliding_attention"
 
 
 def _read_attention(folder: Path, count: int) -> list[tuple[int | None, bool]]:
-    """Of each of `count` layers the positions that a row attends to, None for all, and whether none of later rows.
+    """Reads for each of `count` layers how many positions a row attends to, None for all, and whether it is causal.
 
     A window without `use_sliding_window` or `use_swa` means nothing. Where the config does not say whether layers are
     causal, those that `layer_types` calls sliding are, as in z-lab's reference (github.com/z-lab/dflash). Raises
