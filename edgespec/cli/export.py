@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgespec.export.engines import Engine
 
 _SCRIPT = "serve.sh"
-_NAMES = ("vllm", "sglang", "tensorrt-llm", "tgi", "llama-server", "mlx-lm", "ollama")
+_NAMES = ("vllm", "sglang", "tensorrt-llm", "llama-server", "mlx-lm", "ollama")
 
 
 @click.command("export")
@@ -42,8 +42,8 @@ def export_command(
 ) -> None:  # fmt: skip
     """Print the command that serves REF with its draft on another engine.
 
-    It is a shell script; its comments say what was measured here, and what stays behind. vllm, sglang, tensorrt-llm
-    and tgi load the original weights of the model, llama-server and ollama its GGUF files, mlx-lm its MLX folder.
+    It is a shell script; its comments say what was measured here, and what stays behind. vllm, sglang and
+    tensorrt-llm load the original weights of the model, llama-server and ollama its GGUF files, mlx-lm its MLX folder.
     Nothing is downloaded.
     """
     from edgespec.export.engines import ENGINES, export

@@ -34,7 +34,6 @@ class Engine:
     target    makes the words that name the target, or what is served in its place for a draft
     image     a container image; "" for an engine that is exported without one
     port      where it listens
-    listen    the option that makes it listen on every address of its container
     starts    whether the image starts it by itself
     cache     the volume of what it downloads, and its place in the container
     has_gpu   whether its container gets the GPUs
@@ -56,7 +55,6 @@ class Engine:
     target: Callable[[ExportPlan, Draft | None], Sequence[str]] = lambda plan, draft: [plan.target.require_original()]
     image: str = ""
     port: int = 8000
-    listen: tuple[str, ...] = ("--host", "0.0.0.0")
     starts: bool = False
     cache: tuple[str, str] = ("huggingface", "/root/.cache/huggingface")
     has_gpu: bool = True
@@ -168,7 +166,7 @@ def _render(plan: ExportPlan, engine: Engine, draft: Draft | None, length: int) 
         options = engine.options(plan, draft, length) if draft is not None else ()
         commands = ((*engine.command, *target, *options),)
         words = (f"/{word}" if word in files else word for word in commands[0][1:])
-        inside = (*words, *engine.listen, "--port", str(engine.port))
+        inside = (*words, "--host", "0.0.0.0", "--port", str(engine.port))
     if engine.backend is None and plan.target.is_quantized:
         start = f", or add {engine.quantize} for 8 bits" if engine.quantize else ""
         remarks.append(
@@ -222,7 +220,7 @@ def _list_folders(plan: ExportPlan, engine: Engine, draft: Draft | None) -> Iter
     return dict.fromkeys(str(folder) for path in paths for folder in (path.parent, path.resolve().parent))
 
 
-# vLLM, SGLang, TensorRT-LLM and text-generation-inference, which load the original weights. Rules that lose exactness,
+# vLLM, SGLang and TensorRT-LLM, which load the original weights. Rules that lose exactness,
 # such as relaxed acceptance, are never turned on.
 
 
@@ -265,12 +263,6 @@ def _tensorrt_files(plan: ExportPlan, draft: Draft | None, length: int) -> dict[
         config["speculative_model"] = model
     lines = [f"  {key}: {json.dumps(value)}\n" for key, value in config.items()]
     return {TENSORRT_FILE: "".join(["speculative_config:\n", *lines])}
-
-
-def _tgi_target(plan: ExportPlan, draft: Draft | None) -> list[str]:
-    """Medusa heads are served by the name of their own repository, which names the target."""
-    model = _original(plan, draft) if draft is not None and draft.method == "medusa" else None
-    return [model or plan.target.require_original()]
 
 
 # llama-server, mlx-lm and Ollama, which load the files in use.
@@ -376,7 +368,6 @@ _TENSORRT_METHODS = {
     "model": "Draft_Target", "pard": "PARD", "eagle3": "Eagle3", "mtp": "MTP", "gemma4-assistant": "MTP",
     "dflash": "DFlash", "dspark": "DSpark", "ngram": "NGram", "suffix": "SA",
 }  # fmt: skip
-_TGI_METHODS = {"medusa": "medusa", "ngram": "n-gram", "suffix": "n-gram"}
 _LLAMA_METHODS = {
     "model": "draft-simple", "eagle3": "draft-eagle3", "mtp": "draft-mtp", "gemma4-assistant": "draft-mtp",
     "dflash": "draft-dflash", "dspark": "draft-dspark", "ngram": "ngram-simple", "suffix": "ngram-mod",
@@ -414,16 +405,6 @@ ENGINES: Mapping[str, Engine] = {
             "speculative_model_dir.": tuple(_TENSORRT_METHODS),
             "Older releases have num_nextn_predict_layers in place of max_draft_len. The documents name DeepSeek's "
             "models for MTP: check that this target is among those of your release.": ("mtp",),
-        },
-    ),
-    "tgi": Engine(  # launcher/src/main.rs of version 3.3.5
-        "text-generation-inference 3.3", None, ("text-generation-launcher", "--model-id"), _TGI_METHODS,
-        lambda plan, draft, length: ("--speculate", str(length)), _tgi_target,
-        image="${TGI_IMAGE:?the image of text-generation-inference, which its README names}", port=8080, listen=(),
-        starts=True, cache=("huggingface", "/data"), quantize="--quantize eetq",
-        remarks={
-            "text-generation-inference is in maintenance mode: its README recommends vLLM, SGLang, llama.cpp and MLX "
-            "instead.": (_ALWAYS,),
         },
     ),
     "llama-server": Engine(  # common/arg.cpp of the llama.cpp that edgespec builds

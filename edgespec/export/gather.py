@@ -402,6 +402,6 @@ def require_pair(entry: Entry, backend: FileBackend) -> Pair:
         kind = "GGUF file" if backend == "llamacpp" else "MLX folder"
         raise UnknownModel(
             f"models.toml names no {kind} of {entry.alias}.",
-            hint="Name a path, or export it to vllm, sglang, tensorrt-llm or tgi, which load the original weights.",
+            hint="Name a path, or export it to vllm, sglang or tensorrt-llm, which load the original weights.",
         )
     return pair

@@ -86,7 +86,6 @@ def test_a_file_says_where_it_comes_from(plan: Gather, tmp_path: Path) -> None:
         ("dflash-python-6m", "dflash", {"vllm": "dflash", "sglang": "DFLASH", "tensorrt-llm": "DFlash"}),
         ("dspark-python-6m", "dspark", {"vllm": "dspark", "sglang": "DSPARK", "tensorrt-llm": "DSpark"}),
         ("mtp-python-6m", "mtp", {"vllm": "mtp", "sglang": "NEXTN", "tensorrt-llm": "MTP"}),
-        ("medusa-python-6m", "medusa", {"tgi": "--speculate"}),
         ("hydra-python-6m", "hydra", {}),
     ],
 )
@@ -96,7 +95,7 @@ def test_trained_heads(name: str, method: str, engines: dict[str, str], plan: Ga
     found = plan(None, str(folder), "mlx", GivenIds("a/target"))
     (draft,) = found.drafts
     assert draft.method == method and draft.weights is not None and draft.weights.original == str(folder)
-    for engine in ("vllm", "sglang", "tensorrt-llm", "tgi"):
+    for engine in ("vllm", "sglang", "tensorrt-llm"):
         if engine in engines:
             assert engines[engine] in words_for(engine, found) and str(folder) in words_for(engine, found)
         else:
