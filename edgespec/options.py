@@ -130,6 +130,8 @@ LOADING = (
            help="Use flash attention. [default: where it is supported and measured to be faster]"),
     Option(name="mmap", kind=bool, default=True, is_pair=True, is_rare=True,
            help="Map the weights instead of reading them."),
+    Option(name="mlock", kind=bool, default=False, is_rare=True,
+           help="Keep the model in RAM. On a Mac this may panic the kernel where memory is short."),
     Option(name="exact", kind=bool, default=False, is_rare=True,
            help="The same text with any draft and with none, to the last bit; slower."),
     Option(name="exact_width", kind=("1", "2", "4", "8"), metavar="N", is_rare=True,

@@ -35,6 +35,7 @@ class LoadArguments(TypedDict, total=False):
     kv_type          element type of the KV cache: 'f16' (the default), 'q8_0' or 'q4_0'
     flash_attention  None: where the device supports it, unless it was measured to be slower
     mmap             map the weights instead of reading them; True by default
+    mlock            keep the model in RAM, where the system would swap it out; False by default
     exact            the same text with any draft and with none, to the last bit; slower
     exact_width      rows of every forward where `exact` needs a fixed number: 1, 2, 4 or 8; None: measured
     force            load even if the memory looks too small
@@ -60,6 +61,7 @@ class LoadArguments(TypedDict, total=False):
     kv_type: KvType
     flash_attention: bool | None
     mmap: bool
+    mlock: bool
     exact: bool
     exact_width: int | None
     force: bool
@@ -139,6 +141,7 @@ def build_load_config(model: str | None, arguments: Mapping[str, Any]) -> LoadCo
             kv_type=values["kv_type"],
             flash_attention=values["flash_attention"],
             mmap=values["mmap"],
+            mlock=values["mlock"],
             caches=values["parallel"],
             exact=values["exact"],
             exact_width=None if width is None else int(width),

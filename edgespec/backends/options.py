@@ -35,6 +35,7 @@ class LoadOptions:
     kv_type          element type of keys and values in the cache
     flash_attention  None: where the device supports it, unless it was measured to be slower
     mmap             map the weights instead of reading them
+    mlock            keep the model in RAM; on MLX all memory of the GPU up to the size that the system recommends
     caches           conversations whose KV caches are kept, each of the whole context; also the limit of
                      parallel answers
     exact            the text does not depend on what is drafted, at some cost in speed: kernels whose results do not
@@ -54,6 +55,7 @@ class LoadOptions:
     kv_type: KvType = "f16"
     flash_attention: bool | None = None
     mmap: bool = True
+    mlock: bool = False
     caches: int = 1
     exact: bool = False
     exact_width: int | None = None

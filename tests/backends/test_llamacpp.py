@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import resource
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -45,8 +48,20 @@ def test_loading_reports_progress_and_can_be_cancelled() -> None:
         load(TARGET, OPTIONS, check=stop)
 
 
-def test_without_mapping_the_weights_are_the_same(target: LlamaModel) -> None:
-    other = load(TARGET, LoadOptions(threads=1, context_size=256, mmap=False))
+def read_locked() -> int:
+    """KiB of this process that the system may not swap out."""
+    status = Path("/proc/self/status")
+    found = re.search(r"VmLck:\s+(\d+) kB", status.read_text()) if status.exists() else None
+    return int(found[1]) if found else 0
+
+
+@pytest.mark.parametrize(("mmap", "mlock"), [(False, False), (True, True), (False, True)])
+def test_however_the_weights_are_loaded_they_are_the_same(target: LlamaModel, mmap: bool, mlock: bool) -> None:
+    before = read_locked()
+    other = load(TARGET, LoadOptions(threads=1, context_size=256, mmap=mmap, mlock=mlock))
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]  # -1: none
+    if sys.platform == "linux" and not 0 <= limit < 1.2 * TARGET.stat().st_size:
+        assert (read_locked() - before > 1000) == mlock
     logits = []
     for model in (target, other):
         session = model.open_session()

@@ -286,7 +286,8 @@ class ModelParts(NamedTuple):
 
 def open_parts(path: Path, options: LoadOptions) -> ModelParts:
     """Opens a folder or a packaged GGUF file. Raises InvalidModelFile, BackendUnavailable."""
-    maybe_set_recommended_wired_limit()
+    if options.mlock:  # memory that is wired is tied to kernel panics of Macs with 24 to 128 GB (ml-explore/mlx #3186)
+        maybe_set_recommended_wired_limit()
     model, tokenizer, template, trained = _load_folder(path) if path.is_dir() else _load_gguf(path)
     return ModelParts(model, tokenizer, template, options.context_for(trained), _KV_QUANTIZATIONS[options.kv_type])
 
