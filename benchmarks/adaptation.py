@@ -165,7 +165,7 @@ def train(run: Run, draft: Path, teacher: Teacher, texts: Sequence[TrainingText]
         student.train_all()
     start_s = process_time()
     with tempfile.TemporaryDirectory() as folder:
-        parts = Parts(texts, teacher, seed=run.options.seed)
+        parts = Parts(texts, teacher, Path(folder), seed=run.options.seed)
         objective = distillation(run.options.loss)
         result = Trainer(student.network, objective, parts, run.options, Path(folder), FREE).run(
             lambda progress: None, lambda: None
@@ -222,7 +222,8 @@ def main(
     results = []
     with closing(model.open_session(lambda: None)) as session:
         reader = Reader(session)
-        Parts(texts, reader).fill(lambda done, total: None)
+        with tempfile.TemporaryDirectory() as folder:
+            Parts(texts, reader, Path(folder)).fill(lambda done, total: None)
         for size, weight, loss, rate in itertools.product(sizes, weights, losses, rates):
             run = Run(size, weight, TrainOptions(loss, rate, epochs))
             newest = take_newest(train_texts, size)

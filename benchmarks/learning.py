@@ -87,9 +87,6 @@ class Learner:
         except InvalidRequest as refusal:
             self.events.append(refusal.message)
             return
-        parts = Parts(train, self.reader)
-        self.n_read += sum(window.stop - window.start for window in parts.windows)
-        parts.fill(lambda done, total: None)
         began_s = process_time()
         found = return_to_best(self.pair, self.base, lambda path: self.measure(path, held_out))
         self.events.append("" if found is None else f"back to {found.version}; ")
@@ -97,6 +94,11 @@ class Learner:
         before = measure_chains(student.network, held_out, DEPTH, lambda: None)
         student.train_all()
         with tempfile.TemporaryDirectory() as folder:
+            parts = Parts(train, self.reader, Path(folder))
+            self.n_read += sum(window.stop - window.start for window in parts.windows)
+            read_s = process_time()
+            parts.fill(lambda done, total: None)
+            began_s += process_time() - read_s
             objective = distillation(self.options.loss)
             trainer = Trainer(student.network, objective, parts, self.options, Path(folder), _UNHURRIED)
             result = trainer.run(lambda progress: None, lambda: None)

@@ -16,28 +16,11 @@ import click
 import gguf
 import numpy as np
 
+from edgespec.adapt.head_files import GGUF_NAMES, interleave
 from edgespec.formats.heads import eagle3_names, read_config_head, read_draft_ids
 from laboratory.embedding.shapes import Shape
 from laboratory.embedding.sources import Floats
 from laboratory.head_files import FILE, FOLDER, copy_vocabulary, finish, read_weights, write_shape
-
-_GGUF_NAMES = {
-    "fc": "fc",
-    "embedding_norm": "blk.0.attn_norm",
-    "feature_norm": "blk.0.attn_norm_2",
-    "q": "blk.0.attn_q",
-    "k": "blk.0.attn_k",
-    "v": "blk.0.attn_v",
-    "o": "blk.0.attn_output",
-    "ffn_norm": "blk.0.ffn_norm",
-    "gate": "blk.0.ffn_gate",
-    "up": "blk.0.ffn_up",
-    "down": "blk.0.ffn_down",
-    "output_norm": "output_norm",
-    "output": "output",
-    "embedding": "token_embd",
-    "input_norm": "enc.output_norm",
-}
 
 
 def convert(folder: Path, target: Path, destination: Path, quant: str = "F16") -> None:
@@ -66,13 +49,16 @@ def convert(folder: Path, target: Path, destination: Path, quant: str = "F16") -
     writer.add_bool("eagle3.norm_before_residual", spec.norm_before_residual)
     writer.add_bool("eagle3.norm_before_fc", spec.norm_before_fc == "all")
     vocab_size = copy_vocabulary(source, writer)
-    tensors = {neutral: weights[names[neutral]].astype(np.float32) for neutral in _GGUF_NAMES if neutral in names}
+    tensors = {
+        neutral: weights[names[neutral]].astype(np.float32)
+        for neutral in names
+        if neutral in GGUF_NAMES and neutral != "d2t"
+    }
     for neutral, n in (("q", n_heads), ("k", n_kv)):
-        tensors[neutral] = _interleave(tensors[neutral], n)
+        tensors[neutral] = interleave(tensors[neutral], n)
     for neutral, array in (widen_head(tensors, small, large) if large != small else tensors).items():
         kind = gguf.GGMLQuantizationType[quant if array.ndim == 2 else "F32"]
-        name = f"{_GGUF_NAMES[neutral]}.weight"
-        writer.add_tensor(name, gguf.quants.quantize(array, kind), raw_dtype=kind)
+        writer.add_tensor(GGUF_NAMES[neutral], gguf.quants.quantize(array, kind), raw_dtype=kind)
     if "d2t" in names:
         ids, _ = read_draft_ids(weights[names["d2t"]], vocab_size)
         writer.add_tensor("d2t", ids.astype(np.int64))
@@ -93,12 +79,6 @@ def _read_target(source: gguf.GGUFReader, small: Shape) -> Shape:
 
 def _architecture(source: gguf.GGUFReader) -> str:
     return str(source.fields["general.architecture"].contents())
-
-
-def _interleave(array: np.ndarray, n_heads: int) -> np.ndarray:
-    """Rows of queries or keys in llama.cpp's order: rotated pairs are neighbours instead of half a head apart."""
-    rows, columns = array.shape
-    return array.reshape(n_heads, 2, rows // n_heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
 # In the width of a target that was embedded in a larger shape: the head's function at a larger cost. Matrices and

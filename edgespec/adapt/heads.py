@@ -11,22 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gguf
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.adapt.evaluate import Matrix, find_rounds
+from edgespec.adapt.head_files import read_gguf_arrays
 from edgespec.adapt.options import LossName
-from edgespec.adapt.student import report_unwritable, require_finite, write_tensors
+from edgespec.adapt.student import report_unwritable, require_finite, rewrite_gguf, write_tensors
 from edgespec.adapt.teacher import Part, Parts
 from edgespec.adapt.trainer import LOSSES, Objective
 from edgespec.backends.head_session import check_hidden_size
 from edgespec.backends.mlx.caches import ForwardContext, KeyValues
 from edgespec.backends.mlx.head_networks import PairNetwork, find_shifts
-from edgespec.backends.mlx.head_parts import DraftVocabulary, HeadWeights, read_arrays, read_layer_shape, read_target
+from edgespec.backends.mlx.head_parts import DraftVocabulary, HeadWeights, TargetParts, read_arrays, read_layer_shape
 from edgespec.backends.mlx.library import map_errors
-from edgespec.backends.mlx.session import MlxSession
 from edgespec.core.protocols import CheckCancelled
 from edgespec.core.sampling import Ints
 from edgespec.errors import DraftRefused
@@ -60,9 +61,14 @@ class HeadNetwork(nn.Module):  # type: ignore[misc]
         self.tensors = list(trained.values())
 
     @property
+    def trained(self) -> dict[str, Any]:
+        """The tensors that are trained, by the names of the file."""
+        return dict(zip(self._names, self.tensors, strict=True))
+
+    @property
     def arrays(self) -> dict[str, Any]:
         """All tensors of the head by the names of the file."""
-        return {**self._others, **dict(zip(self._names, self.tensors, strict=True))}
+        return {**self._others, **self.trained}
 
     def build(self) -> PairNetwork:
         """The head with the present tensors."""
@@ -70,46 +76,50 @@ class HeadNetwork(nn.Module):  # type: ignore[misc]
 
 
 class HeadStudent:
-    """An MTP, EAGLE or EAGLE-3 head beside its target. All is trained but embeddings and an output matrix of its own.
+    """An MTP, EAGLE or EAGLE-3 head beside its target. All is trained but embeddings and an output matrix of its own,
+    which is trained where the head `is_new`.
 
     network  its tensors in single precision
     layers   of the target, whose hidden states it reads; as formats.heads.HeadSpec
     """
 
-    def __init__(self, folder: Path, spec: HeadSpec, target: Any, n_layers: int) -> None:
-        """`target` is mlx-lm's model with `n_layers`.
+    def __init__(self, path: Path, spec: HeadSpec, target: TargetParts, n_layers: int, *, is_new: bool = False) -> None:
+        """`path` is a folder, or the GGUF file of an EAGLE-3 head; `target` has `n_layers`.
 
         Raises DraftRefused for heads that are not trained here, Unsupported for a head of another target;
         InvalidModelFile, CacheError, BackendError.
         """
-        if spec.kind not in _KINDS or not folder.is_dir():
+        if spec.kind not in _KINDS or (path.is_file() and spec.kind != "eagle3"):
             raise DraftRefused(
-                f"{folder.name} cannot be trained: it is not a folder with an MTP, EAGLE or EAGLE-3 head.",
+                f"{path.name} cannot be trained: it is neither an EAGLE-3 head nor a folder with an MTP or EAGLE head.",
                 hint="Use the folder with config.json and safetensors that the head was released as.",
             )
         spec = spec.complete(n_layers)
-        arrays = read_arrays(folder)
-        names = HEAD_NAMES[spec.kind](arrays)
+        if path.is_dir():
+            arrays, shape = read_arrays(path), read_layer_shape(path)
+            names = HEAD_NAMES[spec.kind](arrays)
+        else:
+            arrays, names, shape = read_gguf_arrays(path)
         if "router" in names:
             raise DraftRefused(
-                f"{folder.name} is a mixture of experts, which cannot be trained here.", hint="Use a dense head."
+                f"{path.name} is a mixture of experts, which cannot be trained here.", hint="Use a dense head."
             )
-        shared = {key for role in _SHARED if role in names for key in _find_parts(arrays, names[role])}
+        roles = [role for role in _SHARED if role in names and not (is_new and role == "output")]
+        shared = {key for role in roles for key in _find_parts(arrays, names[role])}
         own = {key for name in names.values() for key in _find_parts(arrays, name)} - shared
         if any(name.endswith(".scales") for name in own):
             raise DraftRefused(
-                f"{folder.name} is quantized, and cannot be trained.", hint="Use its release in half precision."
+                f"{path.name} is quantized, and cannot be trained.", hint="Use its release in half precision."
             )
         self.layers = spec.layers or ()
-        self._folder = folder
+        self._path = path
         self._dtypes = {name: each.dtype for name, each in arrays.items()}
         with map_errors():
-            target_parts, shape = read_target(target), read_layer_shape(folder)
-            check_hidden_size(folder.name, spec, target_parts.hidden_size)
+            check_hidden_size(path.name, spec, target.hidden_size)
             shifts = find_shifts(HeadWeights(arrays, names)) if spec.kind == "mtp" else None
 
             def make(arrays: Mapping[str, Any]) -> PairNetwork:
-                return PairNetwork(spec, shape, _LoadedWeights(arrays, names), target_parts, shifts)
+                return PairNetwork(spec, shape, _LoadedWeights(arrays, names), target, shifts)
 
             trained = {name: each.astype(mx.float32) for name, each in arrays.items() if name in own}
             self.network = HeadNetwork(trained, arrays, make)
@@ -117,15 +127,21 @@ class HeadStudent:
             mx.eval(self.network.parameters())
 
     def save(self, path: Path) -> None:
-        """Write a folder of the head alone, with the number types of the base.
+        """Write a file as the base is, or a folder of the head alone, with the number types of the base.
 
-        At once or not at all, for its owner only; `path` must not exist. Raises BackendError for weights that are not
+        At once or not at all, for its owner only; a folder must not exist. Raises BackendError for weights that are not
         finite, CacheError.
         """
         with map_errors():
             require_finite(self.network.tensors)
+            trained = {name: np.array(each) for name, each in self.network.trained.items()}
+        if self._path.is_file():
+            with report_unwritable(path):
+                rewrite_gguf(gguf.GGUFReader(self._path), path, trained.get)
+            return
+        with map_errors():
             arrays = {name: each.astype(self._dtypes[name]) for name, each in self.network.arrays.items()}
-        config = read_json(self._folder / "config.json")
+        config = read_json(self._path / "config.json")
         with report_unwritable(path), new_folder(path) as partial:
             (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             write_tensors(partial / "model.safetensors", arrays, {"format": "mlx"})
@@ -137,21 +153,6 @@ def _find_parts(arrays: Mapping[str, Any], name: str) -> list[str]:
     """The names of a matrix, of its bias, and of what it is quantized with."""
     stem = name.removesuffix(".weight")
     return [key for key in (name, *(f"{stem}.{part}" for part in ("bias", "scales", "biases"))) if key in arrays]
-
-
-def tap_features(session: MlxSession, layers: tuple[int, ...]) -> Callable[[int], Any]:
-    """Have `session`, which holds no tokens, keep hidden states of `layers`; returns what reads those of n tokens.
-
-    Raises Unsupported where the target has no such states.
-    """
-    kept = session.tap(layers)
-
-    def read(n: int) -> Any:
-        features = mx.contiguous(kept.take(0, n))
-        mx.eval(features)
-        return features
-
-    return read
 
 
 DEPTH = 4  # passes
@@ -204,7 +205,7 @@ def recursion(name: LossName, depth: int = DEPTH, decay: float = DECAY) -> Objec
     def objective(network: HeadNetwork, batch: Sequence[Part]) -> mx.array:
         head, total = network.build(), mx.array(0.0)
         for text in batch:
-            passes = run_passes(head, mx.array(text.tokens), text.features, depth)
+            passes = run_passes(head, mx.array(text.tokens), mx.array(text.features), depth)
             ids, log_probs, is_known = find_known(head.vocabulary, text.ids[1:], text.log_probs[1:])
             ids, log_probs = mx.array(ids), mx.array(log_probs)
             for d, scores in enumerate(passes):
@@ -246,7 +247,7 @@ def measure_heads(network: HeadNetwork, texts: Parts, depth: int, check: CheckCa
     for index, window in enumerate(texts.windows):
         check()
         text, part = texts.texts[window.text], texts.read(index)
-        passes = run_passes(head, mx.array(part.tokens), part.features, depth)
+        passes = run_passes(head, mx.array(part.tokens), mx.array(part.features), depth)
         best = np.array(mx.argmax(mx.stack(passes), axis=-1))  # [depth, n - 1]
         if head.vocabulary.ids is not None:
             best = np.array(head.vocabulary.ids)[best]

@@ -15,9 +15,9 @@ from edgespec.service.learn import is_any_engine_working, is_on_battery
 
 LossName = Literal["forward-kl", "reverse-kl", "jsd", "tv"]
 LOSS_NAMES: tuple[LossName, ...] = get_args(LossName)
-Weights = Literal["full", "lora", "bigram"]
+Weights = Literal["full", "lora"]
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
-"""What is trained: all weights, low-rank changes of them, or, for PARD models, a term for pairs of tokens alone."""
+"""What is trained: all weights, or low-rank changes of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from math import nan, prod
+from math import prod
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.adapt.evaluate import (
@@ -21,23 +20,16 @@ from edgespec.adapt.evaluate import (
     Return,
     compare,
     expected_tokens,
-    measure_blocks,
     measure_chains,
-    read_rows,
     require_positions,
     return_to_best,
-    train_bigram,
 )
 from edgespec.adapt.options import CHECKPOINT, Progress, StopReason, Throttle, TrainOptions, Weights
 from edgespec.adapt.teacher import BATCH_TOKENS, Batches, Parts, Teacher
 from edgespec.adapt.texts import RUN, TrainingText, count_tokens, read_texts, split_texts
-from edgespec.backends import BackendName, Model, open_model
+from edgespec.backends import Model, open_model
 from edgespec.backends.mlx.library import load_mlx
-from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import CheckCancelled
-from edgespec.drafters.recycling import FILE as BIGRAM_FILE
-from edgespec.drafters.recycling import find_bigram
-from edgespec.drafters.sequential import PardSession
 from edgespec.errors import BackendUnavailable, CacheError, DoesNotFit, DraftRefused, InvalidRequest, reason_of
 from edgespec.files import lock_file
 from edgespec.formats.gguf_validate import read_file, read_gguf_config
@@ -92,16 +84,18 @@ class AdaptReporter(Reporter, Protocol):
 class Adaptation:
     """The result of a run.
 
-    gain      of the trained draft over the one that it was made from, which was in use
+    gain      of the trained draft over the one that it was made from, which was in use; of a new head over `base`
     card      of the version that is kept; None where it gained nothing
     stopped   why the training ended early; None where it did not
     returned  the version that was put in use before the training; None where none was
+    base      what a new head is compared with
     """
 
     gain: Gain
     card: Card | None
     stopped: StopReason | None
     returned: Return | None = None
+    base: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +142,7 @@ class Adapter:
             opened.callback(target.close)
             materials = Materials(
                 target=target,
-                load=planned.options,
+                target_path=target_path,
                 train=train,
                 held_out=held_out,
                 options=options,
@@ -158,7 +152,9 @@ class Adapter:
                 reading=self.reporter.reading,
             )
             trainee = open_trainee(drafter, start, weights, materials, opened)
-            result, gain = self._train(trainee)
+            before = trainee.measure()
+            require_positions(before)
+            result, gain = train_and_compare(trainee, before, self.reporter)
             card = None
             if gain.is_better:
                 named = Card(
@@ -169,7 +165,7 @@ class Adapter:
                     n_tokens=count_tokens(train),
                     first_s=min(text.time for text in train),
                     last_s=max(text.time for text in train),
-                    loss="cross-entropy" if weights == "bigram" else config.train.loss,
+                    loss=config.train.loss,
                     gain=gain,
                     minutes=result.seconds / 60,
                     options={"weights": weights, **asdict(options)},
@@ -187,22 +183,21 @@ class Adapter:
                 texts = read_texts(store, identity, documents=config.documents)
         return split_texts(texts, newest=config.newest)
 
-    def _train(self, trainee: Trainee) -> tuple[Progress, Gain]:
-        """Train, and measure before and after. Raises InvalidRequest on battery, and for answers of one token."""
 
-        def report(progress: Progress) -> None:
-            tokens = expected_tokens(trainee.measure().values()) if progress.is_epoch else None
-            self.reporter.training(progress.step, progress.n_steps, progress.loss, tokens)
+def train_and_compare(trainee: Trainee, before: Mapping[str, Matrix], reporter: AdaptReporter) -> tuple[Progress, Gain]:
+    """Train, and compare with a draft of the matrices `before`. Raises InvalidRequest on battery."""
 
-        before = trainee.measure()
-        require_positions(before)
-        result = trainee.train(report)
-        if result.stopped == "battery":
-            raise InvalidRequest(
-                f"the training stopped after {result.step} of {result.n_steps} steps: the machine runs on battery.",
-                hint="The same command goes on once it is plugged in, or at once with --on-battery.",
-            )
-        return result, compare(before, trainee.measure())
+    def report(progress: Progress) -> None:
+        tokens = expected_tokens(trainee.measure().values()) if progress.is_epoch else None
+        reporter.training(progress.step, progress.n_steps, progress.loss, tokens)
+
+    result = trainee.train(report)
+    if result.stopped == "battery":
+        raise InvalidRequest(
+            f"the training stopped after {result.step} of {result.n_steps} steps: the machine runs on battery.",
+            hint="The same command goes on once it is plugged in, or at once with --on-battery.",
+        )
+    return result, compare(before, trainee.measure())
 
 
 def _find_draft(planned: Plan) -> tuple[PlannedDrafter, PlannedModel]:
@@ -225,7 +220,7 @@ def _choose_weights(drafter: PlannedDrafter, path: Path) -> Weights:
 
 def _check_memory(planned: Plan, drafter: PlannedDrafter, draft: Path, weights: Weights) -> None:
     """Raise DoesNotFit where the target and the training need more than is free. Heads are small beside targets."""
-    if drafter.head is not None or weights == "bigram":
+    if drafter.head is not None:
         return
     training = estimate_training_bytes(draft, BATCH_TOKENS, rank=RANK if weights == "lora" else None)
     needed, free = planned.fit.target.total + training, planned.fit.memory.usable
@@ -246,21 +241,19 @@ DEPTH = 4  # tokens of the drafts whose gain is measured
 RANK = 16  # of LoRA
 TRAINED = ("model", "pard", "mtp", "eagle", "eagle3")
 """The drafters that can be trained, as `auto` chooses among those of a target."""
-_BIGRAM_ROWS = 50_000  # of blocks; more gained little
 
 
 @dataclass(frozen=True, slots=True)
 class Materials:
     """What a draft is trained and measured with.
 
-    load      options of the target, with which drafts are opened too that a runtime runs
-    folder    of the checkpoints
+    folder    of the checkpoints, and of what the target says of the texts
     check     polled between forwards; waits while engines work
     reading   gets the numbers of tokens that the target has read, and of all
     """
 
     target: Model
-    load: LoadOptions
+    target_path: Path
     train: Sequence[TrainingText]
     held_out: Sequence[TrainingText]
     options: TrainOptions
@@ -291,12 +284,10 @@ def open_trainee(
 
     Raises EdgespecError, Cancelled.
     """
-    if weights == "bigram":
-        return _open_bigram(drafter, path, materials, opened)
     if drafter.head is not None:
         if weights == "lora":
             raise DraftRefused("heads are small, and are trained whole.", hint="Use --method full.")
-        return _open_head(drafter, path, materials, opened)
+        return open_head(drafter, path, materials, opened)
     student = open_student(path)
     from edgespec.adapt.pard import PardBatches, check_packing, parallel
     from edgespec.adapt.trainer import distillation
@@ -316,29 +307,29 @@ def open_trainee(
     if mask_token is not None:
         batches, objective = PardBatches(parts, mask_token, seed=options.seed), parallel(options.loss)
 
-    def save(to: Path) -> None:
-        student.save(to, mask_token)
-        if (path.parent / BIGRAM_FILE).is_file():  # what a PARD model has learned of pairs of tokens stays
-            shutil.copyfile(path.parent / BIGRAM_FILE, to.parent / BIGRAM_FILE)
-
     return Trainee(
         train=_descend(student.network, objective, batches, materials),
         measure=lambda: measure_network(drafter, student.network, materials.held_out, materials.check),
-        save=save,
+        save=lambda to: student.save(to, mask_token),
     )
 
 
 def open_student(path: Path) -> Student:
     """The draft model at `path` as a trainable network. Raises BackendUnavailable without MLX; see Student.open."""
+    load_trainer()
+    from edgespec.adapt.student import Student
+
+    return Student.open(path)
+
+
+def load_trainer() -> None:
+    """Import MLX. Raises BackendUnavailable."""
     try:
         load_mlx()
     except BackendUnavailable as error:
         raise BackendUnavailable(
             f"a draft is trained by MLX, and {error.message}", hint="Install it: pip install 'edgespec[adapt]'."
         ) from error
-    from edgespec.adapt.student import Student
-
-    return Student.open(path)
 
 
 def measure_draft(
@@ -368,57 +359,26 @@ def _mask_token(drafter: PlannedDrafter) -> int | None:
     return drafter.mask_token if drafter.spec.name == "pard" else None
 
 
-def _open_bigram(drafter: PlannedDrafter, path: Path, materials: Materials, opened: ExitStack) -> Trainee:
-    """The term for pairs of tokens of a PARD model, which itself stays as it is."""
-    if (mask_token := _mask_token(drafter)) is None:
-        raise DraftRefused(
-            "only PARD models have a term for pairs of tokens.", hint="Use --method full, or name a PARD model."
-        )
-    backend: BackendName = "mlx" if path.is_dir() else "llamacpp"
-    check, vocab_size = materials.check, materials.target.tokenizer.vocab_size
-    model = open_model(backend, path, materials.load, progress=lambda fraction: None, check=check)
-    opened.callback(model.close)
-    blocks = PardSession(model.open_session(check), vocab_size, mask_token)
-    opened.callback(blocks.close)
-    learned = [find_bigram(path)]
-
-    def train(report: Callable[[Progress], None]) -> Progress:
-        began_s = perf_counter()
-        rows = read_rows(blocks, materials.train, DEPTH, check, _BIGRAM_ROWS)
-        learned[0] = train_bigram(rows, vocab_size, check, seed=materials.options.seed)
-        return Progress(1, 1, nan, perf_counter() - began_s)
-
-    def save(to: Path) -> None:
-        (shutil.copytree if path.is_dir() else shutil.copyfile)(path, to)
-        assert learned[0] is not None  # after the training
-        learned[0].save(to.parent / BIGRAM_FILE)
-
-    return Trainee(
-        train=train,
-        measure=lambda: measure_blocks(blocks, materials.held_out, DEPTH, check, learned[0]),
-        save=save,
-    )
-
-
-def _open_head(drafter: PlannedDrafter, path: Path, materials: Materials, opened: ExitStack) -> Trainee:
-    """A trained head of a target on MLX."""
-    from edgespec.backends.mlx.model import MlxModel
-
+def open_head(
+    drafter: PlannedDrafter, path: Path, materials: Materials, opened: ExitStack, *, is_new: bool = False
+) -> Trainee:
+    """A trained head."""
     spec, target = drafter.head, materials.target
-    if not isinstance(target, MlxModel) or spec is None or drafter.is_in_target or not path.is_dir():
+    if spec is None or drafter.is_in_target:
         raise DraftRefused(
-            "only heads in a folder of their own, of a target on MLX, can be trained.",
-            hint="Name the head's folder with --draft, and use --backend mlx.",
+            "only heads in a file or folder of their own can be trained.", hint="Name that with --draft."
         )
-    from edgespec.adapt.heads import HeadStudent, measure_heads, recursion, tap_features
+    load_trainer()
+    from edgespec.adapt.head_files import read_parts
+    from edgespec.adapt.heads import HeadStudent, measure_heads, recursion
 
-    student = HeadStudent(path, spec, target.network, target.layer_count)
+    parts = read_parts(target, materials.target_path)
+    student = HeadStudent(path, spec, parts, target.layer_count, is_new=is_new)
 
     def read(texts: Sequence[TrainingText]) -> Parts:
         session = target.open_session(materials.check)
         opened.callback(session.close)
-        features = tap_features(session, student.layers)
-        return _make_parts(texts, Teacher(session, materials.check, features=features), materials)
+        return _make_parts(texts, Teacher(session, materials.check, layers=student.layers), materials)
 
     held_out = read(materials.held_out)
     return Trainee(
@@ -430,7 +390,7 @@ def _open_head(drafter: PlannedDrafter, path: Path, materials: Materials, opened
 
 def _make_parts(texts: Sequence[TrainingText], teacher: Teacher, materials: Materials) -> Parts:
     """The parts of `texts`, of which the target has read as many as are kept. Raises Cancelled, BackendError."""
-    parts = Parts(texts, teacher, seed=materials.options.seed)
+    parts = Parts(texts, teacher, materials.folder, seed=materials.options.seed)
     parts.fill(materials.reading)
     return parts
 
@@ -449,8 +409,10 @@ def _descend(
 
 
 @contextmanager
-def open_run(folder: Path) -> Iterator[None]:
+def open_run(folder: Path, *, keeps: bool = False) -> Iterator[None]:
     """Create the folder of a run, and hold it. It is removed at the end, unless an error has left a checkpoint in it.
+
+    A folder that `keeps` is not removed after any error.
 
     Raises InvalidRequest where another process holds it, CacheError.
     """
@@ -468,7 +430,8 @@ def open_run(folder: Path) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            if not (folder / CHECKPOINT).exists():
+            kept = {each.name for each in folder.iterdir()} - {"lock"}
+            if not kept or not (keeps or CHECKPOINT in kept):
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder, ignore_errors=True)

@@ -6,7 +6,7 @@ import errno
 import json
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -237,31 +237,9 @@ class GgufStudent(Student):
     def _write(self, weights: Mapping[str, Any], path: Path, mask_token: int | None) -> None:
         """Write the network with these weights, by name, to a GGUF file with the metadata of the base.
 
-        Tensors whose weights did not change are copied. The others keep their type, and are Q8_0 where it is too coarse
-        to be quantized without an importance matrix. Raises OSError.
+        Tensors whose weights did not change are copied. Raises OSError.
         """
-        left_out = {"general.architecture", "general.alignment"}
-        with replace_file(path) as partial:
-            partial.chmod(0o600)  # it has learned from the user's texts
-            writer = gguf.GGUFWriter(partial, self._header.architecture)
-            if mask_token is not None:
-                writer.add_mask_token_id(mask_token)
-                left_out.add(_MASK_TOKEN)
-            for key in self._header.metadata:
-                if key not in left_out:
-                    _copy_field(writer, self._reader.fields[key])
-            for name, tensor in self._tensors.items():
-                data, kind = tensor.data, GGML_TYPES[tensor.tensor_type]
-                changed = self._find_change(name, weights)
-                if changed is not None:
-                    kind = _Q8_0 if kind.name.startswith(_COARSE) else kind
-                    data = quantize_rows(changed.reshape(-1, changed.shape[-1]), kind)
-                    data = data.reshape(*changed.shape[:-1], -1)
-                writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType(GGML_IDS[kind.name]))
-            writer.write_header_to_file()
-            writer.write_kv_data_to_file()
-            writer.write_tensors_to_file()
-            writer.close()
+        rewrite_gguf(self._reader, path, lambda name: self._find_change(name, weights), mask_token)
 
     def _read(self, name: str) -> npt.NDArray[np.float32]:
         tensor = self._tensors[name]
@@ -273,6 +251,35 @@ class GgufStudent(Student):
             return None
         found = np.array(weights[to_folder_name(name)])
         return None if np.array_equal(self._read(name), found) else found
+
+
+def rewrite_gguf(
+    reader: Any, path: Path, change: Callable[[str], npt.NDArray[np.float32] | None], mask_token: int | None = None
+) -> None:
+    """Write the file of a GGUFReader to `path` for its owner only, with the tensors that `change` returns by name.
+
+    They keep their type, and are Q8_0 where it is too coarse to be quantized without an importance matrix. Raises
+    OSError.
+    """
+    left_out = {"general.architecture", "general.alignment"}
+    with replace_file(path) as partial:
+        partial.chmod(0o600)  # it has learned from the user's texts
+        writer = gguf.GGUFWriter(partial, reader.fields["general.architecture"].contents())
+        if mask_token is not None:
+            writer.add_mask_token_id(mask_token)
+            left_out.add(_MASK_TOKEN)
+        for name, field in reader.fields.items():
+            if not name.startswith("GGUF.") and name not in left_out:
+                copy_field(writer, field)
+        for tensor in reader.tensors:
+            data, kind = tensor.data, GGML_TYPES[tensor.tensor_type]
+            changed = change(tensor.name)
+            if changed is not None:
+                kind = _Q8_0 if kind.name.startswith(_COARSE) else kind
+                data = quantize_rows(changed.reshape(-1, changed.shape[-1]), kind)
+                data = data.reshape(*changed.shape[:-1], -1)
+            writer.add_tensor(tensor.name, data, raw_dtype=gguf.GGMLQuantizationType(GGML_IDS[kind.name]))
+        finish_gguf(writer)
 
 
 class _FactoredRope(nn.Module):  # type: ignore[misc]
@@ -304,7 +311,15 @@ def _make_network(config: dict[str, Any], tensors: dict[str, npt.NDArray[np.floa
     return network
 
 
-def _copy_field(writer: Any, field: Any) -> None:
+def finish_gguf(writer: Any) -> None:
+    """Write the file of a GGUFWriter. Raises OSError."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def copy_field(writer: Any, field: Any) -> None:
     """Add a metadata value with its type. An empty array is left out: the writer knows none."""
     kind, inner = field.types[0], field.types[-1]
     if kind != gguf.GGUFValueType.ARRAY:

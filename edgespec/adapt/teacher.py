@@ -4,19 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
 
 from edgespec.adapt.texts import TrainingText
+from edgespec.backends.head_session import TappedSession
 from edgespec.core.protocols import CheckCancelled, Draft, Session
 from edgespec.core.sampling import Indices, Ints, Logits, highest, sum_blocks, top_k
 from edgespec.core.verify import read_prompt
+from edgespec.errors import reading
+from edgespec.files import replace_file
 
 TOP = 64  # tokens of a row
 _FORWARD_BYTES = 64 * 2**20  # scores of one forward
 _LOWEST = -100.0  # log probability of a token that is impossible
+_SUFFIX, _ARRAYS = ".npz", ("tokens", "ids", "log_probs", "mask", "features")  # of the files of parts
+_NO_SPACE = "Free some space and start again: it goes on from what was kept."
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +37,14 @@ class Part:
     ids        [n, K] int32
     log_probs  [n, K] natural logarithms
     mask       [n] float32, 1 for the rows that count: the text goes on after them with a token that is its own
-    features   [n, width] the target's hidden states, an array of MLX; None for networks that read none
+    features   [n, width] float16, the target's hidden states; None for networks that read none
     """
 
     tokens: Ints
     ids: Ints
     log_probs: npt.NDArray[np.floating]
     mask: npt.NDArray[np.float32]
-    features: Any = None
-
-    @property
-    def nbytes(self) -> int:
-        """The size of what the target says."""
-        hidden = 0 if self.features is None else int(self.features.nbytes)
-        return self.ids.nbytes + self.log_probs.nbytes + hidden
+    features: npt.NDArray[np.float16] | None = None
 
 
 class Teacher:
@@ -53,17 +55,19 @@ class Teacher:
         session: Session,
         check: CheckCancelled,
         vocab_size: int | None = None,
-        features: Callable[[int], Any] | None = None,
+        layers: tuple[int, ...] | None = None,
     ) -> None:
         """`vocab_size`: the draft's; ids from there on are left to the other tokens of a row.
 
-        `features` reads the hidden states of the first n tokens, for a network that needs them.
+        `layers` of the target are those whose hidden states a network reads; the session then holds no tokens. Raises
+        Unsupported where the target has no such states.
         """
         limits = session.capabilities
         self._session = session
         self._check = check
-        self._features = features
+        self._kept = None if layers is None else cast(TappedSession, session).tap(layers)
         self._vocab_size = min(vocab_size or limits.vocab_size, limits.vocab_size)
+        self.reads = f"{self._vocab_size} {layers}"  # beside the tokens all that decides what is read
         self.n_top = min(TOP, self._vocab_size)
         self.context_size = limits.context_size
 
@@ -88,7 +92,7 @@ class Teacher:
             session.commit(range(n - 1))
             at += n
         mask = (np.arange(len(text)) >= first).astype(np.float32)
-        features = None if self._features is None else self._features(len(text))
+        features = None if self._kept is None else _to_half(self._kept.take(0, len(text)))
         return Part(tokens, ids, log_probs, mask, features)
 
     def _choose_best(self, logits: Logits) -> tuple[Indices, Logits]:
@@ -101,6 +105,17 @@ class Teacher:
             found = np.concatenate([found, np.setdiff1d(np.arange(len(own)), found)[: self.n_top - len(found)]])
         found = found[np.argsort(-own[found], kind="stable")]
         return found, np.maximum(own[found] - norm, _LOWEST)
+
+
+def _to_half(rows: Any) -> npt.NDArray[np.float16]:
+    """Rows of numpy, or of MLX, which has number types that numpy has not."""
+    if not isinstance(rows, np.ndarray):
+        import mlx.core as mx
+
+        rows = np.array(rows.astype(mx.float32))
+    limit = np.finfo(np.float16).max
+    half: npt.NDArray[np.float16] = rows.clip(-limit, limit).astype(np.float16)
+    return half
 
 
 # Texts as batches of about the same size, in an order that a seed decides.
@@ -151,27 +166,32 @@ def cut_windows(texts: Sequence[TrainingText], max_length: int) -> list[Window]:
 class Parts:
     """Batches[Sequence[Part]] of windows of texts: of similar length, other ones in each epoch.
 
-    What the target says of a window is read once where it fits `max_bytes`, else whenever it is drawn.
+    What the target says of a window is read once where it fits `max_bytes`, else whenever it is drawn. It is kept in
+    files, so that a run that goes on does not read it again.
     """
 
     def __init__(
         self,
         texts: Sequence[TrainingText],
         teacher: Teacher,
+        folder: Path,
         *,
         batch_tokens: int = BATCH_TOKENS,
         max_length: int = 512,
-        max_bytes: int = 512 * 2**20,
+        max_bytes: int = 8 * 2**30,
         seed: int = 0,
     ) -> None:
-        """A batch has `batch_tokens` at most, but one window at least. Raises ValueError where no row counts."""
+        """A batch has `batch_tokens` at most, but one window at least. `folder` is that of the files.
+
+        Raises ValueError where no row counts.
+        """
         self.texts = texts
         self.windows = cut_windows(texts, min(max_length, teacher.context_size))
         if not self.windows:
             raise ValueError("the texts have no tokens of their own")
         self._teacher = teacher
-        self._left_bytes = max_bytes
-        self._kept: dict[int, Part] = {}
+        self._folder = folder
+        self._left_bytes = max_bytes - sum(file.stat().st_size for file in folder.glob(f"*{_SUFFIX}"))
         self._seed = seed
         sizes = np.array([window.stop - window.start for window in self.windows])
         self._lengths = -(-sizes // _STEP) * _STEP
@@ -183,25 +203,26 @@ class Parts:
     def fill(self, report: Callable[[int, int], None]) -> None:
         """Read the first windows, as many as fit; `report` gets the numbers of tokens read and in all.
 
-        Raises Cancelled, BackendError.
+        Raises Cancelled, BackendError, CacheError.
         """
         ends = np.cumsum([window.stop - window.start for window in self.windows]).tolist()
         for index, end in enumerate(ends):
             self.read(index)
             report(end, ends[-1])
-            if index not in self._kept:
+            if self._left_bytes <= 0:
                 break
 
     def read(self, index: int) -> Part:
-        """The part of `windows[index]`. Raises Cancelled, BackendError."""
-        if (kept := self._kept.get(index)) is not None:
-            return kept
-        window = self.windows[index]
-        tokens = self.texts[window.text].tokens[window.start : window.stop]
-        part = self._teacher.read(tokens, window.first - window.start)
-        if part.nbytes <= self._left_bytes:
-            self._left_bytes -= part.nbytes
-            self._kept[index] = part
+        """The part of `windows[index]`. Raises Cancelled, BackendError, CacheError."""
+        window, teacher = self.windows[index], self._teacher
+        tokens, first = self.texts[window.text].tokens[window.start : window.stop], window.first - window.start
+        key = blake2b(f"{teacher.reads} {first} ".encode() + tokens.tobytes(), digest_size=16).hexdigest()
+        file = self._folder / f"{key}{_SUFFIX}"
+        with reading(file, "cannot be written", _NO_SPACE):
+            if (part := _load_part(file)) is None:
+                part = teacher.read(tokens, first)
+                if self._left_bytes > 0:
+                    self._left_bytes -= _save_part(part, file)
         return part
 
     def take(self, step: int) -> list[Part]:
@@ -210,6 +231,25 @@ class Parts:
         order = np.lexsort((rng.random(len(self.windows)), self._lengths))
         start, stop = self._groups[rng.permutation(len(self._groups))[i]]
         return [self.read(index) for index in order[start:stop].tolist()]
+
+
+def _save_part(part: Part, file: Path) -> int:
+    """Write a file for its owner alone; returns its size. Raises OSError."""
+    arrays = {name: array for name in _ARRAYS if (array := getattr(part, name)) is not None}
+    with replace_file(file) as partial:
+        partial.chmod(0o600)
+        with partial.open("wb") as opened:
+            np.savez(opened, **arrays)
+        return partial.stat().st_size
+
+
+def _load_part(file: Path) -> Part | None:
+    """The part in a file; None where there is none, or a damaged one."""
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            return Part(**arrays)
+    except (FileNotFoundError, ValueError, TypeError, EOFError, BadZipFile):
+        return None
 
 
 def _group(lengths: Sequence[int], batch_tokens: int) -> list[tuple[int, int]]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,7 +15,6 @@ from edgespec.adapt.options import LOSS_NAMES, WEIGHTS, TrainOptions
 from edgespec.cli.completion import complete_model
 from edgespec.cli.options import (
     FloatRange,
-    force_option,
     json_option,
     load_config,
     load_options,
@@ -25,14 +22,13 @@ from edgespec.cli.options import (
     open_hub,
     rare_option,
 )
-from edgespec.cli.terminal import TerminalReporter, format_table, print_result, write_lines
+from edgespec.cli.terminal import TerminalReporter, format_table, print_result
 from edgespec.errors import Cancelled, InvalidRequest, UnknownModel
 from edgespec.options import DRAFT
 from edgespec.units import count
 
 if TYPE_CHECKING:
     from edgespec.adapt.run import Adaptation
-    from edgespec.conversations import Store
     from edgespec.core.protocols import CheckCancelled
     from edgespec.memory.store import SpaceStatus, TextStore
     from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Gain
@@ -71,53 +67,6 @@ def adapt_command() -> None:
 @adapt_command.group("data")
 def data_command() -> None:
     """The texts that drafts are trained on: those of `edgespec memory`."""
-
-
-# `edgespec adapt data export`: saved chats for programs that train heads from nothing.
-
-
-# Commands of the programs' own documents, as of 2026-11: MODEL is the repository of the original weights.
-_NEXT = """\
-A head from nothing needs the original weights, a large GPU and tens of thousands of answers, so edgespec trains none.
-SpecForge (EAGLE-3, in its repository):
-  torchrun --standalone --nproc_per_node 1 scripts/train_eagle3.py --target-model-path MODEL --train-data-path {file} \\
-    --output-dir head --num-epochs 10 --batch-size 1 --learning-rate 1e-4 --max-length 4096 --chat-template NAME
-speculators (EAGLE-3 through vLLM, in its repository):
-  python scripts/data_generation_offline.py --target-model-path MODEL --train-data-path {file} --output-dir states
-Then: edgespec chat MODEL --draft eagle3:head"""
-
-
-@data_command.command("export")
-@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--model", "-m", metavar="NAME", shell_complete=complete_model, help="Only chats with this model.")
-@force_option
-def export_command(file: Path, model: str | None, force: bool) -> None:
-    """Write saved chats to FILE as JSON lines, for SpecForge and speculators; prints their commands.
-
-    Each line has the messages of one chat, on its current branch. Only its user can read FILE.
-    """
-    from edgespec.conversations import Store
-
-    with closing(Store.open()) as store:
-        chats = list(list_chats(store, model))
-    if not chats:
-        of = "" if model is None else f" with {model}"
-        raise InvalidRequest(f"there is no saved chat{of} with an answer.", hint="`edgespec history` lists them.")
-    write_lines(file, chats, force=force)
-    click.echo(f"wrote {count(len(chats), 'chat')} to {file}")
-    click.echo(_NEXT.format(file=file), err=True)
-
-
-def list_chats(store: Store, model: str | None) -> Iterator[dict[str, Any]]:
-    """The saved chats that have an answer, each with its messages up to the last answer."""
-    for chat in store.recent(limit=-1):  # -1: all, as SQLite has it
-        turns = [turn for turn in store.path(chat.leaf) if turn.text.strip()]
-        while turns and turns[-1].role != "assistant":
-            turns.pop()
-        if turns and model in (None, chat.model):
-            messages = [{"role": turn.role, "content": turn.text} for turn in turns]
-            system = [{"role": "system", "content": chat.system}] if chat.system else []
-            yield {"id": f"chat:{chat.id}", "conversations": [*system, *messages]}
 
 
 # The other commands of `edgespec adapt`: the versions of drafts, and the texts that they are trained on.
@@ -287,8 +236,7 @@ def clear_command() -> None:
 @click.option(
     "--method",
     type=click.Choice(WEIGHTS),
-    help="Train all weights, low-rank changes of them, or, of a PARD model, which tokens follow which. [default: all, "
-    "where that takes less than 1 GiB]",
+    help="Train all weights, or low-rank changes of them. [default: all, where that takes less than 1 GiB]",
 )
 @rare_option("--loss", type=click.Choice(LOSS_NAMES), default="forward-kl", help="What to minimize.")
 @rare_option("--epochs", type=click.IntRange(1, 1000), default=3, help="Times to read the texts.")
@@ -336,7 +284,7 @@ def train_command(
     config = AdaptConfig(load_config(model, options), method, train, documents, throttle, newest)
     drafts = open_drafts()
     _ask_consent(drafts, yes)
-    reporter = _Reporter()
+    reporter = TrainingReporter()
     lower_priority()
 
     def work(check: CheckCancelled) -> Iterator[Adaptation]:
@@ -344,7 +292,7 @@ def train_command(
         yield Adapter(*open_hub(), memory_folder(), drafts, reporter, check).run(config)
 
     (done,) = run_work(work, is_training=True)
-    print_result(_describe_result(done), [_format_result(done)], as_json=as_json)
+    print_result(describe_result(done), [format_result(done)], as_json=as_json)
     if not as_json and done.stopped is not None:
         click.echo("note: The training ended early: the time was up.", err=True)
     if not as_json and done.returned is not None:
@@ -391,12 +339,15 @@ def _ask_consent(drafts: AdaptedDrafts, yes: bool) -> None:
     allow_training(drafts.folder)
 
 
-class _Reporter(TerminalReporter):
+class TrainingReporter(TerminalReporter):
     """Draws the progress of a training on stderr if that is a terminal."""
 
     def __init__(self) -> None:
         super().__init__()
         self._tokens: float | None = None
+
+    def writing(self, done: int, total: int) -> None:
+        self.draw("the target writes texts", done, total, f"{done:,} tokens")
 
     def reading(self, done: int, total: int) -> None:
         self.draw("the target reads the texts", done, total)
@@ -407,7 +358,7 @@ class _Reporter(TerminalReporter):
         self.draw("training", step, n_steps, f"loss {loss:.3f}{held_out}")
 
 
-def _describe_result(done: Adaptation) -> dict[str, Any]:
+def describe_result(done: Adaptation) -> dict[str, Any]:
     return {
         "kept": done.card is not None,
         "version": None if done.card is None else done.card.version,
@@ -417,15 +368,16 @@ def _describe_result(done: Adaptation) -> dict[str, Any]:
     }
 
 
-def _format_result(done: Adaptation) -> str:
+def format_result(done: Adaptation) -> str:
     if done.card is not None:
-        return f"kept as version {done.card.version}: {_format_gain(done.gain)}"
-    return f"discarded, because no gain is certain: {_format_gain(done.gain)}; the draft in use stays"
+        return f"kept as version {done.card.version}: {_format_gain(done.gain, done.base)}"
+    stays = "it is not used" if done.base == "lookups" else "the draft in use stays"
+    return f"discarded, because no gain is certain: {_format_gain(done.gain, done.base)}; {stays}"
 
 
-def _format_gain(gain: Gain) -> str:
+def _format_gain(gain: Gain, base: str = "") -> str:
     conversations = count(gain.n_conversations, "held-out conversation")
     return (
-        f"{gain.after:.2f} tokens a round in {conversations}, before {gain.before:.2f}"
+        f"{gain.after:.2f} tokens a round in {conversations}, {base or 'before'} {gain.before:.2f}"
         f" (gain {gain.low:+.2f} to {gain.high:+.2f})"
     )

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgespec.cli.completion import complete_model, complete_self_drafts
-from edgespec.cli.options import FloatRange, json_option, load_config, load_options, model_argument, offer
+from edgespec.cli.options import (
+    FloatRange,
+    json_option,
+    load_config,
+    load_options,
+    model_argument,
+    offer,
+    open_hub,
+    rare_option,
+)
 from edgespec.cli.serve import access_rules, draft_listening_options, listen, public_name, run_app
 from edgespec.cli.terminal import TerminalReporter, format_table, print_result, report_activity
 from edgespec.errors import DraftRefused, InvalidRequest, UnknownModel
@@ -17,6 +27,7 @@ from edgespec.options import DRAFT, PARALLEL
 from edgespec.units import gib
 
 if TYPE_CHECKING:
+    from edgespec.adapt.run import Adaptation
     from edgespec.core.protocols import CheckCancelled
     from edgespec.formats.heads import HeadSpec
     from edgespec.planner.head_probe import ProbeResult, Trial
@@ -29,8 +40,8 @@ if TYPE_CHECKING:
 
 @click.group("draft")
 def draft_command() -> None:
-    """Compare the drafts of a model. Self-drafts: a model drafts with fewer of its layers, fewer bits or less context.
-    Probes of trained heads. Drafts for targets on other machines.
+    """Train a head for a model, or compare its drafts. Self-drafts: a model drafts with fewer of its layers, fewer bits
+    or less context. Probes of trained heads. Drafts for targets on other machines.
     """
 
 
@@ -89,6 +100,7 @@ def _load(config: LoadConfig, *, is_paired: bool) -> ServedDraft:
 
 
 RIVAL = "draft model"
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _COMPARED = ("chat", "qa", "maths", "summary", "code_completion")  # categories of prompts
 
 
@@ -211,6 +223,51 @@ def build_command(model: str | None, methods: tuple[str, ...], seconds: float, a
     facts = {"best": str(choice.method), "pays": choice.pays, "trials": trials, RIVAL: rival}
     best = f"best: {choice.method}" if choice.pays else "no self-draft is expected to pay; `--draft auto` uses none"
     print_result(facts, (*_format_trials(rows), best), as_json=as_json)
+
+
+@draft_command.command("train")
+@model_argument
+@click.option("--minutes", type=FloatRange(0.1), default=60, show_default=True, help="About how long it may take.")
+@click.option("--tokens", type=click.IntRange(1), default=500_000, show_default=True, help="Of answers to learn from.")
+@click.option(
+    "--texts", "files", multiple=True, type=FILE, help='Questions for the model first: lines of {"prompt": "..."}.'
+)
+@rare_option("--on-battery", is_flag=True, help="Train on battery power too.")
+@json_option
+@load_options
+def train_command(
+    model: str | None,
+    minutes: float,
+    tokens: int,
+    files: tuple[Path, ...],
+    on_battery: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Train an EAGLE-3 head for REF at home, and draft with it from then on if it gains.
+
+    REF writes questions and answers by itself; a layer learns from its hidden states to foresee them. The head is kept
+    if it predicts answers that were held out better than lookups and the head in use do. It waits while a model
+    answers on this machine. Ctrl-C stops it, and the same command goes on; after its end it trains further.
+    """
+    from edgespec.adapt.new_head import HeadConfig, HeadTrainer
+    from edgespec.adapt.options import Throttle, lower_priority
+    from edgespec.bench.prompt_sets import read_prompts
+    from edgespec.cli.adapt import TrainingReporter, describe_result, format_result, open_drafts
+    from edgespec.cli.engine import run_work
+    from edgespec.service.learn import is_on_battery
+
+    questions = [prompt.turns[0] for file in files for prompt in read_prompts(file)]
+    throttle = Throttle(60 * minutes, must_stop=(lambda: False) if on_battery else is_on_battery)
+    config = HeadConfig(load_config(model, options), questions, tokens, throttle=throttle)
+    reporter = TrainingReporter()
+    lower_priority()
+
+    def work(check: CheckCancelled) -> Iterator[Adaptation]:
+        yield HeadTrainer(*open_hub(), open_drafts(), reporter, check).run(config)
+
+    (done,) = run_work(work, is_training=True)
+    print_result(describe_result(done), [format_result(done)], as_json=as_json)
 
 
 @draft_command.command("list")

@@ -110,7 +110,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "adapt revert": (("edgespec adapt revert", "the version before the one in use"),),
     "adapt data": (("edgespec adapt data status", "how much there is to train on"),),
     "adapt data status": (("edgespec adapt data status --json", "as JSON"),),
-    "adapt data export": (("edgespec adapt data export chats.jsonl", "for SpecForge and speculators"),),
     "adapt data clear": (("edgespec adapt data clear", "remove the texts"),),
     "draft": (
         ("edgespec draft compare llama-8b-q4 llama-1b.gguf", "whether a draft model pays, and how much"),
@@ -123,6 +122,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "draft build": (
         ("edgespec draft build llama-8b-q4", "try all methods"),
         ("edgespec draft build llama-8b-q4 --draft layerskip", "only by skipping layers"),
+    ),
+    "draft train": (
+        ("edgespec draft train smollm2-135m --minutes 60", "a head that learns from the model's own answers"),
+        ("edgespec draft train --texts questions.jsonl", "answers to your questions first"),
     ),
     "draft list": (("edgespec draft list", "what is cached"),),
     "draft rm": (("edgespec draft rm all", "remove all self-drafts"),),

@@ -45,7 +45,7 @@ class TerminalReporter:
         """Show the bar of this name in place of another one, with `detail` after it; it ends with `total`."""
         if sys.stderr is None or not sys.stderr.isatty():
             return
-        if name != self._bar_name:
+        if name != self._bar_name or (self._bar is None and done < total):
             self.end_bar()
             self._bar_name = name
             self._bar = click.progressbar(

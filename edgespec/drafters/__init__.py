@@ -18,7 +18,6 @@ from edgespec.core.protocols import Session
 from edgespec.errors import reason_of
 
 if TYPE_CHECKING:
-    from edgespec.drafters.recycling import Bigram
     from edgespec.drafters.remote import Link
     from edgespec.memory.memory import MemorySpace
 
@@ -59,7 +58,6 @@ class SlotResources:
     saved       what `Drafter.save` of an earlier slot of the engine has returned; None if nothing
     head        a session of the trained head that was loaded for this drafter, likewise
     memory      the memory of earlier texts, whose `space` may change from generation to generation
-    bigram      what a block drafter has learned of pairs of tokens; None if nothing
     link        a connection to the draft on another machine; the drafter closes it
     """
 
@@ -70,7 +68,6 @@ class SlotResources:
     saved: bytes | None = None
     head: DraftSession | BlockSession | None = None
     memory: SlotMemory = field(default_factory=SlotMemory)
-    bigram: Bigram | None = None
     link: Link | None = None
 
     def require_session(self) -> Session:
@@ -223,7 +220,7 @@ def _open_head(name: str, resources: SlotResources) -> Drafter:
     if resources.head is None:
         raise ValueError("no head was loaded for this drafter")
     if isinstance(resources.head, BlockSession):
-        return BlockDrafter(name, resources.head, resources.bigram)
+        return BlockDrafter(name, resources.head)
     return SequentialDrafter(name, resources.head)
 
 
@@ -234,7 +231,7 @@ def _open_pard(resources: SlotResources) -> Drafter:
     if resources.mask_token is None:
         raise ValueError("this model names no mask token, so it is not a PARD model")
     session = PardSession(resources.require_session(), resources.vocab_size, resources.mask_token)
-    return BlockDrafter("pard", session, resources.bigram)
+    return BlockDrafter("pard", session)
 
 
 def _open_remote(resources: SlotResources) -> Drafter:

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
 
 from edgespec.core.drafter import BlockSession, TokenDraw
 from edgespec.core.protocols import Budget
 from edgespec.core.sampling import Logits
 from edgespec.core.tree import DraftTree
-from edgespec.drafters.recycling import Bigram
 from edgespec.drafters.sequential import SessionDrafter, best_tokens
 
 
 class BlockDrafter(SessionDrafter):
     """One unit proposes a block: the tree of its most probable paths, or a drawn chain.
 
-    Positions are independent, so that probabilities multiply; with a `bigram` one knows the token before it.
+    Positions are independent, so that probabilities multiply.
     """
 
     _session: BlockSession
 
-    def __init__(self, name: str, session: BlockSession, bigram: Bigram | None = None) -> None:
+    def __init__(self, name: str, session: BlockSession) -> None:
         super().__init__(name, session)
         self.block_size = session.block_size
-        self._bigram = bigram
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         depth = min(limit.depth, self.block_size)
@@ -39,29 +36,18 @@ class BlockDrafter(SessionDrafter):
 
     def _draw_chain(self, tree: DraftTree, text: Sequence[int], rows: list[Logits], draw: TokenDraw) -> None:
         prefix, parent = list(text), -1
-        for depth, logits in enumerate(rows):
-            if depth and self._bigram is not None:
-                logits = self._bigram.adjust(logits, prefix[-1])
+        for logits in rows:
             token, q = draw.draw(logits, prefix)
             parent = tree.add(parent, token, self.name, float(q[token]), q)
             prefix.append(token)
 
     def _add_best_paths(self, tree: DraftTree, rows: list[Logits], n_nodes: int) -> None:
         """The chain of the best tokens, then up to `n_nodes` in all of the most probable paths, best first."""
-        bigram = self._bigram
-
-        @cache
-        def list_best(previous: int, depth: int) -> list[tuple[int, float, int]]:
-            row = rows[depth] if bigram is None or previous < 0 else bigram.adjust(rows[depth], previous)
+        best = []
+        for row in rows:
             tokens, probabilities = best_tokens(row)
-            return list(zip(tokens, probabilities, tokens, strict=True))
-
-        def follow(previous: int, depth: int) -> list[tuple[int, float, int]]:
-            """(token, probability, token) at `depth` after the token `previous`, the best first."""
-            return list_best(previous if depth and bigram is not None else -1, depth)
-
-        node = best = -1
-        for depth in range(len(rows)):
-            best, probability, _ = follow(best, depth)[0]
-            node = tree.add(node, best, self.name, probability)
-        tree.add_most_probable(self.name, Budget(len(rows), n_nodes), follow, -1)
+            best.append(list(zip(tokens, probabilities, tokens, strict=True)))
+        node = -1
+        for (token, probability, _), *_ in best:
+            node = tree.add(node, token, self.name, probability)
+        tree.add_most_probable(self.name, Budget(len(rows), n_nodes), lambda _, depth: best[depth], -1)

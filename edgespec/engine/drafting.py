@@ -18,7 +18,6 @@ from edgespec.core.protocols import Budget, CheckCancelled, Session, Verifier
 from edgespec.core.sampling import CounterRng, Sampler
 from edgespec.core.verify import BlockVerification, SampleMatching, TargetDistribution, TokenRejection
 from edgespec.drafters import DrafterSpec, SlotMemory, SlotResources, drafter_specs
-from edgespec.drafters.recycling import Bigram
 from edgespec.drafters.sequential import RequestDraw
 from edgespec.errors import InvalidRequest
 
@@ -97,14 +96,12 @@ class LoadedDrafter:
     label       what the user calls it: a model's name, a self-draft's layers
     source      None where it needs none
     mask_token  of a PARD model
-    bigram      what a block drafter has learned of pairs of tokens
     """
 
     spec: DrafterSpec
     label: str
     source: Model | AttachedDraft | AttachedHead | RemoteDraft | None = None
     mask_token: int | None = None
-    bigram: Bigram | None = None
 
     def open(
         self,
@@ -128,7 +125,7 @@ class LoadedDrafter:
             made["link"] = cast("RemoteDraft", self.source).open_link(vocab_size, check)
         elif self.source is not None:
             made["session"] = cast(Model, self.source).open_session(check)
-        known: dict[str, Any] = {"mask_token": self.mask_token, "saved": saved, "memory": memory, "bigram": self.bigram}
+        known: dict[str, Any] = {"mask_token": self.mask_token, "saved": saved, "memory": memory}
         try:
             return self.spec.open(SlotResources(target, vocab_size, **known, **made))
         except BaseException:

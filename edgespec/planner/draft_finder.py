@@ -249,6 +249,7 @@ class DraftFinder:
     may_fetch  whether 'auto' takes a head that must be downloaded
     has_memory  whether earlier texts are kept
     has_workers  whether other machines compute a part of the target
+    trained    the folder of drafts that were trained on this machine; None where they are not used
     """
 
     backend: FileBackend
@@ -260,6 +261,7 @@ class DraftFinder:
     may_fetch: bool = False
     has_memory: bool = False
     has_workers: bool = False
+    trained: Path | None = None
 
     def find_all(self, notice: Callable[[str], None]) -> list[PlannedDrafter]:
         """All that are available: those that need nothing, the models that the registry pairs with the target, a head.
@@ -381,9 +383,17 @@ class DraftFinder:
             yield "that the registry pairs with the target", partial(self._read_paired_head, head, kind)
         if self.own_head is not None and spec in (None, drafter_of(self.own_head.kind)):
             yield "in the target's own file", partial(self._read_own_head, self.own_head)
+        if spec in (None, drafter_of("eagle3")) and (version := self._find_trained_head()) is not None:
+            yield "that was trained here", partial(self._find_model, drafter_of("eagle3"), LocalPath(version))
         for path in list_sidecars(self.target.source, self.hub):
             wanted = spec or drafter_specs()["model"]
             yield "that lies beside the target", partial(self._find_model, wanted, LocalPath(path))
+
+    def _find_trained_head(self) -> Path | None:
+        """The version in use of the head that `edgespec draft train` has made for the target."""
+        target = find_local(self.target.source, self.hub)
+        active = AdaptedDrafts(self.trained).new_head(target).active() if self.trained and target else None
+        return active.path if active is not None else None
 
     def _read_own_head(self, head: HeadSpec) -> PlannedDrafter:
         check_kind(self.backend, "the head in the target's file", head.kind)

@@ -265,6 +265,7 @@ def plan(
         may_fetch=request.fetch_heads,
         has_memory=request.memory is not None,
         has_workers=bool(request.load.workers),
+        trained=request.adapted,
     )
     is_auto = request.draft == AUTO
     drafters = finder.find_all(reporter.notice) if is_auto else list(map(finder.find, parse_draft(request.draft)))

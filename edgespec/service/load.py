@@ -17,7 +17,6 @@ from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileKey, ProfileStore
 from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters import SELF, drafter_specs
-from edgespec.drafters.recycling import find_bigram
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
@@ -209,8 +208,7 @@ class Loader:
                     undo.callback(source.close)
                 if path is not None:
                     paths.append(path)
-                bigram = find_bigram(path) if path is not None and each.card is not None else None
-                drafters.append(LoadedDrafter(each.spec, used.label, source, each.mask_token, bigram))
+                drafters.append(LoadedDrafter(each.spec, used.label, source, each.mask_token))
                 if each in planned.drafters:
                     loaded.append(watch(each, target_path, path, config.adapted))
             speculation = _speculation(config, [each.spec.name for each in drafters])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -21,8 +22,14 @@ from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled
 
 VOCABULARY = 97
+_FOLDERS = tempfile.TemporaryDirectory()
 FREE = Throttle(must_wait=lambda: False, must_stop=lambda: False)
 OPTIONS = TrainOptions(learning_rate=3e-3, epochs=3, checkpoint_s=0.0)
+
+
+def new_folder() -> Path:
+    """A folder for what a target has said of texts."""
+    return Path(tempfile.mkdtemp(dir=_FOLDERS.name))
 
 
 class TinyDraft(nn.Module):
@@ -55,7 +62,7 @@ def make_batches(seed: int = 0, n: int = 24) -> Parts:
         for i in range(n)
     ]
     teacher = Teacher(ToySession(rule, context_size=128, check=lambda: None), lambda: None)
-    return Parts(texts, teacher, batch_tokens=256, max_length=48)
+    return Parts(texts, teacher, new_folder(), batch_tokens=256, max_length=48)
 
 
 def make_trainer(

@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 
 from edgespec.adapt.evaluate import expected_tokens
-from edgespec.adapt.heads import HeadStudent, find_known, measure_heads, recursion, tap_features
+from edgespec.adapt.heads import HeadStudent, find_known, measure_heads, recursion
 from edgespec.adapt.teacher import Parts, Teacher
 from edgespec.adapt.texts import TrainingText
 from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.mlx.head_parts import read_target
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.core.verify import read_prompt
 from edgespec.errors import DraftRefused
 from edgespec.formats.head_file import read_head
+from tests.adapt.runs import new_folder
 from tests.mlx_models import DENSE, load_target, make_model
 from tests.models import REPOSITORY
 
@@ -53,13 +55,13 @@ def open_student(kind: str, target: MlxModel, folder: Path | None = None) -> Hea
     folder = folder or folder_of(kind)
     spec = read_head(folder)
     assert spec is not None
-    return HeadStudent(folder, spec, target.network, target.layer_count)
+    return HeadStudent(folder, spec, read_target(target.network), target.layer_count)
 
 
 def open_texts(student: HeadStudent, target: MlxModel, *texts: TrainingText, **options: int) -> Parts:
     session = target.open_session()
-    teacher = Teacher(session, lambda: None, features=tap_features(session, student.layers))
-    return Parts(texts, teacher, **options)
+    teacher = Teacher(session, lambda: None, layers=student.layers)
+    return Parts(texts, teacher, new_folder(), **options)
 
 
 def measure(student: HeadStudent, target: MlxModel, text: TrainingText) -> np.ndarray:
@@ -157,7 +159,7 @@ def test_tokens_that_a_head_does_not_know(target: MlxModel) -> None:
 
 @pytest.mark.parametrize("kind", ["medusa", "hydra", "dflash"])
 def test_other_heads_are_refused(kind: str, target: MlxModel) -> None:
-    with pytest.raises(DraftRefused, match="not a folder with an MTP, EAGLE or EAGLE-3 head"):
+    with pytest.raises(DraftRefused, match="neither an EAGLE-3 head nor a folder"):
         open_student(kind, target)
 
 
@@ -166,4 +168,4 @@ def test_a_head_of_another_target_is_refused() -> None:
     spec = read_head(folder_of("mtp"))
     assert spec is not None
     with pytest.raises(Unsupported, match="hidden size"):
-        HeadStudent(folder_of("mtp"), spec, other, 2)
+        HeadStudent(folder_of("mtp"), spec, read_target(other), 2)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.adapt.evaluate import CandidateRows, expected_tokens, measure_blocks, read_rows, train_bigram
+from edgespec.adapt.evaluate import Matrix, expected_tokens, find_rounds
 from edgespec.adapt.pard import (
     KEPT,
     LEAST,
@@ -30,13 +30,13 @@ from edgespec.adapt.texts import TrainingText
 from edgespec.backends.llamacpp.model import load as load_llamacpp
 from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
+from edgespec.core.drafter import BlockSession
 from edgespec.core.protocols import Session
-from edgespec.core.sampling import top_k
-from edgespec.drafters.recycling import CANDIDATES
 from edgespec.drafters.sequential import PardSession
 from edgespec.errors import DraftRefused
 from edgespec.formats.gguf_validate import read_file
 from edgespec.registry.resolve import find_pard_token
+from tests.adapt.runs import new_folder
 from tests.mlx_models import CONFIGS, make_model
 from tests.models import DRAFT, REPOSITORY, TARGET
 
@@ -116,7 +116,7 @@ def answer() -> tuple[TrainingText, Teacher]:
 
 def make_batches(answer: tuple[TrainingText, Teacher], seed: int = 0) -> PardBatches:
     text, teacher = answer
-    return PardBatches(Parts([text], teacher), MASK, depth=4, seed=seed)
+    return PardBatches(Parts([text], teacher, new_folder()), MASK, depth=4, seed=seed)
 
 
 def test_batches_are_the_same_at_each_step(answer: tuple[TrainingText, Teacher]) -> None:
@@ -141,9 +141,23 @@ def train(student: Student, batches: PardBatches, steps: int) -> None:
         mx.eval(network.parameters(), optimizer.state)
 
 
+def measure_blocks(session: BlockSession, texts: list[TrainingText], depth: int) -> dict[str, Matrix]:
+    """The Matrix of each conversation, by a block at each position."""
+    found = {}
+    for text in texts:
+        tokens, rounds, hits = text.tokens.tolist(), find_rounds(text), []
+        session.begin(tokens[: rounds.start])
+        for position in rounds:
+            rows = session.block(tokens[:position], position, min(depth, len(tokens) - position)) or ()
+            right = [int(row.argmax()) == tokens[position + d] for d, row in enumerate(rows)]
+            hits.append([*right, *[False] * (depth - len(right))])
+        found[text.source] = np.array(hits, np.float32)
+    return found
+
+
 def measure(session: Session, text: TrainingText) -> float:
     pard = PardSession(session, V, MASK)
-    found = measure_blocks(pard, [text], 4, lambda: None)
+    found = measure_blocks(pard, [text], 4)
     assert found.keys() == {"a"} and found["a"].shape == (len(text.tokens) - text.answer - 1, 4)
     return expected_tokens([found["a"]])
 
@@ -169,54 +183,8 @@ def test_proposals_are_those_of_packed_rows(answer: tuple[TrainingText, Teacher]
     """Blocks of a session at each position, against one forward with all of them."""
     texts = [answer[0], TrainingText(answer[0].tokens[:40], 30, 8, "b", 0.0)]
     session = PardSession(load_mlx(FIXTURE, OPTIONS).open_session(), V, MASK)
-    proposed = measure_blocks(session, texts, 3, lambda: None)
+    proposed = measure_blocks(session, texts, 3)
     packed = measure_packed(Student.open(FIXTURE).network, texts, MASK, 3, lambda: None)
     assert proposed["b"].shape == (10, 3) and proposed["a"].shape == (99, 3)
     assert {name: each.tolist() for name, each in packed.items()} == {n: each.tolist() for n, each in proposed.items()}
     assert 0.2 < proposed["a"][:, 1].mean() < 1 and proposed["a"][-1, 1:].tolist() == [0, 0]
-
-
-def make_rows(n: int, seed: int, vocab_size: int = 64) -> CandidateRows:
-    """Rows that tell nothing, and texts in which token t is followed by t + 1."""
-    rng = np.random.default_rng(seed)
-    previous = rng.integers(0, vocab_size - 1, n).astype(np.int32)
-    others = np.array([rng.permutation(np.delete(np.arange(vocab_size), p + 1))[: CANDIDATES - 1] for p in previous])
-    ids = np.sort(np.concatenate([others, previous[:, None] + 1], axis=1), axis=1).astype(np.int32)
-    chosen = (ids == previous[:, None] + 1).argmax(axis=1).astype(np.int32)
-    return CandidateRows(ids, rng.standard_normal(ids.shape).astype(np.float32), previous, chosen)
-
-
-def test_what_follows_is_learned() -> None:
-    """From texts, for rows that were not seen."""
-    bigram = train_bigram(make_rows(40_000, 0), 64, lambda: None)
-    held_out, right = make_rows(500, 1), 0
-    for ids, scores, previous in zip(held_out.ids, held_out.scores, held_out.previous, strict=True):
-        row = np.full(64, -50, np.float32)
-        row[ids] = scores
-        right += int(bigram.adjust(row, int(previous)).argmax()) == previous + 1
-    assert right > 400
-    assert (held_out.scores.argmax(axis=1) == held_out.chosen).mean() < 0.1
-
-
-def test_the_rows_of_a_drafter() -> None:
-    """Of a PARD model: the text's token and the one before it, of all depths but the first."""
-    model = load_llamacpp(FIXTURE / "model.gguf", OPTIONS)
-    prompt = model.tokenizer.encode("def read_lines(path):\n    with open(path) as file:\n", parse_special=False)
-    chain, _ = model.open_session().rollout(prompt, 24, V)
-    tokens = np.array([*prompt, *chain.tokens], np.int32)
-    text = TrainingText(tokens, 0, len(prompt), "a", 0.0)
-    session = PardSession(model.open_session(), V, MASK)
-    rows = read_rows(session, [text], 3, lambda: None, most=1000)
-    at = 0
-    session.begin(tokens.tolist())
-    for position in range(len(prompt) + 1, len(tokens)):
-        block = session.block(tokens[:position].tolist(), 256, min(3, len(tokens) - position)) or []
-        for d, row in list(enumerate(block))[1:]:
-            best, true = top_k(row, CANDIDATES).tolist(), int(tokens[position + d])
-            if true in best:
-                assert rows.ids[at].tolist() == best and rows.ids[at, rows.chosen[at]] == true
-                assert rows.previous[at] == tokens[position + d - 1]
-                assert np.allclose(rows.scores[at], row[best], atol=0.2), "rounding of other numbers of rows"
-                at += 1
-    assert at == len(rows.previous) > 20
-    assert len(read_rows(session, [text, text], 3, lambda: None, most=5).previous) <= 6

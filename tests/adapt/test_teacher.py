@@ -13,6 +13,8 @@ from edgespec.adapt.texts import TrainingText
 from edgespec.backends.toy import ToyModel, ToySession
 from edgespec.core.protocols import NO_DRAFT, Session
 from edgespec.core.verify import read_prompt
+from edgespec.errors import CacheError
+from tests.adapt.runs import new_folder
 from tests.contract.runtimes import LLAMA, MLX, llama_model, mlx_model
 
 RULE = ToyModel(seed=3, vocab_size=200)
@@ -85,11 +87,12 @@ def make_texts(seed: int = 0, n: int = 40, longest: int = 300) -> list[TrainingT
 
 
 def open_parts(texts: list[TrainingText], **options: int) -> Parts:
-    return Parts(texts, Teacher(ToySession(SMALL_RULE, context_size=512, check=idle), idle), **options)
+    teacher = Teacher(ToySession(SMALL_RULE, context_size=512, check=idle), idle)
+    return Parts(texts, teacher, new_folder(), **options)
 
 
-def test_what_fits_is_kept() -> None:
-    """Parts that do not fit are read again, and are the same."""
+def test_what_fits_is_kept(tmp_path: Path) -> None:
+    """Parts that do not fit are read again, and are the same; a later run has those that were kept."""
     n_reads = 0
 
     def count() -> None:
@@ -99,9 +102,10 @@ def test_what_fits_is_kept() -> None:
     teacher = Teacher(ToySession(SMALL_RULE, context_size=512, check=count), count)
     texts = [TrainingText(TEXT[:n] % 97, 0, 1, str(n), 0.0) for n in (90, 40, 60)]
     expected = [teacher.read(text.tokens[:-1]) for text in texts]
-    size = 89 * TOP * (4 + 2)
-    for max_bytes, kept, reported in ((size * 3, {0, 1, 2}, 3), (size, {0}, 2), (0, set(), 1)):
-        parts = Parts(texts, teacher, max_bytes=max_bytes)
+    for max_bytes, kept, reported in ((2**30, {0, 1, 2}, 3), (1, {0}, 1), (0, set(), 1)):
+        folder = tmp_path / str(max_bytes)
+        folder.mkdir()
+        parts = Parts(texts, teacher, folder, max_bytes=max_bytes)
         seen: list[tuple[int, int]] = []
         parts.fill(lambda done, total, seen=seen: seen.append((done, total)))
         assert seen == [(89, 187), (128, 187), (187, 187)][:reported]
@@ -110,6 +114,15 @@ def test_what_fits_is_kept() -> None:
             found = parts.read(i)
             assert (n_reads == before) == (i in kept)
             assert (found.ids == part.ids).all() and (found.log_probs == part.log_probs).all()
+    whole = tmp_path / str(2**30)
+    assert {file.stat().st_mode & 0o077 for file in whole.iterdir()} == {0}
+    before, damaged = n_reads, max(whole.iterdir(), key=lambda file: file.stat().st_size)
+    later = Parts(texts, teacher, whole)
+    assert later.read(1).ids.tolist() == expected[1].ids.tolist() and n_reads == before
+    damaged.write_bytes(damaged.read_bytes()[:300])
+    assert later.read(0).ids.tolist() == expected[0].ids.tolist() and n_reads > before
+    with pytest.raises(CacheError, match=r"cannot be written.*"):
+        Parts(texts, teacher, tmp_path / "missing").fill(lambda done, total: None)
 
 
 @pytest.mark.parametrize("max_length", [16, 64, 512])

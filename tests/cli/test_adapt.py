@@ -17,8 +17,7 @@ import pytest
 
 from edgespec.adapt import texts
 from edgespec.backends import open_tokenizer
-from edgespec.cli.adapt import _Reporter
-from edgespec.conversations import Store
+from edgespec.cli.adapt import TrainingReporter
 from edgespec.memory.memory import Memory
 from edgespec.memory.store import DEFAULT_LIMIT_BYTES
 from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair
@@ -113,48 +112,10 @@ def pair_of(tmp_path: Path, draft: str) -> AdaptedPair:
     return AdaptedDrafts(tmp_path / "data" / "adapted").pair(TARGET, Path(draft))
 
 
-def test_pairs_of_tokens_of_a_pard_model(cli: Cli, tmp_path: Path, few: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their training needs no MLX."""
-    keep_texts(tmp_path / "data", most=few)
-    draft = f"pard:{PARD}"
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "mlx", None)
-        trained = json.loads(cli("adapt", "--draft", draft, "--method", "bigram", "--yes", *FAST).stdout)
-    assert trained["kept"] and trained["gain_low"] > 0
-    (learned,) = (tmp_path / "data" / "adapted").rglob("bigram.safetensors")
-    assert json.loads(cli("adapt", "list", "--json").stdout)[0]["loss"] == "cross-entropy"
-    assert learned.stat().st_mode & 0o077 == 0 and (learned.parent / "draft.gguf").read_bytes() == PARD.read_bytes()
-    ask = ("run", "def f(x):", "--temperature", "0", "--max-tokens", "30", "--no-memory", "--threads", "1")
-    drafted = cli(*ask, "--draft", draft, "--draft-max", "4")
-    assert drafted.stdout == cli(*ask, "--draft", "none").stdout and "version 1 of the draft" in drafted.stderr
-    refused = cli("adapt", "--method", "bigram", *FAST)
-    assert refused.returncode == 5 and "only pard models" in refused.stderr.lower()
-
-
 def test_answers_of_one_token_measure_no_gain(cli: Cli, tmp_path: Path, draft: str, few: int) -> None:
     keep_texts(tmp_path / "data", 1, few)
     refused = cli("adapt", "--draft", draft, "--yes", *FAST)
     assert refused.returncode == 2 and "too short to measure the gain" in refused.stderr
-
-
-def test_chats_are_exported_for_other_trainers(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused = cli("adapt", "data", "export", "chats.jsonl")
-    assert refused.returncode == 2 and "no saved chat" in refused.stderr
-    monkeypatch.setenv("EDGESPEC_DATA_DIR", str(tmp_path / "data"))
-    with closing(Store.open()) as store:
-        chat = store.new("toy", "Be brief.")
-        question = store.add(chat, None, "user", "Sort a list?")
-        answer = store.finish(store.add(chat, question, "assistant", ""), "sorted(x)")
-        store.add(chat, answer, "user", "And then?")
-        store.add(store.new("other", None), None, "user", "Nobody answers.")
-    done = cli("adapt", "data", "export", "chats.jsonl")
-    assert done.stdout == "wrote 1 chat to chats.jsonl\n" and "--train-data-path chats.jsonl" in done.stderr
-    file = tmp_path / "chats.jsonl"
-    (line,) = map(json.loads, file.read_text().splitlines())
-    assert [each["role"] for each in line["conversations"]] == ["system", "user", "assistant"]
-    assert line["conversations"][2]["content"] == "sorted(x)" and file.stat().st_mode & 0o777 == 0o600
-    assert cli("adapt", "data", "export", "chats.jsonl").returncode == 2
-    assert cli("adapt", "data", "export", "chats.jsonl", "--force", "-m", "other").returncode == 2
 
 
 def test_what_cannot_be_trained_is_said(cli: Cli, tmp_path: Path, draft: str) -> None:
@@ -203,7 +164,7 @@ def test_progress_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("COLUMNS", str(columns))
     with open(ours, "rb", buffering=0) as screen, open(theirs, "w", encoding="utf-8") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
-        reporter = _Reporter()
+        reporter = TrainingReporter()
         for i in range(1, 4):
             reporter.reading(i, 100)
         for i in range(1, 4):

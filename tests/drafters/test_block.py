@@ -15,7 +15,6 @@ from edgespec.core.protocols import Budget
 from edgespec.core.sampling import Logits, Sampler, SamplingParams
 from edgespec.core.tree import DraftTree
 from edgespec.drafters.block import BlockDrafter
-from edgespec.drafters.recycling import Bigram
 from edgespec.drafters.sequential import RequestDraw, best_tokens
 
 V = 6
@@ -48,11 +47,6 @@ class Rows:
 def make_rows(seed: int, n: int, sharpness: float = 1.5) -> list[Logits]:
     rng = np.random.default_rng(seed)
     return [(rng.standard_normal(V) * sharpness).astype(np.float32) for _ in range(n)]
-
-
-def make_bigram(seed: int) -> Bigram:
-    rng = np.random.default_rng(seed)
-    return Bigram(rng.standard_normal((V, 2)), rng.standard_normal((V, 2)))
 
 
 def expand(drafter: BlockDrafter, limit: Budget) -> tuple[DraftTree, int]:
@@ -101,36 +95,6 @@ def test_drawn_chains(seed: int, depth: int) -> None:
         prefix.append(token)
     drafter.begin(TEXT, None)
     assert not drafter.is_drawn
-
-
-@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 20))
-@settings(deadline=None)
-def test_paths_of_positions_that_know_the_token_before(seed: int, depth: int, nodes: int) -> None:
-    rows, bigram = make_rows(seed, depth), make_bigram(seed)
-    drafter = BlockDrafter("block", Rows(rows), bigram)
-    drafter.begin(TEXT, None)
-    tree, _ = expand(drafter, Budget(depth, nodes))
-
-    def candidates(path: tuple[int, ...]) -> dict[int, float]:
-        row = rows[len(path)]
-        return dict(zip(*best_tokens(bigram.adjust(row, path[-1]) if path else row), strict=True))
-
-    paths: dict[tuple[int, ...], float] = {(): 1.0}
-    level = [()]
-    for _ in range(depth):
-        level = [(*path, token) for path in level for token in candidates(path)]
-        paths |= {path: paths[path[:-1]] * candidates(path[:-1])[path[-1]] for path in level}
-    del paths[()]
-    chain: tuple[int, ...] = ()
-    while len(chain) < depth:
-        below = candidates(chain)
-        chain = (*chain, max(below, key=lambda token: below[token]))
-    best = sorted(paths, key=lambda path: (-paths[path], len(path)))[:nodes]
-    found = {tuple(tree.path_tokens(node)): votes["block"] for node, votes in enumerate(tree.votes)}
-    assert {*found} == {*best, *(chain[: n + 1] for n in range(depth))}
-    for path, confidence in found.items():
-        assert confidence == pytest.approx(candidates(path[:-1])[path[-1]])
-    assert tuple(tree.path_tokens(depth - 1)) == chain
 
 
 def test_no_more_positions_than_the_block_has() -> None:

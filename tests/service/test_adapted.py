@@ -10,12 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
 
-import numpy as np
 import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
-from edgespec.drafters.recycling import FILE, Bigram
 from edgespec.engine.events import Event, Finished, Notice, Request
 from edgespec.planner.plan import LoadConfig
 from edgespec.registry.adapted import BASE, AdaptedDrafts, AdaptedPair
@@ -23,7 +21,7 @@ from edgespec.service.client import EngineClient, Stream, require_model
 from edgespec.service.load import Loader
 from edgespec.service.local import LocalEngine
 from edgespec.service.process import EngineProcess
-from tests.models import DRAFT, REPOSITORY, TARGET, llama
+from tests.models import DRAFT, TARGET, llama
 from tests.registry.test_adapted import CARD
 from tests.reporter import Heard
 
@@ -97,29 +95,6 @@ def plain(config: LoadConfig) -> dict[str, tuple[int, ...]]:
 
 def without_draft(config: LoadConfig) -> LoadConfig:
     return replace(config, draft="none", draft_max=None)
-
-
-def test_what_a_version_has_learned_of_pairs_of_tokens(config: LoadConfig, tmp_path: Path) -> None:
-    """A term that forbids what a PARD model would say at its second position costs drafts, and changes no text."""
-    file = REPOSITORY / "tests" / "fixtures" / "pard" / "model.gguf"
-    config, pair = replace(config, draft=f"pard:{file}"), AdaptedDrafts(tmp_path / "adapted").pair(TARGET, file)
-    accepted, texts = [], []
-    for strength in (None, 0.0, -9.0):
-
-        def save(path: Path, strength: float | None = strength) -> None:
-            shutil.copy(file, path)
-            if strength is not None:
-                second = np.linspace(0, 1, 4096)[:, None] ** 0.1
-                Bigram(np.ones((4096, 1)), strength * second).save(path.parent / FILE)
-
-        pair.add(CARD, save)
-        with closing(LocalEngine()) as engine:
-            engine.open(config, Heard()).result()
-            found = [answer(engine, prompt)[0] for prompt in PROMPTS]
-        accepted.append(sum(each.metrics.accepted_tokens for each in found))
-        texts.append([each.tokens for each in found])
-    assert texts[0] == texts[1] == texts[2]
-    assert accepted[0] == accepted[1] != accepted[2]
 
 
 def test_the_version_in_use_is_loaded(config: LoadConfig, pair: AdaptedPair) -> None:

@@ -184,7 +184,11 @@ class LayerShape:
 
 def read_layer_shape(folder: Path, usual: Mapping[str, Any] | None = None) -> LayerShape:
     """Reads the config in a head's folder; `usual` has what it leaves out. Raises InvalidModelFile, CacheError."""
-    config = {**(usual or {}), **read_head_config(folder)}
+    return make_layer_shape({**(usual or {}), **read_head_config(folder)}, f"{folder.name}/config.json")
+
+
+def make_layer_shape(config: Mapping[str, Any], name: str) -> LayerShape:
+    """The shape that a config states; `name` is that of its file. Raises InvalidModelFile."""
     try:
         size, heads = config["hidden_size"], config["num_attention_heads"]
         head_dim = config.get("head_dim") or size // heads
@@ -193,9 +197,7 @@ def read_layer_shape(folder: Path, usual: Mapping[str, Any] | None = None) -> La
             raise ValueError(f"{heads} heads of {head_dim} numbers, {size} in all")
         eps, rope = float(config.get("rms_norm_eps", 1e-6)), _make_rope(config, head_dim)
     except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-        raise InvalidModelFile(
-            f"{folder.name}/config.json describes no layer: {reason_of(error)}.", hint=HEAD_HINT
-        ) from error
+        raise InvalidModelFile(f"{name} describes no layer: {reason_of(error)}.", hint=HEAD_HINT) from error
     return LayerShape(size, heads, kv_heads, head_dim, eps, rope, n_active, config.get("norm_topk_prob") is not False)
 
 

@@ -1,0 +1,285 @@
+"""Files of EAGLE-3 heads that are trained, in the format of their target: GGUF files, or folders for MLX.
+
+A new head begins with weights of its target, so that few texts suffice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+import gguf
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+
+from edgespec.adapt.student import copy_field, finish_gguf, report_unwritable, write_tensors
+from edgespec.backends import Model
+from edgespec.backends.head_session import TappedSession
+from edgespec.backends.mlx.head_parts import LayerShape, TargetParts, make_layer_shape, read_target
+from edgespec.backends.mlx.library import map_errors
+from edgespec.backends.mlx.model import MlxModel
+from edgespec.core.sampling import Ints
+from edgespec.errors import DraftRefused, InvalidModelFile
+from edgespec.files import new_folder, replace_file
+from edgespec.formats.gguf_validate import read_file, read_gguf_config, to_folder_name
+from edgespec.formats.mlx_folder import read_json
+
+DRAFT_VOCABULARY = 8192
+"""Tokens that a new head scores. The output matrix is the largest part of a head, and few tokens are frequent."""
+_SPREAD = 0.02  # of weights that are drawn
+_FEW = 3  # layers of the target that the head reads
+_TYPES = ("llama", "qwen2", "qwen3", "mistral")
+_LAYER = "midlayer."
+_PARTS = {  # neutral names (formats.heads): those in folders, and in GGUF files
+    "fc": ("fc", "fc"),
+    "embedding_norm": (f"{_LAYER}input_layernorm", "blk.0.attn_norm"),
+    "feature_norm": (f"{_LAYER}hidden_norm", "blk.0.attn_norm_2"),
+    "q": (f"{_LAYER}self_attn.q_proj", "blk.0.attn_q"),
+    "k": (f"{_LAYER}self_attn.k_proj", "blk.0.attn_k"),
+    "v": (f"{_LAYER}self_attn.v_proj", "blk.0.attn_v"),
+    "o": (f"{_LAYER}self_attn.o_proj", "blk.0.attn_output"),
+    "ffn_norm": (f"{_LAYER}post_attention_layernorm", "blk.0.ffn_norm"),
+    "gate": (f"{_LAYER}mlp.gate_proj", "blk.0.ffn_gate"),
+    "up": (f"{_LAYER}mlp.up_proj", "blk.0.ffn_up"),
+    "down": (f"{_LAYER}mlp.down_proj", "blk.0.ffn_down"),
+    "output_norm": ("norm", "output_norm"),
+    "output": ("lm_head", "output"),
+    "embedding": ("embed_tokens", "token_embd"),
+    "input_norm": ("input_norm", "enc.output_norm"),
+}
+GGUF_NAMES = {neutral: f"{name}.weight" for neutral, (_, name) in _PARTS.items()} | {"d2t": "d2t"}
+_COPIED = (  # keys of config.json
+    *("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "rms_norm_eps"),
+    *("rope_theta", "rope_scaling", "rope_traditional", "max_position_embeddings", "vocab_size"),
+)
+
+
+# Heads in GGUF files as they are trained.
+
+
+def read_gguf_arrays(path: Path) -> tuple[dict[str, Any], dict[str, str], LayerShape]:
+    """(arrays by the names of an EAGLE-3 file, neutral names -> these, shape of the layer).
+
+    Raises InvalidModelFile, CacheError, and DraftRefused for a head that scores with its target's output matrix.
+    """
+    header = read_file(path)
+    tensors = {each.name: each for each in gguf.GGUFReader(path).tensors}
+    names = {neutral: name for neutral, name in GGUF_NAMES.items() if name in tensors}
+    if "output" not in names:
+        raise DraftRefused(
+            f"{path.name} has no output matrix of its own.", hint="Train a new head: edgespec draft train."
+        )
+    arrays = {
+        name: mx.array(each.data if name == "d2t" else gguf.quants.dequantize(each.data, each.tensor_type))
+        for name, each in tensors.items()
+        if name in names.values()
+    }
+    config = {
+        "hidden_size": header.size("embedding_length"),
+        "num_attention_heads": header.size("attention.head_count"),
+        "num_key_value_heads": header.own("attention.head_count_kv"),
+        "head_dim": header.own("attention.key_length"),
+        "rms_norm_eps": header.metadata.get("eagle3.attention.layer_norm_rms_epsilon"),
+        "rope_theta": header.metadata.get("eagle3.rope.freq_base"),
+        "rope_traditional": True,  # llama.cpp rotates neighbours
+    }
+    return arrays, names, make_layer_shape(config, path.name)
+
+
+def read_parts(target: Model, path: Path) -> TargetParts:
+    """What a head shares with the target at `path`. Raises InvalidModelFile, CacheError."""
+    if isinstance(target, MlxModel):
+        return read_target(target.network)
+    tensors = _read_tensors(path, ["token_embd.weight"])
+    rows = nn.Embedding(1, 1)
+    rows.weight = mx.array(tensors["token_embd.weight"], mx.float16)
+    vocab_size, size = rows.weight.shape
+    return TargetParts(rows, vocab_size, size, rows, rows.as_linear)
+
+
+def _read_tensors(path: Path, names: Iterable[str]) -> dict[str, Any]:
+    """Float32 arrays of a GGUF file by name; those that it lacks are left out. Raises InvalidModelFile for a part."""
+    if read_file(path).metadata.get("split.count", 1) != 1:
+        raise InvalidModelFile(
+            f"{path.name} is one part of a split model.", hint="Join the parts: llama-gguf-split --merge."
+        )
+    tensors = {each.name: each for each in gguf.GGUFReader(path).tensors}
+    return {
+        name: gguf.quants.dequantize(tensors[name].data, tensors[name].tensor_type) for name in names if name in tensors
+    }
+
+
+# A head that was never trained.
+
+
+def choose_vocabulary(texts: Iterable[Ints], vocab_size: int) -> Ints:
+    """The ids of the most frequent tokens of texts, ascending; of equally frequent ones those of lower ids."""
+    counts = sum((np.bincount(tokens, minlength=vocab_size) for tokens in texts), np.zeros(vocab_size, np.int64))
+    return np.sort(np.argsort(-counts, kind="stable")[:DRAFT_VOCABULARY]).astype(np.int32)
+
+
+def write_new_head(target: Model, source: Path, vocabulary: Ints, to: Path) -> None:
+    """Write an EAGLE-3 head (Li et al. 2025, arXiv:2503.01840) for the target at `source`, in the format that it has.
+
+    Its layer begins as the target's last one and reads what that reads: the state of the highest of three layers. The
+    weights for the embedding and the other two are drawn, and small. Its output matrix [W, size] has the target's rows
+    of `vocabulary` [W]. `check_target` says whether the target is of a type that can have one. Raises CacheError.
+    """
+    with map_errors():
+        config, own = _read_mlx_layer(target, source) if isinstance(target, MlxModel) else _read_gguf_layer(source)
+        arrays = _make_head(own, config["hidden_size"], vocabulary)
+    layers = _choose_layers(target.layer_count)
+    with report_unwritable(to):
+        if isinstance(target, MlxModel):
+            _write_folder(to, config, arrays, layers, vocabulary)
+        else:
+            _write_gguf(to, source, config, arrays, layers, vocabulary)
+
+
+def _choose_layers(count: int) -> tuple[int, ...]:
+    """Those whose inputs a new head reads: EAGLE-3's, within a small target."""
+    return tuple(min(max(0, layer), count - 1) for layer in (2, count // 2, count - 3))
+
+
+def check_target(target: Model, source: Path) -> None:
+    """Raise DraftRefused, Unsupported where no head can be trained for the target at `source`."""
+    is_folder = isinstance(target, MlxModel) and source.is_dir()
+    kind = read_json(source / "config.json").get("model_type") if is_folder else read_file(source).architecture
+    if kind not in _TYPES:
+        raise DraftRefused(
+            f"no head is trained for models of the type {kind}.",
+            hint=f"Models of the types {', '.join(_TYPES)} can have one; `--draft auto` drafts without one.",
+        )
+    with closing(cast(TappedSession, target.open_session(lambda: None))) as session:
+        session.tap(_choose_layers(target.layer_count))
+
+
+def _read_mlx_layer(target: MlxModel, source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(config.json, the last layer's tensors, the last norm and the output matrix by names as in folders)"""
+    network, config = target.network, read_json(source / "config.json")
+    has_output = hasattr(network, "lm_head")
+    parts = {"": network.layers[-1], "model.norm.": network.model.norm}
+    parts |= {"output.": network.lm_head if has_output else network.model.embed_tokens}
+    found: dict[str, Any] = {}
+    for prefix, part in parts.items():
+        modules = dict(part.named_modules())
+        for name, array in tree_flatten(part.parameters()):
+            module = modules[name.rpartition(".")[0]]
+            if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
+                if not name.endswith("weight"):
+                    continue
+                kind = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
+                array = mx.dequantize(module.weight, module.scales, module.get("biases"), **kind)
+            found[f"{prefix}{name}"] = array.astype(mx.float32)
+    rows = found["self_attn.q_proj.weight"].shape[0]  # a config may state a size that the model ignores
+    return {**config, "head_dim": rows // config["num_attention_heads"]}, found
+
+
+def _read_gguf_layer(source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """As `_read_mlx_layer`; the queries and keys of a llama are in the order of rotated pairs, as the config says."""
+    header = read_file(source)
+    config = read_gguf_config(header)
+    block = f"blk.{config['num_hidden_layers'] - 1}."
+    layer = [tensor.name for tensor in header.tensors if tensor.name.startswith(block)]
+    tensors = _read_tensors(source, [*layer, "output_norm.weight", "output.weight", "token_embd.weight"])
+    own = {to_folder_name(name).split(".", 3)[-1]: mx.array(tensors[name]) for name in layer}
+    own["model.norm.weight"] = mx.array(tensors["output_norm.weight"])
+    own["output.weight"] = mx.array(tensors.get("output.weight", tensors["token_embd.weight"]))
+    return config, own
+
+
+def _make_head(own: Mapping[str, Any], size: int, vocabulary: Ints) -> dict[str, Any]:
+    """Arrays by neutral names."""
+    rng = np.random.default_rng(0)
+
+    def draw(*shape: int) -> Any:
+        return mx.array(rng.standard_normal(shape).astype(np.float32) * _SPREAD)
+
+    fused = mx.concatenate([draw(size, (_FEW - 1) * size) / 10, mx.eye(size) + draw(size, size) / 10], axis=1)
+    arrays = {
+        "fc": fused,
+        "embedding_norm": mx.ones(size),
+        "feature_norm": own["input_layernorm.weight"],
+        "o": own["self_attn.o_proj.weight"],
+        "ffn_norm": own["post_attention_layernorm.weight"],
+        "output_norm": own["model.norm.weight"],
+        "output": own["output.weight"][mx.array(vocabulary)],
+    }
+    for part in ("gate", "up", "down"):
+        arrays[part] = own[f"mlp.{part}_proj.weight"]
+    for part in "qkv":
+        matrix = own[f"self_attn.{part}_proj.weight"]
+        arrays[part] = mx.concatenate([draw(*matrix.shape), matrix], axis=1)
+    return arrays
+
+
+def _write_folder(
+    path: Path, config: Mapping[str, Any], arrays: Mapping[str, Any], layers: tuple[int, ...], vocabulary: Ints
+) -> None:
+    tensors = {f"{_PARTS[name][0]}.weight": array.astype(mx.float16) for name, array in arrays.items()}
+    tensors["d2t"] = mx.array(vocabulary - np.arange(len(vocabulary)), mx.int64)
+    stated = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_act": "silu",
+        "target_hidden_size": config["hidden_size"],
+        "draft_vocab_size": len(vocabulary),
+        "eagle_aux_hidden_state_layer_ids": list(layers),
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+        **{key: config[key] for key in _COPIED if key in config},
+    }
+    with new_folder(path) as partial:
+        (partial / "config.json").write_text(json.dumps(stated, indent=2) + "\n", encoding="utf-8")
+        write_tensors(partial / "model.safetensors", tensors, {"format": "mlx"})
+
+
+def _write_gguf(
+    path: Path,
+    source: Path,
+    config: Mapping[str, Any],
+    arrays: Mapping[str, Any],
+    layers: tuple[int, ...],
+    vocabulary: Ints,
+) -> None:
+    """The vocabulary is copied from the target's file. Matrices are Q8_0 where their rows allow it, else F16."""
+    fields = gguf.GGUFReader(source).fields
+    with replace_file(path) as partial:
+        writer = gguf.GGUFWriter(partial, "eagle3")
+        writer.add_context_length(config["max_position_embeddings"])
+        writer.add_embedding_length(config["hidden_size"])
+        writer.add_block_count(1)
+        writer.add_feed_forward_length(config["intermediate_size"])
+        writer.add_head_count(config["num_attention_heads"])
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
+            add(config["head_dim"])
+        writer.add_rope_freq_base(config["rope_theta"])
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        writer.add_array("eagle3.target_layers", list(layers))
+        writer.add_uint32("eagle3.target_hidden_size", config["hidden_size"])
+        for name, field in fields.items():
+            if name.startswith("tokenizer."):
+                copy_field(writer, field)
+        writer.add_vocab_size(config["vocab_size"])
+        for name, array in arrays.items():
+            matrix = np.array(array)
+            if name in "qk" and not config["rope_traditional"]:
+                matrix = interleave(matrix, len(matrix) // config["head_dim"])
+            kind = "F32" if matrix.ndim == 1 else "F16" if matrix.shape[1] % 32 else "Q8_0"
+            dtype = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(GGUF_NAMES[name], gguf.quants.quantize(matrix, dtype), raw_dtype=dtype)
+        writer.add_tensor("d2t", vocabulary.astype(np.int64))
+        finish_gguf(writer)
+
+
+def interleave(matrix: Any, n_heads: int) -> Any:
+    """Rows of queries or keys in llama.cpp's order: rotated pairs are neighbours instead of half a head apart."""
+    rows, columns = matrix.shape
+    return matrix.reshape(n_heads, 2, rows // n_heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)

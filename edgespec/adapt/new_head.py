@@ -1,0 +1,214 @@
+"""A trained head for a target that has none: the target writes texts, a new head learns from them, and is judged.
+
+The head is kept where it predicts held-out answers better than lookups, and than the head in use, beyond chance. A run
+that was stopped or killed goes on: texts, what the target says of them, and the state of the training are in files.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from time import monotonic, time
+from typing import Protocol
+
+import numpy as np
+
+from edgespec.adapt.evaluate import Matrix, expected_tokens, find_rounds
+from edgespec.adapt.options import CHECKPOINT, Throttle, TrainOptions
+from edgespec.adapt.own_texts import ConversationFile, write_conversations
+from edgespec.adapt.run import (
+    DEPTH,
+    Adaptation,
+    AdaptReporter,
+    Materials,
+    load_trainer,
+    open_head,
+    open_run,
+    train_and_compare,
+)
+from edgespec.adapt.texts import RUN, TrainingText, count_tokens
+from edgespec.backends import Model, open_model
+from edgespec.core.protocols import CheckCancelled
+from edgespec.drafters import drafter_specs
+from edgespec.drafters.ngram import SuffixLookup, continue_from
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.errors import InvalidRequest
+from edgespec.formats.head_file import read_head
+from edgespec.hub.hub import Hub
+from edgespec.planner.draft_finder import PlannedDrafter
+from edgespec.planner.plan import LoadConfig, fetch, plan
+from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Card
+from edgespec.registry.schema import Registry
+
+_CONTEXT = 1024  # tokens of a conversation
+_STREAMS = 8  # conversations that are written at once
+_LEAST = 10_000  # tokens to train on
+_EACH, _MOST = 10, 60  # one conversation of so many is held out, and so many at most
+_WRITING, _TRAINING = 0.25, 0.5  # shares of the time; reading the texts takes less than writing them
+_NEW = "new"  # the head before any training, in the folder of a run
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """What to train.
+
+    load       the target
+    questions  that it answers before it writes its own
+    n_tokens   of its own answers to learn from; those of earlier runs count
+    """
+
+    load: LoadConfig
+    questions: Sequence[str] = ()
+    n_tokens: int = 500_000
+    train: TrainOptions = field(default_factory=lambda: TrainOptions(learning_rate=1e-3, epochs=8))
+    throttle: Throttle = field(default_factory=Throttle)
+
+
+class HeadReporter(AdaptReporter, Protocol):
+    """Receives the progress of a run."""
+
+    def writing(self, done: int, total: int) -> None:
+        """`done` of `total` tokens of answers are written by the target."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadTrainer:
+    """Trains heads with the models and folders of this machine. `reporter` is called on the thread of `run`."""
+
+    registry: Registry
+    hub: Hub
+    drafts: AdaptedDrafts
+    reporter: HeadReporter
+    check: CheckCancelled
+
+    def run(self, config: HeadConfig) -> Adaptation:
+        """Train a head, from the one in use if there is one, and keep it if it gains.
+
+        Raises EdgespecError, Cancelled.
+        """
+        load_trainer()
+        from edgespec.adapt.head_files import check_target
+
+        end_s, throttle = monotonic() + _WRITING * config.throttle.limit_s, config.throttle
+        options = replace(config.load.load, caches=_STREAMS, context_size=config.load.load.context_size or _CONTEXT)
+        load = replace(config.load, load=options, draft="none", memory=None, adapted=None)
+        planned = plan(load, self.registry, self.hub, self.reporter)
+        path = fetch(planned.target, self.hub, self.reporter, self.check)
+        pair = self.drafts.new_head(path)
+        folder, check = pair.folder / RUN, partial(throttle.wait, self.check)
+        with open_run(folder, keeps=True), ExitStack() as opened:
+            progress = partial(self.reporter.loading, path.name)
+            target = open_model(planned.backend, path, planned.options, progress=progress, check=self.check)
+            opened.callback(target.close)
+            check_target(target, path)
+            file = ConversationFile(pair.folder / "texts.jsonl")
+            has_begun = (folder / CHECKPOINT).exists()  # then it goes on with the texts that it has begun with
+            if not has_begun and file.n_tokens < config.n_tokens:
+                self._write_texts(target, file, config, end_s, check)
+            train, held_out = split_conversations(file.texts())
+            materials = Materials(
+                target=target,
+                target_path=path,
+                train=train,
+                held_out=held_out,
+                options=replace(config.train, start=f"version {pair.active_number()}, {len(train)} texts"),
+                throttle=replace(throttle, limit_s=_TRAINING * throttle.limit_s),
+                folder=folder,
+                check=check,
+                reading=self.reporter.reading,
+            )
+            return self._train(materials, pair, planned.name, opened)
+
+    def _train(self, materials: Materials, pair: AdaptedPair, target: str, opened: ExitStack) -> Adaptation:
+        """Train on texts that are there, and keep the head if it gains."""
+        active = pair.active()
+        start = self._write_new_head(materials) if active is None else active.path
+        drafter = PlannedDrafter(drafter_specs()["eagle3"], head=read_head(start))
+        trainee = open_head(drafter, start, materials, opened, is_new=True)
+        rivals: dict[str, Mapping[str, Matrix]] = {"lookups": measure_lookups(materials.held_out, DEPTH)}
+        if active is not None:
+            rivals["the head in use"] = trainee.measure()
+        base = max(rivals, key=lambda name: expected_tokens(rivals[name].values()))
+        result, gain = train_and_compare(trainee, rivals[base], self.reporter)
+        card = None
+        if gain.is_better:
+            named = Card(
+                method="eagle3",
+                base=base,
+                target=target,
+                n_texts=len(materials.train),
+                n_tokens=count_tokens(materials.train),
+                first_s=time(),
+                last_s=time(),
+                loss=materials.options.loss,
+                gain=gain,
+                minutes=result.seconds / 60,
+                options=asdict(materials.options),
+            )
+            card = pair.add(named, trainee.save)
+        return Adaptation(gain, card, result.stopped, base=base)
+
+    def _write_texts(
+        self, target: Model, file: ConversationFile, config: HeadConfig, end_s: float, check: CheckCancelled
+    ) -> None:
+        """Write texts up to the wanted number of tokens, or to the end of their time if they suffice then."""
+        engine = Engine(target, (), Speculation(), _STREAMS)
+        n_streams = min(_STREAMS, engine.max_concurrency)
+        try:
+            for each in write_conversations(engine, config.questions, file.next_seed, n_streams, check):
+                n = file.n_tokens
+                self.reporter.writing(min(n, config.n_tokens), config.n_tokens)
+                if n >= config.n_tokens or (monotonic() > end_s and n >= 1.5 * _LEAST):
+                    break
+                file.add(each)
+        finally:
+            engine.release_draft()
+
+    def _write_new_head(self, materials: Materials) -> Path:
+        """The path of the head that was never trained; one that is there is of the same texts and target."""
+        from edgespec.adapt.head_files import choose_vocabulary, write_new_head
+
+        target = materials.target
+        path = materials.folder / (f"{_NEW}.gguf" if materials.target_path.is_file() else _NEW)
+        if not path.exists() or not (materials.folder / CHECKPOINT).exists():
+            shutil.rmtree(path, ignore_errors=True)
+            path.unlink(missing_ok=True)
+            answers = (text.tokens[text.answer :] for text in materials.train)
+            vocabulary = choose_vocabulary(answers, target.tokenizer.vocab_size)
+            write_new_head(target, materials.target_path, vocabulary, path)
+        return path
+
+
+def split_conversations(texts: Sequence[TrainingText]) -> tuple[list[TrainingText], list[TrainingText]]:
+    """(texts to train on, texts to measure with). Raises InvalidRequest for too few."""
+    held_out = list(texts[::_EACH][:_MOST])
+    sources = {text.source for text in held_out}
+    train = [text for text in texts if text.source not in sources]
+    n = count_tokens(train)
+    if n < _LEAST:
+        raise InvalidRequest(
+            f"the model has written {n:,} tokens to train on; {_LEAST:,} are needed.",
+            hint="Use more --minutes: the same command goes on.",
+        )
+    return train, held_out
+
+
+def measure_lookups(texts: Sequence[TrainingText], depth: int) -> dict[str, Matrix]:
+    """The Matrix of each conversation, for drafts by n-grams of its own text."""
+    found = {}
+    for text in texts:
+        lookup, tokens, rounds = SuffixLookup(), text.tokens.tolist(), find_rounds(text)
+        lookup.read(tokens[: rounds.start])
+        hits = np.zeros((len(rounds), depth), np.float32)
+        for row, position in zip(hits, rounds, strict=True):
+            lookup.extend(tokens[:position])
+            draft = continue_from(lookup.tokens, lookup.end, depth) if lookup.length else []
+            for d, (token, true) in enumerate(zip(draft, tokens[position:], strict=False)):
+                row[d] = token == true
+        found[text.source] = hits
+    return found

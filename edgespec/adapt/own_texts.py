@@ -1,0 +1,168 @@
+"""Conversations that a model writes by itself, for drafts to learn from: its own questions, and its answers to them.
+
+A draft learns most from what its target says. A chat model whose prompt ends where a user's turn begins goes on with a
+question (Magpie, Xu et al. 2024, arXiv:2406.08464), so that no data set is needed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.adapt.texts import TrainingText
+from edgespec.core.protocols import CheckCancelled, Yield
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine.engine import Engine
+from edgespec.engine.events import Finished, Request
+from edgespec.errors import ContextOverflow, DraftRefused, reading
+from edgespec.text.chat_template import Message
+from edgespec.text.stream import Piece
+
+_MAX_QUESTION, _MAX_ANSWER = 192, 384  # tokens
+_MIN_QUESTION = 8  # characters
+_GREEDY_SHARE = 0.3  # of the answers; the others are drawn
+_DRAWN, _GREEDY = SamplingParams(temperature=0.8), SamplingParams(temperature=0)
+_QUESTION = SamplingParams(temperature=1.0, top_p=0.95)
+_MARK = "QUESTION-STARTS-HERE"
+_GRAM, _LOOP = 4, 16  # tokens; an answer ends before it repeats so many n-grams behind each other
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The tokens of a question and its answer, of which the first `n_prompt` are the prompt's; `seed` is its number."""
+
+    seed: int
+    n_prompt: int
+    tokens: list[int]
+
+
+class ConversationFile:
+    """Conversations in a file of JSON lines, for its owner only. The line that a killed process has cut is left out."""
+
+    def __init__(self, path: Path) -> None:
+        """Read what is there. Raises CacheError."""
+        self._path = path
+        with reading(path):
+            lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+            whole = [line for line in lines if line.endswith(b"\n")]
+            if len(whole) < len(lines):
+                path.write_bytes(b"".join(whole))
+        self.conversations = [Conversation(**json.loads(line)) for line in whole]
+
+    @property
+    def n_tokens(self) -> int:
+        """The tokens of all answers."""
+        return sum(len(each.tokens) - each.n_prompt for each in self.conversations)
+
+    @property
+    def next_seed(self) -> int:
+        return 1 + max((each.seed for each in self.conversations), default=-1)
+
+    def add(self, conversation: Conversation) -> None:
+        """Append one. Raises CacheError."""
+        with reading(self._path, "cannot be written", "Free some space and start again: it goes on from here."):
+            self._path.touch(0o600)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(conversation)) + "\n")
+        self.conversations.append(conversation)
+
+    def texts(self) -> list[TrainingText]:
+        """All of them, as texts to train on."""
+        return [
+            TrainingText(np.array(each.tokens, np.int32), 0, each.n_prompt, f"own:{each.seed}", 0.0)
+            for each in self.conversations
+        ]
+
+
+def write_conversations(
+    engine: Engine, questions: Sequence[str], first: int, n_streams: int, check: CheckCancelled
+) -> Generator[Conversation]:
+    """Conversations from number `first` on, `n_streams` written at a time; they end where the caller stops.
+
+    Those with the numbers of `questions` answer these; for the others the model writes a question. Raises Cancelled,
+    BackendError, and DraftRefused where it writes none.
+    """
+    turn_start = _find_turn_start(engine)
+    running: list[Generator[Yield, None, Conversation | None]] = []
+    seed, n_failed = first, 0
+    while True:
+        while len(running) < n_streams:
+            question = questions[seed] if seed < len(questions) else None
+            running.append(_converse(engine, turn_start, question, seed, check))
+            seed += 1
+        for each in tuple(running):
+            try:
+                next(each)
+            except StopIteration as ended:
+                running.remove(each)
+                n_failed = 0 if ended.value else n_failed + 1
+                if ended.value:
+                    yield ended.value
+        if n_failed > 8 * n_streams:
+            raise DraftRefused(
+                "the model writes no questions and answers to learn from.",
+                hint='Give it questions: --texts FILE, with a line such as {"prompt": "..."} for each.',
+            )
+
+
+def _find_turn_start(engine: Engine) -> str:
+    """The prompt that ends where the user's first turn begins. Raises TemplateError, DraftRefused for a base model."""
+    before, mark, _ = engine.prompts.render((Message("user", _MARK),), {}, None).partition(_MARK)
+    if not mark or not before:
+        raise DraftRefused(
+            "the model has no chat template, so that it cannot write questions to learn from.",
+            hint="Use it for a while, or `edgespec memory add` texts; then `edgespec adapt` trains its draft.",
+        )
+    return before
+
+
+def _converse(
+    engine: Engine, turn_start: str, question: str | None, seed: int, check: CheckCancelled
+) -> Generator[Yield, None, Conversation | None]:
+    """A conversation; None without a question, for a question that does not fit, and for an answer of a few tokens."""
+    try:
+        if question is None:
+            question, _ = yield from _write(engine, Request(turn_start, _QUESTION, _MAX_QUESTION, seed), check)
+        if len(question.strip()) < _MIN_QUESTION:
+            return None
+        prompt = (Message("user", question.strip()),)
+        sampling = _GREEDY if np.random.default_rng(seed).random() < _GREEDY_SHARE else _DRAWN
+        _, answer = yield from _write(engine, Request(prompt, sampling, _MAX_ANSWER, seed), check)
+        before = engine.encode(prompt)
+    except ContextOverflow:
+        return None
+    answer = cut_loop(answer)
+    return Conversation(seed, len(before), [*before, *answer]) if len(answer) > _LOOP else None
+
+
+def _write(
+    engine: Engine, request: Request, check: CheckCancelled
+) -> Generator[Yield, None, tuple[str, Sequence[int]]]:
+    """(text, tokens) of an answer. Raises Cancelled."""
+    text, tokens = "", tuple[int, ...]()
+    for event in engine.generate(request, check):
+        if isinstance(event, Yield):
+            yield event
+        elif isinstance(event, Piece):
+            text += event.text
+        elif isinstance(event, Finished):
+            check()
+            tokens = event.tokens
+    return text, tokens
+
+
+def cut_loop(tokens: Sequence[int]) -> Sequence[int]:
+    """`tokens` up to where they begin to repeat themselves: of a loop every draft predicts all, and learns nothing."""
+    seen: set[tuple[int, ...]] = set()
+    repeated = 0
+    for end in range(_GRAM, len(tokens) + 1):
+        gram = tuple(tokens[end - _GRAM : end])
+        repeated = repeated + 1 if gram in seen else 0
+        if repeated == _LOOP:
+            return tokens[: end - _LOOP]
+        seen.add(gram)
+    return tokens

@@ -1,0 +1,153 @@
+"""`edgespec draft train`: texts, training and judgement of a new head, kills in each stage, and its use by `auto`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic, sleep
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from edgespec.adapt import new_head
+from edgespec.adapt.own_texts import Conversation, ConversationFile
+from edgespec.backends import open_tokenizer
+from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair
+from tests.adapt.chatty import make_chatty
+from tests.cli.conftest import COMMAND, Cli
+from tests.models import TARGET, mamba
+from tests.registry.test_adapted import CARD
+from tests.trained_heads import EAGLE3, convert
+
+FAST = ("--threads", "1", "--on-battery")
+RUN = ("run", "def f(x):", "--temperature", "0", "--max-tokens", "40", "--no-memory", "--threads", "1")
+TOKENS, N_TEXTS = 120, 120
+
+
+@pytest.fixture
+def chatty(tmp_path: Path) -> Path:
+    return make_chatty(tmp_path / "chatty.gguf")
+
+
+def open_pair(tmp_path: Path, target: Path) -> AdaptedPair:
+    pair = AdaptedDrafts(tmp_path / "data" / "adapted").new_head(target)
+    pair.folder.mkdir(parents=True, exist_ok=True)
+    return pair
+
+
+def keep_texts(pair: AdaptedPair, n: int = N_TEXTS) -> Path:
+    """Texts as an earlier run has left them: parts of Python's own code."""
+    file = ConversationFile(pair.folder / "texts.jsonl")
+    with open_tokenizer("llamacpp", TARGET) as tokenizer:
+        code = "".join(path.read_text() for path in sorted(Path(json.__file__).parent.glob("*.py")))
+        tokens = tokenizer.encode(code, parse_special=False)
+    for i in range(n):
+        file.add(Conversation(i, 20, tokens[i * TOKENS : (i + 1) * TOKENS]))
+    return pair.folder / "texts.jsonl"
+
+
+def add_head(pair: AdaptedPair, tmp_path: Path, noise: float = 0.0) -> None:
+    """The EAGLE-3 head of the tests as the version in use, with noise on its first matrix."""
+    folder = Path(shutil.copytree(EAGLE3, tmp_path / "head"))
+    weights = load_file(folder / "model.safetensors")
+    fc = weights["fc.weight"]
+    drawn = np.random.default_rng(0).standard_normal(fc.shape) * noise * fc.std()
+    save_file({**weights, "fc.weight": (fc + drawn).astype(fc.dtype)}, folder / "model.safetensors")
+    pair.add(CARD, lambda path: shutil.copyfile(convert(folder), path))
+
+
+def test_a_model_writes_and_a_head_is_judged(
+    cli: Cli, tmp_path: Path, chatty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few seconds are too few: it is not used, and the texts stay for the next time."""
+    monkeypatch.setattr(new_head, "_LEAST", 300)
+    monkeypatch.setattr(new_head, "_EACH", 3)
+    (tmp_path / "questions.jsonl").write_text('{"prompt": "Return the largest of three numbers."}\n')
+    asked = ("draft", "train", str(chatty), "--tokens", "700", "--texts", "questions.jsonl", *FAST)
+    first = cli(*asked, "--minutes", "0.1", "--json")
+    assert first.returncode == 0, first.stderr
+    done = json.loads(first.stdout)
+    assert (done["kept"], done["version"]) == (False, None) and done["gain_low"] <= 0
+    pair = open_pair(tmp_path, chatty)
+    file = ConversationFile(pair.folder / "texts.jsonl")
+    assert file.n_tokens >= 700 and not (pair.folder / "training").exists()
+    assert {each.stat().st_mode & 0o077 for each in pair.folder.rglob("*")} == {0}
+    again = cli(*asked, "--minutes", "0.1")
+    assert again.stdout.startswith("discarded, because no gain is certain: ") and "lookups 1." in again.stdout
+    assert ConversationFile(pair.folder / "texts.jsonl").n_tokens == file.n_tokens
+    assert cli("adapt", "list", "--json").stdout.strip() == "[]"
+
+
+def test_a_head_is_trained_further_and_used(cli: Cli, tmp_path: Path) -> None:
+    pair = open_pair(tmp_path, TARGET)
+    add_head(pair, tmp_path, noise=1.0)
+    keep_texts(pair)
+    plain = cli(*RUN, "--draft", "none")
+    before = cli(*RUN, "--draft", "eagle3", "--draft-max", "3")
+    assert before.stdout == plain.stdout and "an EAGLE-3 head that was trained here" not in before.stderr
+    done = cli("draft", "train", "python-6m", "--tokens", "5000", "--minutes", "0.3", *FAST)
+    assert done.stdout.startswith("kept as version 2: ") and "the head in use 1." in done.stdout
+    for draft in ("auto", "eagle3"):
+        drafted = cli(*RUN, "--draft", draft)
+        assert drafted.stdout == plain.stdout
+    assert "Drafting with " in cli(*RUN, "--draft", "auto").stderr
+    rows = json.loads(cli("adapt", "list", "--json").stdout)
+    assert [(row["version"], row["active"]) for row in rows] == [(1, False), (2, True)]
+    cli("adapt", "use", "0")
+    assert "no eagle3 head" in cli(*RUN, "--draft", "eagle3").stderr
+
+
+Stage = Callable[[Path], bool]
+STAGES: dict[str, Stage] = {
+    "writing": lambda folder: len((folder / "texts.jsonl").read_bytes().splitlines()) > N_TEXTS + 1,
+    "reading": lambda folder: len(list(folder.glob("training/*.npz"))) > 3,
+    "training": lambda folder: (folder / "training" / "checkpoint").exists(),
+}
+
+
+def test_a_killed_run_goes_on(cli: Cli, environment: dict[str, str], tmp_path: Path, chatty: Path) -> None:
+    pair = open_pair(tmp_path, chatty)
+    texts = keep_texts(pair)
+    n = len(ConversationFile(texts).conversations)
+    for stage, is_reached in STAGES.items():
+        tokens = "100000" if stage == "writing" else "5000"
+        command = [*COMMAND, "draft", "train", str(chatty), "--tokens", tokens, "--minutes", "60", *FAST]
+        deadline = monotonic() + 120
+        with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as training:
+            while not is_reached(pair.folder) and monotonic() < deadline:
+                assert training.poll() is None, training.communicate()[1]
+                sleep(0.02)
+            training.kill()
+        assert is_reached(pair.folder), stage
+        now = len(ConversationFile(texts).conversations)
+        assert now > n if stage == "writing" else now == n, "what was written stays, and nothing is added to it"
+        n = now
+    kept = len(list(pair.folder.glob("training/*.npz")))
+    done = cli("draft", "train", str(chatty), "--minutes", "0.1", *FAST, "--json")
+    assert json.loads(done.stdout)["held_out_conversations"] > 2 and kept > 3
+    assert len(ConversationFile(texts).conversations) == n, "a training that has begun goes on with its texts"
+
+
+def test_what_cannot_have_a_head_is_said(cli: Cli, tmp_path: Path, chatty: Path) -> None:
+    def refuse(*arguments: str, **extra: str) -> str:
+        done = cli("draft", "train", *arguments, *FAST, **extra)
+        assert done.returncode != 0 and "hint: " in done.stderr and not done.stdout
+        return done.stderr
+
+    assert "no chat template" in refuse("python-6m")
+    other = tmp_path / "mamba.gguf"
+    mamba(other)
+    keep_texts(open_pair(tmp_path, other))
+    assert "No head is trained for models of the type mamba" in refuse(str(other), "--tokens", "5000")
+    (tmp_path / "bad.jsonl").write_text("{}\n")
+    assert "line 1 is not a prompt" in refuse(str(chatty), "--texts", "bad.jsonl")
+    few = open_pair(tmp_path, chatty)
+    keep_texts(few, 20)
+    assert "10,000 are needed" in refuse(str(chatty), "--tokens", "1000")
+    assert not (few.folder / "training").exists()
+    (few.folder / "training").write_text("")
+    assert "cannot be written" in refuse(str(chatty), "--tokens", "1000")
