@@ -15,24 +15,26 @@ import gguf
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
 
 from edgespec.adapt.student import copy_field, finish_gguf, report_unwritable, write_tensors
 from edgespec.backends import Model
 from edgespec.backends.head_session import TappedSession
-from edgespec.backends.mlx.head_parts import LayerShape, TargetParts, make_layer_shape, read_target
+from edgespec.backends.mlx.head_parts import LayerShape, TargetParts, make_layer_shape, read_target, take_rows
 from edgespec.backends.mlx.library import map_errors
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.core.sampling import Ints
-from edgespec.errors import DraftRefused, InvalidModelFile
+from edgespec.errors import DoesNotFit, DraftRefused, InvalidModelFile
 from edgespec.files import new_folder, replace_file
 from edgespec.formats.gguf_validate import read_file, read_gguf_config, to_folder_name
 from edgespec.formats.mlx_folder import read_json
+from edgespec.units import gib
 
 DRAFT_VOCABULARY = 8192
 """Tokens that a new head scores. The output matrix is the largest part of a head, and few tokens are frequent."""
 _SPREAD = 0.02  # of weights that are drawn
 _FEW = 3  # layers of the target that the head reads
+_ROWS = 8192  # of the embeddings that are converted at once
+_TRAINING_BYTES = 24  # of a weight: itself, AdamW's two moments, its gradient before and after clipping, its update
 _TYPES = ("llama", "qwen2", "qwen3", "mistral")
 _LAYER = "midlayer."
 _PARTS = {  # neutral names (formats.heads): those in folders, and in GGUF files
@@ -74,10 +76,11 @@ def read_gguf_arrays(path: Path) -> tuple[dict[str, Any], dict[str, str], LayerS
         raise DraftRefused(
             f"{path.name} has no output matrix of its own.", hint="Train a new head: edgespec draft train."
         )
+    if unknown := sorted(set(tensors) - set(names.values())):
+        raise DraftRefused(f"{path.name} has the tensor {unknown[0]}, which is not trained.", hint="Use another head.")
     arrays = {
         name: mx.array(each.data if name == "d2t" else gguf.quants.dequantize(each.data, each.tensor_type))
         for name, each in tensors.items()
-        if name in names.values()
     }
     config = {
         "hidden_size": header.size("embedding_length"),
@@ -95,23 +98,21 @@ def read_parts(target: Model, path: Path) -> TargetParts:
     """What a head shares with the target at `path`. Raises InvalidModelFile, CacheError."""
     if isinstance(target, MlxModel):
         return read_target(target.network)
-    tensors = _read_tensors(path, ["token_embd.weight"])
+    embedding = _find_tensors(path)["token_embd.weight"]
+    parts = [slice(at, at + _ROWS) for at in range(0, len(embedding.data), _ROWS)]
     rows = nn.Embedding(1, 1)
-    rows.weight = mx.array(tensors["token_embd.weight"], mx.float16)
+    rows.weight = mx.concatenate([_dequantize(embedding, part).astype(mx.float16) for part in parts])
     vocab_size, size = rows.weight.shape
     return TargetParts(rows, vocab_size, size, rows, rows.as_linear)
 
 
-def _read_tensors(path: Path, names: Iterable[str]) -> dict[str, Any]:
-    """Float32 arrays of a GGUF file by name; those that it lacks are left out. Raises InvalidModelFile for a part."""
-    if read_file(path).metadata.get("split.count", 1) != 1:
-        raise InvalidModelFile(
-            f"{path.name} is one part of a split model.", hint="Join the parts: llama-gguf-split --merge."
-        )
-    tensors = {each.name: each for each in gguf.GGUFReader(path).tensors}
-    return {
-        name: gguf.quants.dequantize(tensors[name].data, tensors[name].tensor_type) for name in names if name in tensors
-    }
+def _find_tensors(path: Path) -> dict[str, Any]:
+    return {each.name: each for each in gguf.GGUFReader(path).tensors}
+
+
+def _dequantize(tensor: Any, rows: Any = slice(None)) -> Any:
+    """Some rows of a GGUF file's tensor, float32."""
+    return mx.array(gguf.quants.dequantize(tensor.data[rows], tensor.tensor_type))
 
 
 # A head that was never trained.
@@ -124,76 +125,106 @@ def choose_vocabulary(texts: Iterable[Ints], vocab_size: int) -> Ints:
 
 
 def write_new_head(target: Model, source: Path, vocabulary: Ints, to: Path) -> None:
-    """Write an EAGLE-3 head (Li et al. 2025, arXiv:2503.01840) for the target at `source`, in the format that it has.
+    """Write an EAGLE-3 head (Li et al. 2025, arXiv:2503.01840) for the target at `source`, as its runtime reads it.
 
-    Its layer begins as the target's last one and reads what that reads: the state of the highest of three layers. The
-    weights for the embedding and the other two are drawn, and small. Its output matrix [W, size] has the target's rows
-    of `vocabulary` [W]. `check_target` says whether the target is of a type that can have one. Raises CacheError.
+    Its layer begins with the weights of the target's last one, but norms of queries and keys and biases; its residual
+    stream with the highest of the three states that it reads. The weights for the embedding and the other states are
+    drawn, and small. Its output matrix [W, size] has the target's rows of `vocabulary` [W]. `check_target` has let the
+    target pass. Raises InvalidModelFile, CacheError, BackendError.
     """
-    with map_errors():
-        config, own = _read_mlx_layer(target, source) if isinstance(target, MlxModel) else _read_gguf_layer(source)
-        arrays = _make_head(own, config["hidden_size"], vocabulary)
-    layers = _choose_layers(target.layer_count)
-    with report_unwritable(to):
+    config, layers = read_config(source), _choose_layers(target.layer_count)
+    with map_errors(), report_unwritable(to):
         if isinstance(target, MlxModel):
-            _write_folder(to, config, arrays, layers, vocabulary)
+            own = _read_mlx_layer(target.network, vocabulary)
+            head_dim = own["self_attn.q_proj.weight"].shape[0] // config["num_attention_heads"]
+            # A config may state a size that the model ignores.
+            config |= {"head_dim": head_dim}
+            _write_folder(to, config, _make_head(own, config["hidden_size"]), layers, vocabulary)
         else:
-            _write_gguf(to, source, config, arrays, layers, vocabulary)
+            own = _read_gguf_layer(source, config, vocabulary)
+            _write_gguf(to, source, config, _make_head(own, config["hidden_size"]), layers, vocabulary)
 
 
 def _choose_layers(count: int) -> tuple[int, ...]:
     """Those whose inputs a new head reads: EAGLE-3's, within a small target."""
-    return tuple(min(max(0, layer), count - 1) for layer in (2, count // 2, count - 3))
+    return tuple(sorted(min(max(0, layer), count - 1) for layer in (2, count // 2, count - 3)))
 
 
-def check_target(target: Model, source: Path) -> None:
-    """Raise DraftRefused, Unsupported where no head can be trained for the target at `source`."""
-    is_folder = isinstance(target, MlxModel) and source.is_dir()
-    kind = read_json(source / "config.json").get("model_type") if is_folder else read_file(source).architecture
-    if kind not in _TYPES:
+def read_config(source: Path) -> dict[str, Any]:
+    """The config.json of a target in a folder, or what stands for it in a GGUF file.
+
+    Raises DraftRefused for a target that can have no new head, InvalidModelFile, CacheError.
+    """
+    if source.is_dir():
+        config = read_json(source / "config.json")
+        kind = config.get("model_type")
+        reason = "" if kind in _TYPES else f"its type is {kind}"
+    else:
+        header = read_file(source)
+        try:
+            config, reason = read_gguf_config(header), ""
+        except InvalidModelFile as error:
+            reason = error.message.removesuffix(".")
+        if header.metadata.get("split.count", 1) != 1:
+            reason = "it is split into several files; `llama-gguf-split --merge` joins them"
+    if reason:
         raise DraftRefused(
-            f"no head is trained for models of the type {kind}.",
+            f"no head is trained for {source.name}: {reason}.",
             hint=f"Models of the types {', '.join(_TYPES)} can have one; `--draft auto` drafts without one.",
+        )
+    return config
+
+
+def check_target(target: Model, source: Path, free: int) -> None:
+    """Raise DraftRefused, Unsupported where no head can be trained for the target at `source`, and DoesNotFit where
+    that needs more than `free` bytes.
+    """
+    config = read_config(source)
+    size, heads = config["hidden_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim") or size // heads
+    rows = 2 * heads + 4 * (config.get("num_key_value_heads") or heads)  # of queries, keys and values: of both halves
+    n_weights = size * (_FEW * size + (rows + heads) * head_dim + 3 * config["intermediate_size"] + DRAFT_VOCABULARY)
+    needed = _TRAINING_BYTES * n_weights + 2 * size * target.tokenizer.vocab_size
+    if needed > free:
+        raise DoesNotFit(
+            f"training a head needs {gib(needed)} beside the model; {gib(max(free, 0))} are free.",
+            hint="Close other programs, or train one for a smaller model.",
         )
     with closing(cast(TappedSession, target.open_session(lambda: None))) as session:
         session.tap(_choose_layers(target.layer_count))
 
 
-def _read_mlx_layer(target: MlxModel, source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(config.json, the last layer's tensors, the last norm and the output matrix by names as in folders)"""
-    network, config = target.network, read_json(source / "config.json")
-    has_output = hasattr(network, "lm_head")
-    parts = {"": network.layers[-1], "model.norm.": network.model.norm}
-    parts |= {"output.": network.lm_head if has_output else network.model.embed_tokens}
+def _read_mlx_layer(network: Any, vocabulary: Ints) -> dict[str, Any]:
+    """The last layer's tensors, the last norm and rows of the output matrix, by names as in folders; float32."""
+    output = network.lm_head if hasattr(network, "lm_head") else network.model.embed_tokens
+    rows, _ = take_rows(output, mx.array(vocabulary))
     found: dict[str, Any] = {}
+    parts = {"": network.layers[-1], "model.norm.": network.model.norm, "output.": getattr(rows, "__self__", rows)}
     for prefix, part in parts.items():
-        modules = dict(part.named_modules())
-        for name, array in tree_flatten(part.parameters()):
-            module = modules[name.rpartition(".")[0]]
+        for path, module in part.named_modules():
+            name = f"{prefix}{path}.weight" if path else f"{prefix}weight"
             if isinstance(module, nn.QuantizedLinear | nn.QuantizedEmbedding):
-                if not name.endswith("weight"):
-                    continue
                 kind = {"group_size": module.group_size, "bits": module.bits, "mode": module.mode}
-                array = mx.dequantize(module.weight, module.scales, module.get("biases"), **kind)
-            found[f"{prefix}{name}"] = array.astype(mx.float32)
-    rows = found["self_attn.q_proj.weight"].shape[0]  # a config may state a size that the model ignores
-    return {**config, "head_dim": rows // config["num_attention_heads"]}, found
+                found[name] = mx.dequantize(module.weight, module.scales, module.get("biases"), **kind)
+            elif "weight" in module:
+                found[name] = module.weight
+    return {name: array.astype(mx.float32) for name, array in found.items()}
 
 
-def _read_gguf_layer(source: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read_gguf_layer(source: Path, config: Mapping[str, Any], vocabulary: Ints) -> dict[str, Any]:
     """As `_read_mlx_layer`; the queries and keys of a llama are in the order of rotated pairs, as the config says."""
-    header = read_file(source)
-    config = read_gguf_config(header)
-    block = f"blk.{config['num_hidden_layers'] - 1}."
-    layer = [tensor.name for tensor in header.tensors if tensor.name.startswith(block)]
-    tensors = _read_tensors(source, [*layer, "output_norm.weight", "output.weight", "token_embd.weight"])
-    own = {to_folder_name(name).split(".", 3)[-1]: mx.array(tensors[name]) for name in layer}
-    own["model.norm.weight"] = mx.array(tensors["output_norm.weight"])
-    own["output.weight"] = mx.array(tensors.get("output.weight", tensors["token_embd.weight"]))
-    return config, own
+    tensors, block = _find_tensors(source), f"blk.{config['num_hidden_layers'] - 1}."
+    own = {
+        to_folder_name(name).split(".", 3)[-1]: _dequantize(tensor)
+        for name, tensor in tensors.items()
+        if name.startswith(block)
+    }
+    own["model.norm.weight"] = _dequantize(tensors["output_norm.weight"])
+    own["output.weight"] = _dequantize(tensors.get("output.weight", tensors["token_embd.weight"]), vocabulary)
+    return own
 
 
-def _make_head(own: Mapping[str, Any], size: int, vocabulary: Ints) -> dict[str, Any]:
+def _make_head(own: Mapping[str, Any], size: int) -> dict[str, Any]:
     """Arrays by neutral names."""
     rng = np.random.default_rng(0)
 
@@ -208,7 +239,7 @@ def _make_head(own: Mapping[str, Any], size: int, vocabulary: Ints) -> dict[str,
         "o": own["self_attn.o_proj.weight"],
         "ffn_norm": own["post_attention_layernorm.weight"],
         "output_norm": own["model.norm.weight"],
-        "output": own["output.weight"][mx.array(vocabulary)],
+        "output": own["output.weight"],
     }
     for part in ("gate", "up", "down"):
         arrays[part] = own[f"mlp.{part}_proj.weight"]

@@ -30,25 +30,25 @@ from edgespec.adapt.run import (
     open_run,
     train_and_compare,
 )
-from edgespec.adapt.texts import RUN, TrainingText, count_tokens
+from edgespec.adapt.texts import MIN_HELD_OUT, OWN_TEXTS, RUN, TrainingText, count_tokens
 from edgespec.backends import Model, open_model
 from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters import drafter_specs
 from edgespec.drafters.ngram import SuffixLookup, continue_from
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
-from edgespec.errors import InvalidRequest
+from edgespec.errors import DraftRefused, InvalidRequest
 from edgespec.formats.head_file import read_head
 from edgespec.hub.hub import Hub
 from edgespec.planner.draft_finder import PlannedDrafter
-from edgespec.planner.plan import LoadConfig, fetch, plan
+from edgespec.planner.plan import LoadConfig, Quiet, fetch, plan
 from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Card
 from edgespec.registry.schema import Registry
 
 _CONTEXT = 1024  # tokens of a conversation
 _STREAMS = 8  # conversations that are written at once
-_LEAST = 10_000  # tokens to train on
-_EACH, _MOST = 10, 60  # one conversation of so many is held out, and so many at most
+_LEAST = 10_000  # tokens of answers to train on
+_EACH, _MOST = 5, 60  # one conversation of so many is held out, and so many at most
 _WRITING, _TRAINING = 0.25, 0.5  # shares of the time; reading the texts takes less than writing them
 _NEW = "new"  # the head before any training, in the folder of a run
 
@@ -94,22 +94,23 @@ class HeadTrainer:
         load_trainer()
         from edgespec.adapt.head_files import check_target
 
-        end_s, throttle = monotonic() + _WRITING * config.throttle.limit_s, config.throttle
-        options = replace(config.load.load, caches=_STREAMS, context_size=config.load.load.context_size or _CONTEXT)
-        load = replace(config.load, load=options, draft="none", memory=None, adapted=None)
-        planned = plan(load, self.registry, self.hub, self.reporter)
+        throttle, options = config.throttle, config.load.load
+        options = replace(options, caches=_STREAMS, context_size=options.context_size or _CONTEXT)
+        load = replace(config.load, load=options, memory=None, adapted=None)
+        self._refuse_others(replace(load, draft="auto"))
+        planned = plan(replace(load, draft="none"), self.registry, self.hub, self.reporter)
         path = fetch(planned.target, self.hub, self.reporter, self.check)
-        pair = self.drafts.new_head(path)
+        pair = self.drafts.new_head(path, planned.backend)
         folder, check = pair.folder / RUN, partial(throttle.wait, self.check)
-        with open_run(folder, keeps=True), ExitStack() as opened:
+        with open_run(folder), ExitStack() as opened:
             progress = partial(self.reporter.loading, path.name)
             target = open_model(planned.backend, path, planned.options, progress=progress, check=self.check)
             opened.callback(target.close)
-            check_target(target, path)
-            file = ConversationFile(pair.folder / "texts.jsonl")
+            check_target(target, path, planned.fit.memory.usable - planned.fit.target.total)
+            file = ConversationFile(pair.folder / OWN_TEXTS, target.tokenizer.vocab_size)
             has_begun = (folder / CHECKPOINT).exists()  # then it goes on with the texts that it has begun with
-            if not has_begun and file.n_tokens < config.n_tokens:
-                self._write_texts(target, file, config, end_s, check)
+            if file.n_tokens < (_LEAST if has_begun else config.n_tokens):
+                self._write_texts(target, file, config, check)
             train, held_out = split_conversations(file.texts())
             materials = Materials(
                 target=target,
@@ -123,6 +124,15 @@ class HeadTrainer:
                 reading=self.reporter.reading,
             )
             return self._train(materials, pair, planned.name, opened)
+
+    def _refuse_others(self, load: LoadConfig) -> None:
+        """Raise DraftRefused for a target that has a head, which `auto` would prefer."""
+        for each in plan(load, self.registry, self.hub, Quiet()).drafters:
+            if each.head is not None:
+                raise DraftRefused(
+                    f"{each.label} is a head for this model already.",
+                    hint="`--draft auto` drafts with it; `edgespec adapt` trains it further.",
+                )
 
     def _train(self, materials: Materials, pair: AdaptedPair, target: str, opened: ExitStack) -> Adaptation:
         """Train on texts that are there, and keep the head if it gains."""
@@ -139,7 +149,7 @@ class HeadTrainer:
         if gain.is_better:
             named = Card(
                 method="eagle3",
-                base=base,
+                base="none",
                 target=target,
                 n_texts=len(materials.train),
                 n_tokens=count_tokens(materials.train),
@@ -148,33 +158,41 @@ class HeadTrainer:
                 loss=materials.options.loss,
                 gain=gain,
                 minutes=result.seconds / 60,
-                options=asdict(materials.options),
+                options={"rival": base, **asdict(materials.options)},
             )
             card = pair.add(named, trainee.save)
         return Adaptation(gain, card, result.stopped, base=base)
 
-    def _write_texts(
-        self, target: Model, file: ConversationFile, config: HeadConfig, end_s: float, check: CheckCancelled
-    ) -> None:
-        """Write texts up to the wanted number of tokens, or to the end of their time if they suffice then."""
+    def _write_texts(self, target: Model, file: ConversationFile, config: HeadConfig, check: CheckCancelled) -> None:
+        """Write texts up to the wanted number of tokens, or to the end of their time if they suffice then.
+
+        Raises InvalidRequest on battery.
+        """
+        end_s, throttle = monotonic() + _WRITING * config.throttle.limit_s, config.throttle
         engine = Engine(target, (), Speculation(), _STREAMS)
-        n_streams = min(_STREAMS, engine.max_concurrency)
+        n_streams, questions = min(_STREAMS, engine.max_concurrency), file.list_unanswered(config.questions)
         try:
-            for each in write_conversations(engine, config.questions, file.next_seed, n_streams, check):
+            for each in write_conversations(engine, questions, file.next_seed, n_streams, check):
+                file.add(each)
                 n = file.n_tokens
                 self.reporter.writing(min(n, config.n_tokens), config.n_tokens)
-                if n >= config.n_tokens or (monotonic() > end_s and n >= 1.5 * _LEAST):
+                if n >= config.n_tokens or (monotonic() > end_s and n >= 2 * _LEAST):
                     break
-                file.add(each)
+                if throttle.must_stop():
+                    raise InvalidRequest(
+                        f"the writing stopped after {n:,} tokens: the machine runs on battery.",
+                        hint="The same command goes on once it is plugged in, or at once with --on-battery.",
+                    )
         finally:
             engine.release_draft()
 
     def _write_new_head(self, materials: Materials) -> Path:
         """The path of the head that was never trained; one that is there is of the same texts and target."""
         from edgespec.adapt.head_files import choose_vocabulary, write_new_head
+        from edgespec.backends.mlx.model import MlxModel
 
         target = materials.target
-        path = materials.folder / (f"{_NEW}.gguf" if materials.target_path.is_file() else _NEW)
+        path = materials.folder / (_NEW if isinstance(target, MlxModel) else f"{_NEW}.gguf")
         if not path.exists() or not (materials.folder / CHECKPOINT).exists():
             shutil.rmtree(path, ignore_errors=True)
             path.unlink(missing_ok=True)
@@ -185,15 +203,17 @@ class HeadTrainer:
 
 
 def split_conversations(texts: Sequence[TrainingText]) -> tuple[list[TrainingText], list[TrainingText]]:
-    """(texts to train on, texts to measure with). Raises InvalidRequest for too few."""
-    held_out = list(texts[::_EACH][:_MOST])
+    """(texts to train on, texts to measure with), of each prompt the last one. Raises InvalidRequest for too few."""
+    unique = list({text.tokens[: text.answer].tobytes(): text for text in texts}.values())
+    held_out = [text for text in unique if int(text.source.partition(":")[2]) % _EACH == 0][:_MOST]
     sources = {text.source for text in held_out}
-    train = [text for text in texts if text.source not in sources]
+    train = [text for text in unique if text.source not in sources]
     n = count_tokens(train)
-    if n < _LEAST:
+    if n < _LEAST or len(held_out) < MIN_HELD_OUT:
         raise InvalidRequest(
-            f"the model has written {n:,} tokens to train on; {_LEAST:,} are needed.",
-            hint="Use more --minutes: the same command goes on.",
+            f"there are {n:,} tokens of {len(unique)} answers to train on; {_LEAST:,} and {_EACH * MIN_HELD_OUT} are"
+            " needed.",
+            hint="Use more --tokens or --minutes: the same command goes on.",
         )
     return train, held_out
 

@@ -7,6 +7,7 @@ question (Magpie, Xu et al. 2024, arXiv:2406.08464), so that no data set is need
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.adapt.texts import TrainingText
-from edgespec.core.protocols import CheckCancelled, Yield
+from edgespec.core.protocols import CheckCancelled, Step, Yield
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Finished, Request
-from edgespec.errors import ContextOverflow, DraftRefused, reading
+from edgespec.engine.events import Request
+from edgespec.errors import Cancelled, ContextOverflow, DraftRefused, reading
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 
@@ -33,30 +34,31 @@ _GRAM, _LOOP = 4, 16  # tokens; an answer ends before it repeats so many n-grams
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The tokens of a question and its answer, of which the first `n_prompt` are the prompt's; `seed` is its number."""
+    """The tokens of a question and its answer, of which the first `n_prompt` are the prompt's.
+
+    seed      its number
+    question  the text of a question that the user has given; "" for one of the model's own
+    """
 
     seed: int
     n_prompt: int
     tokens: list[int]
+    question: str = ""
 
 
 class ConversationFile:
-    """Conversations in a file of JSON lines, for its owner only. The line that a killed process has cut is left out."""
+    """Conversations in a file of JSON lines, for its owner only. Damaged lines are left out."""
 
-    def __init__(self, path: Path) -> None:
-        """Read what is there. Raises CacheError."""
+    def __init__(self, path: Path, vocab_size: int) -> None:
+        """Read what is there, and cut the line that a killed process has not finished. Raises CacheError."""
         self._path = path
         with reading(path):
             lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-            whole = [line for line in lines if line.endswith(b"\n")]
-            if len(whole) < len(lines):
-                path.write_bytes(b"".join(whole))
-        self.conversations = [Conversation(**json.loads(line)) for line in whole]
-
-    @property
-    def n_tokens(self) -> int:
-        """The tokens of all answers."""
-        return sum(len(each.tokens) - each.n_prompt for each in self.conversations)
+            if lines and not lines[-1].endswith(b"\n"):
+                os.truncate(path, sum(map(len, lines[:-1])))
+        read = (_parse(line, vocab_size) for line in lines)
+        self.conversations = [each for each in read if each is not None]
+        self.n_tokens = sum(len(each.tokens) - each.n_prompt for each in self.conversations)  # of all answers
 
     @property
     def next_seed(self) -> int:
@@ -69,13 +71,29 @@ class ConversationFile:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(conversation)) + "\n")
         self.conversations.append(conversation)
+        self.n_tokens += len(conversation.tokens) - conversation.n_prompt
+
+    def list_unanswered(self, questions: Sequence[str]) -> list[str]:
+        """Those of `questions` that no conversation answers, each once."""
+        answered = {each.question for each in self.conversations}
+        return [question for question in dict.fromkeys(questions) if question not in answered]
 
     def texts(self) -> list[TrainingText]:
-        """All of them, as texts to train on."""
+        """All of them, as texts to train on; their prompts are context alone."""
         return [
-            TrainingText(np.array(each.tokens, np.int32), 0, each.n_prompt, f"own:{each.seed}", 0.0)
+            TrainingText(np.array(each.tokens, np.int32), each.n_prompt, each.n_prompt, f"own:{each.seed}", 0.0)
             for each in self.conversations
         ]
+
+
+def _parse(line: bytes, vocab_size: int) -> Conversation | None:
+    """The conversation in a line; None for a damaged one."""
+    try:
+        found = Conversation(**json.loads(line))
+        is_whole = all(type(token) is int and 0 <= token < vocab_size for token in found.tokens)
+        return found if is_whole and 0 < found.n_prompt < len(found.tokens) and found.seed >= 0 else None
+    except (ValueError, TypeError, RecursionError):
+        return None
 
 
 def write_conversations(
@@ -83,15 +101,15 @@ def write_conversations(
 ) -> Generator[Conversation]:
     """Conversations from number `first` on, `n_streams` written at a time; they end where the caller stops.
 
-    Those with the numbers of `questions` answer these; for the others the model writes a question. Raises Cancelled,
-    BackendError, and DraftRefused where it writes none.
+    The first ones answer `questions`; for the others the model writes a question. Raises Cancelled, BackendError, and
+    DraftRefused where it writes none.
     """
-    turn_start = _find_turn_start(engine)
+    turn_start, left = _find_turn_start(engine), list(questions)
     running: list[Generator[Yield, None, Conversation | None]] = []
     seed, n_failed = first, 0
     while True:
         while len(running) < n_streams:
-            question = questions[seed] if seed < len(questions) else None
+            question = left.pop(0) if left else ""
             running.append(_converse(engine, turn_start, question, seed, check))
             seed += 1
         for each in tuple(running):
@@ -115,44 +133,51 @@ def _find_turn_start(engine: Engine) -> str:
     if not mark or not before:
         raise DraftRefused(
             "the model has no chat template, so that it cannot write questions to learn from.",
-            hint="Use it for a while, or `edgespec memory add` texts; then `edgespec adapt` trains its draft.",
+            hint="`edgespec adapt` trains a draft model on what the model has answered.",
         )
     return before
 
 
 def _converse(
-    engine: Engine, turn_start: str, question: str | None, seed: int, check: CheckCancelled
+    engine: Engine, turn_start: str, given: str, seed: int, check: CheckCancelled
 ) -> Generator[Yield, None, Conversation | None]:
     """A conversation; None without a question, for a question that does not fit, and for an answer of a few tokens."""
     try:
-        if question is None:
+        question = given
+        if not given:
             question, _ = yield from _write(engine, Request(turn_start, _QUESTION, _MAX_QUESTION, seed), check)
-        if len(question.strip()) < _MIN_QUESTION:
-            return None
+            if len(question.strip()) < _MIN_QUESTION:
+                return None
         prompt = (Message("user", question.strip()),)
         sampling = _GREEDY if np.random.default_rng(seed).random() < _GREEDY_SHARE else _DRAWN
         _, answer = yield from _write(engine, Request(prompt, sampling, _MAX_ANSWER, seed), check)
         before = engine.encode(prompt)
     except ContextOverflow:
         return None
-    answer = cut_loop(answer)
-    return Conversation(seed, len(before), [*before, *answer]) if len(answer) > _LOOP else None
+    return Conversation(seed, len(before), [*before, *answer], given) if len(answer) > _LOOP else None
 
 
 def _write(
     engine: Engine, request: Request, check: CheckCancelled
 ) -> Generator[Yield, None, tuple[str, Sequence[int]]]:
-    """(text, tokens) of an answer. Raises Cancelled."""
-    text, tokens = "", tuple[int, ...]()
-    for event in engine.generate(request, check):
+    """(text, tokens) of an answer, which ends where it begins to repeat itself. Raises Cancelled."""
+    text, tokens, is_looping = "", list[int](), False
+
+    def stop() -> None:
+        check()
+        if is_looping:
+            raise Cancelled
+
+    for event in engine.generate(request, stop):
         if isinstance(event, Yield):
             yield event
         elif isinstance(event, Piece):
             text += event.text
-        elif isinstance(event, Finished):
-            check()
-            tokens = event.tokens
-    return text, tokens
+        elif isinstance(event, Step):
+            tokens += event.tokens
+            is_looping = len(tokens) % _LOOP == 0 and len(cut_loop(tokens)) < len(tokens)
+    check()
+    return text, cut_loop(tokens)
 
 
 def cut_loop(tokens: Sequence[int]) -> Sequence[int]:

@@ -24,7 +24,7 @@ from edgespec.adapt.evaluate import (
     require_positions,
     return_to_best,
 )
-from edgespec.adapt.options import CHECKPOINT, Progress, StopReason, Throttle, TrainOptions, Weights
+from edgespec.adapt.options import Progress, StopReason, Throttle, TrainOptions, Weights
 from edgespec.adapt.teacher import BATCH_TOKENS, Batches, Parts, Teacher
 from edgespec.adapt.texts import RUN, TrainingText, count_tokens, read_texts, split_texts
 from edgespec.backends import Model, open_model
@@ -409,10 +409,8 @@ def _descend(
 
 
 @contextmanager
-def open_run(folder: Path, *, keeps: bool = False) -> Iterator[None]:
-    """Create the folder of a run, and hold it. It is removed at the end, unless an error has left a checkpoint in it.
-
-    A folder that `keeps` is not removed after any error.
+def open_run(folder: Path) -> Iterator[None]:
+    """Create the folder of a run, and hold it. It is removed at the end, unless an error has left files in it.
 
     Raises InvalidRequest where another process holds it, CacheError.
     """
@@ -430,8 +428,7 @@ def open_run(folder: Path, *, keeps: bool = False) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            kept = {each.name for each in folder.iterdir()} - {"lock"}
-            if not kept or not (keeps or CHECKPOINT in kept):
+            if [each.name for each in folder.glob("*")] == ["lock"]:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
         shutil.rmtree(folder, ignore_errors=True)

@@ -17,14 +17,13 @@ from edgespec.backends.head_session import TappedSession
 from edgespec.core.protocols import CheckCancelled, Draft, Session
 from edgespec.core.sampling import Indices, Ints, Logits, highest, sum_blocks, top_k
 from edgespec.core.verify import read_prompt
-from edgespec.errors import reading
+from edgespec.errors import InvalidRequest
 from edgespec.files import replace_file
 
 TOP = 64  # tokens of a row
 _FORWARD_BYTES = 64 * 2**20  # scores of one forward
 _LOWEST = -100.0  # log probability of a token that is impossible
 _SUFFIX, _ARRAYS = ".npz", ("tokens", "ids", "log_probs", "mask", "features")  # of the files of parts
-_NO_SPACE = "Free some space and start again: it goes on from what was kept."
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,7 @@ class Parts:
     def fill(self, report: Callable[[int, int], None]) -> None:
         """Read the first windows, as many as fit; `report` gets the numbers of tokens read and in all.
 
-        Raises Cancelled, BackendError, CacheError.
+        Raises Cancelled, BackendError, InvalidRequest.
         """
         ends = np.cumsum([window.stop - window.start for window in self.windows]).tolist()
         for index, end in enumerate(ends):
@@ -213,17 +212,25 @@ class Parts:
                 break
 
     def read(self, index: int) -> Part:
-        """The part of `windows[index]`. Raises Cancelled, BackendError, CacheError."""
+        """The part of `windows[index]`. Raises Cancelled, BackendError, InvalidRequest."""
         window, teacher = self.windows[index], self._teacher
         tokens, first = self.texts[window.text].tokens[window.start : window.stop], window.first - window.start
         key = blake2b(f"{teacher.reads} {first} ".encode() + tokens.tobytes(), digest_size=16).hexdigest()
         file = self._folder / f"{key}{_SUFFIX}"
-        with reading(file, "cannot be written", _NO_SPACE):
-            if (part := _load_part(file)) is None:
-                part = teacher.read(tokens, first)
-                if self._left_bytes > 0:
-                    self._left_bytes -= _save_part(part, file)
+        if (part := _load_part(file)) is None:
+            part = teacher.read(tokens, first)
+            if self._left_bytes > 0:
+                self._keep(part, file)
         return part
+
+    def _keep(self, part: Part, file: Path) -> None:
+        """Write a file, the last one where the disk is full. Raises InvalidRequest where the folder was removed."""
+        try:
+            self._left_bytes -= _save_part(part, file)
+        except OSError as error:
+            if not self._folder.is_dir():
+                raise removed_while_running() from error
+            self._left_bytes = 0
 
     def take(self, step: int) -> list[Part]:
         epoch, i = divmod(step, len(self._groups))
@@ -231,6 +238,11 @@ class Parts:
         order = np.lexsort((rng.random(len(self.windows)), self._lengths))
         start, stop = self._groups[rng.permutation(len(self._groups))[i]]
         return [self.read(index) for index in order[start:stop].tolist()]
+
+
+def removed_while_running() -> InvalidRequest:
+    """The error of a run whose folder another process has removed."""
+    return InvalidRequest("the state of the training was removed while it ran.", hint="Start again: it begins anew.")
 
 
 def _save_part(part: Part, file: Path) -> int:
@@ -248,7 +260,7 @@ def _load_part(file: Path) -> Part | None:
     try:
         with np.load(file, allow_pickle=False) as arrays:
             return Part(**arrays)
-    except (FileNotFoundError, ValueError, TypeError, EOFError, BadZipFile):
+    except (OSError, ValueError, TypeError, KeyError, EOFError, RuntimeError, BadZipFile):
         return None
 
 

@@ -27,6 +27,8 @@ RECENT_TOKENS = 50_000
 """The newest tokens that are trained on. Beside them as many older ones are, against forgetting."""
 RUN = "training"
 """The folder, in that of a pair, of a run that is not complete; other kinds of runs append to the name."""
+OWN_TEXTS = "texts.jsonl"
+"""The file, in the folder of a new head, of what its target has written to train it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +142,10 @@ def _name_source(text: StoredText, by_end: dict[bytes, str]) -> str:
 
 
 def clear_runs(folder: Path) -> None:
-    """Remove the state of all runs that are not complete. Raises CacheError."""
+    """Remove the state of all runs that are not complete, and what models have written for them. Raises CacheError."""
     try:
+        for file in folder.glob(f"*/{OWN_TEXTS}"):
+            file.unlink(missing_ok=True)
         for run in folder.glob(f"*/{RUN}*"):
             shutil.rmtree(run, ignore_errors=True)  # a training may write in it at this moment
             if run.exists():

@@ -18,9 +18,9 @@ import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
 
 from edgespec.adapt.options import CHECKPOINT, LossName, Progress, Throttle, TrainOptions
-from edgespec.adapt.teacher import Batches, Part, fill_up
+from edgespec.adapt.teacher import Batches, Part, fill_up, removed_while_running
 from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import BackendError, CacheError, Cancelled, InvalidRequest, reason_of
+from edgespec.errors import BackendError, CacheError, Cancelled, reason_of
 from edgespec.files import replace_file
 
 B = TypeVar("B")
@@ -161,9 +161,7 @@ def save_checkpoint(folder: Path, arrays: dict[str, mx.array], state: dict[str, 
                 file.flush()
                 os.fsync(file.fileno())
     except FileNotFoundError as error:
-        raise InvalidRequest(
-            "the state of the training was removed while it ran.", hint="Start again: it begins anew."
-        ) from error
+        raise removed_while_running() from error
     except OSError as error:
         raise CacheError(
             f"the training in {folder} cannot be saved: {reason_of(error)}.",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from edgespec.adapt.run import Adaptation
     from edgespec.core.protocols import CheckCancelled
     from edgespec.memory.store import SpaceStatus, TextStore
-    from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Gain
+    from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Card, Gain
 
 
 _TRAIN = "train"
@@ -72,6 +72,7 @@ def data_command() -> None:
 # The other commands of `edgespec adapt`: the versions of drafts, and the texts that they are trained on.
 
 
+_method_option = click.option("--method", metavar="NAME", help="How the draft drafts, such as model or eagle3.")
 _NONE = "No draft is adapted yet; `edgespec adapt MODEL` adapts the one of a model."
 
 
@@ -125,21 +126,23 @@ def _describe_versions(pair: AdaptedPair) -> Iterator[dict[str, Any]]:
 @adapt_command.command("use")
 @click.argument("version", type=click.IntRange(0))
 @click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
-def use_command(version: int, model: str | None) -> None:
+@_method_option
+def use_command(version: int, model: str | None, method: str | None) -> None:
     """Draft with VERSION from now on; 0 is the draft before any training.
 
     Running engines change to it after the answers that they are giving.
     """
-    pair = _find_pair(model)
+    pair = _find_pair(model, method)
     pair.use(version)
     click.echo(f"{_name_target(pair) or 'the model'} drafts with {_name_version(version)}")
 
 
 @adapt_command.command("revert")
 @click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
-def revert_command(model: str | None) -> None:
+@_method_option
+def revert_command(model: str | None, method: str | None) -> None:
     """Draft with the version before the one in use, or with the draft before any training."""
-    pair = _find_pair(model)
+    pair = _find_pair(model, method)
     click.echo(f"{_name_target(pair) or 'the model'} drafts with {_name_version(pair.revert())}")
 
 
@@ -147,23 +150,31 @@ def _name_version(version: int) -> str:
     return f"version {version}" if version else "the draft before any training"
 
 
-def _find_pair(model: str | None) -> AdaptedPair:
+def _find_pair(model: str | None, method: str | None) -> AdaptedPair:
     """The versions for a target, which may be left out where there is one. Raises UnknownModel, InvalidRequest."""
-    pairs = open_drafts().pairs()
-    found = [pair for pair in pairs if model in (None, _name_target(pair))]
-    found = found or [pair for pair in pairs if _name_target(pair) is None]
+    pairs = {pair: _read_card(pair) for pair in open_drafts().pairs()}
+    known = {pair: card for pair, card in pairs.items() if card and method in (None, card.method)}
+    found = [pair for pair, card in known.items() if model in (None, card.target)]
+    found = found or [pair for pair, card in pairs.items() if card is None]
     if not found:
         of = "" if model is None else f" of {model}"
         raise UnknownModel(f"no draft{of} is adapted.", hint="`edgespec adapt list` shows those that are.")
     if len(found) > 1:
-        names = ", ".join(sorted({name for pair in found if (name := _name_target(pair))}))
-        raise InvalidRequest("several drafts are adapted.", hint=f"Name one of their models: {names}.")
+        cards = [card for pair, card in known.items() if pair in found]
+        names = ", ".join(sorted(f"{card.target} --method {card.method}" for card in cards))
+        raise InvalidRequest("several drafts are adapted.", hint=f"Name one: {names}.")
     return found[0]
+
+
+def _read_card(pair: AdaptedPair) -> Card | None:
+    """The card of the newest version; None where all cards are damaged."""
+    return next((card for card in reversed(list(pair.versions().values())) if card is not None), None)
 
 
 def _name_target(pair: AdaptedPair) -> str | None:
     """The name of the target; None where all cards are damaged."""
-    return next((card.target for card in reversed(list(pair.versions().values())) if card is not None), None)
+    card = _read_card(pair)
+    return None if card is None else card.target
 
 
 @data_command.command("status")
@@ -225,8 +236,8 @@ def clear_command() -> None:
     if memory_folder().is_dir():
         with open_store() as store:
             n = store.clear("")
-    clear_runs(drafts.folder)
     forbid_training(drafts.folder)
+    clear_runs(drafts.folder)
     click.echo(f"removed {count(n, 'token')}")
 
 
@@ -371,8 +382,7 @@ def describe_result(done: Adaptation) -> dict[str, Any]:
 def format_result(done: Adaptation) -> str:
     if done.card is not None:
         return f"kept as version {done.card.version}: {_format_gain(done.gain, done.base)}"
-    stays = "it is not used" if done.base == "lookups" else "the draft in use stays"
-    return f"discarded, because no gain is certain: {_format_gain(done.gain, done.base)}; {stays}"
+    return f"discarded, because no gain is certain: {_format_gain(done.gain, done.base)}; what was in use stays"
 
 
 def _format_gain(gain: Gain, base: str = "") -> str:

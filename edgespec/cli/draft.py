@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @click.group("draft")
 def draft_command() -> None:
-    """Train a head for a model, or compare its drafts. Self-drafts: a model drafts with fewer of its layers, fewer bits
+    """Train a head of a model, or compare its drafts. Self-drafts: a model drafts with fewer of its layers, fewer bits
     or less context. Probes of trained heads. Drafts for targets on other machines.
     """
 
@@ -100,7 +100,7 @@ def _load(config: LoadConfig, *, is_paired: bool) -> ServedDraft:
 
 
 RIVAL = "draft model"
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+FILE = click.Path(dir_okay=False, path_type=Path)
 _COMPARED = ("chat", "qa", "maths", "summary", "code_completion")  # categories of prompts
 
 
@@ -244,11 +244,11 @@ def train_command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Train an EAGLE-3 head for REF at home, and draft with it from then on if it gains.
+    """Train an EAGLE-3 head for REF on this machine, and draft with it from then on if it gains.
 
-    REF writes questions and answers by itself; a layer learns from its hidden states to foresee them. The head is kept
-    if it predicts answers that were held out better than lookups and the head in use do. It waits while a model
-    answers on this machine. Ctrl-C stops it, and the same command goes on; after its end it trains further.
+    REF writes questions and answers by itself, and a layer learns to predict them from its hidden states. The head is
+    kept if it predicts answers that were held out better than lookups and the head in use do. The training pauses while
+    a model answers on this machine. Ctrl-C stops it, and the same command goes on; after its end it trains further.
     """
     from edgespec.adapt.new_head import HeadConfig, HeadTrainer
     from edgespec.adapt.options import Throttle, lower_priority

@@ -361,7 +361,7 @@ class DraftFinder:
                 refusals.append(refusal)
                 continue
             assert found.head is not None
-            named = "" if found.is_in_target else f"{found.label}, "
+            named = "" if found.is_in_target or found.card else f"{found.label}, "
             return replace(found, found=f"Drafting with {named}{KIND_NAMES[found.head.kind]} {place}.")
         missing = self.pair.models.with_head
         if missing and self.own_head is None and spec in (None, drafter_of("mtp")):
@@ -383,17 +383,25 @@ class DraftFinder:
             yield "that the registry pairs with the target", partial(self._read_paired_head, head, kind)
         if self.own_head is not None and spec in (None, drafter_of(self.own_head.kind)):
             yield "in the target's own file", partial(self._read_own_head, self.own_head)
-        if spec in (None, drafter_of("eagle3")) and (version := self._find_trained_head()) is not None:
-            yield "that was trained here", partial(self._find_model, drafter_of("eagle3"), LocalPath(version))
+        trained = self._find_trained_head() if spec in (None, drafter_of("eagle3")) else None
+        if trained is not None:
+            yield "that was trained on this machine", partial(self._read_trained_head, trained)
         for path in list_sidecars(self.target.source, self.hub):
             wanted = spec or drafter_specs()["model"]
             yield "that lies beside the target", partial(self._find_model, wanted, LocalPath(path))
 
-    def _find_trained_head(self) -> Path | None:
-        """The version in use of the head that `edgespec draft train` has made for the target."""
+    def _find_trained_head(self) -> AdaptedPair | None:
+        """The versions of the head that `edgespec draft train` has made for the target, if one is to be used."""
         target = find_local(self.target.source, self.hub)
-        active = AdaptedDrafts(self.trained).new_head(target).active() if self.trained and target else None
-        return active.path if active is not None else None
+        pair = AdaptedDrafts(self.trained).new_head(target, self.backend) if self.trained and target else None
+        return pair if pair is not None and _read_active(pair) != BASE else None
+
+    def _read_trained_head(self, pair: AdaptedPair) -> PlannedDrafter:
+        """Raises InvalidModelFile for a damaged or missing version."""
+        version = pair.active()
+        assert version is not None
+        found = self._find_model(drafter_of("eagle3"), LocalPath(version.path))
+        return replace(found, adaptation=Adaptation(pair, version.card.version, version.card))
 
     def _read_own_head(self, head: HeadSpec) -> PlannedDrafter:
         check_kind(self.backend, "the head in the target's file", head.kind)

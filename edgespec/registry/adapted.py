@@ -106,9 +106,9 @@ class AdaptedDrafts:
         """The versions of the base draft at `draft` for `target`, both weights files or folders. Raises CacheError."""
         return AdaptedPair(self.folder / f"{fingerprint_weights(target)}-{fingerprint_weights(draft)}")
 
-    def new_head(self, target: Path) -> AdaptedPair:
-        """The versions of the head that was trained from nothing for `target`. Raises CacheError."""
-        return AdaptedPair(self.folder / f"{fingerprint_weights(target)}-eagle3")
+    def new_head(self, target: Path, backend: str) -> AdaptedPair:
+        """The versions of the head that was trained from nothing for `target` on a runtime. Raises CacheError."""
+        return AdaptedPair(self.folder / f"{fingerprint_weights(target)}-eagle3-{backend}")
 
     def pairs(self) -> list[AdaptedPair]:
         """All pairs that have versions. Raises CacheError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from edgespec.core.protocols import Budget
 from edgespec.core.tree import DraftTree
 from edgespec.core.verify import read_prompt
 from edgespec.drafters.ngram import NgramDrafter
-from edgespec.errors import DraftRefused, InvalidRequest
+from edgespec.errors import DoesNotFit, DraftRefused, InvalidRequest
 from edgespec.formats.head_file import read_head
 from tests.adapt.runs import new_folder
 from tests.mlx_models import CONFIGS, DENSE, make_folder
@@ -165,8 +166,14 @@ def test_other_targets_can_have_no_new_head(kind: str, tmp_path: Path) -> None:
     else:
         make_target(kind, tmp_path)
     with closing(open_target(path)) as target, pytest.raises((DraftRefused, Unsupported)) as refused:
-        check_target(target, path)
+        check_target(target, path, 2**40)
     assert "no head is trained" in refused.value.message or "does not give the hidden states" in refused.value.message
+
+
+def test_a_training_that_does_not_fit(packaged: Model) -> None:
+    check_target(packaged, TARGET, 2**30)
+    with pytest.raises(DoesNotFit, match="training a head needs"):
+        check_target(packaged, TARGET, 10**7)
 
 
 def test_frequent_tokens_are_scored() -> None:
@@ -177,15 +184,21 @@ def test_frequent_tokens_are_scored() -> None:
 
 def make_texts(n: int, length: int = 300) -> list[TrainingText]:
     rng = np.random.default_rng(0)
-    return [TrainingText(rng.integers(0, 9, length).astype(np.int32), 0, 20, f"own:{i}", 0.0) for i in range(n)]
+    return [TrainingText(rng.integers(0, 9, length).astype(np.int32), 20, 20, f"own:{i}", 0.0) for i in range(n)]
 
 
-def test_a_tenth_is_held_out() -> None:
-    train, held_out = split_conversations(make_texts(41))
-    assert [text.source for text in held_out] == ["own:0", "own:10", "own:20", "own:30", "own:40"] and len(train) == 36
+def test_a_fifth_is_held_out() -> None:
+    """By number, so that it stays held out when texts are added; and no question is on both sides."""
+    texts = make_texts(48)
+    train, held_out = split_conversations(texts)
+    assert [text.source for text in held_out] == [f"own:{i}" for i in range(0, 48, 5)] and len(train) == 38
     assert len(split_conversations(make_texts(900))[1]) == 60
-    with pytest.raises(InvalidRequest, match="10,000 are needed"):
-        split_conversations(make_texts(30))
+    again = replace(texts[1], source="own:50")
+    train, held_out = split_conversations([*texts, again])
+    assert "own:50" in [text.source for text in held_out] and "own:1" not in [text.source for text in train]
+    for few in (make_texts(36), make_texts(48, 60)):
+        with pytest.raises(InvalidRequest, match="10,000 and 40 are needed"):
+            split_conversations(few)
 
 
 def test_lookups_are_the_drafters() -> None:

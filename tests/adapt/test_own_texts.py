@@ -82,17 +82,40 @@ def test_a_loop_is_cut() -> None:
 def test_the_file_of_a_killed_process(tmp_path: Path) -> None:
     """A line that was cut is left out, and the next number is behind the last."""
     path = tmp_path / "texts.jsonl"
-    file = ConversationFile(path)
+    file = ConversationFile(path, 100)
     assert (file.n_tokens, file.next_seed) == (0, 0)
     for seed in (1, 0, 4):
-        file.add(Conversation(seed, 2, [1, 2, 3, 4, 5]))
+        file.add(Conversation(seed, 2, [1, 2, 3, 4, 5], "Why?" * (seed == 0)))
     assert path.stat().st_mode & 0o077 == 0
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:9])
-    again = ConversationFile(path)
+    again = ConversationFile(path, 100)
     assert again.conversations == file.conversations and path.read_bytes() == whole
     assert (again.n_tokens, again.next_seed) == (9, 5)
     (text, *_) = again.texts()
     assert (text.answer, text.source, text.tokens.tolist()) == (2, "own:1", [1, 2, 3, 4, 5])
+    assert again.list_unanswered(["Why?", "How?", "How?"]) == ["How?"]
     with pytest.raises(CacheError, match="cannot be written"):
-        ConversationFile(tmp_path / "missing" / "texts.jsonl").add(Conversation(0, 1, [1]))
+        ConversationFile(tmp_path / "missing" / "texts.jsonl", 100).add(Conversation(0, 1, [1]))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{}",
+        b"\xff",
+        b"[1]",
+        b'{"seed": 1, "n_prompt": 2, "tokens": [1, 2, 100]}',
+        b'{"seed": 1, "n_prompt": 2, "tokens": [1, 2, "3"]}',
+        b'{"seed": 1, "n_prompt": 3, "tokens": [1, 2, 3]}',
+        b'{"seed": "1", "n_prompt": 1, "tokens": [1, 2, 3]}',
+        b'{"seed": 1, "n_prompt": 1, "tokens": 5}',
+        b"[" * 100_000,
+    ],
+    ids=range(9),
+)
+def test_damaged_lines_are_left_out(line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    sound = b'{"seed": 7, "n_prompt": 1, "tokens": [1, 2, 99]}\n'
+    path.write_bytes(line + b"\n" + sound)
+    assert [each.seed for each in ConversationFile(path, 100).conversations] == [7]

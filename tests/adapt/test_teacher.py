@@ -13,7 +13,7 @@ from edgespec.adapt.texts import TrainingText
 from edgespec.backends.toy import ToyModel, ToySession
 from edgespec.core.protocols import NO_DRAFT, Session
 from edgespec.core.verify import read_prompt
-from edgespec.errors import CacheError
+from edgespec.errors import InvalidRequest
 from tests.adapt.runs import new_folder
 from tests.contract.runtimes import LLAMA, MLX, llama_model, mlx_model
 
@@ -121,7 +121,7 @@ def test_what_fits_is_kept(tmp_path: Path) -> None:
     assert later.read(1).ids.tolist() == expected[1].ids.tolist() and n_reads == before
     damaged.write_bytes(damaged.read_bytes()[:300])
     assert later.read(0).ids.tolist() == expected[0].ids.tolist() and n_reads > before
-    with pytest.raises(CacheError, match=r"cannot be written.*"):
+    with pytest.raises(InvalidRequest, match="was removed while it ran"):
         Parts(texts, teacher, tmp_path / "missing").fill(lambda done, total: None)
 
 
