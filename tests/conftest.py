@@ -51,6 +51,7 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
     is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if is_whole and not is_worker and config.option.numprocesses is None and not config.option.usepdb:
         config.option.numprocesses, config.option.dist = 3, "loadfile"
+        config.option.loadscopereorder = False  # by numbers of tests: slow files with few tests would come last
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -50,6 +50,7 @@ _STREAMS = 8  # conversations that are written at once
 _LEAST = 10_000  # tokens of answers to train on
 _EACH, _MOST = 5, 60  # one conversation of so many is held out, and so many at most
 _WRITING, _TRAINING = 0.25, 0.5  # shares of the time; reading the texts takes less than writing them
+_EPOCHS = 8
 _NEW = "new"  # the head before any training, in the folder of a run
 
 
@@ -65,7 +66,7 @@ class HeadConfig:
     load: LoadConfig
     questions: Sequence[str] = ()
     n_tokens: int = 500_000
-    train: TrainOptions = field(default_factory=lambda: TrainOptions(learning_rate=1e-3, epochs=8))
+    train: TrainOptions = field(default_factory=lambda: TrainOptions(learning_rate=1e-3, epochs=_EPOCHS))
     throttle: Throttle = field(default_factory=Throttle)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.adapt import own_texts
 from edgespec.adapt.own_texts import Conversation, ConversationFile, cut_loop, write_conversations
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.options import LoadOptions
@@ -33,6 +34,13 @@ def write(engine: Engine, n: int, *questions: str, first: int = 0, check: CheckC
     return list(islice(write_conversations(engine, questions, first, STREAMS, check), n))
 
 
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Questions and answers of fewer tokens."""
+    monkeypatch.setattr(own_texts, "_MAX_QUESTION", 30)
+    monkeypatch.setattr(own_texts, "_MAX_ANSWER", 60)
+
+
 def test_conversations_are_what_the_model_says(engine: Engine) -> None:
     """Each has a number, by which it is the same again, and whose question is one of those given or the model's."""
     asked = "Return the largest of three numbers."
@@ -45,7 +53,7 @@ def test_conversations_are_what_the_model_says(engine: Engine) -> None:
     assert len(found) == 6
     assert {seed for seed, text in texts.items() if asked in text} <= {0}
     assert all("# " in text for text in texts.values())
-    assert all(16 < len(each.tokens) - each.n_prompt <= 384 for each in found.values())
+    assert all(16 < len(each.tokens) - each.n_prompt <= 60 for each in found.values())
     (again,) = [each for each in write(engine, 6, asked) if each.seed == min(found)]
     assert again.n_prompt == found[min(found)].n_prompt
     later = write(engine, 2, asked, first=50)

@@ -84,7 +84,10 @@ async def test_typing_and_pasting_reach_the_prompt_from_wherever_the_focus_is(ch
     chat.app.screen.set_focus(None)
     chat.app.post_message(Paste("b\nc"))
     await chat.until(lambda: chat.prompt.text == "a a b\nc")
-    await chat.press("f1", "x", "escape")
+    below = chat.app.screen
+    await chat.press("f1")
+    await chat.until(lambda: chat.app.screen is not below)
+    await chat.press("x", "escape")
     assert chat.prompt.text == "a a b\nc"
 
 
