@@ -19,6 +19,8 @@ _DENSE = ("llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "phi3")
 _EPSILONS = ("attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon")
 _CHECKED = (*_EPSILONS, "rope.scaling.type", "rope.dimension_count", "attention.causal")
 _LOOKING_AHEAD = ("dflash",)  # heads, inside a block
+_NO_WEIGHTS = ("Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64")  # types that no matrix is multiplied in
+_IDS = ("d2t", "t2d", "tid2eid")  # tables of ids, by the ends of their names
 
 
 def read_file(path: Path) -> Header:
@@ -30,6 +32,7 @@ def read_file(path: Path) -> Header:
 
 def check_model(header: Header) -> None:
     """Raise InvalidModelFile for a header that llama.cpp cannot load or would crash on."""
+    _check_types(header)
     if header.is_later_part:
         return
     for key, limit in (("block_count", MAX_BLOCKS), ("embedding_length", MAX_SIZE), ("context_length", 2**31 - 1)):
@@ -45,6 +48,15 @@ def check_model(header: Header) -> None:
     for is_wrong, fault in (*_check_layers(header), *_check_vocabulary(header, tokens)):
         if is_wrong:
             raise header.invalid(fault)
+
+
+def _check_types(header: Header) -> None:
+    """Raise InvalidModelFile for a tensor of a type with which llama.cpp has no operation for it."""
+    for tensor in header.tensors:
+        kind, name = tensor.type.name, tensor.name.removesuffix(".weight")
+        is_added = name.endswith(("norm", "norm_2", ".bias"))
+        if (is_added and kind != "F32") or (kind in _NO_WEIGHTS and not name.endswith(_IDS)):
+            raise header.invalid(f"its tensor {tensor.name!a} has the type {kind}, which llama.cpp cannot compute with")
 
 
 def _check_layers(header: Header) -> Iterator[tuple[bool, str]]:
