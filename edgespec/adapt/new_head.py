@@ -73,8 +73,8 @@ class HeadConfig:
 class HeadReporter(AdaptReporter, Protocol):
     """Receives the progress of a run."""
 
-    def writing(self, done: int, total: int) -> None:
-        """`done` of `total` tokens of answers are written by the target."""
+    def writing(self, share: float, n: int) -> None:
+        """`share` of the texts are written; they have `n` tokens of answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +169,16 @@ class HeadTrainer:
 
         Raises InvalidRequest on battery.
         """
-        end_s, throttle = monotonic() + _WRITING * config.throttle.limit_s, config.throttle
+        throttle, began_s, limit_s = config.throttle, monotonic(), _WRITING * config.throttle.limit_s
         engine = Engine(target, (), Speculation(), _STREAMS)
         n_streams, questions = min(_STREAMS, engine.max_concurrency), file.list_unanswered(config.questions)
         try:
             for each in write_conversations(engine, questions, file.next_seed, n_streams, check):
                 file.add(each)
                 n = file.n_tokens
-                self.reporter.writing(min(n, config.n_tokens), config.n_tokens)
-                if n >= config.n_tokens or (monotonic() > end_s and n >= 2 * _LEAST):
+                share = max(n / config.n_tokens, min((monotonic() - began_s) / limit_s, n / (2 * _LEAST)))
+                self.reporter.writing(min(share, 1.0), n)
+                if share >= 1:
                     break
                 if throttle.must_stop():
                     raise InvalidRequest(

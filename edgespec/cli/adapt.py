@@ -357,8 +357,8 @@ class TrainingReporter(TerminalReporter):
         super().__init__()
         self._tokens: float | None = None
 
-    def writing(self, done: int, total: int) -> None:
-        self.draw("the target writes texts", done, total, f"{done:,} tokens")
+    def writing(self, share: float, n: int) -> None:
+        self.draw("the target writes texts", round(1000 * share), 1000, f"{n:,} tokens")
 
     def reading(self, done: int, total: int) -> None:
         self.draw("the target reads the texts", done, total)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from edgespec.adapt import new_head, own_texts
+from edgespec.adapt import head_files, new_head, own_texts
 from edgespec.adapt.own_texts import Conversation, ConversationFile
 from edgespec.backends import open_tokenizer
 from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair
@@ -27,10 +27,12 @@ from tests.trained_heads import EAGLE3, convert
 
 FAST = ("--threads", "1", "--on-battery")
 SMALL = {"_LEAST": 50, "_EACH": 2, "MIN_HELD_OUT": 2}  # fewer and shorter texts suffice
+VOCABULARY = 256  # tokens that a new head scores
 CHILD = f"""
 import sys
-from edgespec.adapt import new_head, own_texts
+from edgespec.adapt import head_files, new_head
 vars(new_head).update({SMALL | {"_EPOCHS": 500}})
+head_files.DRAFT_VOCABULARY = {VOCABULARY}
 from edgespec.cli.main import main
 sys.argv[0] = "edgespec"
 main()
@@ -64,6 +66,7 @@ def keep_texts(pair: AdaptedPair, n: int = N_TEXTS, size: int = 40) -> Path:
 def shrink(monkeypatch: pytest.MonkeyPatch, **more: int) -> None:
     for name, value in {**SMALL, **more}.items():
         monkeypatch.setattr(new_head, name, value)
+    monkeypatch.setattr(head_files, "DRAFT_VOCABULARY", VOCABULARY)
 
 
 def add_head(pair: AdaptedPair, tmp_path: Path, noise: float = 0.0) -> None:

@@ -46,7 +46,7 @@ def test_both_runtimes_give_one_text(expected: dict[Ask, edgespec.Reply], plain:
         judge.require_same(ask, other.tokens, reply.tokens)
 
 
-@pytest.mark.parametrize("name", DRAFTS if IS_NIGHTLY else ("ngram", "layerskip:24"))
+@pytest.mark.parametrize("name", DRAFTS if IS_NIGHTLY else ("ngram",))
 def test_a_drafter_does_not_change_the_text(folder: Path, expected: dict[Ask, edgespec.Reply], name: str) -> None:
     drafted = 0
     with load(name, str(folder), backend="mlx", threads=None, **DRAFTS[name]) as model:
