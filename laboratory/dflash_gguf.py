@@ -16,8 +16,10 @@ import click
 import gguf
 import numpy as np
 
+from edgespec.adapt.head_files import copy_vocabulary, write_shape
+from edgespec.adapt.student import finish_gguf
 from edgespec.formats.heads import HeadSpec, read_config_head, read_draft_ids
-from laboratory.head_files import FILE, FOLDER, copy_vocabulary, finish, read_weights, write_shape
+from laboratory.head_files import FILE, FOLDER, read_weights
 
 _NAMES = {
     "fc": "fc",
@@ -64,7 +66,7 @@ def convert(folder: Path, target: Path, destination: Path) -> None:
     if "d2t" in weights:
         ids, _ = read_draft_ids(weights["d2t"], vocab_size)
         writer.add_tensor("d2t", ids.astype(np.int64))
-    finish(writer)
+    finish_gguf(writer)
 
 
 def _write_shape(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:

@@ -16,11 +16,12 @@ import click
 import gguf
 import numpy as np
 
-from edgespec.adapt.head_files import GGUF_NAMES, interleave
+from edgespec.adapt.head_files import GGUF_NAMES, copy_vocabulary, interleave, write_shape
+from edgespec.adapt.student import finish_gguf
 from edgespec.formats.heads import eagle3_names, read_config_head, read_draft_ids
 from laboratory.embedding.shapes import Shape
 from laboratory.embedding.sources import Floats
-from laboratory.head_files import FILE, FOLDER, copy_vocabulary, finish, read_weights, write_shape
+from laboratory.head_files import FILE, FOLDER, read_weights
 
 
 def convert(folder: Path, target: Path, destination: Path, quant: str = "F16") -> None:
@@ -62,7 +63,7 @@ def convert(folder: Path, target: Path, destination: Path, quant: str = "F16") -
     if "d2t" in names:
         ids, _ = read_draft_ids(weights[names["d2t"]], vocab_size)
         writer.add_tensor("d2t", ids.astype(np.int64))
-    finish(writer)
+    finish_gguf(writer)
 
 
 def _read_target(source: gguf.GGUFReader, small: Shape) -> Shape:

@@ -18,7 +18,9 @@ import click
 import gguf
 import numpy as np
 
-from laboratory.head_files import FILE, FOLDER, copy_vocabulary, finish, read_weights, write_shape
+from edgespec.adapt.head_files import copy_vocabulary, write_shape
+from edgespec.adapt.student import finish_gguf
+from laboratory.head_files import FILE, FOLDER, read_weights
 
 _ARCHITECTURE = "glm4moe"
 _EXPERT_SIZE = 32  # of the routed expert, and of each of the shared ones
@@ -59,7 +61,7 @@ def convert(folder: Path, target: Path, destination: Path, *, is_alone: bool = F
     copy_vocabulary(source, writer)
     _copy_target(writer, source, is_alone=is_alone)
     _write_head(writer, weights, f"blk.{blocks}")
-    finish(writer)
+    finish_gguf(writer)
 
 
 def _write_shape(writer: gguf.GGUFWriter, source: gguf.GGUFReader, blocks: int, ffn: int) -> None:

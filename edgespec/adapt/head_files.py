@@ -16,7 +16,8 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from edgespec.adapt.student import copy_field, finish_gguf, report_unwritable, write_tensors
+from edgespec.adapt.run import BYTES_PER_WEIGHT
+from edgespec.adapt.student import copy_fields, finish_gguf, report_unwritable, write_tensors
 from edgespec.backends import Model
 from edgespec.backends.head_session import TappedSession
 from edgespec.backends.mlx.head_parts import LayerShape, TargetParts, make_layer_shape, read_target, take_rows
@@ -34,7 +35,6 @@ DRAFT_VOCABULARY = 8192
 _SPREAD = 0.02  # of weights that are drawn
 _FEW = 3  # layers of the target that the head reads
 _ROWS = 8192  # of the embeddings that are converted at once
-_TRAINING_BYTES = 24  # of a weight: itself, AdamW's two moments, its gradient before and after clipping, its update
 _TYPES = ("llama", "qwen2", "qwen3", "mistral")
 _LAYER = "midlayer."
 _PARTS = {  # neutral names (formats.heads): those in folders, and in GGUF files
@@ -70,7 +70,7 @@ def read_gguf_arrays(path: Path) -> tuple[dict[str, Any], dict[str, str], LayerS
     Raises InvalidModelFile, CacheError, and DraftRefused for a head that scores with its target's output matrix.
     """
     header = read_file(path)
-    tensors = {each.name: each for each in gguf.GGUFReader(path).tensors}
+    tensors = _find_tensors(path)
     names = {neutral: name for neutral, name in GGUF_NAMES.items() if name in tensors}
     if "output" not in names:
         raise DraftRefused(
@@ -78,10 +78,7 @@ def read_gguf_arrays(path: Path) -> tuple[dict[str, Any], dict[str, str], LayerS
         )
     if unknown := sorted(set(tensors) - set(names.values())):
         raise DraftRefused(f"{path.name} has the tensor {unknown[0]}, which is not trained.", hint="Use another head.")
-    arrays = {
-        name: mx.array(each.data if name == "d2t" else gguf.quants.dequantize(each.data, each.tensor_type))
-        for name, each in tensors.items()
-    }
+    arrays = {name: mx.array(each.data) if name == "d2t" else _dequantize(each) for name, each in tensors.items()}
     config = {
         "hidden_size": header.size("embedding_length"),
         "num_attention_heads": header.size("attention.head_count"),
@@ -184,7 +181,7 @@ def check_target(target: Model, source: Path, free: int) -> None:
     head_dim = config.get("head_dim") or size // heads
     rows = 2 * heads + 4 * (config.get("num_key_value_heads") or heads)  # of queries, keys and values: of both halves
     n_weights = size * (_FEW * size + (rows + heads) * head_dim + 3 * config["intermediate_size"] + DRAFT_VOCABULARY)
-    needed = _TRAINING_BYTES * n_weights + 2 * size * target.tokenizer.vocab_size
+    needed = BYTES_PER_WEIGHT * n_weights + 2 * size * target.tokenizer.vocab_size
     if needed > free:
         raise DoesNotFit(
             f"training a head needs {gib(needed)} beside the model; {gib(max(free, 0))} are free.",
@@ -212,7 +209,7 @@ def _read_mlx_layer(network: Any, vocabulary: Ints) -> dict[str, Any]:
 
 
 def _read_gguf_layer(source: Path, config: Mapping[str, Any], vocabulary: Ints) -> dict[str, Any]:
-    """As `_read_mlx_layer`; the queries and keys of a llama are in the order of rotated pairs, as the config says."""
+    """Read what `_read_mlx_layer` reads; a llama's queries and keys are in the order that the config states."""
     tensors, block = _find_tensors(source), f"blk.{config['num_hidden_layers'] - 1}."
     own = {
         to_folder_name(name).split(".", 3)[-1]: _dequantize(tensor)
@@ -280,34 +277,52 @@ def _write_gguf(
     vocabulary: Ints,
 ) -> None:
     """The vocabulary is copied from the target's file. Matrices are Q8_0 where their rows allow it, else F16."""
-    fields = gguf.GGUFReader(source).fields
+    head_dim, kv_heads = config["head_dim"], config["num_key_value_heads"]
     with replace_file(path) as partial:
         writer = gguf.GGUFWriter(partial, "eagle3")
-        writer.add_context_length(config["max_position_embeddings"])
-        writer.add_embedding_length(config["hidden_size"])
-        writer.add_block_count(1)
-        writer.add_feed_forward_length(config["intermediate_size"])
-        writer.add_head_count(config["num_attention_heads"])
-        writer.add_head_count_kv(config["num_key_value_heads"])
-        for add in (writer.add_key_length, writer.add_value_length, writer.add_rope_dimension_count):
-            add(config["head_dim"])
-        writer.add_rope_freq_base(config["rope_theta"])
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        write_shape(
+            writer, context=config["max_position_embeddings"], width=config["hidden_size"], blocks=1,
+            ffn=config["intermediate_size"], heads=config["num_attention_heads"], kv_heads=kv_heads, head=head_dim,
+            rotated=head_dim, rope_base=config["rope_theta"], epsilon=config["rms_norm_eps"],
+        )  # fmt: skip
         writer.add_array("eagle3.target_layers", list(layers))
         writer.add_uint32("eagle3.target_hidden_size", config["hidden_size"])
-        for name, field in fields.items():
-            if name.startswith("tokenizer."):
-                copy_field(writer, field)
-        writer.add_vocab_size(config["vocab_size"])
+        copy_vocabulary(gguf.GGUFReader(source), writer)
         for name, array in arrays.items():
             matrix = np.array(array)
             if name in "qk" and not config["rope_traditional"]:
-                matrix = interleave(matrix, len(matrix) // config["head_dim"])
+                matrix = interleave(matrix, len(matrix) // head_dim)
             kind = "F32" if matrix.ndim == 1 else "F16" if matrix.shape[1] % 32 else "Q8_0"
             dtype = gguf.GGMLQuantizationType[kind]
             writer.add_tensor(GGUF_NAMES[name], gguf.quants.quantize(matrix, dtype), raw_dtype=dtype)
         writer.add_tensor("d2t", vocabulary.astype(np.int64))
         finish_gguf(writer)
+
+
+def write_shape(
+    writer: gguf.GGUFWriter, *, context: int, width: int, blocks: int, ffn: int, heads: int, kv_heads: int, head: int,
+    rotated: int, rope_base: float, epsilon: float,
+) -> None:  # fmt: skip
+    """Write the keys of a transformer; a head of its attention has `head` numbers, of which the first are rotated."""
+    writer.add_context_length(context)
+    writer.add_embedding_length(width)
+    writer.add_block_count(blocks)
+    writer.add_feed_forward_length(ffn)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_rope_dimension_count(rotated)
+    writer.add_rope_freq_base(rope_base)
+    writer.add_layer_norm_rms_eps(epsilon)
+
+
+def copy_vocabulary(source: gguf.GGUFReader, writer: gguf.GGUFWriter) -> int:
+    """Copy all keys of the tokenizer; returns the number of tokens."""
+    copy_fields(writer, source, lambda name: name.startswith("tokenizer."))
+    n = len(source.fields["tokenizer.ggml.tokens"].data)
+    writer.add_vocab_size(n)
+    return n
 
 
 def interleave(matrix: Any, n_heads: int) -> Any:

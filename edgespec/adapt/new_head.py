@@ -28,6 +28,7 @@ from edgespec.adapt.run import (
     load_trainer,
     open_head,
     open_run,
+    stopped_on_battery,
     train_and_compare,
 )
 from edgespec.adapt.texts import MIN_HELD_OUT, OWN_TEXTS, RUN, TrainingText, count_tokens
@@ -181,10 +182,7 @@ class HeadTrainer:
                 if share >= 1:
                     break
                 if throttle.must_stop():
-                    raise InvalidRequest(
-                        f"the writing stopped after {n:,} tokens: the machine runs on battery.",
-                        hint="The same command goes on once it is plugged in, or at once with --on-battery.",
-                    )
+                    raise stopped_on_battery(f"the writing stopped after {n:,} tokens")
         finally:
             engine.release_draft()
 

@@ -184,6 +184,14 @@ class Adapter:
         return split_texts(texts, newest=config.newest)
 
 
+def stopped_on_battery(reached: str) -> InvalidRequest:
+    """The error of a run that `reached` some point and stops there."""
+    return InvalidRequest(
+        f"{reached}: the machine runs on battery.",
+        hint="The same command goes on once it is plugged in, or at once with --on-battery.",
+    )
+
+
 def train_and_compare(trainee: Trainee, before: Mapping[str, Matrix], reporter: AdaptReporter) -> tuple[Progress, Gain]:
     """Train, and compare with a draft of the matrices `before`. Raises InvalidRequest on battery."""
 
@@ -193,10 +201,7 @@ def train_and_compare(trainee: Trainee, before: Mapping[str, Matrix], reporter: 
 
     result = trainee.train(report)
     if result.stopped == "battery":
-        raise InvalidRequest(
-            f"the training stopped after {result.step} of {result.n_steps} steps: the machine runs on battery.",
-            hint="The same command goes on once it is plugged in, or at once with --on-battery.",
-        )
+        raise stopped_on_battery(f"the training stopped after {result.step} of {result.n_steps} steps")
     return result, compare(before, trainee.measure())
 
 
@@ -443,6 +448,8 @@ _SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
 # two are fitted to MLX's peaks.
 _MOMENTS, _IN_STEP, _PER_HIDDEN, _PER_LOGIT = 2, 3, 38, 4
 _MARGIN = 1.1
+BYTES_PER_WEIGHT = 4 * (1 + _MOMENTS + _IN_STEP)
+"""Bytes that a trained weight takes, with what a step keeps of it."""
 
 
 def estimate_training_bytes(path: Path, batch_tokens: int, *, rank: int | None = None) -> int:

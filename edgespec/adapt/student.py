@@ -261,16 +261,14 @@ def rewrite_gguf(
     They keep their type, and are Q8_0 where it is too coarse to be quantized without an importance matrix. Raises
     OSError.
     """
-    left_out = {"general.architecture", "general.alignment"}
+    left_out = {"general.alignment"}
     with replace_file(path) as partial:
         partial.chmod(0o600)  # it has learned from the user's texts
         writer = gguf.GGUFWriter(partial, reader.fields["general.architecture"].contents())
         if mask_token is not None:
             writer.add_mask_token_id(mask_token)
             left_out.add(_MASK_TOKEN)
-        for name, field in reader.fields.items():
-            if not name.startswith("GGUF.") and name not in left_out:
-                copy_field(writer, field)
+        copy_fields(writer, reader, lambda name: name not in left_out)
         for tensor in reader.tensors:
             data, kind = tensor.data, GGML_TYPES[tensor.tensor_type]
             changed = change(tensor.name)
@@ -319,7 +317,14 @@ def finish_gguf(writer: Any) -> None:
     writer.close()
 
 
-def copy_field(writer: Any, field: Any) -> None:
+def copy_fields(writer: Any, reader: Any, is_copied: Callable[[str], bool]) -> None:
+    """Add the metadata of a GGUFReader whose names `is_copied` picks, but the architecture, which a writer has."""
+    for name, field in reader.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture" and is_copied(name):
+            _copy_field(writer, field)
+
+
+def _copy_field(writer: Any, field: Any) -> None:
     """Add a metadata value with its type. An empty array is left out: the writer knows none."""
     kind, inner = field.types[0], field.types[-1]
     if kind != gguf.GGUFValueType.ARRAY:

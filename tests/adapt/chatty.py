@@ -6,18 +6,15 @@ from pathlib import Path
 
 import gguf
 
-from edgespec.adapt.student import copy_field, finish_gguf
+from edgespec.adapt.student import copy_fields, finish_gguf
 from tests.models import TARGET
 
 TEMPLATE = "{{ bos_token }}{% for message in messages %}# {{ message.content }}\n{% endfor %}"
-_LEFT_OUT = ("general.architecture", "tokenizer.chat_template")
 
 
 def make_chatty(path: Path) -> Path:
     reader, writer = gguf.GGUFReader(TARGET), gguf.GGUFWriter(path, "llama")
-    for name, field in reader.fields.items():
-        if not name.startswith("GGUF.") and name not in _LEFT_OUT:
-            copy_field(writer, field)
+    copy_fields(writer, reader, lambda name: name != "tokenizer.chat_template")
     writer.add_chat_template(TEMPLATE)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from edgespec.adapt.student import copy_field, finish_gguf
+from edgespec.adapt.student import copy_fields, finish_gguf
 from edgespec.formats.gguf import GGML_TYPES
 from tests.models import REPOSITORY, llama
 
@@ -47,9 +47,7 @@ for path in sorted(Path(sys.argv[1]).glob("*.gguf")):
 def write_with_type(base: gguf.GGUFReader, path: Path, role: str, kind: int) -> None:
     """The model with random data of another type in one tensor."""
     writer = gguf.GGUFWriter(path, "llama")
-    for name, field in base.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
-            copy_field(writer, field)
+    copy_fields(writer, base, lambda name: True)
     for tensor in base.tensors:
         data, dtype = tensor.data, tensor.tensor_type
         if tensor.name == f"{role}.weight":

@@ -355,8 +355,10 @@ def load(
     params.load_mtp = options.mtp
     params.n_gpu_layers = -1 if options.gpu_layers is None else options.gpu_layers
     keep_in_ram(params, [rb"^blk\.%d\.ffn_.*_exps" % layer for layer in range(options.n_cpu_moe or 0)])
-    mode = "_MLOCK" * options.mlock if options.mlock or options.mmap else "_NONE"
-    params.load_mode = getattr(api, f"LLAMA_LOAD_MODE{'_MMAP' * options.mmap}{mode}")
+    if options.mlock:
+        params.load_mode = api.LLAMA_LOAD_MODE_MMAP_MLOCK if options.mmap else api.LLAMA_LOAD_MODE_MLOCK
+    else:
+        params.load_mode = api.LLAMA_LOAD_MODE_MMAP if options.mmap else api.LLAMA_LOAD_MODE_NONE
     if _is_row_invariant(lib, path, options):
         params.use_extra_bufts = False
         os.environ["GGML_CPU_TILED_MM"] = "0"  # ggml reads it at the first forward of the process
