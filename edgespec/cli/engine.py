@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TypeVar
 
-from edgespec.cli.terminal import TerminalReporter, interruptible
-from edgespec.core.protocols import CheckCancelled, Step
+from edgespec.cli.terminal import TerminalReporter, interruptible, report_activity
+from edgespec.core.metrics import ReadingClock
+from edgespec.core.protocols import CheckCancelled, PrefillProgress, Step
 from edgespec.engine.events import Event, Finished, Notice
 from edgespec.planner.plan import LoadConfig
 from edgespec.service.client import Stream
@@ -59,10 +61,22 @@ class Answer:
     steps: list[Step] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     finished: Finished | None = None
+    _clock: ReadingClock = field(default_factory=lambda: ReadingClock(perf_counter()))
 
     def read(self, events: Stream[Event], show: Callable[[Piece], object]) -> Finished:
-        """Collect the events and show each piece; Ctrl-C cancels. Returns the last event."""
+        """Collect the events and show each piece; Ctrl-C cancels. Returns the last event.
+
+        On a terminal it shows how far a long prompt has been read.
+        """
+        is_reading = False
         for event in interruptible(events):
+            if isinstance(event, PrefillProgress) and event.done < event.total:
+                is_reading = True
+                report_activity(f"reading {self._clock.add(event, perf_counter())}")
+                continue
+            if is_reading:
+                is_reading = False
+                report_activity("")
             if isinstance(event, Piece):
                 self.texts[event.channel] += event.text
                 show(event)

@@ -262,6 +262,7 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
         remembers=options["memory"] is not False,
     )
     found = _read_models(models, options)
+    _check_models(found)
     served = Models(found, policy, metrics, {EMBEDDED_ALIAS: _EMBEDDED})  # as the other commands call that model
     if unknown := sorted({*options["preload"]} - served.slots.keys()):
         hint = f"There are: {', '.join(served.slots) or 'none; models of other servers are not loaded here'}."
@@ -311,6 +312,18 @@ def _read_models(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, 
         if isinstance(each, LocalModel) and options["memory"] is False:  # for the tables too
             found[name] = each._replace(config=replace(each.config, memory=None))
     return found
+
+
+def _check_models(models: Mapping[str, LocalModel | RemoteModel]) -> None:
+    """Raise what the first request for a model would, where that is known now: a name or a file that is not there."""
+    from edgespec.hub.hub import Hub
+    from edgespec.planner.plan import check_target
+    from edgespec.registry.schema import load_registry
+    from edgespec.server.models import LocalModel
+
+    for each in models.values():
+        if isinstance(each, LocalModel):
+            check_target(each.config, load_registry(), Hub.from_environment())
 
 
 def public_name(reference: str) -> str:

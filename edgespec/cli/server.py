@@ -64,6 +64,8 @@ def _describe_more(model: dict[str, Any], calls: list[dict[str, Any]]) -> Iterat
             f"drafts of {drafter['label']} are accepted {drafter['acceptance']:.0%} of the time over"
             f" {count(drafter['answers'], 'answer')}, {drafter['recent_acceptance']:.0%} in the last ones"
         )
+    if losses := [each["read_again"] for each in calls if each["read_again"]]:
+        yield losses[0]
     if model.get("last_error"):
         yield model["last_error"]
 
@@ -171,7 +173,6 @@ export OPENAI_API_BASE={{ v1|quote }}
 export OPENAI_API_KEY={{ any_key|quote }}
 aider --model {{ ("openai/" + model)|quote }} --model-metadata-file edgespec.model.metadata.json
 """
-# Claude's prompt begins with a line of the conversation's own, so that conversations would share no cache.
 _CLAUDE = """\
 export ANTHROPIC_BASE_URL={{ url|quote }}
 export ANTHROPIC_AUTH_TOKEN={{ any_key|quote }}
@@ -181,7 +182,6 @@ export ANTHROPIC_DEFAULT_HAIKU_MODEL={{ model|quote }}
 export CLAUDE_CODE_AUTO_COMPACT_WINDOW={{ context }}
 export CLAUDE_CODE_MAX_OUTPUT_TOKENS={{ answer }}
 export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1
-export CLAUDE_CODE_ATTRIBUTION_HEADER=0
 claude
 """
 _CODEX = """\

@@ -119,13 +119,56 @@ class SpeedupEstimate:
         return self._tokens / steps * max(0.0, 1 - self._drafting_s / self._seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How far a prompt has been read.
+
+    progress  its tokens
+    seconds   since the request
+    speed     tokens/s; None before two parts of it were read
+    """
+
+    progress: PrefillProgress
+    seconds: float
+    speed: float | None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the prompt has been read; None while the speed is unknown."""
+        return (self.progress.total - self.progress.done) / self.speed if self.speed else None
+
+    def __str__(self) -> str:
+        """How much of it, how fast, and how long it will take."""
+        parts = [f"{self.progress.done:,} of {self.progress.total:,} tokens"]
+        if self.speed is not None and self.left_s is not None:
+            parts += [f"{self.speed:,.0f} tokens/s", f"{self.left_s:.0f} s left"]
+        return ", ".join(parts)
+
+
+class ReadingClock:
+    """Measures how fast a prompt is read, from its first part on: nobody knows when that one was begun."""
+
+    def __init__(self, started_s: float) -> None:
+        """`started_s` is time.perf_counter() when the request was made."""
+        self._started_s = started_s
+        self._first: tuple[int, float] | None = None
+
+    def add(self, progress: PrefillProgress, at_s: float) -> Reading:
+        """Another part was read at `at_s`, in seconds of time.perf_counter()."""
+        if self._first is None:
+            self._first = progress.done, at_s
+        done, first_s = self._first
+        speed = (progress.done - done) / (at_s - first_s) if progress.done > done and at_s > first_s else None
+        return Reading(progress, at_s - self._started_s, speed)
+
+
 class Meter:
     """Counts one generation as its steps come: what a screen shows meanwhile, and `metrics` at any time.
 
     prompt_tokens  the number given, until a PrefillProgress says how many there are
     started_s      time.perf_counter() when the request arrived
     steps          all of them, the one of the first token included
-    progress       of reading the prompt, the last one that was added
+    reading        how far the prompt has been read; None before the first part
     """
 
     def __init__(self, prompt_tokens: int = 0, started_s: float = 0.0) -> None:
@@ -133,14 +176,16 @@ class Meter:
         self.started_s = started_s
         self.steps: list[Step] = []
         self.emitted_tokens = self.drafted_tokens = self.accepted_tokens = 0
-        self.progress: PrefillProgress | None = None
+        self.reading: Reading | None = None
+        self._clock = ReadingClock(started_s)
         self._speedup = SpeedupEstimate()
         self._reasoning = 0
         self._read_s: float | None = None
 
     def add_progress(self, progress: PrefillProgress, at_s: float) -> None:
         """Tokens of the prompt were read at `at_s`, in seconds of time.perf_counter()."""
-        self.progress, self.prompt_tokens, self._read_s = progress, progress.total, at_s
+        self.prompt_tokens, self._read_s = progress.total, at_s
+        self.reading = self._clock.add(progress, at_s)
 
     def add(self, step: Step, reasoning: int = 0) -> None:
         """Add the next step; `reasoning` of its tokens belong to the reasoning phase."""
@@ -204,7 +249,7 @@ class Meter:
             sample_s=sum(s.sample_s for s in steps),
             commit_s=sum(s.commit_s for s in steps),
             times_plain=self.times_plain,
-            cached_tokens=self.progress.reused if self.progress else 0,
+            cached_tokens=self.reading.progress.reused if self.reading else 0,
             reasoning_tokens=self._reasoning,
         )
 

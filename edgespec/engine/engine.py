@@ -134,15 +134,13 @@ class Engine:
                 self._drafters.drop(slot, controller.failures if controller is not None else {})
                 self._slots.release(slot, store_text(slot, request.memory, prompt, generation.emitted))
         yield from generation.finish()
-        yield from map(Notice, self._drafters.take_notices())
-        while self.memory is not None and (notice := self.memory.take_notice()):
-            yield Notice(notice)
-        if controller is not None and not self._has_warned and (warning := controller.warning()):
-            self._has_warned = True
-            yield Notice(warning)
-        yield from map(Notice, self._warn_low_acceptance())
-        records = dict(self._draft_stats.records) if self._draft_stats else {}
-        yield replace(generation.finished(), records=records, warnings=list_unenforced(request, generation.matcher))
+        yield from map(Notice, self._take_notices(controller))
+        yield replace(
+            generation.finished(),
+            records=dict(self._draft_stats.records) if self._draft_stats else {},
+            warnings=list_unenforced(request, generation.matcher),
+            loss=None if slot is None else generation.explain_loss(slot.earlier),
+        )
 
     def encode(self, prompt: Prompt, variables: Mapping[str, Any] | None = None) -> list[int]:
         """The tokens of `prompt`, chat template included. Raises what `generate` raises."""
@@ -219,6 +217,16 @@ class Engine:
         self._grammars.close()
         self._slots.close()
         self._drafters.close()
+
+    def _take_notices(self, controller: Controller | None) -> Iterator[str]:
+        """What the user has to know after an answer, in sentences."""
+        yield from self._drafters.take_notices()
+        while self.memory is not None and (notice := self.memory.take_notice()):
+            yield notice
+        if controller is not None and not self._has_warned and (warning := controller.warning()):
+            self._has_warned = True
+            yield warning
+        yield from self._warn_low_acceptance()
 
     def _warn_low_acceptance(self) -> Iterator[str]:
         """A sentence for each drafter that many answers show to be right too seldom; it is told once."""

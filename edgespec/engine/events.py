@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.core.metrics import Metrics
@@ -93,10 +93,43 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixLoss:
+    """Why tokens of a prompt were read again although an earlier text had them.
+
+    tokens  how many
+    cause   'changed': the text differs from the earlier one at token `at`, in `where`, of which `text` quotes a part;
+            'evicted': the cache of that text was given to another; 'busy': it is another conversation's, and cannot be
+            copied; 'rollback': it cannot go back to the end of the common text, but to token `at`
+    """
+
+    tokens: int
+    cause: Literal["changed", "evicted", "busy", "rollback"]
+    at: int
+    where: str = ""
+    text: str = ""
+
+    @property
+    def reason(self) -> str:
+        """One sentence without any text of the prompt."""
+        read = f"{self.tokens:,} tokens of the prompt were read again"
+        match self.cause:
+            case "changed":
+                return f"{read}: the text has changed at token {self.at:,}, in {self.where}."
+            case "evicted":
+                return f"{read}: another conversation has taken the cache; --parallel sets how many there are."
+            case "busy":
+                return f"{read}: they are in the cache of another conversation, from which they cannot be copied."
+        return f"{read}: the cache of this model can only go back to certain places, here to token {self.at:,}."
+
+    def __str__(self) -> str:
+        return f"{self.reason} {self.text}." if self.text else self.reason
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The last event. `tokens` are the emitted ids, with the end-of-generation token; `stop` is the stop string that
     ended the text; `records` has the acceptance of each drafter that the autopilot asks, over all answers; `warnings`
-    are sentences about what of the structure was not enforced.
+    are sentences about what of the structure was not enforced; `loss` says why a part of the prompt was read again.
     """
 
     reason: FinishReason
@@ -106,6 +139,7 @@ class Finished:
     stop: str | None = None
     records: Mapping[str, AcceptanceRecord] = field(default_factory=dict, hash=False)
     warnings: tuple[str, ...] = ()
+    loss: PrefixLoss | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from edgespec.core.protocols import (
 from edgespec.core.sampling import Sampler
 from edgespec.core.scores import Scores
 from edgespec.core.verify import TargetDistribution
-from edgespec.engine.events import Event, Finished, PromptScores, Request, Scored, TokenPrompt
+from edgespec.engine.events import Event, Finished, PrefixLoss, PromptScores, Request, Scored, TokenPrompt
+from edgespec.engine.prefixes import EarlierText, explain_loss
 from edgespec.engine.prompts import EncodedPrompt
 from edgespec.engine.structured_output import GrammarMask
 from edgespec.errors import InvalidRequest
@@ -136,6 +137,12 @@ class Generation:
 
     def finished(self) -> Finished:
         return Finished(self.reason, tuple(self.emitted), self.seed, self._meter.metrics(), self._text.stop)
+
+    def explain_loss(self, earlier: Sequence[EarlierText]) -> PrefixLoss | None:
+        """Why a part of the prompt that `earlier` texts had was read again; None where that was not so."""
+        if (reading := self._meter.reading) is None or self.request.scores_prompt:
+            return None
+        return explain_loss(self.encoded.tokens, reading.progress.reused, earlier, self.request.prompt, self.tokenizer)
 
     def _emit(self, token: int, source: str) -> bool:
         """Take a token into the text; returns whether a stop string ends it."""

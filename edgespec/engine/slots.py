@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.drafters import SlotMemory, drafter_specs
 from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.events import MemoryUse
+from edgespec.engine.prefixes import LEAST_LOSS, EarlierText
 from edgespec.errors import BackendError, Cancelled, DraftRefused, reason_of
 from edgespec.memory.memory import Memory
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch, hash_vocabulary
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from edgespec.drafters.remote import RemoteDraft
 
 _CHEAP_PREFILL = 64  # tokens that are read again rather than opening another slot
+_MAX_GIVEN = 8
 
 
 @dataclass(eq=False)
@@ -30,6 +34,7 @@ class Slot:
 
     saved   what drafters have left when they were closed, by name; the slots of an engine share it
     prompt  how many of those tokens were the prompt
+    earlier the texts of this and other slots when the request came
     memory  the earlier texts that its drafters may use
     """
 
@@ -38,6 +43,7 @@ class Slot:
     drafters: dict[str, Drafter] = field(default_factory=dict)
     tokens: list[int] = field(default_factory=list)
     prompt: int = 0
+    earlier: Sequence[EarlierText] = ()
     check: CheckCancelled = lambda: None
     is_taken: bool = False
     memory: SlotMemory = field(default_factory=SlotMemory)
@@ -72,6 +78,7 @@ class SlotPool:
         self.max_slots = max_slots
         self._adopts = adopts
         self._kept: list[Slot] = []  # the most recently used one is last
+        self._given: deque[Sequence[int]] = deque(maxlen=_MAX_GIVEN)  # texts that slots have lost to other texts
 
     def acquire(self, prompt: Sequence[int], check: CheckCancelled) -> Slot | None:
         """A slot for `prompt`, until `release`; None while all are in use. Raises BackendError.
@@ -97,6 +104,9 @@ class SlotPool:
             self._adopts = self._adopts and held[source] <= _CHEAP_PREFILL  # a copy of few tokens may not pay
             if best is not None and not self._loses_much(best, common[best]):
                 found = best  # the slot that was opened beside it stays for others
+        found.earlier = self._list_texts(found)
+        if len(found.tokens) - common.get(found, 0) >= LEAST_LOSS:
+            self._given.append(array("i", found.tokens))
         found.is_taken, found.check, found.tokens, found.prompt = True, check, list(prompt), len(prompt)
         self._kept = [*(slot for slot in self._kept if slot is not found), found]
         return found
@@ -121,6 +131,11 @@ class SlotPool:
         kept, self._kept = self._kept, []
         for slot in kept:
             slot.close()
+
+    def _list_texts(self, chosen: Slot) -> list[EarlierText]:
+        """What the slots hold and have lost, as a request sees it for which `chosen` was chosen."""
+        held = [EarlierText(slot.tokens, "own" if slot is chosen else "other") for slot in (*self._kept, chosen)]
+        return [*held, *(EarlierText(tokens, "given") for tokens in self._given)]
 
     def _loses_much(self, slot: Slot, common: int) -> bool:
         """Whether cutting the cache to `common` tokens loses more than another slot would cost."""

@@ -77,6 +77,45 @@ def adapt_schema(schema: Any) -> tuple[Any, list[str]]:
     return walk(json.loads(json.dumps(schema))), list(dict.fromkeys(dropped))
 
 
+_CHOICES = ("anyOf", "oneOf")
+_CONDITIONS = ("not", "if", "then", "else", "dependentSchemas")
+_OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", *_CHOICES, *_CONDITIONS)
+
+
+def close_objects(schema: Any) -> None:
+    """Forbid keys that are not declared in objects that declare some and say nothing of others.
+
+    The schema admits any keys there, and small models write them until their limit. An object stays open where its
+    keys are declared in several places: beside or within `allOf`, conditions, and choices next to `properties`.
+    """
+    if not _has_key(schema, "allOf"):
+        _close(schema)
+
+
+def _has_key(part: Any, key: str) -> bool:
+    if isinstance(part, dict):
+        return key in part or any(_has_key(each, key) for each in part.values())
+    return isinstance(part, list) and any(_has_key(each, key) for each in part)
+
+
+def _close(part: Any, *, is_named: bool = False) -> None:
+    """`is_named`: the values of `part` are schemas by name."""
+    if isinstance(part, list):
+        for each in part:
+            _close(each)
+    if not isinstance(part, dict):
+        return
+    declared = None if is_named else part.get("properties")
+    skipped: tuple[str, ...] = () if is_named else ("const", "enum", *_CONDITIONS)
+    if isinstance(declared, dict) and declared:
+        skipped += _CHOICES
+        if not any(key in part for key in _OPEN) and {*part.get("required", ())} <= declared.keys():
+            part["additionalProperties"] = False
+    for key, each in part.items():
+        if key not in skipped:
+            _close(each, is_named=not is_named and key in _NAMED)
+
+
 def is_shallow(value: object, depth: int) -> bool:
     """Whether a JSON value is nested at most `depth` deep."""
     if isinstance(value, list | tuple):
@@ -88,7 +127,7 @@ def is_shallow(value: object, depth: int) -> bool:
     return depth > 0 and all(isinstance(each, _SCALARS) or is_shallow(each, depth - 1) for each in inner)
 
 
-_WHITESPACE = r"[\x20\x0A\x09]{0,24}"  # between JSON tokens; without a bound a model may never stop writing blanks
+_WHITESPACE = r"\x20?"  # between JSON tokens: models that may write more spend a third of their tokens on it
 _EVERYTHING = 2**40
 
 
@@ -139,6 +178,7 @@ def json_part(schema: Any, *, is_strict: bool = False) -> Json:
         raise InvalidRequest(f"the JSON schema is nested more than {MAX_DEPTH} deep.", hint="Simplify it.")
     try:
         adapted, dropped = adapt_schema(schema)
+        close_objects(adapted)
     except (TypeError, ValueError) as error:
         raise InvalidRequest(f"the JSON schema cannot be read: {error}.", hint="Check the schema.") from error
     if isinstance(adapted, dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -430,7 +430,25 @@ class Quiet:
     def loading(self, name: str, fraction: float) -> None: ...
 
 
-# The tokenizer of a model that is on this machine, without its weights.
+# What is known of a model on this machine before it is opened.
+
+
+def check_target(request: LoadConfig, registry: Registry, hub: Hub) -> None:
+    """Raise UnknownModel, InvalidModelFile, BackendUnavailable or CacheError for a model that no load could open, as
+    far as that is known without the network: a model that is not downloaded may still be.
+    """
+    with suppress(HubError):
+        if request.backend != "toy":
+            _find_target(request, registry, hub)
+
+
+def _find_target(request: LoadConfig, registry: Registry, hub: Hub) -> tuple[FileBackend, Source]:
+    """The runtime and the target, whose metadata were checked; no request is sent."""
+    offline = replace(hub, offline=True)
+    backend = choose_backend(request, registry, offline)
+    target = resolve_pair(request.model, backend, registry, offline).target
+    read_metadata(target, offline)
+    return backend, target
 
 
 @contextmanager
@@ -439,12 +457,9 @@ def open_vocabulary(request: LoadConfig, registry: Registry, hub: Hub) -> Iterat
 
     Raises UnknownModel, also for a model that is not downloaded, InvalidModelFile, BackendUnavailable, CacheError.
     """
-    offline = replace(hub, offline=True)
     try:
-        backend = choose_backend(request, registry, offline)
-        target = resolve_pair(request.model, backend, registry, offline).target
-        read_metadata(target, offline)
-        path = fetch_source(target, offline)
+        backend, target = _find_target(request, registry, hub)
+        path = fetch_source(target, replace(hub, offline=True))
     except HubUnreachable as error:
         command = f"edgespec pull {request.model}"
         raise UnknownModel(f"{request.model} is not downloaded.", hint=f"Run `{command}` first.") from error

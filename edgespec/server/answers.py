@@ -102,6 +102,7 @@ class Writer(ABC):
 
     def __init__(self) -> None:
         self.answers: defaultdict[int, Answer] = defaultdict(Answer)
+        self._n_sent: defaultdict[int, int] = defaultdict(int)  # scores of each answer in events so far
 
     def events(self, index: int, part: Part) -> Iterator[Event]:
         """The events of a part of the answer with this number; the parts of one come in order."""
@@ -111,6 +112,12 @@ class Writer(ABC):
     @abstractmethod
     def write(self, index: int, step: Step) -> Iterator[Event]:
         """The events of a step."""
+
+    def take_scores(self, index: int) -> list[dict[str, Any]]:
+        """The logprobs of the tokens whose text is about to be sent."""
+        scores = self.answers[index].scores
+        start, self._n_sent[index] = self._n_sent[index], len(scores)
+        return scores[start:]
 
     def finish(self) -> Iterable[Event]:
         """The events after all answers."""

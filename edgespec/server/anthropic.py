@@ -130,7 +130,7 @@ class CountRequest(ThinkingBody):
         if choice.type == "tool" and choice.name is None:
             raise InvalidRequest("tool_choice of type 'tool' needs a name.", hint="Set tool_choice.name.")
         is_single = choice.disable_parallel_tool_use
-        system = join_text(self.system)
+        system = _join_system(self.system)
         told = (make_message("system", system),) if system else ()
         prompt, start = (*told, *(each for turn in self.messages for each in turn.messages())), None
         if prompt[-1].role == "assistant" and not prompt[-1].extra.get("tool_calls"):  # its text is continued
@@ -148,6 +148,16 @@ class CountRequest(ThinkingBody):
                 self.reasoning_budget_tokens if given.budget_tokens is None else given.budget_tokens,
             ),
         )
+
+
+_VOLATILE = "x-anthropic-billing-header:"
+"""How a block begins with which Claude Code signs each request; no prompt would begin like the one before it."""
+
+
+def _join_system(system: str | list[ContentPart] | None) -> str:
+    if isinstance(system, list):
+        system = [block for block in system if not block.text.startswith(_VOLATILE)]
+    return join_text(system)
 
 
 class MessagesRequest(CountRequest, SamplingBody, GenerationBody):

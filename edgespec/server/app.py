@@ -23,7 +23,7 @@ from edgespec import __version__
 from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.hub.cache import shorten_names
 from edgespec.server.anthropic import MessagesRequest
-from edgespec.server.auth import Guard, Rules, page_routes
+from edgespec.server.auth import LOCAL_ORIGINS, Guard, Rules, page_routes
 from edgespec.server.fields import GenerationBody, LoadRequest, UnloadRequest
 from edgespec.server.http import (
     BodyRoute,
@@ -241,17 +241,16 @@ def application(models: Models, rules: Rules, metrics: ServerMetrics, preload: S
             await asyncio.gather(*tasks, return_exceptions=True)
             await models.close()
 
-    middleware = [Middleware(Guard, rules=rules)]
-    if rules.origins:  # CORS is the outermost: it answers preflights, and web pages can read the guard's refusals
-        cors = Middleware(
-            CORSMiddleware,
-            allow_origins=sorted(rules.origins),
-            allow_methods=["DELETE", "GET", "POST"],
-            allow_headers=["*"],
-            allow_private_network=True,
-        )
-        middleware.insert(0, cors)
-    middleware.insert(0, Middleware(AccessLog, count=metrics.count_request))
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=sorted(rules.origins),
+        allow_origin_regex=LOCAL_ORIGINS.pattern,
+        allow_methods=["DELETE", "GET", "POST"],
+        allow_headers=["*"],
+        allow_private_network=True,
+    )
+    # CORS comes before the guard: it answers preflights, and web pages can read the guard's refusals.
+    middleware = [Middleware(AccessLog, count=metrics.count_request), cors, Middleware(Guard, rules=rules)]
     routes = [
         BodyRoute("/v1/chat/completions", ChatRequest, answer),
         BodyRoute("/v1/completions", CompletionRequest, answer),

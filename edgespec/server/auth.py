@@ -40,6 +40,10 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
+LOCAL_ORIGINS = re.compile(
+    r"https?://(localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\])(:\d{1,5})?|(app|file|tauri|vscode-webview|vscode-file)://.*"
+)
+"""Pages and programs of this machine, which may call as they may call Ollama."""
 PAGE_PATHS = frozenset(_FILES)
 """The paths of the web page at /: a conversation with the models, and the state of the server. They hold no secret."""
 
@@ -87,6 +91,8 @@ class Guard:
         headers = Headers(scope=scope)
         context = request_context()
         try:
+            if "content-length" in headers and "transfer-encoding" in headers:
+                raise HttpError(400, "the request has two lengths.", hint="Send Content-Length or Transfer-Encoding.")
             self._check_origin(scope, headers)
             context.caller = self._identify(scope, headers)
             check_proxy_loop(headers)
@@ -94,7 +100,10 @@ class Guard:
         except (Exception, asyncio.CancelledError) as error:
             if context.status:  # the response has begun
                 raise
-            await error_response(scope["path"], explain(error))(scope, receive, send)
+            response = error_response(scope["path"], explain(error))
+            if "transfer-encoding" in headers:  # where the next request begins may be in doubt
+                response.headers["connection"] = "close"
+            await response(scope, receive, send)
 
     def _check_origin(self, scope: Scope, headers: Mapping[str, str]) -> None:
         rules = self._rules
@@ -103,7 +112,8 @@ class Guard:
         if rules.hosts is not None and name.lower() not in rules.hosts and not _is_unix(scope):
             raise HttpError(403, "the host name in the request is not allowed.", hint="Allow it with --allow-host.")
         origin = headers.get("origin")
-        if origin is not None and not {origin, "*"} & rules.origins and origin.partition("://")[2] != host:
+        is_own = origin is None or origin.partition("://")[2] == host or LOCAL_ORIGINS.fullmatch(origin) is not None
+        if not (is_own or {origin, "*"} & rules.origins):
             raise HttpError(403, "requests from this origin are not allowed.", hint="Allow it with --allow-origin.")
 
     def _identify(self, scope: Scope, headers: Mapping[str, str]) -> Caller:

@@ -6,7 +6,8 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -17,6 +18,8 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationError,
+    ValidationInfo,
+    field_validator,
 )
 
 from edgespec.engine.structured_output import Structure, is_shallow, json_structure
@@ -54,9 +57,27 @@ FEW, MANY = Field(max_length=256, fail_fast=True), Field(max_length=4096, fail_f
 
 
 class Body(BaseModel):
-    """A JSON object of a request."""
+    """A JSON object of a request. Numbers may not be booleans, which pydantic would read as 0 and 1."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and _is_number(cls, info.field_name or ""):
+            raise ValueError("a number is required, not a boolean")
+        return value
+
+
+@cache
+def _is_number(body: type[BaseModel], field: str) -> bool:
+    """Whether a field takes numbers and no booleans."""
+    types, waiting = set[Any](), [body.model_fields[field].annotation]
+    while waiting:
+        each = waiting.pop()
+        types.add(each)
+        waiting += get_args(each) if get_origin(each) is not Literal else ()
+    return not types.isdisjoint((int, float)) and bool not in types
 
 
 class SamplingBody(Body):

@@ -228,8 +228,8 @@ class EventStream(Response):
     """
 
     content_type = b"text/event-stream; charset=utf-8"
-    keep_alive = b": keep-alive\n\n"
     format = staticmethod(format_event)
+    comment = staticmethod(lambda text: f": {text}\n\n".encode())  # which every client ignores
 
     def __init__(self, path: str, events: AsyncGenerator[bytes, None], fail: Callable[[dict[str, Any]], bytes]) -> None:
         """`fail` formats the body of an error as the last events."""
@@ -268,7 +268,7 @@ class EventStream(Response):
                     is_silent, reading = False, asyncio.create_task(anext(self._events, None))
                 else:
                     if is_silent:
-                        await self._send(send, self.keep_alive)
+                        await self._send(send, self.comment("keep-alive"))
                     is_silent = True
             _client_left()
         finally:

@@ -33,6 +33,7 @@ _OF_MODELS = {
     "failed_opens": "Models that could not be loaded.",
     "embeddings": "Texts embedded.",
     "embedded_tokens": "Tokens of the texts embedded.",
+    "reread_tokens": "Prompt tokens that were read again although an earlier text had them.",
 }
 _COUNTERS = {  # name -> its text, its labels
     "answers": ("Finished answers.", ("model", "ending")),
@@ -106,6 +107,7 @@ class ServerMetrics:
         self.metric("answers", model, finished.reason).inc()
         for name in _OF_ANSWERS:
             self.metric(name, model).inc(getattr(m, name))
+        self.metric("reread_tokens", model).inc(finished.loss.tokens if finished.loss is not None else 0)
         times = {
             "answer_seconds": seconds,
             "time_to_first_token_seconds": m.ttft_s,
@@ -118,6 +120,8 @@ class ServerMetrics:
             "at": time.time(),  # since the epoch
             "model": model,
             "prompt_tokens": m.prompt_tokens,
+            "cached_tokens": m.cached_tokens,
+            "read_again": None if finished.loss is None else finished.loss.reason,
             "tokens": m.emitted_tokens,
             "tokens_per_second": m.tokens_per_second,
             "times_plain": m.times_plain,

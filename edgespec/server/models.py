@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from edgespec.backends.devices import DeviceMemory
+from edgespec.core.metrics import Reading
 from edgespec.engine.events import MemoryUse
 from edgespec.errors import Cancelled, EdgespecError, HubError, InvalidRequest, UnknownModel, reason_of
 from edgespec.hub.hub import Hub
@@ -278,8 +279,8 @@ async def generate(
     else:
         specs = [replace(spec, warnings=(*spec.warnings, *warnings), memory=memory) for spec in body.generation_specs()]
         answers = [partial(_generate, slot, spec) for spec in specs]
-    write = stream.format if body.stream else lambda _: b""  # a whole response is the writer's alone
-    events = _format(generate_parts(models, slot, answers, body.n or 1), writer, write)
+    parts = generate_parts(models, slot, answers, body.n or 1)
+    events = _format(parts, writer, stream if body.stream else None)
     if body.stream:
         return stream(request.url.path, events, lambda error: b"".join(map(stream.format, writer.fail(error))))
 
@@ -293,14 +294,23 @@ async def generate(
 
 
 async def _format(
-    parts: AsyncGenerator[tuple[int, list[Part]], None], writer: Writer, write: Callable[[dict[str, Any]], bytes]
+    parts: AsyncGenerator[tuple[int, list[Part]], None], writer: Writer, stream: type[EventStream] | None
 ) -> AsyncGenerator[bytes, None]:
-    """The events of each batch as one piece: every piece is sent on its own."""
+    """The events of each batch as one piece: every piece is sent on its own. None as the `stream` sends nothing: a
+    whole response is the writer's alone.
+    """
+
+    def write(events: Iterable[dict[str, Any]]) -> bytes:
+        return b"".join([stream.format(event) if stream is not None else b"" for event in events])
+
     async with aclosing(parts):
         async for index, batch in parts:
-            if piece := b"".join(write(event) for part in batch for event in writer.events(index, part)):
+            pieces = [write(writer.events(index, part)) for part in batch]
+            if stream is not None:
+                pieces += [stream.comment(f"reading {part}") for part in batch if isinstance(part, Reading)]
+            if piece := b"".join(pieces):
                 yield piece
-    if piece := b"".join(map(write, writer.finish())) + writer.last:
+    if piece := write(writer.finish()) + writer.last:
         yield piece
 
 
@@ -323,7 +333,7 @@ async def generate_parts(
             async with aclosing(answers[number](model_info, copy)) as batches:
                 async for parts in batches:
                     found.put_nowait((number * copies + copy, parts))
-                    if any(not isinstance(part, Started) for part in parts):
+                    if any(not isinstance(part, Started | Reading) for part in parts):
                         are_read[number].set()
 
     async def run_all() -> None:

@@ -7,7 +7,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from time import monotonic
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, ConfigDict, Field
 from starlette.requests import Request
@@ -67,19 +67,20 @@ class LineWriter(Writer):
     def write(self, index: int, step: Step) -> Iterator[Event]:
         match step:
             case "grow", Block(kind="text"), text:
-                yield self._line(text)
+                yield self._line(text, **self._format_scores())
             case "grow", Block(kind="reasoning"), text:
-                yield self._line(reasoning=text)
+                yield self._line(reasoning=text, **self._format_scores())
             case "close", Block(kind="call", status="completed") as block, _:
-                yield self._line(calls=[block])
+                yield self._line(calls=[block], **self._format_scores())
             case Done():
-                yield self._line(**self._format_end(step))
+                yield self._line(**self._format_scores(), **self._format_end(step))
 
     def response_body(self) -> dict[str, Any]:
         answer = self.answers[0]
         assert answer.end is not None
         calls = [block for block in answer.calls if block.status == "completed"]
-        return self._line(answer.join("text"), answer.join("reasoning"), calls, **self._format_end(answer.end))
+        more = {**({"logprobs": answer.scores} if answer.scores else {}), **self._format_end(answer.end)}
+        return self._line(answer.join("text"), answer.join("reasoning"), calls, **more)
 
     def load_body(self, reason: Literal["load", "unload"]) -> dict[str, Any]:
         """The answer to a request without a prompt, which has loaded or unloaded the model."""
@@ -90,6 +91,10 @@ class LineWriter(Writer):
     ) -> dict[str, Any]:
         head = {"model": self._model, "created_at": format_time(datetime.now(UTC))}
         return {**head, **self._form(text, reasoning, [*calls]), "done": done, **more}
+
+    def _format_scores(self) -> dict[str, Any]:
+        scores = self.take_scores(0)
+        return {"logprobs": scores} if scores else {}
 
     def _format_end(self, end: Done) -> dict[str, Any]:
         """The last line's fields. What is neither reading nor writing counts as loading, such as waiting."""
@@ -113,8 +118,8 @@ class LineStream(EventStream):
     """JSON objects, one a line. Nothing is sent in silences: every line must be an object."""
 
     content_type = b"application/x-ndjson"
-    keep_alive = b""
     format = staticmethod(lambda data: dump_json(data) + b"\n")
+    comment = staticmethod(lambda text: b"")
 
 
 def format_message(text: str, reasoning: str, calls: list[Block]) -> dict[str, Any]:
@@ -175,9 +180,9 @@ class OllamaOptions(SamplingBody):
 class OllamaBody(ThinkingBody, GenerationBody):
     """The fields that /api/chat and /api/generate share."""
 
-    refused: ClassVar[tuple[str, ...]] = ("logprobs",)
-
     stream: bool | None = True
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: OllamaOptions | None = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
@@ -192,6 +197,7 @@ class OllamaBody(ThinkingBody, GenerationBody):
             structure=structure,
             draft_length=self.draft_length(),
             thinking=thinking,
+            top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             **options.fields(),
             **more,
         )
@@ -217,7 +223,7 @@ class OllamaChatRequest(OllamaBody):
 class OllamaGenerateRequest(OllamaBody):
     """The body of /api/generate. With `raw` the prompt is text to continue, without a chat template."""
 
-    refused = ("logprobs", "images", "template", "context")
+    refused = ("images", "template", "context")
 
     prompt: str | None = None
     suffix: str | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from abc import abstractmethod
-from collections import defaultdict
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import Annotated, Any, Literal
@@ -13,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BeforeValidator, Field, StringConstraints
 
 from edgespec import __version__
+from edgespec.core.metrics import Reading
 from edgespec.engine.events import Gap, PromptScores, TokenPrompt
 from edgespec.engine.structured_output import Structure, grammar_structure, json_structure, regex_structure
 from edgespec.errors import InvalidRequest
@@ -65,8 +65,8 @@ class StreamOptions(Body):
 
 
 class CompletionBody(SamplingBody, GenerationBody):
-    """The fields that both interfaces share. `top_k`, `min_p` and `repetition_penalty` are extensions, named as in
-    llama.cpp's server.
+    """The fields that both interfaces share. `top_k`, `min_p`, `repetition_penalty` and `return_progress` (events of a
+    stream while the prompt is read) are extensions, named as in llama.cpp's server.
 
     At most one field constrains the answer: `response_format`, `grammar` and `json_schema` of llama.cpp's server, or
     `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar` of vLLM. Grammars are GBNF or llguidance's Lark.
@@ -77,6 +77,7 @@ class CompletionBody(SamplingBody, GenerationBody):
     stop: str | Stops | None = None
     n: Annotated[int, Field(ge=1, le=16)] | None = None
     stream_options: StreamOptions | None = None
+    return_progress: bool | None = None
     response_format: ResponseFormat | None = None
     grammar: GrammarText | None = None
     json_schema: dict[str, Any] | bool | None = None
@@ -149,7 +150,19 @@ class ChoicesWriter(Writer):
         }
         self._chunk_kind = chunk_kind
         self._copies = request.n or 1
-        self._n_sent: defaultdict[int, int] = defaultdict(int)  # scores of each answer in chunks so far
+        self._wants_progress = bool(request.return_progress)
+
+    def events(self, index: int, part: Part) -> Iterator[Event]:
+        yield from super().events(index, part)
+        if isinstance(part, Reading) and self._wants_progress:
+            at = part.progress
+            counts = {
+                "total": at.total,
+                "cache": at.reused,
+                "processed": at.done,
+                "time_ms": round(part.seconds * 1000),
+            }
+            yield self._chunk([], prompt_progress=counts)
 
     def finish(self) -> Iterator[Event]:
         """The usage, if the client asked for it."""
@@ -171,12 +184,6 @@ class ChoicesWriter(Writer):
 
     def _chunk(self, choices: list[dict[str, Any]], **extra: Any) -> Event:
         return {**self._head, "object": self._chunk_kind, "choices": choices, **extra}
-
-    def _take_scores(self, index: int) -> list[dict[str, Any]]:
-        """The logprobs of the tokens whose text is about to be sent."""
-        scores = self.answers[index].scores
-        start, self._n_sent[index] = self._n_sent[index], len(scores)
-        return scores[start:]
 
 
 def make_choice(
@@ -340,7 +347,7 @@ class ChatWriter(ChoicesWriter):
 
     def _delta(self, index: int, delta: dict[str, Any], reason: str | None = None, **extra: Any) -> Event:
         usage = {"usage": None} if self._wants_usage else {}
-        choice = make_choice(index, {"delta": delta}, reason, _wrap_scores(self._take_scores(index)))
+        choice = make_choice(index, {"delta": delta}, reason, _wrap_scores(self.take_scores(index)))
         return self._chunk([choice], **usage, **extra)
 
 
@@ -435,7 +442,7 @@ class CompletionWriter(ChoicesWriter):
     def _add_text(self, index: int, text: str, reason: str | None = None, **extra: Any) -> Event:
         before = self._texts.get(index, "")
         self._texts[index] = before + text
-        logprobs = _format_logprobs(self._take_scores(index), len(before))
+        logprobs = _format_logprobs(self.take_scores(index), len(before))
         return self._chunk([make_choice(index, {"text": text}, reason, logprobs)], **extra)
 
 

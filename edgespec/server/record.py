@@ -106,6 +106,9 @@ class RequestContext:
             metrics = self.answers[0].metrics
             fields["tokens_per_second"] = metrics.tokens_per_second and f"{metrics.tokens_per_second:.1f}"
             fields["accepted"] = None if metrics.acceptance_rate is None else f"{metrics.acceptance_rate:.0%}"
+            fields["cached"] = metrics.cached_tokens or None
+            if (loss := self.answers[0].loss) is not None:
+                fields["read_again"] = json.dumps(loss.reason)
         if self.failure is not None:
             fields["error"] = json.dumps(self.failure[1][:_MAX_REASON])  # on one line, whatever is in it
         head = f"{self.method} {self.path[:_MAX_PATH]} {self.status or '-'} {monotonic() - self.began_s:.3f}s"

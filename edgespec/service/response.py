@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Literal
 
-from edgespec.core.metrics import Metrics
+from edgespec.core.metrics import Metrics, Reading, ReadingClock
 from edgespec.core.protocols import PrefillProgress
-from edgespec.engine.events import Event, Finished, PromptScores, Scored
+from edgespec.engine.events import Event, Finished, PrefixLoss, PromptScores, Scored
 from edgespec.text.stream import Piece
 from edgespec.text.tool_formats import AnswerPart, CallDelta, CallEnd, CallStart, Reader, Thought, ToolCall
 
@@ -42,6 +43,7 @@ class Done:
     plain_speed  tokens per second of plain decoding for a single answer, None if not measured
     warnings     what of the request was not followed, in sentences
     reported     the timings that another server has reported; None: they follow from the metrics
+    loss         why a part of the prompt was read again
     """
 
     reason: Ending
@@ -50,21 +52,27 @@ class Done:
     plain_speed: float | None
     warnings: tuple[str, ...] = ()
     reported: Mapping[str, Any] | None = None
+    loss: PrefixLoss | None = None
 
     def extensions(self) -> dict[str, Any]:
         """The fields of an answer that no interface has: `timings`, and `warnings` if there are any."""
         timings = self.timings() if self.reported is None else dict(self.reported)
         return {"timings": timings, **({"warnings": list(self.warnings)} if self.warnings else {})}
 
-    def timings(self) -> dict[str, float | int]:
+    def timings(self) -> dict[str, float | int | str]:
         """Counts and times in milliseconds under llama.cpp's names, with tau and the speedup over plain decoding where
-        they are known. `predicted_*` leave out the time of the first token, which the prompt's forward has computed.
+        they are known, and the tokens that were read again with the reason. `predicted_*` leave out the time of the
+        first token, which the prompt's forward has computed.
         """
         m = self.metrics
         n_read, n_after = m.prompt_tokens - m.cached_tokens, max(0, m.emitted_tokens - 1)
         own = {"tau": m.tau, "plain_per_second": self.plain_speed, "times_plain": m.times_plain}
+        lost: dict[str, int | str] = (
+            {} if self.loss is None else {"cache_lost_n": self.loss.tokens, "cache_lost_reason": str(self.loss)}
+        )
         return {
             "cache_n": m.cached_tokens,
+            **lost,
             "prompt_n": n_read,
             **_format_rate("prompt", n_read, m.prefill_s),
             "predicted_n": m.emitted_tokens,
@@ -84,7 +92,7 @@ def _format_rate(name: str, n: int, seconds: float) -> dict[str, float]:
     }
 
 
-Part = Started | ReasoningDelta | TextDelta | CallStart | CallDelta | CallEnd | PromptScores | Scored | Done
+Part = Started | Reading | ReasoningDelta | TextDelta | CallStart | CallDelta | CallEnd | PromptScores | Scored | Done
 
 
 def new_id(prefix: str) -> str:
@@ -149,12 +157,17 @@ class ResponseStream:
         self._call: CallStart | None = None  # the latest
         self._is_cut = False  # the latest call
         self._has_started = False
+        self._clock = ReadingClock(perf_counter())
 
     def parts(self, event: Event) -> Iterator[Part]:
         """The parts that `event` completes."""
-        if isinstance(event, PrefillProgress) and not self._has_started:
-            self._has_started = True
-            yield Started(event.total, event.reused)
+        if isinstance(event, PrefillProgress):
+            if not self._has_started:
+                self._has_started = True
+                yield Started(event.total, event.reused)
+            reading = self._clock.add(event, perf_counter())
+            if event.done < event.total:
+                yield reading
         elif isinstance(event, PromptScores | Scored):
             yield event
         elif isinstance(event, Piece):
@@ -177,7 +190,7 @@ class ResponseStream:
             ending: Ending = "stop" if self._call is None or is_stopped_inside else "tool_calls"
             ending = ending if event.reason == "stop" else "length"
             warnings = (*self._warnings, *event.warnings)
-            yield Done(ending, event.stop, event.metrics, self._plain_speed, warnings)
+            yield Done(ending, event.stop, event.metrics, self._plain_speed, warnings, loss=event.loss)
 
     def _split(self, found: Iterable[AnswerPart | Thought]) -> Iterator[Part]:
         for each in found:

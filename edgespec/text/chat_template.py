@@ -36,6 +36,14 @@ class Message:
         return {**self.extra, "role": self.role, "content": self.content}
 
 
+_VARIABLES = {
+    "tools": None,
+    "documents": None,
+    "add_generation_prompt": True,
+    # Where the reasoning of earlier answers is kept, what was generated remains a prefix of the prompt.
+    "preserve_thinking": True,
+    "clear_thinking": False,
+}
 RENDERER = Helper("edgespec.text.sandbox", None, deadline_s=2.0, max_bytes=2**29)
 """Renders the templates of this process. It takes 0.1 seconds to start."""
 atexit.register(RENDERER.close)
@@ -65,14 +73,15 @@ class ChatTemplate:
         """The prompt for `messages`; `variables` (JSON values) are visible to the template (`enable_thinking`).
 
         The prompt ends where the assistant's reply begins, or with the last message if the variable
-        `add_generation_prompt` is false. If the template refuses a conversation with system messages, or leaves one of
-        them out, it is rendered again with those after the first message as parts of user messages, and then with all
-        of them so.
+        `add_generation_prompt` is false. It has the reasoning of earlier answers where the template has a switch for
+        that, `preserve_thinking` or `clear_thinking`, unless a variable says otherwise. If the template refuses a
+        conversation with system messages, or leaves one of them out, it is rendered again with those after the first
+        message as parts of user messages, and then with all of them so.
 
         Raises InvalidRequest with the template's own message if it refuses, and TemplateError if it is malformed,
         fails, or exceeds its limits.
         """
-        values = {"tools": None, "documents": None, "add_generation_prompt": True, **(variables or {})}
+        values = {**_VARIABLES, **(variables or {})}
         refusal: _Refusal | None = None
         for each in _foldings(messages):
             try:

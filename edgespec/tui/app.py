@@ -94,7 +94,10 @@ class ChatApp(Dialogue):
             await self.add_notice(describe_error(failure), "error")
 
     def action_details(self) -> None:
-        self.push_screen(Details(lambda: self.activity.meter, self._read_draft_stats, self._load_notices))
+        finished = self.activity.finished
+        losses = [str(finished.loss)] if finished is not None and finished.loss is not None else []
+        notices = [*losses, *self._load_notices]
+        self.push_screen(Details(lambda: self.activity.meter, self._read_draft_stats, notices))
 
     async def _read_draft_stats(self) -> DraftStats | None:
         """What the autopilot has learned; None before it has measured, and where no model is open."""

@@ -155,6 +155,8 @@ def _describe_model(meter: Meter, model_info: ModelInfo, resident: int, availabl
     n_full = round(used / size * _CELLS)
     lines: list[tuple[Part, ...]] = [((shorten_names(model_info.name), _STRONG),)]
     lines.append(("context ", f"{used:,}", f" of {size:,}"))
+    if meter.reading is not None:
+        lines.append((f"prompt {meter.reading.progress.reused:,} of {meter.prompt_tokens:,} cached",))
     lines.append((("━" * n_full, _VERIFY), ("━" * (_CELLS - n_full), _OTHER)))
     lines.append(("memory ", _format_size(resident), f", {_format_size(available)} free"))
     if (fit := model_info.fit) is not None:  # as estimated before loading
@@ -186,8 +188,8 @@ _INTERVAL_S = 0.5
 
 
 class Details(ModalScreen[None]):
-    """Three tabs: steps, the newest first; cost by rows, and what was said while the model was loaded; acceptance by
-    depth and by length of the n-gram match.
+    """Three tabs: steps, the newest first; cost by rows, why a part of the prompt was read again, and what was said
+    while the model was loaded; acceptance by depth and by length of the n-gram match.
 
     The steps stand still while one other than the newest is selected.
     """
@@ -198,11 +200,11 @@ class Details(ModalScreen[None]):
         self,
         read: Callable[[], Meter],
         read_drafts: Callable[[], Awaitable[DraftStats | None]],
-        load_notices: Sequence[str],
+        notices: Sequence[str],
     ) -> None:
         """`read_drafts` gives None before the controller has measured anything."""
         super().__init__()
-        self._load_notices = load_notices
+        self._notices = notices
         self._read = read
         self._read_drafts = read_drafts
         self._shown: list[Step] = []
@@ -228,7 +230,7 @@ class Details(ModalScreen[None]):
 
     async def _refresh(self) -> None:
         meter, drafts = self._read(), await self._read_drafts()
-        self.query_one("#costs", Static).update("\n\n".join([format_costs(drafts), *self._load_notices]))
+        self.query_one("#costs", Static).update("\n\n".join([format_costs(drafts), *self._notices]))
         self.query_one("#acceptance", Static).update(format_acceptance(meter.metrics(), drafts))
         table = self.query_one(DataTable)
         steps = meter.steps[1:][-_MAX_STEPS:]

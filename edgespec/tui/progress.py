@@ -115,9 +115,9 @@ def describe_wait(activity: Activity, elapsed_s: float) -> tuple[str | None, flo
         return None, None
     if answer.reasoning:
         return f"reasoning · {meter.emitted_tokens:,} tokens · {elapsed_s:.0f} s", None
-    progress = meter.progress
-    if progress is not None and not meter.steps and progress.done < progress.total:
-        return f"reading {progress.total:,} tokens · {elapsed_s:.0f} s", progress.done / progress.total
+    reading = meter.reading
+    if reading is not None and not meter.steps and reading.progress.done < reading.progress.total:
+        return f"reading {reading}", reading.progress.done / reading.progress.total
     return f"waiting for the first token · {elapsed_s:.0f} s", None
 
 

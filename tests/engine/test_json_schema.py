@@ -93,8 +93,9 @@ def test_what_is_dropped_is_named() -> None:
 
 
 def spell(value: Any, mask: GrammarMask, tokenizer: Tokenizer) -> bool:
-    """Whether the grammar takes `value` as a whole."""
-    tokens = tokenizer.encode(json.dumps(value), parse_special=False)
+    """Whether the grammar takes `value`, or this text, as a whole."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    tokens = tokenizer.encode(text, parse_special=False)
     if not mask._follow(tokens):
         return False
     bits = mask._allowed()
@@ -115,6 +116,45 @@ def test_rules_are_kept_and_no_more(
     mask = GrammarMask(compiler.compile(json_structure(ALL[name])).result(), sampler, 0)
     assert [value for value in good if not spell(value, mask, tokenizer)] == []
     assert [value for value in bad if spell(value, mask, tokenizer)] == []
+
+
+_A, _AB = {"a": {"type": "integer"}}, {"a": {"type": "integer"}, "b": {"type": "integer"}}
+_WITHIN = {"x": {"type": "array", "items": {"type": "object", "properties": _A}}}
+_CHOICES = [{"properties": _AB, "required": ["b"]}, {"properties": {"c": {"type": "null"}}}]
+OBJECTS: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "declared keys": ({"type": "object", "properties": _A}, [{"a": 1}, {}], [{"b": 1}, {"a": 1, "b": 1}]),
+    "within others": ({"type": "object", "properties": _WITHIN},
+                      [{"x": [{"a": 1}]}], [{"x": [{"b": 1}]}, {"y": 1}]),
+    "named": ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "object", "properties": _A}}}, [{"a": 1}], [{"b": 1}]),
+    "choices": ({"anyOf": [{"type": "object", "properties": _A}, {"type": "null"}]}, [{"a": 1}, None], [{"b": 1}]),
+    "said to be open": ({"type": "object", "properties": _A, "additionalProperties": True}, [{"a": 1, "b": 1}], []),
+    "no declared keys": ({"type": "object"}, [{"a": 1, "b": 1}], []),
+    "declared together": ({"allOf": [{"type": "object", "properties": _A}, {"type": "object", "properties": _AB}]},
+                          [{"a": 1, "b": 1}], []),
+    "choices beside keys": ({"type": "object", "properties": _A, "required": ["a"],
+                             "anyOf": _CHOICES},
+                            [{"a": 1, "b": 1}], []),
+    "a needed key that is not declared": ({"type": "object", "properties": _A, "required": ["b"]}, [{"b": 1}], []),
+    "white space": ({"type": "object", "properties": _A}, ['{"a":1}', '{ "a": 1 }'], ['{\n"a": 1}', '{"a":  1}']),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_answers_have_declared_keys_and_little_white_space(
+    name: str, tokenizer: Tokenizer, compiler: GrammarCompiler
+) -> None:
+    """Objects that say nothing of other keys are closed, unless their keys are declared in several places."""
+    schema, good, bad = OBJECTS[name]
+    sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
+    mask = GrammarMask(compiler.compile(json_structure(schema)).result(), sampler, 0)
+    assert [value for value in good if not spell(value, mask, tokenizer)] == []
+    assert [value for value in bad if spell(value, mask, tokenizer)] == []
+
+
+@pytest.mark.parametrize("part", [{"required": 1}, {"required": [{}]}])
+def test_a_damaged_schema_is_refused(part: dict[str, Any], compiler: GrammarCompiler) -> None:
+    with pytest.raises(InvalidRequest):
+        compiler.compile(json_structure({"type": "object", "properties": _A, **part})).result()
 
 
 KEYWORDS = "pattern format propertyNames patternProperties not items $schema $ref additionalProperties $defs"

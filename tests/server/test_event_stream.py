@@ -8,6 +8,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.server import http
 from edgespec.server.http import EventStream, format_event
 
+KEEP_ALIVE = EventStream.comment("keep-alive")
 FAULT = InvalidRequest("no.", hint="Change it.")
 
 
@@ -32,7 +33,7 @@ class Client:
             await asyncio.sleep(0)
         else:
             self.body += message["body"]
-        if EventStream.keep_alive in self.body:
+        if KEEP_ALIVE in self.body:
             self.has_comment.set()
 
     async def run(self, events: AsyncGenerator[bytes, None]) -> None:
@@ -54,7 +55,7 @@ def test_a_silence_has_a_comment(monkeypatch):
         return client
 
     body = asyncio.run(run()).body
-    assert body.replace(EventStream.keep_alive, b"") == b"data: 1\n\ndata: 2\n\n"
+    assert body.replace(KEEP_ALIVE, b"") == b"data: 1\n\ndata: 2\n\n"
 
 
 def test_a_failure_is_raised_or_the_last_event():

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -23,7 +25,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with a key that allows one other origin."""
     folder = tmp_path_factory.mktemp("locked")
     with serving(
-        folder, *TOY, "--api-key", KEY, "--allow-origin", "HTTP://LocalHost:3000/", "--allow-host", "box.lan"
+        folder, *TOY, "--api-key", KEY, "--allow-origin", "HTTP://Pages.Example:3000/", "--allow-host", "box.lan"
     ) as it:
         yield it
 
@@ -59,7 +61,7 @@ def test_origins(locked: Server) -> None:
     assert other.status_code == 403 and "access-control-allow-origin" not in other.headers
     own = locked.post("/v1/chat/completions", json=CALL, headers={**headers, "origin": locked.url})
     assert own.status_code == 200
-    allowed = {"origin": "http://localhost:3000"}
+    allowed = {"origin": "http://pages.example:3000"}
     response = locked.post("/v1/chat/completions", json=CALL, headers={**headers, **allowed})
     assert response.status_code == 200 and response.headers["access-control-allow-origin"] == allowed["origin"]
     asks = {**allowed, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
@@ -71,8 +73,35 @@ def test_origins(locked: Server) -> None:
     assert httpx.options(locked.url, headers={**asks, "origin": "http://evil.example"}).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [("http://localhost:3000", 200), ("https://127.0.0.1", 200), ("http://[::1]:8080", 200), ("app://obsidian.md", 200),
+     ("tauri://localhost", 200), ("http://localhost.evil.example", 403), ("http://evil.example/#http://localhost", 403),
+     ("null", 403)],
+)  # fmt: skip
+def test_pages_and_programs_of_this_machine_may_call(origin: str, status: int, locked: Server) -> None:
+    headers = {"authorization": f"Bearer {KEY}", "origin": origin}
+    response = locked.post("/v1/chat/completions", json=CALL, headers=headers)
+    assert response.status_code == status
+    assert response.headers.get("access-control-allow-origin") == (origin if status == 200 else None)
+
+
+def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(locked: Server) -> None:
+    """What one program takes for the end of such a request, another takes for the beginning of the next."""
+    body = json.dumps(CALL).encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: {KEY}\r\nContent-Type: application/json"
+    )
+    lengths = f"Content-Length: {len(body)}\r\nTransfer-Encoding: chunked\r\n\r\n{len(body):x}\r\n"
+    address = urlsplit(locked.url)
+    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+        connection.sendall(f"{head}\r\n{lengths}".encode() + body + b"\r\n0\r\n\r\n")
+        answer = b"".join(iter(lambda: connection.recv(2**16), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ") and b"two lengths" in answer
+
+
 def test_pages_of_allowed_origins_can_read_refusals(locked: Server) -> None:
-    origin = {"origin": "http://localhost:3000"}
+    origin = {"origin": "http://pages.example:3000"}
     keyed = {**origin, "authorization": f"Bearer {KEY}"}
     refusals = [
         locked.get("/props", headers=origin),

@@ -13,6 +13,7 @@ from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.core.metrics import Meter
 from edgespec.engine.events import Finished
 from edgespec.server.metrics import ServerMetrics
+from tests.models import ASSETS
 from tests.server.serving import PROMPT, Server, serving
 
 Labels = tuple[tuple[str, str], ...]
@@ -68,9 +69,12 @@ def test_what_is_counted(small: Server) -> None:
 
 
 def test_failed_opens_and_embeddings(tmp_path: Path) -> None:
-    (tmp_path / "broken.gguf").write_bytes(b"GGUF, but no more")
-    arguments = ("broken=./broken.gguf", "embedded=python-6m", "--threads", "1", "--ctx", "128", "--preload", "broken")
-    with serving(tmp_path, *arguments) as server:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(ASSETS.joinpath("target.gguf").read_bytes())
+    models = ("broken=./broken.gguf", "embedded=python-6m", "far=nobody/nothing-GGUF:Q4_0")
+    arguments = (*models, "--threads", "1", "--ctx", "128", "--preload", "far")
+    with serving(tmp_path, *arguments, HF_HUB_OFFLINE="1") as server:
+        broken.write_bytes(b"GGUF, but no more")  # which was sound at the start
         end = monotonic() + 20
         while (health := server.get("/health")).status_code != 200:
             assert monotonic() < end
@@ -81,8 +85,9 @@ def test_failed_opens_and_embeddings(tmp_path: Path) -> None:
         texts = {"model": "embedded", "input": ["one text", "another"]}
         tokens = server.post("/v1/embeddings", json=texts).json()["usage"]["prompt_tokens"]
         values = read(server)
-    assert any("broken: not loaded: " in line for line in server.log), server.log
-    assert total(values, "edgespec_failed_opens_total", model="broken") == 2
+    assert any("far: not loaded: " in line for line in server.log), server.log
+    for model in ("broken", "far"):
+        assert total(values, "edgespec_failed_opens_total", model=model) == 1
     assert total(values, "edgespec_failures_total", model="broken") == 1
     assert total(values, "edgespec_opens_total", model="broken") == 0 < total(values, "edgespec_opens_total")
     assert total(values, "edgespec_embeddings_total", model="embedded") == 2

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 import httpx
+import pytest
 
 from edgespec.server.ollama import OllamaChatRequest
 from edgespec.service.generation_spec import Thinking
@@ -60,6 +61,23 @@ def test_generate_and_its_options(pair: Server) -> None:
     chat = {"model": MODEL, "prompt": PROMPT, "stream": False, "options": {"num_predict": 1}}
     alone, told = (pair.post("/api/generate", json={**chat, **system}).json() for system in ({}, {"system": "a b c"}))
     assert told["prompt_eval_count"] > alone["prompt_eval_count"]
+
+
+@pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])
+def test_logprobs(pair: Server, path: str) -> None:
+    """Each line has those of its text; the whole answer has all, as /v1/chat/completions has them."""
+    options = {"temperature": 0, "num_predict": 12, "seed": 1}
+    prompt = {"prompt": PROMPT} if path == "/api/generate" else {"messages": USER}
+    body = {**prompt, "options": options, "logprobs": True, "top_logprobs": 2}
+    whole = pair.post(path, json={**body, "stream": False}).json()["logprobs"]
+    text = b"".join(bytes(each["bytes"]) for each in whole).decode()
+    assert len(whole) == 12 and all(len(each["top_logprobs"]) == 2 and each["logprob"] <= 0 for each in whole)
+    lines = [json.loads(line) for line in pair.post(path, json=body).text.splitlines()]
+    written = "".join(line["response"] if "response" in line else line["message"]["content"] for line in lines)
+    streamed = [each for line in lines for each in line.get("logprobs", ())]
+    assert len(lines) > 2 and [each["token"] for each in streamed] == [each["token"] for each in whole]
+    assert written in text and all("logprobs" in line for line in lines[:-1])
+    assert "logprobs" not in pair.post(path, json={**prompt, "options": options, "stream": False}).json()
 
 
 def test_formats(pair: Server) -> None:

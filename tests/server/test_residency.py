@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from tests.server.serving import TOY, Server, serving
 from tests.server.test_launch import run
+from tests.zygote import run_command
 
 CONFIG = """
 [brief]
@@ -96,3 +99,21 @@ def test_models_are_loaded_and_unloaded(server: Server) -> None:
 def test_options_that_cannot_be(arguments: tuple[str, ...], message: str) -> None:
     done = run("serve", *TOY, *arguments)
     assert done.returncode == 2 and message in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "told"),
+    [
+        ("no-such-model", 3, "there is no model called 'no-such-model'"),
+        ("./nothing.gguf", 3, "there is no file nothing.gguf"),
+        ("x=./damaged.gguf", 5, "damaged.gguf"),
+        ("./text.md", 5, "text.md is not a gguf file"),
+    ],
+)
+def test_a_model_that_cannot_be_opened_is_refused_at_the_start(
+    model: str, code: int, told: str, tmp_path: Path
+) -> None:
+    (tmp_path / "damaged.gguf").write_bytes(b"GGUF" + bytes(100))
+    (tmp_path / "text.md").write_text("no model")
+    done = run_command(["serve", "--port", "0", model], os.environ, tmp_path)
+    assert done.returncode == code and told in done.stderr.lower() and "hint:" in done.stderr and not done.stdout

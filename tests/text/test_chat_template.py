@@ -100,6 +100,15 @@ def test_reasoning_of_earlier_turns() -> None:
     assert render(THINKING, USER, earlier, USER) == "<user>Hi<assistant>Yes?<user>Hi<assistant><think>\n"
 
 
+@pytest.mark.parametrize("switch", ["preserve_thinking", "not clear_thinking"])
+def test_reasoning_of_earlier_turns_is_kept_where_the_template_can(switch: str) -> None:
+    source = "{% for m in messages %}{% if SWITCH %}{{ m.reasoning_content }}{% endif %}{{ m.content }}{% endfor %}"
+    earlier = Message("assistant", "Yes?", {"reasoning_content": "hm "})
+    assert render(source.replace("SWITCH", switch), earlier) == "hm Yes?"
+    off = {switch.removeprefix("not "): switch.startswith("not")}
+    assert render(source.replace("SWITCH", switch), earlier, **off) == "Yes?"
+
+
 def test_plain_continues_text() -> None:
     assert render(PLAIN, Message("user", "def f("), Message("assistant", "x)")) == "def f(x)"
 

@@ -69,8 +69,10 @@ def test_what_an_answer_waits_for() -> None:
     answer = Answer()
     activity = Activity(answer=answer)
     assert describe_wait(activity, 2.4) == ("waiting for the first token · 2 s", None)
-    activity.add(PrefillProgress(300, 1200))
-    assert describe_wait(activity, 2.4) == ("reading 1,200 tokens · 2 s", 0.25)
+    activity.meter.add_progress(PrefillProgress(300, 1200), 10.0)
+    assert describe_wait(activity, 2.4) == ("reading 300 of 1,200 tokens", 0.25)
+    activity.meter.add_progress(PrefillProgress(600, 1200), 12.0)
+    assert describe_wait(activity, 2.4) == ("reading 600 of 1,200 tokens, 150 tokens/s, 4 s left", 0.5)
     activity.meter.emitted_tokens = 1234
     answer.append([Piece("hm", "reasoning", "")])
     assert describe_wait(activity, 12) == ("reasoning · 1,234 tokens · 12 s", None)
