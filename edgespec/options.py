@@ -62,6 +62,11 @@ MEMORY = Option(
     help="Keep texts on this machine, so that later ones are drafted from them; see `edgespec memory`. [default: keep "
     "them, but of a server's API keys only those that ask for it]",
 )  # fmt: skip
+SLOT_CACHE = Option(
+    name="slot_cache", kind=bool, is_pair=True, default=True, is_rare=True,
+    help="With --memory, keep the KV caches of texts on disk when the model is closed, at most 4 GiB, so that a "
+    "conversation that goes on later is not read again.",
+)  # fmt: skip
 LEARN = Option(
     name="learn", kind=bool, is_pair=True, default=False, is_rare=True,
     help="While the model is idle, train its draft on the newest of your texts; see `edgespec adapt`.",
@@ -147,7 +152,7 @@ WORKERS = (
 )  # fmt: skip
 
 LOAD = (DRAFT, *SPECULATION, *LOADING, *WORKERS, BACKEND)
-"""The options that a LoadConfig is made from, beside the model, MEMORY, LEARN and PARALLEL."""
+"""The options that a LoadConfig is made from, beside the model, MEMORY, SLOT_CACHE, LEARN and PARALLEL."""
 
-OPTIONS = {each.name: each for each in (*GENERATION, *LOAD, MEMORY, LEARN, PARALLEL)}
+OPTIONS = {each.name: each for each in (*GENERATION, *LOAD, MEMORY, SLOT_CACHE, LEARN, PARALLEL)}
 """All options by their names."""

@@ -45,6 +45,7 @@ class LoadArguments(TypedDict, total=False):
     trust_network    allow workers on a network, not only on this machine or behind a tunnel
     memory           keep texts in the data folder, where the command line keeps them too, and draft from them; False by
                      default
+    slot_cache       with `memory`, keep the KV caches of texts on disk when the model is closed; True by default
     """
 
     backend: Literal["auto", "llamacpp", "mlx", "toy"]
@@ -69,6 +70,7 @@ class LoadArguments(TypedDict, total=False):
     workers: Sequence[str]
     trust_network: bool
     memory: bool
+    slot_cache: bool
 
 
 class GenerationArguments(TypedDict, total=False):
@@ -118,7 +120,8 @@ def build_load_config(model: str | None, arguments: Mapping[str, Any]) -> LoadCo
 
     `memory` is None or True to keep texts; the default keeps none. Raises InvalidRequest for a value that cannot work.
     """
-    values = {option.name: option.default for option in table.LOAD} | {"parallel": 1, "memory": False, **arguments}
+    own = {"parallel": 1, "memory": False, "slot_cache": True}
+    values = {option.name: option.default for option in table.LOAD} | own | dict(arguments)
     for option in table.LOAD:
         if isinstance(option.kind, tuple) and (value := values[option.name]) is not None:
             choices = (*option.kind, "toy") if option is table.BACKEND else option.kind
@@ -150,7 +153,7 @@ def build_load_config(model: str | None, arguments: Mapping[str, Any]) -> LoadCo
             trusts_network=values["trust_network"],
         ),
         force=values["force"],
-        memory=None if values["memory"] is False else MemoryOptions(memory_folder()),
+        memory=None if values["memory"] is False else MemoryOptions(memory_folder(), keeps_caches=values["slot_cache"]),
         adapted=adapted_folder(),
         learn=LearnOptions() if values.get("learn") else None,
     )

@@ -63,6 +63,12 @@ class Features(Generic[A]):
             self._chunks.append((position - 1, self._checkpoint[1]))
             self.start = position - 1
 
+    def skip_to(self, position: int) -> None:
+        """Hold no rows; the next ones are those from `position` on."""
+        self._chunks.clear()
+        self._checkpoint = None
+        self.start = self.end = position
+
     def take(self, first: int, last: int) -> A:
         """[last - first, width]. Raises ValueError for positions that are not kept."""
         if not self.start <= first < last <= self.end:

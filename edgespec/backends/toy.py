@@ -124,6 +124,16 @@ class ToySession:
         del self._cache[position:]
         return self.position
 
+    def save_state(self) -> bytes | None:
+        return bytes(self.position)
+
+    def restore_state(self, tokens: Sequence[int], state: bytes) -> bool:
+        self.rewind(0)
+        if len(state) != len(tokens):
+            return False
+        self._cache, self._checkpoint = list(tokens), len(tokens)
+        return True
+
     def close(self) -> None:
         self._cache = []
 

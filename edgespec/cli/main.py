@@ -46,6 +46,7 @@ _GROUPS = {
     },
     "Measuring and tuning": {
         "bench": ("Compare drafts with plain decoding", "bench"),
+        "verify": ("Check that drafts change no answer and no tool call", "verify"),
         "tune": ("Measure a model in advance", "doctor"),
         "draft": ("Compare drafts, prepare self-drafts", "draft"),
         "adapt": ("Train the draft of a model on its answers here", "adapt"),

@@ -197,10 +197,11 @@ load_options = add_options(*map(offer, options.LOADING), _VERBOSE, offer(options
 worker_options = add_options(*map(offer, options.WORKERS))
 _run_options = add_options(*map(offer, options.LOADING), _VERBOSE, worker_options, _RUNTIME)
 generation_options = add_options(
-    *map(offer, (options.DRAFT, *options.GENERATION, *options.SPECULATION, options.MEMORY)), _run_options
+    *map(offer, (options.DRAFT, *options.GENERATION, *options.SPECULATION, options.MEMORY, options.SLOT_CACHE)),
+    _run_options,
 )
 serving_options = add_options(  # each request brings its own sampling parameters
-    *map(offer, (options.DRAFT, *options.SPECULATION, options.MEMORY, options.LEARN)), _run_options
+    *map(offer, (options.DRAFT, *options.SPECULATION, options.MEMORY, options.SLOT_CACHE, options.LEARN)), _run_options
 )
 
 

@@ -95,6 +95,10 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgespec bench", "the demo model"),
         ("edgespec bench llama-8b-q4 --category code --draft-max 4", "one length of drafts on code"),
     ),
+    "verify": (
+        ("edgespec verify smollm2-135m", "60 requests with every drafter"),
+        ("edgespec verify llama-8b-q4 --draft ngram --requests mine.jsonl --json", "your own, as JSON"),
+    ),
     "tune": (("edgespec tune llama-8b-q4", "measure once, for all later runs"),),
     "adapt": (
         ("edgespec adapt python-6m", "train the draft of the embedded model on what it has answered here"),

@@ -125,7 +125,7 @@ class Reading:
 
     progress  its tokens
     seconds   since the request
-    speed     tokens/s; None before two parts of it were read
+    speed     tokens/s of the last parts; None before two of them were read
     """
 
     progress: PrefillProgress
@@ -145,19 +145,23 @@ class Reading:
         return ", ".join(parts)
 
 
+_RECENT_PARTS = 5
+
+
 class ReadingClock:
-    """Measures how fast a prompt is read, from its first part on: nobody knows when that one was begun."""
+    """Measures how fast the last parts of a prompt were read: later ones take longer, and nobody knows when the first
+    was begun.
+    """
 
     def __init__(self, started_s: float) -> None:
         """`started_s` is time.perf_counter() when the request was made."""
         self._started_s = started_s
-        self._first: tuple[int, float] | None = None
+        self._latest = deque[tuple[int, float]](maxlen=_RECENT_PARTS)
 
     def add(self, progress: PrefillProgress, at_s: float) -> Reading:
         """Another part was read at `at_s`, in seconds of time.perf_counter()."""
-        if self._first is None:
-            self._first = progress.done, at_s
-        done, first_s = self._first
+        self._latest.append((progress.done, at_s))
+        done, first_s = self._latest[0]
         speed = (progress.done - done) / (at_s - first_s) if progress.done > done and at_s > first_s else None
         return Reading(progress, at_s - self._started_s, speed)
 

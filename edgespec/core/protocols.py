@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -210,6 +210,20 @@ class Session(Protocol):
         """Cut the cache to `position` tokens, a recurrent one to the last checkpoint before; returns what is left."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Storable(Protocol):
+    """A session whose cache can be kept in a file."""
+
+    def save_state(self) -> bytes | None:
+        """The cache with its `position` tokens; None where it cannot be kept. Raises BackendError."""
+
+    def restore_state(self, tokens: Sequence[int], state: bytes) -> bool:
+        """Make the cache that of `tokens`, as a session of the same model under the same settings has saved it.
+
+        Returns whether it could; if not, the cache is empty. Raises BackendError.
+        """
 
 
 class Verifier(Protocol):

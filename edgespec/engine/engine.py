@@ -35,10 +35,19 @@ from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request
 from edgespec.engine.generation import Generation, time_rows
 from edgespec.engine.grammar import GrammarCompiler, compile_constraint, constrain, list_unenforced
 from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
-from edgespec.engine.slots import DrafterPool, Slot, SlotPool, open_space, store_text
+from edgespec.engine.slots import (
+    DrafterPool,
+    Slot,
+    SlotPool,
+    open_space,
+    restore_prefix,
+    store_prefix,
+    store_text,
+)
 from edgespec.errors import BackendError, Cancelled
 from edgespec.hub.cache import shorten_names
 from edgespec.memory.memory import Memory
+from edgespec.memory.prefixes import PrefixFiles
 
 _PROFILE_S = 0.5  # of the implicit calibration
 
@@ -56,8 +65,10 @@ class Engine:
         speculation: Speculation,
         slots: int = 1,
         memory: Memory | None = None,
+        prefixes: PrefixFiles | None = None,
     ) -> None:
-        """`slots` is how many texts keep a KV cache at most. `memory` has the earlier texts.
+        """`slots` is how many texts keep a KV cache at most. `memory` has the earlier texts, and `prefixes` the caches
+        of some, from before the model was opened.
 
         Raises DraftRefused where a draft's vocabulary is not the target's.
         """
@@ -65,6 +76,7 @@ class Engine:
         self._drafters = DrafterPool(drafters, target)
         self.speculation = speculation
         self.memory = memory
+        self._prefixes = prefixes
         self.is_paused = False  # no drafting for now; any thread may set it, during a generation too
         self.prompts = PromptEncoder(target)
         self._grammars = GrammarCompiler(target.tokenizer)
@@ -114,6 +126,7 @@ class Engine:
                 check()
                 yield YIELD
             open_space(slot, self.memory, request.memory)
+            restore_prefix(slot, prompt, self._prefixes)
             costs = self._draft_stats.costs if self._draft_stats else None
             controller, verifier = self._choose_controller(
                 generation, spec, slot, sampler, costs, can_pause=speculation is None
@@ -215,8 +228,17 @@ class Engine:
     def release_draft(self) -> None:
         """Free the sessions and the drafts, so that another engine can take over the target and the memory."""
         self._grammars.close()
+        self._store_prefixes()
         self._slots.close()
         self._drafters.close()
+
+    def _store_prefixes(self) -> None:
+        """Keep the caches of the slots for another engine of this model, perhaps in another process."""
+        if self.memory is None or self._prefixes is None:
+            return
+        for slot in self._slots.free:
+            with suppress(BackendError):
+                store_prefix(slot, self.memory, self._prefixes)
 
     def _take_notices(self, controller: Controller | None) -> Iterator[str]:
         """What the user has to know after an answer, in sentences."""

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, cast, get_args
 from edgespec.backends import Model
 from edgespec.backends.sequence import shared_prefix
 from edgespec.core.drafter import Confidence, Drafter
-from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.core.protocols import CheckCancelled, Session, Storable
 from edgespec.drafters import SlotMemory, drafter_specs
 from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.events import MemoryUse
 from edgespec.engine.prefixes import LEAST_LOSS, EarlierText
 from edgespec.errors import BackendError, Cancelled, DraftRefused, reason_of
 from edgespec.memory.memory import Memory
+from edgespec.memory.prefixes import LEAST_TOKENS, PrefixFiles
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch, hash_vocabulary
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ class Slot:
     saved   what drafters have left when they were closed, by name; the slots of an engine share it
     prompt  how many of those tokens were the prompt
     earlier the texts of this and other slots when the request came
+    held    tokens of the prompt that the cache had then
+    use     what the request uses of the memory; None: its text is kept nowhere
     memory  the earlier texts that its drafters may use
     """
 
@@ -44,6 +47,8 @@ class Slot:
     tokens: list[int] = field(default_factory=list)
     prompt: int = 0
     earlier: Sequence[EarlierText] = ()
+    held: int = 0
+    use: MemoryUse | None = None
     check: CheckCancelled = lambda: None
     is_taken: bool = False
     memory: SlotMemory = field(default_factory=SlotMemory)
@@ -100,10 +105,15 @@ class SlotPool:
         # During a prefill the cache holds less than the tokens of its prompt.
         held = {slot: min(n, slot.target.position) for slot, n in common.items()}
         source = max(held, key=lambda slot: held[slot], default=found)
-        if held.get(source, 0) > held.get(found, 0) and not found.target.adopt(source.target, held[source]):
-            self._adopts = self._adopts and held[source] <= _CHEAP_PREFILL  # a copy of few tokens may not pay
-            if best is not None and not self._loses_much(best, common[best]):
-                found = best  # the slot that was opened beside it stays for others
+        found.held = held.get(found, 0)
+        if held.get(source, 0) > found.held:
+            if found.target.adopt(source.target, held[source]):
+                found.held = held[source]
+            else:
+                self._adopts = self._adopts and held[source] <= _CHEAP_PREFILL  # a copy of few tokens may not pay
+                if best is not None and not self._loses_much(best, common[best]):
+                    found = best  # the slot that was opened beside it stays for others
+                    found.held = held[best]
         found.earlier = self._list_texts(found)
         if len(found.tokens) - common.get(found, 0) >= LEAST_LOSS:
             self._given.append(array("i", found.tokens))
@@ -126,6 +136,11 @@ class SlotPool:
         if isinstance(error, BackendError):
             for free in [each for each in self._kept if not each.is_taken]:
                 self.drop(free)
+
+    @property
+    def free(self) -> Sequence[Slot]:
+        """Those that are not in use, the least recently used one first."""
+        return [slot for slot in self._kept if not slot.is_taken]
 
     def close(self) -> None:
         kept, self._kept = self._kept, []
@@ -155,10 +170,31 @@ class SlotPool:
 
 def open_space(slot: Slot, memory: Memory | None, use: MemoryUse | None) -> None:
     """Let the drafters of `slot` see the texts of its request's namespace, or none."""
+    slot.use = use
     slot.memory.space = memory.space(use.namespace) if memory is not None and use is not None else None
     if slot.memory.space is not None:
         slot.memory.space.refresh()
         slot.memory.epoch = slot.memory.space.epoch
+
+
+def restore_prefix(slot: Slot, prompt: Sequence[int], files: PrefixFiles | None) -> None:
+    """Have a slot hold what a file has of a prompt, where that is much more than it holds. Raises BackendError."""
+    if files is None or slot.use is None or not isinstance(slot.target, Storable):
+        return
+    found = files.find(slot.use.namespace, prompt, slot.held)
+    if found is not None and (read := files.read(found[0])) is not None:
+        slot.target.restore_state(*read)
+
+
+def store_prefix(slot: Slot, memory: Memory, files: PrefixFiles) -> None:
+    """Keep the cache of a slot in a file, unless its text may not be kept or was forgotten. Raises BackendError."""
+    tokens = slot.tokens[: slot.target.position]
+    if slot.use is None or len(tokens) < LEAST_TOKENS or not isinstance(slot.target, Storable):
+        return
+    space = memory.space(slot.use.namespace)
+    space.refresh()
+    if space.epoch == slot.memory.epoch and (state := slot.target.save_state()) is not None:
+        files.write(slot.use.namespace, tokens, state)
 
 
 def store_text(slot: Slot, use: MemoryUse | None, prompt: list[int], emitted: list[int]) -> list[int]:

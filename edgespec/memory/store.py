@@ -15,6 +15,7 @@ import numpy as np
 
 from edgespec.memory import database as rows
 from edgespec.memory.database import Database
+from edgespec.memory.prefixes import remove_prefixes
 from edgespec.memory.texts import BLOCK, Kind, Origin, SpaceKey, StoredText, block_keys, split_new
 
 # Texts are removed: those that are forgotten, and those that were of no use for longest.
@@ -214,7 +215,7 @@ class TextStore(Database):
         """Bytes of all files in the folder."""
         total = 0
         with self.read():
-            for path in self.folder.iterdir():
+            for path in self.folder.rglob("*"):
                 with suppress(FileNotFoundError):  # engines remove segments
                     total += path.stat().st_size
         return total
@@ -252,5 +253,6 @@ class TextStore(Database):
             db.execute(f"DELETE FROM learned WHERE space IN ({of_namespace})", (namespace,))
             db.execute("DELETE FROM spaces WHERE id NOT IN (SELECT space FROM texts UNION SELECT space FROM learned)")
             db.execute("DELETE FROM models WHERE tokenizer NOT IN (SELECT tokenizer FROM spaces)")
+        remove_prefixes(self.folder)  # which may hold them
         self.scrub()
         return n

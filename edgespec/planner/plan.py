@@ -113,10 +113,14 @@ def find_network(
 
 @dataclass(frozen=True, slots=True)
 class MemoryOptions:
-    """The folder of earlier texts, and how many bytes of them are kept at most."""
+    """The folder of earlier texts, and how many bytes of them are kept at most.
+
+    keeps_caches  whether the KV caches of texts are kept in files when a model is closed
+    """
 
     folder: Path
     limit_bytes: int = DEFAULT_LIMIT_BYTES
+    keeps_caches: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from edgespec.drafters import SELF, drafter_specs
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.formats.mlx_folder import fingerprint_weights
 from edgespec.hub.hub import Hub
 from edgespec.memory.memory import Memory
 from edgespec.planner.draft_finder import (
@@ -46,6 +47,7 @@ from edgespec.service.loaded_model import (
     keep_exact,
     load_head,
     open_memory,
+    open_prefixes,
 )
 from edgespec.service.ranks import check_ranks, load_leading
 from edgespec.text.chat_template import RENDERER
@@ -212,7 +214,8 @@ class Loader:
                 if each in planned.drafters:
                     loaded.append(watch(each, target_path, path, config.adapted))
             speculation = _speculation(config, [each.spec.name for each in drafters])
-            engine = Engine(target, drafters, speculation, planned.options.caches, memory)
+            prefixes = open_prefixes(config.memory, memory, key, fingerprint_weights(target_path))
+            engine = Engine(target, drafters, speculation, planned.options.caches, memory, prefixes)
             undo.pop_all()
         versions = [f"version {each.card.version}" if each.card else each.reference for each in loaded]
         store = ProfileStore(target_path, paths, "+".join(filter(None, [str(method or ""), *versions])))
@@ -278,8 +281,9 @@ class Loader:
             drafters.append(LoadedDrafter(term.spec, term.reference or term.spec.name, source))
         speculation, target = _speculation(config, [each.spec.name for each in drafters]), load(name)
         memory = memory or open_memory(config.memory, target, name, self.reporter)
-        engine = Engine(target, drafters, speculation, config.load.caches, memory)
         key = ProfileKey.current("toy", config.load)
+        prefixes = open_prefixes(config.memory, memory, key, name)
+        engine = Engine(target, drafters, speculation, config.load.caches, memory, prefixes)
         info = describe_model(engine, name, None, None)
         return LoadedModel(engine, info, Path(name), (), key, None, None, config, None)
 

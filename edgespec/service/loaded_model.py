@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from edgespec.errors import Cancelled, DraftRefused, EdgespecError, InvalidReque
 from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import fingerprint_weights
 from edgespec.memory.memory import Memory
+from edgespec.memory.prefixes import PrefixFiles
 from edgespec.planner.draft_finder import AUTO, PlannedDrafter, is_outdated, mark_seen
 from edgespec.planner.head_probe import HeadProbe, ProbeResult, ProbeStore, describe_reading
 from edgespec.planner.plan import LoadConfig, MemoryOptions, Plan, Reporter
@@ -109,6 +111,18 @@ def describe_model(engine: Engine, name: str, planned: Plan | None, settings: Ru
         settings=settings,
         exact_width=target.width if isinstance(target, FixedWidthModel) else None,
     )
+
+
+def open_prefixes(
+    options: MemoryOptions | None, memory: Memory | None, key: ProfileKey, weights: str
+) -> PrefixFiles | None:
+    """The caches of earlier texts in the memory's folder; None where they are not kept. `weights` identifies those of
+    the target.
+    """
+    if options is None or not options.keeps_caches or memory is None or memory.database is None:
+        return None
+    setting = {**asdict(key), "threads": None, "batch_threads": None, "weights": weights}
+    return PrefixFiles(options.folder, json.dumps(setting, sort_keys=True))
 
 
 def open_memory(options: MemoryOptions | None, target: Model, name: str, reporter: Reporter) -> Memory | None:

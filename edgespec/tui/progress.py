@@ -103,7 +103,7 @@ class Progress(Static):
         """`fraction` is between 0 and 1; None without a bar. None as the text hides the line."""
         self.display = text is not None
         if text is not None:
-            bar = "" if fraction is None else f"  {draw_bar(fraction, 20)} {fraction:.0%}"
+            bar = "" if fraction is None else f"  {draw_bar(fraction, 12)} {fraction:.0%}"
             spinner = _SPINNER[next(self._beats) % len(_SPINNER)]
             self.update(Content.assemble((f"{spinner} {text}{bar}", "$text-accent"), "   Esc stops"))
 

@@ -5,12 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.core.protocols import NO_DRAFT, YIELD, Draft, PrefillProgress, Session
+from edgespec.core.protocols import NO_DRAFT, YIELD, Draft, PrefillProgress, Session, Storable
 from edgespec.core.tree import path_to
 from edgespec.errors import ContextOverflow, EdgespecError
 from tests.contract.runtimes import CONTEXT, Runtime, prefill
 
 PROMPT = [5, 9, 14, 33, 7, 21, 40, 12, 5, 9, 14, 2, 60, 11, 8, 17, 29, 3, 44, 50, 6, 13, 31, 22, 19, 28, 41, 10, 4, 37]
+
+
+KEEP_NOTHING = (
+    "fixed",
+    "draft",
+    "ranks",
+)  # in files: sessions of a fixed width, on the target's cache, of several ranks
 
 
 def random_draft(rng: np.random.Generator, session: Session, n: int) -> Draft:
@@ -122,6 +129,30 @@ def test_what_is_held_is_held_after_a_rejection_too(runtime: Runtime) -> None:
     assert isinstance(first, PrefillProgress)
     assert first.reused == len(PROMPT) + 2 or (not first.reused and runtime.name.startswith(("draft", "fixed")))
     session.close()
+
+
+def test_a_cache_that_was_saved_goes_on_in_another_session(runtime: Runtime) -> None:
+    session = runtime.prefilled(PROMPT)
+    session.checkpoint()
+    session.forward(7, Draft.chain([8, 9, 10])).argmax()
+    session.commit((0,))
+    held = [*PROMPT, 7, 8]
+    state = session.save_state() if isinstance(session, Storable) and not session.capabilities.shares_kv else None
+    session.close()
+    if state is None:
+        assert runtime.name.startswith(KEEP_NOTHING), runtime.name
+        return
+    other = runtime.session()
+    assert isinstance(other, Storable) and other.restore_state(held, state) and other.position == len(held)
+    tokens = [*held, 20, 21]
+    first = next(event for event in other.prefill(tokens) if event is not YIELD)
+    assert isinstance(first, PrefillProgress) and first.reused == len(held)
+    assert runtime.same(prefill(other, tokens), runtime.logits_after(tokens))
+    if other.rewind(len(held)) == len(held):
+        assert runtime.same(other.forward(3, NO_DRAFT).logits(0), runtime.logits_after([*held, 3]))
+    assert not other.restore_state(held, state[: len(state) // 2]) and other.position == 0
+    assert runtime.same(prefill(other, PROMPT), runtime.logits_after(PROMPT)), "it reads texts as before"
+    other.close()
 
 
 def test_prefill_reports_progress_to_the_end(runtime: Runtime) -> None:

@@ -357,6 +357,27 @@ class LlamaSession:
         context.release_spare(spare)
         return held
 
+    def save_state(self) -> bytes | None:
+        api, handle = self.api, self.context.native.handle
+        check_committed(self._pending, "it is saved")
+        size = api.llama_state_seq_get_size(handle, self.sequence)
+        saved = (ctypes.c_uint8 * size)()
+        n_read = api.llama_state_seq_get_data(handle, saved, size, self.sequence)
+        return bytes(saved) if n_read == size and self.tokens else None
+
+    def restore_state(self, tokens: Sequence[int], state: bytes) -> bool:
+        handle = self.context.native.handle
+        self.rewind(0)
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        if not self.api.llama_state_seq_set_data(handle, buffer, len(state), self.sequence):
+            self._rollback.reset()
+            return False
+        self.hold(tokens)
+        if self._slot.tap is not None:  # a head begins behind them
+            self._slot.tap.features.skip_to(len(tokens))
+        self._rollback.checkpoint(len(tokens))
+        return True
+
     def close(self) -> None:
         if (context := self._context) is not None:
             self._context = None

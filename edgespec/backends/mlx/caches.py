@@ -10,7 +10,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_map
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, RotatingKVCache, make_prompt_cache
 
@@ -250,6 +250,17 @@ class KeyValues:
             self._start = start
         self.length = length
 
+    def save(self) -> dict[str, Any]:
+        """The rows that are held, and where they are."""
+        used = self.length - self._start
+        keys, values = tree_map(lambda x: x[..., :used, :], (self.keys, self.values))
+        return {"keys": keys, "values": values, "place": mx.array([self.length, self._start])}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Hold what another one has saved."""
+        self.length, self._start = saved["place"].tolist()
+        self.keys, self.values = saved["keys"], saved["values"]
+
     def _drop_front(self) -> None:
         """Drop the rows that no trim within SLACK needs, at most once in SLACK rows."""
         used = self.length - self._start
@@ -296,6 +307,12 @@ class RecurrentCache:
 
     def restore(self, snapshot: Any) -> None:
         self.cache.cache = list(snapshot)
+
+    def save(self) -> dict[str, Any]:
+        return {f"state {i}": array for i, array in enumerate(self.cache.cache) if array is not None}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self.cache.cache = [saved.get(f"state {i}") for i in range(len(self.cache.cache))]
 
 
 class ChunkedCache:
@@ -387,6 +404,23 @@ class Caches:
     def restore(self, snapshot: list[Any]) -> None:
         for leaf, saved in zip(self._leaves, snapshot, strict=True):
             leaf.restore(saved)
+
+    def save(self) -> dict[str, Any] | None:
+        """Every array of the text by a name; None for classes of caches that cannot be saved."""
+        leaves = [leaf for leaf in self._leaves if not isinstance(leaf, ChunkedCache)]
+        if len(leaves) < len(self._leaves):
+            return None
+        return dict(tree_flatten({str(i): leaf.save() for i, leaf in enumerate(leaves)}))
+
+    def load(self, arrays: dict[str, Any]) -> None:
+        """Hold what the caches of the same model have saved. Raises KeyError, ValueError for other arrays."""
+        saved = {str(i): dict[str, Any]() for i in range(len(self._leaves))}
+        for name, array in arrays.items():
+            number, _, part = name.partition(".")
+            saved[number][part] = array
+        for leaf, parts in zip(self._leaves, saved.values(), strict=True):
+            assert not isinstance(leaf, ChunkedCache)
+            leaf.load(tree_unflatten(list(parts.items())))
 
     def _adapt(self, cache: Any) -> Any:
         """The cache that stands in for mlx-lm's `cache`."""

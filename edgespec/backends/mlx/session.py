@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
@@ -270,6 +271,34 @@ class MlxSession:
             with map_errors():
                 mx.eval(caches.state)
         return len(self.tokens)
+
+    def save_state(self) -> bytes | None:
+        self._sync()
+        check_committed(self._pending, "it is saved")
+        self._drop_ahead()
+        self._settle()
+        arrays = self._runner.caches.save() if self.tokens else None
+        if arrays is None:
+            return None
+        file = BytesIO()
+        with map_errors():
+            mx.save_safetensors(file, arrays)
+        return file.getvalue()
+
+    def restore_state(self, tokens: Sequence[int], state: bytes) -> bool:
+        self._rewind(0)
+        fresh, tap = self._openers[0](), self._runner.tap
+        try:
+            with map_errors():
+                fresh.caches.load(mx.load(BytesIO(state), format="safetensors"))
+        except (BackendError, KeyError, ValueError, RuntimeError):
+            return False
+        self._runner, fresh.tap, self._lag = fresh, tap, 0
+        self.tokens = list(tokens)
+        self._snapshots = {"prompt": self._take_snapshot(deep=True)}
+        if tap is not None:  # a head begins behind them
+            tap.kept.skip_to(len(tokens))
+        return True
 
     def close(self) -> None:
         if not self._is_closed:

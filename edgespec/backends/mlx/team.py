@@ -217,6 +217,13 @@ class TeamSession(MlxSession):
         with self.mirror("forward", root=int(root), tokens=draft.tokens.tolist(), parents=draft.parents.tolist()):
             return super().forward(root, draft)
 
+    def save_state(self) -> None:
+        """Each rank has a part of the cache, and keeps none."""
+
+    def restore_state(self, tokens: Sequence[int], state: bytes) -> bool:
+        self.rewind(0)
+        return False
+
     def close(self) -> None:
         if not self._is_closed:
             with suppress(BackendError):

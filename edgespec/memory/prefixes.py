@@ -1,0 +1,156 @@
+"""The caches of texts, in files that outlive the process: a conversation that goes on later is not read again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import struct
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.files import replace_file
+
+FOLDER = "prefixes"
+"""Of the memory's folder."""
+LIMIT_BYTES = 4 * 2**30
+"""Of all files."""
+LEAST_TOKENS = 256
+"""Of a text whose cache is worth a file."""
+_SUFFIX = ".prefix"
+_MAGIC = b"EDGEPFX1"
+_HEAD = struct.Struct("<8sQQ32s")  # magic, tokens, bytes of the cache, BLAKE2b of tokens and cache
+_FREE_SHARE = 0.1  # of the disk, which stays free
+_NEW_S = 3600.0  # for which a file that is being written is left alone
+
+
+class PrefixFiles:
+    """The files of one model under the same settings; those of all models have one limit.
+
+    Only the user can read them. A file appears whole or not at all, and a damaged one is removed when it is read. Where
+    a file cannot be written, the text is read again later.
+    """
+
+    def __init__(self, folder: Path, key: str, limit_bytes: int = LIMIT_BYTES) -> None:
+        """`folder` is that of the memory. `key` stands for all that a cache depends on, apart from its tokens."""
+        self._root = folder / FOLDER
+        self._key = key
+        self._limit_bytes = limit_bytes
+
+    def find(self, namespace: str, prompt: Sequence[int], more_than: int) -> tuple[Path, int] | None:
+        """The file whose text has the longest common beginning with `prompt`, and the length of that.
+
+        None where no file has at least `LEAST_TOKENS` more than `more_than`.
+        """
+        best: tuple[Path, int] | None = None
+        least, wanted = more_than + LEAST_TOKENS, np.asarray(prompt, "<i4")
+        for path in self._list(self._place(namespace)):
+            common = _count_common(_read_tokens(path), wanted)
+            if common >= least and (best is None or common > best[1]):
+                best = path, common
+        return best
+
+    def read(self, path: Path) -> tuple[list[int], bytes] | None:
+        """(the tokens of a text, its cache); None where the file is gone or damaged."""
+        try:
+            data = memoryview(path.read_bytes())
+            magic, n_tokens, n_bytes, digest = _HEAD.unpack_from(data)
+            body = data[_HEAD.size :]
+            if magic != _MAGIC or len(body) != 4 * n_tokens + n_bytes or _digest(body) != digest:
+                raise ValueError("the file is damaged")
+            os.utime(path)  # it was of use
+        except (OSError, ValueError, struct.error):
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            return None
+        return np.frombuffer(body[: 4 * n_tokens], "<i4").tolist(), bytes(body[4 * n_tokens :])
+
+    def write(self, namespace: str, tokens: Sequence[int], cache: bytes) -> None:
+        """Keep the cache of a text, in place of those that have little more than a beginning of it.
+
+        The files that were of no use for longest make room.
+        """
+        place, text = self._place(namespace), np.asarray(tokens, "<i4")
+        body = text.tobytes() + cache
+        with suppress(OSError):
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self._make_room(_HEAD.size + len(body)):
+                return
+            name = hashlib.blake2b(text.tobytes(), digest_size=12).hexdigest() + _SUFFIX
+            with replace_file(place / name) as partial:
+                partial.chmod(0o600)
+                with partial.open("wb") as file:
+                    file.write(_HEAD.pack(_MAGIC, len(text), len(cache), _digest(body)))
+                    file.write(body)
+            for path in self._list(place):
+                known = _read_tokens(path)
+                common = _count_common(known, text)
+                if path.name != name and len(known) - common <= max(LEAST_TOKENS, common // 10):
+                    path.unlink(missing_ok=True)
+
+    def _place(self, namespace: str) -> Path:
+        return self._root / hashlib.blake2b(f"{self._key}\n{namespace}".encode(), digest_size=12).hexdigest()
+
+    def _list(self, place: Path) -> list[Path]:
+        with suppress(OSError):
+            return sorted(place.glob(f"*{_SUFFIX}"))
+        return []
+
+    def _make_room(self, n_bytes: int) -> bool:
+        """Remove files until `n_bytes` more are within the limit; False where they cannot be."""
+        remove_unfinished(self._root)
+        if n_bytes > self._limit_bytes:
+            return False
+        sizes = {path: path.stat() for path in self._root.rglob(f"*{_SUFFIX}")}
+        total = sum(each.st_size for each in sizes.values())
+        free, least = shutil.disk_usage(self._root).free, _FREE_SHARE * shutil.disk_usage(self._root).total
+        for path in sorted(sizes, key=lambda each: sizes[each].st_mtime):
+            if total + n_bytes <= self._limit_bytes and free - n_bytes >= least:
+                break
+            path.unlink(missing_ok=True)
+            total, free = total - sizes[path].st_size, free + sizes[path].st_size
+        return total + n_bytes <= self._limit_bytes and free - n_bytes >= least
+
+
+def remove_unfinished(root: Path) -> None:
+    """Remove what processes that were killed have begun to write."""
+    for path in root.glob(f"*/.*{_SUFFIX}.*"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _NEW_S:
+                path.unlink(missing_ok=True)
+
+
+def remove_prefixes(folder: Path) -> None:
+    """Remove the caches of all texts; `folder` is that of the memory."""
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+
+
+Tokens = np.ndarray[tuple[int], np.dtype[np.int32]]
+
+
+def _count_common(one: Tokens, other: Tokens) -> int:
+    """How many tokens both begin with."""
+    n = min(len(one), len(other))
+    differences = np.flatnonzero(one[:n] != other[:n])
+    return int(differences[0]) if len(differences) else n
+
+
+def _read_tokens(path: Path) -> Tokens:
+    """The tokens of a file's text, which are not checked; none of a file that cannot be read."""
+    empty = np.empty(0, "<i4")
+    try:
+        with path.open("rb") as file:
+            magic, n_tokens, n_bytes, _ = _HEAD.unpack(file.read(_HEAD.size))
+            if magic != _MAGIC or path.stat().st_size != _HEAD.size + 4 * n_tokens + n_bytes:
+                return empty
+            return np.frombuffer(file.read(4 * n_tokens), "<i4")
+    except (OSError, struct.error):
+        return empty
+
+
+def _digest(body: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(body, digest_size=32).digest()
