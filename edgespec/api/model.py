@@ -409,13 +409,19 @@ def _build_message(value: Mapping[str, Any]) -> Message:
     if not isinstance(role, str) or not isinstance(content, str | None):
         raise InvalidRequest("a message has a role and a text.", hint='Give {"role": "user", "content": "..."}.')
     if calls := extra.get("tool_calls"):
-        extra["tool_calls"] = [_parse_call(call) for call in calls]
+        extra["tool_calls"] = [_parse_call(call) for call in (calls if isinstance(calls, Sequence) else [calls])]
     return make_message(role, content or "", **extra)
 
 
-def _parse_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call with its arguments as templates expect them: as an object."""
-    function = dict(call.get("function") or {})
+def _parse_call(call: Any) -> dict[str, Any]:
+    """A call with its arguments as templates expect them: as an object. Raises InvalidRequest."""
+    given = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(given, Mapping):
+        raise InvalidRequest(
+            "a tool call of a message has a function.",
+            hint='Give {"type": "function", "function": {"name": "...", "arguments": "{}"}}.',
+        )
+    function = dict(given)
     if isinstance(function.get("arguments"), str):
         function["arguments"] = parse_arguments(function["arguments"])
     return {**call, "function": function}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -170,13 +170,67 @@ HARMONY = ToolFormat(
 )
 
 
-# Hermes and Qwen: one JSON object with name and arguments between tags.
+# Hermes and Qwen: calls between tags, each one JSON object with name and arguments, or in Qwen3-Coder's tags.
+
+
+_QWEN_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
+_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+
+
+_WRAPPED = re.compile(r"\s*(?:<tool_call>\s*)*(?:```(?:json)?\n(.*?)```|(.*?))\s*", re.DOTALL)
+
+
+def _read_hermes(body: str, tools: Schemas) -> list[ToolCall] | None:
+    """The calls of a block. Models that know both ways mix them up, open a block twice, or put a fence around JSON."""
+    wrapped = _WRAPPED.fullmatch(body)
+    inner = next((each for each in wrapped.groups() if each is not None), body) if wrapped is not None else body
+    return read_json_calls(inner, tools) or _read_tags(inner, tools)
+
+
+def _read_tags(body: str, tools: Schemas) -> list[ToolCall] | None:
+    """Calls with a tag for the function and one for each parameter; the values have no quotes, and the tool's schema
+    gives their types.
+    """
+    calls = []
+    for name, parameters in _QWEN_FUNCTION.findall(body):
+        declared = tools.get(name.strip(), {}).get("properties")
+        schemas = declared if isinstance(declared, Mapping) else {}
+        values = {
+            key.strip(): _read_value(text, schemas.get(key.strip())) for key, text in _PARAMETER.findall(parameters)
+        }
+        calls.append(ToolCall(name.strip(), json.dumps(values)))
+    return calls or None
+
+
+def _read_value(text: str, schema: object) -> Any:
+    """The text itself where the schema allows a string, even if it looks like JSON; otherwise the JSON value."""
+    types = _allowed_types(schema)
+    if "string" in types:
+        return None if "null" in types and text.strip() == "null" else text
+    value = load_json(text)
+    return text if value is None and text.strip() != "null" else value
+
+
+def _allowed_types(schema: object) -> frozenset[str]:
+    """The types that a schema allows; references are not followed."""
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    stated = schema.get("type")
+    names = [stated] if isinstance(stated, str) else stated if isinstance(stated, list) else []
+    types = {each for each in names if isinstance(each, str)}
+    if isinstance(schema.get("enum"), list) and any(isinstance(each, str) for each in schema["enum"]):
+        types.add("string")
+    for key in ("anyOf", "oneOf"):
+        for each in schema[key] if isinstance(schema.get(key), list) else ():
+            types |= _allowed_types(each)
+    return frozenset(types)
 
 
 HERMES = ToolFormat(
     "hermes",
     "<tool_call>",
     "</tool_call>",
+    read=_read_hermes,
     frame=Frame(("<tool_call>", "\n"), ("\n", "</tool_call>"), between=("\n",)),
     visible=("<tool_call>", "</tool_call>"),
 )
@@ -225,53 +279,6 @@ MISTRAL_ARGS = ToolFormat(
 )
 
 
-# Qwen3-Coder: a tag for the function and one for each parameter; the values have no quotes.
-
-
-_QWEN_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
-_PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-
-
-def _read_qwen(body: str, tools: Schemas) -> list[ToolCall] | None:
-    """The tool's schema gives the type of each parameter."""
-    calls = []
-    for name, parameters in _QWEN_FUNCTION.findall(body):
-        declared = tools.get(name.strip(), {}).get("properties")
-        schemas = declared if isinstance(declared, Mapping) else {}
-        values = {
-            key.strip(): _read_value(text, schemas.get(key.strip())) for key, text in _PARAMETER.findall(parameters)
-        }
-        calls.append(ToolCall(name.strip(), json.dumps(values)))
-    return calls or read_json_calls(body, tools)
-
-
-def _read_value(text: str, schema: object) -> Any:
-    """The text itself where the schema allows a string, even if it looks like JSON; otherwise the JSON value."""
-    types = _allowed_types(schema)
-    if "string" in types:
-        return None if "null" in types and text.strip() == "null" else text
-    value = load_json(text)
-    return text if value is None and text.strip() != "null" else value
-
-
-def _allowed_types(schema: object) -> frozenset[str]:
-    """The types that a schema allows; references are not followed."""
-    if not isinstance(schema, Mapping):
-        return frozenset()
-    stated = schema.get("type")
-    names = [stated] if isinstance(stated, str) else stated if isinstance(stated, list) else []
-    types = {each for each in names if isinstance(each, str)}
-    if isinstance(schema.get("enum"), list) and any(isinstance(each, str) for each in schema["enum"]):
-        types.add("string")
-    for key in ("anyOf", "oneOf"):
-        for each in schema[key] if isinstance(schema.get(key), list) else ():
-            types |= _allowed_types(each)
-    return frozenset(types)
-
-
-QWEN_CODER = replace(HERMES, name="xml", read=_read_qwen)
-
-
 # The markers in a chat template -> the format its model writes; the first row that applies counts.
 _FORMATS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
     (("<|channel|>", "<|message|>", "analysis"), HARMONY),
@@ -279,7 +286,6 @@ _FORMATS: tuple[tuple[tuple[str, ...], ToolFormat], ...] = (
     (("<｜tool▁calls▁begin｜>",), DEEPSEEK_V31),
     (("[TOOL_CALLS]", "[ARGS]"), MISTRAL_ARGS),
     (("[TOOL_CALLS]",), MISTRAL_LIST),
-    (("<tool_call>", "<function="), QWEN_CODER),
     (("<tool_call>",), HERMES),
     (("<|python_tag|>",), LLAMA3),
     (('"parameters"', "ipython"), LLAMA3),

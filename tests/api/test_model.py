@@ -91,6 +91,9 @@ def test_a_tool_is_called_and_its_result_is_read(model: edgespec.Model) -> None:
     result = {"role": "tool", "tool_call_id": "call_0", "content": "done"}
     answer = model.chat([{"role": "user", "content": PROMPT}, reply.message, result], max_tokens=4)
     assert answer.tool_calls == ()
+    for calls in (["x"], [{}], [{"function": "resize"}], 7, "resize"):
+        with pytest.raises(edgespec.InvalidRequest, match="a tool call of a message has a function"):
+            model.chat([{"role": "assistant", "content": "", "tool_calls": calls}], max_tokens=4)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,8 @@ ARGS = '[TOOL_CALLS]f[ARGS]{"a": 1, "b": ["x"]}[TOOL_CALLS]g[CALL_ID]9[ARGS]{}'
 OLD_TWO = DEEPSEEK.format(OLD.format("f", F.arguments) + "\n" + OLD.format("g", "{}"))
 NEW_TWO = "Well." + DEEPSEEK.format(NEW.format("f", F.arguments) + NEW.format("g", "{}"))
 
+TAGGED: dict[str, Any] = {"name": "f", "arguments": {"a": "<function=g></function></tool_call>"}}
+
 # (words of the template, what the model writes, what is read)
 CASES: dict[str, tuple[str, str, list[str | ToolCall]]] = {
     "hermes": ("<tool_call>", f"<tool_call>\n{JSON_F}\n</tool_call>", [F]),
@@ -43,6 +45,15 @@ CASES: dict[str, tuple[str, str, list[str | ToolCall]]] = {
     "hermes and text": ("<tool_call>", f"<tool_call>{JSON_G}</tool_call> Done", [G, " Done"]),
     "hermes, cut off": ("<tool_call>", '<tool_call>{"name":"g"', ['<tool_call>{"name":"g"']),
     "hermes, nonsense": ("<tool_call>", "<tool_call>[1]</tool_call>", ["<tool_call>[1]</tool_call>"]),
+    "hermes, opened twice": ("<tool_call>", f"<tool_call>\n<tool_call>\n{JSON_F}\n</tool_call>", [F]),
+    "hermes, in a fence": ("<tool_call>", f"<tool_call>\n```json\n{JSON_F}\n```\n</tool_call>", [F]),
+    "hermes, in qwen3-coder's tags": ("<tool_call>", XML_F, [F]),
+    "hermes, never closed": ("<tool_call>", f"So:\n<tool_call>\n{JSON_F}\n", ["So:\n", F]),
+    "hermes, a brace too few": ("<tool_call>", f"<tool_call>\n{JSON_F[:-1]}\n</tool_call>", [F]),
+    "hermes, a brace too many": ("<tool_call>", f"<tool_call>\n{JSON_F}}}\n</tool_call>", [F]),
+    "hermes, tags in an argument": ("<tool_call>", f"<tool_call>{json.dumps(TAGGED)}</tool_call>",
+                                    [ToolCall("f", json.dumps(TAGGED["arguments"]))]),
+    "hermes, half a tag": ("<tool_call>", "I use <tool_ca", ["I use <tool_ca"]),
     "no call": ("<tool_call>", "a < b, <tool and </tool_call>", ["a < b, <tool and </tool_call>"]),
     "qwen3-coder": ("<tool_call> <function=", XML_F, [F]),
     "qwen3-coder, text": ("<tool_call> <function=", XML.format("<parameter=a>\nx\n y\n</parameter>"),
