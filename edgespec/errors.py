@@ -131,6 +131,12 @@ class Cancelled(Exception):
     """Raised by a cancellation check; the loop and the engine turn it into `Finished("cancelled")`."""
 
 
+STOPS = (Cancelled, KeyboardInterrupt, GeneratorExit)
+"""What ends other people's code without being its fault. All else that it raises is: SystemExit, and panics of Rust,
+which are no Exceptions either.
+"""
+
+
 @contextmanager
 def reading(path: Path, failure: str = "cannot be read", hint: str = "Check its permissions.") -> Iterator[None]:
     """Raise errors of the system inside the block, which reads `path`, as CacheError.

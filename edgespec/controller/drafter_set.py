@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
 from edgespec.core.tree import DraftTree
-from edgespec.errors import Cancelled, reason_of
+from edgespec.errors import STOPS, reason_of
 
+_MAX_EXCESS = 1e-3  # of the sum of single-precision probabilities over 1
 Learn = Callable[[Drafter, Sequence[Outcome]], None]
 
 
@@ -113,9 +114,9 @@ class DrafterSet:
         """Drop `drafter` where it raises an error inside the block, which then ends; it may be somebody else's code."""
         try:
             yield
-        except Cancelled:
+        except STOPS:
             raise
-        except Exception as error:  # noqa: BLE001 - any error of a drafter
+        except BaseException as error:  # noqa: BLE001 - any error of a drafter
             self.failures[drafter.name] = f"{reason_of(error)}."
             self._drafters = tuple(each for each in self if each is not drafter)
 
@@ -134,3 +135,5 @@ class DrafterSet:
         for token, q in zip(tokens, tree.q[start:], strict=True):
             if q is None or q.shape != (self._vocab_size,) or not q[token] > 0:
                 raise ValueError(f"token {token} is not drawn from the distribution that it gave")
+            if not (abs(float(q.sum()) - 1.0) <= _MAX_EXCESS and q.min() >= 0):
+                raise ValueError(f"the probabilities that it gave are no distribution: they add up to {q.sum():.4g}")

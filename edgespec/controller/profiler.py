@@ -17,7 +17,7 @@ from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Draft, Session
 from edgespec.core.tree import DraftTree
 from edgespec.core.verify import read_prompt
-from edgespec.errors import BackendError, Cancelled, reason_of
+from edgespec.errors import STOPS, BackendError, reason_of
 
 LOAD_CONTEXTS = (2048,)  # measured on load; what longer ones take is extrapolated
 CONTEXTS = (4096, 16384, 32768)  # measured in advance
@@ -141,9 +141,9 @@ def measure_drafters(
         if not drafter.is_free:
             try:
                 cost = measure_drafter(drafter, tokens, check, lambda: _fill(target, tokens[:-1]))
-            except Cancelled:
+            except STOPS:
                 raise
-            except Exception as error:  # noqa: BLE001 - it may be somebody else's code
+            except BaseException as error:  # noqa: BLE001 - it may be somebody else's code
                 failures[drafter.name] = f"{reason_of(error)}."
                 continue
             if cost is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from edgespec.core.drafter import BlockSession, Drafter, DraftSession
 from edgespec.core.protocols import Session
-from edgespec.errors import reason_of
+from edgespec.errors import STOPS, reason_of
 
 if TYPE_CHECKING:
     from edgespec.drafters.remote import Link
@@ -169,7 +169,9 @@ def _installed() -> tuple[Mapping[str, DrafterSpec], Mapping[str, str]]:
                 _check_spec(spec, taken)
                 found[spec.name] = spec
                 taken.update((spec.name, *spec.all_words))
-        except Exception as error:  # noqa: BLE001 - somebody else's code
+        except STOPS:
+            raise
+        except BaseException as error:  # noqa: BLE001 - somebody else's code
             refused[entry.name] = reason_of(error)
     return found, refused
 

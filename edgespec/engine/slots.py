@@ -17,7 +17,7 @@ from edgespec.drafters import SlotMemory, drafter_specs
 from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.events import MemoryUse
 from edgespec.engine.prefixes import LEAST_LOSS, EarlierText
-from edgespec.errors import BackendError, Cancelled, DraftRefused, reason_of
+from edgespec.errors import STOPS, BackendError, DraftRefused, reason_of
 from edgespec.memory.memory import Memory
 from edgespec.memory.prefixes import LEAST_TOKENS, PrefixFiles
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch, hash_vocabulary
@@ -239,9 +239,9 @@ class DrafterPool:
                     drafter.close()
                     raise ValueError(reason)
                 slot.drafters[name] = drafter
-            except Cancelled:
+            except STOPS:
                 raise
-            except Exception as error:  # somebody else's drafter
+            except BaseException as error:  # somebody else's drafter
                 if not isinstance(error, BackendError):
                     self._refused.add(name)
                 elif is_new and loaded.source is not None:

@@ -22,6 +22,10 @@ DONE = Round([*TEXT, 4], (4,), NO_DRAFT, (), 0, NO_SCORES)
 LIMIT = Budget(4, 4)
 
 
+class Panic(BaseException):
+    """As pyo3's PanicException is one."""
+
+
 class Counting(Drafter):
     """Drafts a chain of 5, 6, 7 ...; raises `error` in the method `fails_in`, at the unit `at` of an expand."""
 
@@ -89,8 +93,11 @@ def hear(drafters: DrafterSet) -> list[tuple[Drafter, Outcome]]:
 
 
 @pytest.mark.parametrize("method", ["begin", "unread", "draft_async", "expand", "observe"])
-@pytest.mark.parametrize("error", [ValueError("it is broken."), KeyError("x"), BackendError("no device.", hint="")])
-def test_a_drafter_that_raises_is_dropped_and_the_others_go_on(method: str, error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("it is broken."), KeyError("x"), BackendError("no device.", hint=""), SystemExit(3), Panic("of Rust")],
+)
+def test_a_drafter_that_raises_is_dropped_and_the_others_go_on(method: str, error: BaseException) -> None:
     bad, good = Counting("bad", method, error), Counting("good")
     drafters = DrafterSet([bad, good], V)
     tree = drive(drafters)
@@ -170,6 +177,11 @@ REFUSED: dict[str, tuple[bool, Callable[[DraftTree], Any]]] = {
     "a distribution of two dimensions": (True, lambda tree: tree.add(-1, 2, "plugin", 0.5, Q[None])),
     "a draw of probability zero": (True, lambda tree: tree.add(-1, 3, "plugin", 0.5, ZERO_AT_3)),
     "a draw of no probability": (True, lambda tree: tree.add(-1, 3, "plugin", 0.5, np.full(V, np.nan))),
+    "weights that are no distribution": (True, lambda tree: tree.add(-1, 2, "plugin", 0.5, 20_480 * Q)),
+    "probabilities below zero": (
+        True,
+        lambda tree: tree.add(-1, 2, "plugin", 0.5, Q + np.array([2, 0, 0, -2, 0, 0, 0, 0])),
+    ),
     "another name": (False, lambda tree: tree.add(-1, 2, "other", 0.5)),
     "a vote under another name": (False, lambda tree: tree.add(-1, 1, "other", 0.5)),
     "a confidence of nothing": (False, lambda tree: tree.add(-1, 2, "plugin", None)),  # type: ignore[arg-type]

@@ -83,9 +83,11 @@ def test_a_token_that_does_not_exist_is_a_failure(length: int | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [ValueError("no table."), OSError("no file"), InvalidRequest("no luck.", hint="None.")], ids=str
+    "error",
+    [ValueError("no table."), OSError("no file"), InvalidRequest("no luck.", hint="None."), SystemExit("not here")],
+    ids=str,
 )
-def test_a_drafter_that_cannot_be_opened_is_left_out(error: Exception) -> None:
+def test_a_drafter_that_cannot_be_opened_is_left_out(error: BaseException) -> None:
     tried = 0
 
     def refuse(resources: SlotResources) -> Drafter:

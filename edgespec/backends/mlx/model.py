@@ -30,9 +30,9 @@ from edgespec.backends.options import LoadOptions
 from edgespec.backends.sequence import IdRange
 from edgespec.core.protocols import Capabilities, CheckCancelled
 from edgespec.errors import (
+    STOPS,
     BackendError,
     BackendUnavailable,
-    Cancelled,
     EdgespecError,
     InvalidModelFile,
     InvalidRequest,
@@ -343,7 +343,7 @@ def explain_errors(path: Path) -> Iterator[None]:
     """Inside, what mlx-lm or a tokenizer raises for the model at `path` becomes one of our errors."""
     try:
         yield
-    except (EdgespecError, Cancelled):
+    except (EdgespecError, *STOPS):
         raise
     except MemoryError as error:
         raise BackendError("the model does not fit into memory.", hint="Use a smaller model.") from error
@@ -351,7 +351,7 @@ def explain_errors(path: Path) -> Iterator[None]:
         raise BackendUnavailable(
             f"MLX cannot open {path.name}: {reason_of(error)}.", hint="Install the package that it names."
         ) from error
-    except (Exception, SystemExit) as error:  # a class of mlx-lm exits where a package is missing
+    except BaseException as error:  # a class of mlx-lm exits where a package is missing, and a tokenizer may panic
         reason = reason_of(error)
         shown = reason if len(reason) <= 300 else f"{reason[:297]}..."
         raise InvalidModelFile(
