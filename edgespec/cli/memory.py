@@ -168,6 +168,7 @@ def _format_skipped(skipped: Counter[str]) -> str:
 def status_command(as_json: bool) -> None:
     """Show how many tokens are kept, of what, in how many bytes."""
     from edgespec.conversations.database import memory_folder
+    from edgespec.memory.prefixes import LIMIT_BYTES, measure_prefixes
     from edgespec.memory.store import DEFAULT_LIMIT_BYTES
 
     folder = memory_folder()
@@ -176,10 +177,13 @@ def status_command(as_json: bool) -> None:
         with open_store() as store:
             spaces, n_bytes = store.status(), store.size()
     texts = [_describe(each) for each in spaces]
+    caches = measure_prefixes(folder)
     facts = {"folder": str(folder), "bytes": n_bytes, "limit_bytes": DEFAULT_LIMIT_BYTES, "texts": texts}
+    facts |= {"cache_bytes": caches, "cache_limit_bytes": LIMIT_BYTES}
     print_result(facts, _format_status(texts) if texts else [_NOTHING], as_json=as_json)
     if n_bytes and not as_json:
-        click.echo(f"\n{gib(n_bytes)} of {gib(DEFAULT_LIMIT_BYTES)} in {folder}", err=True)
+        kept = f"{gib(n_bytes)} of {gib(DEFAULT_LIMIT_BYTES)} of texts, {gib(caches)} of {gib(LIMIT_BYTES)} of caches"
+        click.echo(f"\n{kept} in {folder}", err=True)
 
 
 def _describe(space: SpaceStatus) -> dict[str, Any]:

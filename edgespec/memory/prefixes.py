@@ -124,6 +124,15 @@ def remove_unfinished(root: Path) -> None:
                 path.unlink(missing_ok=True)
 
 
+def measure_prefixes(folder: Path) -> int:
+    """Bytes of the caches of all texts; `folder` is that of the memory."""
+    total = 0
+    for path in (folder / FOLDER).rglob(f"*{_SUFFIX}"):
+        with suppress(OSError):
+            total += path.stat().st_size
+    return total
+
+
 def remove_prefixes(folder: Path) -> None:
     """Remove the caches of all texts; `folder` is that of the memory."""
     shutil.rmtree(folder / FOLDER, ignore_errors=True)

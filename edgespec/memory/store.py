@@ -212,12 +212,12 @@ class TextStore(Database):
         return [SpaceStatus(*row) for row in self.query(query)]
 
     def size(self) -> int:
-        """Bytes of all files in the folder."""
+        """Bytes of all files of the texts."""
         total = 0
         with self.read():
-            for path in self.folder.rglob("*"):
+            for path in self.folder.iterdir():
                 with suppress(FileNotFoundError):  # engines remove segments
-                    total += path.stat().st_size
+                    total += path.stat().st_size if path.is_file() else 0
         return total
 
     def export(self) -> Iterator[Record]:

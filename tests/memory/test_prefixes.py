@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.memory import prefixes
-from edgespec.memory.prefixes import LEAST_TOKENS, PrefixFiles, remove_prefixes
+from edgespec.memory.prefixes import LEAST_TOKENS, PrefixFiles, measure_prefixes, remove_prefixes
 from edgespec.memory.store import TextStore
 
 TEXT = [i * 7 % 1000 for i in range(2 * LEAST_TOKENS)]
@@ -141,7 +141,7 @@ def test_forgetting_a_text_removes_the_caches(tmp_path: Path) -> None:
     files = PrefixFiles(tmp_path, "model")
     files.write("", TEXT, b"x")
     store = TextStore.open(tmp_path)
-    assert store.size() > 4 * len(TEXT)
+    assert measure_prefixes(tmp_path) > 4 * len(TEXT)
     store.forget("chat:1")
     store.close()
     assert files.find("", TEXT, 0) is None and not files_of(tmp_path)
