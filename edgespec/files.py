@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 
 @contextmanager
@@ -51,6 +53,14 @@ def write_private(path: Path, data: bytes | str) -> None:
     with replace_file(path) as partial:
         partial.chmod(0o600)
         partial.write_bytes(data.encode() if isinstance(data, str) else data)
+
+
+def parse_toml(data: bytes) -> dict[str, Any]:
+    """The tables of a TOML file. Raises ValueError, also for one that is nested too deep for Python's parser."""
+    try:
+        return tomllib.loads(data.decode())
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
 
 
 @contextmanager

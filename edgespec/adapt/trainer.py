@@ -180,7 +180,7 @@ def load_checkpoint(folder: Path, options: TrainOptions) -> tuple[dict[str, mx.a
         arrays, metadata = mx.load(str(path), format="safetensors", return_metadata=True)
         mx.eval(arrays)  # the file will be replaced
         state, is_ours = json.loads(metadata["state"]), json.loads(metadata["options"]) == asdict(options)
-    except (RuntimeError, ValueError, KeyError):  # it is damaged
+    except (RuntimeError, ValueError, KeyError):  # it is damaged; a RecursionError is a RuntimeError
         return None
     return (arrays, state) if is_ours else None
 

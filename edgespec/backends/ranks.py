@@ -72,7 +72,7 @@ def take_ranks(environment: MutableMapping[str, str] = os.environ) -> Ranks | No
         number = int(port) + (0 if stated else _OFFSET)
         if not 0 <= rank < len(hosts) or not host or not 0 < number < 2**16:
             raise ValueError(f"rank {rank} of {len(hosts)} at {host}:{number}")
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (OSError, ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise InvalidRequest(f"the variables of mlx.launch cannot be used ({reason_of(error)}).", hint=_HINT) from error
     return Ranks(rank, len(hosts), "jaccl" if hostfile is None else "ring", host, number)
 
@@ -157,7 +157,7 @@ class Link:
         self._connection.close()
 
     def _read(self) -> None:
-        with suppress(OSError, ValueError), self._connection.makefile("rb") as lines:
+        with suppress(OSError, ValueError, RecursionError), self._connection.makefile("rb") as lines:
             for line in lines:
                 self._on_message(json.loads(line))
         self._on_end()
@@ -321,7 +321,7 @@ def _encode(message: Message) -> bytes:
 def _read_hello(connection: socket.socket) -> Message:
     """The greeting of a rank, after which nothing comes before an operation; empty for a stranger. Raises OSError."""
     connection.settimeout(1)
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         hello = json.loads(connection.makefile("rb").readline(1000))
         if isinstance(hello, dict) and hello.keys() == {"rank", "size", "versions"} and type(hello["rank"]) is int:
             return hello

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import signal
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -27,6 +26,7 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.terminal import INTERRUPTED
 from edgespec.errors import InvalidRequest, reason_of
+from edgespec.files import parse_toml
 from edgespec.options import PARALLEL
 
 if TYPE_CHECKING:
@@ -362,7 +362,7 @@ def read_config(path: Path) -> dict[str, LocalModel | RemoteModel]:
     InvalidRequest.
     """
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = parse_toml(path.read_bytes())
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"cannot read {path}: {reason_of(error)}.", hint=_EXAMPLE) from error
     if not tables:

@@ -79,7 +79,7 @@ def _parse(text: str, default: Any) -> Any:
     """A JSON value, or `default` for damaged text."""
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return default
 
 

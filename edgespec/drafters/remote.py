@@ -253,9 +253,13 @@ class Link:
         """Raises OSError, HTTPException; ValueError for a refusal, with its reason."""
         change = {"keep": keep, "crc": checksum(text[:keep]), "ids": text[keep:]}
         status, body = self._draft.send(self._connection, {**self._client, **change, **wanted})
-        answer: dict[str, Any] = json.loads(body)
-        if status != 200:
-            raise ValueError(answer.get("error", {}).get("message", f"it says {status}"))
+        try:
+            answer: dict[str, Any] = json.loads(body)
+            failure = "" if status == 200 else answer.get("error", {}).get("message", f"it says {status}")
+        except (AttributeError, RecursionError) as error:
+            raise ValueError("its answer cannot be read") from error
+        if failure:
+            raise ValueError(failure)
         return answer
 
 

@@ -57,7 +57,7 @@ class SuffixRates:
         try:
             state = json.loads(data or b"{}")
             weights, steps = [[float(each) for each in state[name]] for name in ("weights", "steps")]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return rates
         is_whole = len(weights) == len(steps) == len(_GUESSES) and all(map(isfinite, (*weights, *steps)))
         if is_whole and max(map(abs, weights)) <= _MAX_WEIGHT and all(0 < step <= _FIRST_STEP for step in steps):

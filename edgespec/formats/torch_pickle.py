@@ -12,7 +12,7 @@ import math
 import pickle
 import struct
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from edgespec.errors import InvalidModelFile, reading
 T = TypeVar("T")
 _MAX_PICKLE_BYTES = 2**20  # a thousand tensors take about 150 kB
 _MAX_DIMENSIONS = 8
+_MAX_SHARED = 4  # tensors of a storage, on average: embeddings and an output matrix may share one
 _HINT = "Use the head's safetensors release, or convert it with a program that you trust."
 
 # Storage class -> element type. numpy has no bfloat16: its bits are read and widened.
@@ -95,12 +96,20 @@ def _read_all(path: Path, read: Callable[[StoredTensor, Callable[[str], bytes]],
             state = _StateReader(io.BytesIO(archive.read(pickled))).load()
             if not isinstance(state, dict) or not all(isinstance(each, StoredTensor) for each in state.values()):
                 raise _Refused("it holds something else than a dictionary of tensors")
+            _check_total(state.values(), sum(entry.file_size for entry in entries.values()))
             return {name: read(each, lambda key: archive.read(f"{root}data/{key}")) for name, each in state.items()}
     except _Refused as refusal:
         raise InvalidModelFile(f"{path} is not read: {refusal}.", hint=_HINT) from None
     except _DAMAGE as error:
         reason = "it is damaged, holds more than tensors, or was written by PyTorch before 1.6"
         raise InvalidModelFile(f"{path} is not read: {reason}.", hint=_HINT) from error
+
+
+def _check_total(tensors: Iterable[StoredTensor], n_bytes: int) -> None:
+    """Refuse tensors that have many times the bytes of the file: each may be all of one storage."""
+    total = sum(math.prod(each.shape) * _STORAGES[each.storage.kind].itemsize for each in tensors)
+    if total > _MAX_SHARED * n_bytes:
+        raise _Refused("its tensors are larger than the file")
 
 
 def _read(tensor: StoredTensor, read_storage: Callable[[str], bytes]) -> np.ndarray:

@@ -449,7 +449,7 @@ def _has_all_shards(snapshot: Path) -> bool:
         return all((snapshot / shard).is_file() for shard in set(index["weight_map"].values()))
     except FileNotFoundError:
         return True
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
 
 

@@ -7,7 +7,6 @@ import importlib.resources
 import importlib.util
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from pydantic import (
 )
 
 from edgespec.errors import RegistryError, UnknownModel, reading
+from edgespec.files import parse_toml
 from edgespec.formats.heads import HeadKind
 from edgespec.hub.cache import ALIAS, Alias, HubRepo, PackagedFile, Reference, parse_reference
 from edgespec.options import MAX_TOKENS, SAMPLING
@@ -271,13 +271,13 @@ def load_registry(user_file: Path | None = None) -> Registry:
             data = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             data = b""
-    tables = _merge(tomllib.loads(_read_shipped()), _load_tables(data, path))
+    tables = _merge(parse_toml(_read_shipped().encode()), _load_tables(data, path))
     return Registry({alias: _make_entry(alias, table, path) for alias, table in tables.items()})
 
 
 def _load_tables(data: bytes, path: Path) -> dict[str, Table]:
     try:
-        tables = tomllib.loads(data.decode("utf-8"))
+        tables = parse_toml(data)
     except ValueError as error:
         raise RegistryError(f"{path} is not valid TOML: {error}.", hint=f"Correct {path}.") from None
     for alias, table in tables.items():

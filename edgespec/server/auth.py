@@ -7,7 +7,6 @@ import logging
 import re
 import secrets
 import stat
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -22,7 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.errors import CacheError, InvalidRequest, reason_of
-from edgespec.files import write_private
+from edgespec.files import parse_toml, write_private
 from edgespec.server.fields import first_fault
 from edgespec.server.http import HttpError, check_proxy_loop, error_response, explain
 from edgespec.server.record import ONLY_KEY, Caller, hash_key, request_context
@@ -192,7 +191,7 @@ def read_keys(path: Path) -> dict[bytes, Caller]:
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(path.stat().st_mode)
-            tables = tomllib.load(file)
+            tables = parse_toml(file.read())
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"cannot read {path}: {reason_of(error)}.", hint=_HINT) from error
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -253,7 +252,7 @@ def remove_key(path: Path, name: str) -> None:
     try:
         text = path.read_text(encoding="utf-8")
         rest = re.sub(rf"(?ms)^\[{re.escape(name)}\][^\n]*\n.*?(?=^\[|\Z)", "", text)
-        if name not in names or set(tomllib.loads(rest)) != names - {name}:
+        if name not in names or set(parse_toml(rest.encode())) != names - {name}:
             hint = f"It has: {', '.join(sorted(names)) or 'none'}. An entry in another form is to be removed by hand."
             raise InvalidRequest(f"{path} has no key '{name}' in a line [{name}].", hint=hint)
         write_private(path.resolve(), rest)

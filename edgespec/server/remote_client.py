@@ -81,6 +81,7 @@ def read_model(name: str, table: Mapping[str, Any], hint: str) -> RemoteModel:
 _NO_KEY = (401, 403)
 _PASSED = (501, 503, 504, 508)  # from 500 on; 501 is llama-server's for what it was not started for
 _MAX_MESSAGE = 1000  # characters
+_MAX_ANSWER, _MAX_EVENT = 32 * 2**20, 4 * 2**20  # bytes of a whole answer, and of one event of a stream
 _OVERFLOW = re.compile(r"maximum context length (?:is|of) ([\d,]+) tokens\D+([\d,]+)")  # vLLM's and OpenAI's words
 _SECONDS = re.compile(r"[0-9]{1,6}")
 CHECK_URL = "Check url in its table of the configuration; most end with /v1."
@@ -177,7 +178,7 @@ class RemoteClient:
         """The JSON object at `path`, which begins with a slash, or the one that answers `body`, within `seconds`."""
         try:
             async with asyncio.timeout(seconds), self._send("GET" if body is None else "POST", path, body) as response:
-                return self._parse(await response.aread(), response)
+                return self._parse(await self._read_all(response), response)
         except TimeoutError as error:
             raise self.late() from error
 
@@ -193,11 +194,12 @@ class RemoteClient:
         """
         async with self._send("POST", path, body) as response:
             if "text/event-stream" not in response.headers.get("content-type", ""):
-                yield [self._parse(await response.aread(), response)]
+                yield [self._parse(await self._read_all(response), response)]
                 return
             rest = b""
             async for data in response.aiter_raw():
                 *lines, rest = (rest + data).split(b"\n")
+                self._check_size(rest, _MAX_EVENT)
                 found: list[dict[str, Any]] = []
                 try:
                     for event in (line[5:].strip() for line in lines if line.startswith(b"data:")):
@@ -221,13 +223,24 @@ class RemoteClient:
                 method, f"{self._model.url}{path}", content=content, headers=headers, extensions={"trace": _set_probes}
             ) as response:
                 if response.status_code != 200:
-                    told = _load(await response.aread())
+                    told = _load(await self._read_all(response))
                     raise explain_error(self._name, self._model, response.status_code, told, response.headers)
                 yield response
         except (httpx.HTTPError, OSError) as error:
             is_made = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError | OSError)
             what = "ended the connection" if is_made else "cannot be reached"
             raise Unreachable(self._name, f"{what} ({_clean(reason_of(error), self._model)})") from error
+
+    async def _read_all(self, response: httpx.Response) -> bytes:
+        found = bytearray()
+        async for data in response.aiter_bytes():
+            found += data
+            self._check_size(found, _MAX_ANSWER)
+        return bytes(found)
+
+    def _check_size(self, data: bytes | bytearray, limit: int) -> None:
+        if len(data) > limit:
+            raise RemoteFailure(self._name, f"sends more than {limit // 2**20} MiB at once")
 
     def _parse(self, data: bytes, response: httpx.Response) -> dict[str, Any]:
         """An object of a response. Raises the error that it holds."""

@@ -82,7 +82,7 @@ class PromptHistory:
         for file in (earlier, self._path):
             with suppress(OSError):
                 for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-                    with suppress(ValueError):  # a line that another program has not finished
+                    with suppress(ValueError, RecursionError):  # a line that another program has not finished
                         self._remember(str(json.loads(line)))
         del self.texts[:-MAX_PROMPTS]
 

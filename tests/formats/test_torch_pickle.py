@@ -138,6 +138,16 @@ def hostile(place: Path) -> dict[str, bytes]:
     }
 
 
+def test_tensors_that_share_a_storage_have_little_more_than_the_file(tmp_path: Path) -> None:
+    """A hundred kilobytes of a pickle could name tensors of many gigabytes."""
+    shared = {f"t{i}": stored("FloatStorage", "0", 4000, (4000,), (1,)) for i in range(1000)}
+    path = write_torch(tmp_path / "w.pt", make_pickle(shared), {"0": bytes(16_000)})
+    with pytest.raises(InvalidModelFile, match="its tensors are larger than the file"):
+        read_pickled_tensors(path)
+    path = write_torch(tmp_path / "v.pt", make_pickle(dict(list(shared.items())[:2])), {"0": bytes(16_000)})
+    assert len(read_pickled_tensors(path)) == 2
+
+
 @pytest.mark.parametrize("name", hostile(Path("place")))
 def test_anything_else_is_refused(tmp_path: Path, name: str) -> None:
     place = tmp_path / "executed"

@@ -122,6 +122,7 @@ def test_the_users_file_changes_single_keys(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[x.gguf\n", "not valid TOML"),
+        ("x = " + "[" * 5000, "not valid TOML: it is nested too deep"),
         ("x = 1\n", "[x]: a model is a table with a name of letters"),
         ('[x.ggfu]\ntarget = "a/b"\n', "[x]: ggfu: this key is not known"),
         ('[x.gguf]\ntarget = "a/b"\ndarft = "c/d"\n', "[x]: gguf.darft: this key is not known"),

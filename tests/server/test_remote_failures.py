@@ -51,6 +51,10 @@ def reply(connection: socket.socket, data: bytes) -> None:
     elif wanted == "whole":
         message = {"role": "assistant", "content": "all at once"}
         send(connection, json.dumps({"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}))
+    elif wanted == "huge":
+        send(connection, '{"choices": [], "more": "' + "x" * 40_000_000 + '"}')
+    elif wanted == "huge error":
+        send(connection, '{"error": {"message": "' + "x" * 40_000_000 + '"}}', "500 Internal Server Error")
     elif wanted == "nothing":
         sleep(20)
     else:
@@ -71,6 +75,8 @@ def stream(connection: socket.socket, wanted: str, usage: dict[str, int]) -> Non
         sleep(20)
     elif wanted == "error":
         send_event(connection, {"error": {"message": "the GPU is on fire", "code": 500}})
+    elif wanted == "long event":
+        connection.sendall(b'data: {"choices": "' + b"x" * 5_000_000)
     elif wanted == "cut":
         pass
     elif wanted == "think":
@@ -124,12 +130,15 @@ def ask(server: Server, text: str, **more: Any) -> httpx.Response:
         ("overflow", 400, "This model's maximum context length is 4096 tokens."),
         ("cut", 502, "the server behind 'odd' ended the answer early. Try again."),
         ("error", 502, "the server behind 'odd' answers: the GPU is on fire."),
+        ("huge", 502, "the server behind 'odd' sends more than 32 MiB at once."),
+        ("huge error", 502, "the server behind 'odd' sends more than 32 MiB at once."),
+        ("long event", 502, "the server behind 'odd' sends more than 4 MiB at once."),
     ],
 )
 def test_odd_answers_are_told_in_a_sentence(server: Server, text: str, status: int, told: str) -> None:
     for more in ({}, {"stream": True}):
         response = ask(server, text, **more)
-        if text in ("cut", "error") and more:
+        if text in ("cut", "error", "long event") and more:
             assert response.status_code == 200 and "Hel" in response.text
             error = json.loads(response.text.strip().split("data: ")[-1])["error"]
         else:
