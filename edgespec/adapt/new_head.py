@@ -43,7 +43,7 @@ from edgespec.formats.head_file import read_head
 from edgespec.hub.hub import Hub
 from edgespec.planner.draft_finder import PlannedDrafter
 from edgespec.planner.plan import LoadConfig, Quiet, fetch, plan
-from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Card
+from edgespec.registry.adapted import NO_BASE, AdaptedDrafts, AdaptedPair, Card
 from edgespec.registry.schema import Registry
 
 _CONTEXT = 1024  # tokens of a conversation
@@ -151,7 +151,7 @@ class HeadTrainer:
         if gain.is_better:
             named = Card(
                 method="eagle3",
-                base="none",
+                base=NO_BASE,
                 target=target,
                 n_texts=len(materials.train),
                 n_tokens=count_tokens(materials.train),

@@ -268,6 +268,8 @@ def train_command(
 
     (done,) = run_work(work, is_training=True)
     print_result(describe_result(done), [format_result(done)], as_json=as_json)
+    if not as_json and done.stopped is not None:
+        click.echo("note: The training ended early: the time was up.", err=True)
 
 
 @draft_command.command("list")

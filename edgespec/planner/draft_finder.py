@@ -36,7 +36,7 @@ from edgespec.planner.heads import (
     read_draft,
     runs,
 )
-from edgespec.registry.adapted import BASE, AdaptedDrafts, AdaptedPair, Card
+from edgespec.registry.adapted import BASE, NO_BASE, AdaptedDrafts, AdaptedPair, Card
 from edgespec.registry.resolve import (
     LocalModel,
     ResolvedPair,
@@ -88,8 +88,10 @@ class PlannedDrafter:
     @property
     def label(self) -> str:
         """What the user calls it."""
-        named = None if self.is_in_target or self.model is None else self.model.reference
+        named: object = None if self.is_in_target or self.model is None else self.model.reference
         version = f" (version {self.card.version})" if self.card is not None else ""
+        if self.card is not None and self.card.base == NO_BASE:  # its file has no name that the user knows
+            named = f"{self.spec.name} head"
         return f"{named or self.self_draft or self.reference or self.spec.name}{version}"
 
     @property

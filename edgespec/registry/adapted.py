@@ -23,6 +23,8 @@ from edgespec.formats.mlx_folder import fingerprint_weights
 
 BASE = 0
 """The number that stands for the base draft."""
+NO_BASE = "none"
+"""What a card has in place of a base draft: the draft was made for its target on this machine."""
 KEPT = 5
 """Versions that are kept, the newest ones. Beside them stays the one that was in use before the newest."""
 _CONSENT = "may-train"

@@ -113,6 +113,7 @@ def test_a_head_is_trained_further_and_used(cli: Cli, tmp_path: Path, monkeypatc
         drafted = cli(*RUN, "--draft", draft)
         assert drafted.stdout == plain.stdout
     assert "an EAGLE-3 head that was trained on this machine" in cli(*RUN, "--draft", "auto").stderr
+    assert "eagle3 head (version 2)" in json.loads(cli(*RUN, "--draft", "auto", "--json").stdout)["draft"]
     rows = json.loads(cli("adapt", "list", "--json").stdout)
     assert [(row["version"], row["active"]) for row in rows] == [(1, False), (2, True)]
     assert "use 1 --method" not in cli("adapt", "use", "0", "--method", "eagle3").stderr
