@@ -124,10 +124,14 @@ class ToySession:
         del self._cache[position:]
         return self.position
 
-    def save_state(self) -> bytes | None:
-        return bytes(self.position)
+    @property
+    def can_cut(self) -> bool:
+        return not self._is_recurrent
 
-    def restore_state(self, tokens: Sequence[int], state: bytes) -> bool:
+    def save_state(self, limit: int) -> memoryview | None:
+        return memoryview(bytes(self.position)) if self.position <= limit else None
+
+    def restore_state(self, tokens: Sequence[int], state: memoryview) -> bool:
         self.rewind(0)
         if len(state) != len(tokens):
             return False

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import socket
     import ssl
 
+    from edgespec.planner.plan import LoadConfig
     from edgespec.server.auth import Rules
     from edgespec.server.models import LocalModel
     from edgespec.server.record import Caller
@@ -309,9 +310,18 @@ def _read_models(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, 
             raise InvalidRequest(message, hint="Name each model: edgespec serve NAME=REF.")
         found[name] = LocalModel(load_config(reference or None, options))
     for name, each in found.items():
-        if isinstance(each, LocalModel) and options["memory"] is False:  # for the tables too
-            found[name] = each._replace(config=replace(each.config, memory=None))
+        if isinstance(each, LocalModel):  # for the tables too
+            found[name] = each._replace(config=_limit_memory(each.config, options))
     return found
+
+
+def _limit_memory(config: LoadConfig, options: dict[str, Any]) -> LoadConfig:
+    """`config`, which keeps no more than the options of the server allow."""
+    if options["memory"] is False or config.memory is None:
+        return replace(config, memory=None)
+    return replace(
+        config, memory=replace(config.memory, keeps_caches=config.memory.keeps_caches and options["slot_cache"])
+    )
 
 
 def _check_models(models: Mapping[str, LocalModel | RemoteModel]) -> None:

@@ -216,13 +216,20 @@ class Session(Protocol):
 class Storable(Protocol):
     """A session whose cache can be kept in a file."""
 
-    def save_state(self) -> bytes | None:
-        """The cache with its `position` tokens; None where it cannot be kept. Raises BackendError."""
+    @property
+    def can_cut(self) -> bool:
+        """Whether a cache that was restored can go back to any of its tokens; else to its end alone."""
 
-    def restore_state(self, tokens: Sequence[int], state: bytes) -> bool:
+    def save_state(self, limit: int) -> memoryview | None:
+        """The cache with its `position` tokens; None where it cannot be kept, or has more than `limit` bytes.
+
+        Raises BackendError.
+        """
+
+    def restore_state(self, tokens: Sequence[int], state: memoryview) -> bool:
         """Make the cache that of `tokens`, as a session of the same model under the same settings has saved it.
 
-        Returns whether it could; if not, the cache is empty. Raises BackendError.
+        `state` is writable. Returns whether it could; if not, the cache is empty. Raises BackendError.
         """
 
 

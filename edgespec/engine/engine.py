@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 from edgespec.backends import Model
@@ -34,6 +34,7 @@ from edgespec.engine.drafting import (
 from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request
 from edgespec.engine.generation import Generation, time_rows
 from edgespec.engine.grammar import GrammarCompiler, compile_constraint, constrain, list_unenforced
+from edgespec.engine.prefixes import EarlierText
 from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
 from edgespec.engine.slots import (
     DrafterPool,
@@ -49,6 +50,7 @@ from edgespec.hub.cache import shorten_names
 from edgespec.memory.memory import Memory
 from edgespec.memory.prefixes import PrefixFiles
 
+_STORE_S = 5.0  # in which another cache may be begun to be written when a model is closed
 _PROFILE_S = 0.5  # of the implicit calibration
 
 
@@ -112,6 +114,7 @@ class Engine:
         generation = Generation(request, encoded, self.prompts.reasoning, tokenizer, started_s)
         controller: Controller | None = None
         slot: Slot | None = None
+        earlier: Sequence[EarlierText] = ()
         try:
             sampler = Sampler(request.sampling, tokenizer.vocab_size)
             generation.matcher = yield from compile_constraint(request, self._grammars, check)
@@ -122,11 +125,8 @@ class Engine:
                 with suppress(BackendError):  # where no slot is free, those that have joined stay unasked
                     if has_joined:
                         self.measure_missing(check)
-            while (slot := self._slots.acquire(prompt, check)) is None:  # there is no memory for one more
-                check()
-                yield YIELD
-            open_space(slot, self.memory, request.memory)
-            restore_prefix(slot, prompt, self._prefixes)
+            slot = yield from self._take_slot(request, prompt, check)
+            earlier = slot.earlier
             costs = self._draft_stats.costs if self._draft_stats else None
             controller, verifier = self._choose_controller(
                 generation, spec, slot, sampler, costs, can_pause=speculation is None
@@ -152,7 +152,7 @@ class Engine:
             generation.finished(),
             records=dict(self._draft_stats.records) if self._draft_stats else {},
             warnings=list_unenforced(request, generation.matcher),
-            loss=None if slot is None else generation.explain_loss(slot.earlier),
+            loss=generation.explain_loss(earlier),
         )
 
     def encode(self, prompt: Prompt, variables: Mapping[str, Any] | None = None) -> list[int]:
@@ -236,9 +236,30 @@ class Engine:
         """Keep the caches of the slots for another engine of this model, perhaps in another process."""
         if self.memory is None or self._prefixes is None:
             return
-        for slot in self._slots.free:
-            with suppress(BackendError):
+        end_s = monotonic() + _STORE_S
+        for slot in reversed(self._slots.free):
+            if monotonic() >= end_s:
+                return
+            with suppress(Exception):  # whatever it is, the model is closed
                 store_prefix(slot, self.memory, self._prefixes)
+
+    def _take_slot(
+        self, request: Request, prompt: Sequence[int], check: CheckCancelled
+    ) -> Generator[Yield, None, Slot]:
+        """A slot for a request, with what the memory's files have of its prompt. Raises Cancelled, BackendError."""
+        files, use = self._prefixes, request.memory
+        saved = files.find(use.namespace, prompt) if files is not None and use is not None else None
+        n_saved = saved.common if saved is not None else 0
+        while (slot := self._slots.acquire(prompt, check, request.owner, n_saved)) is None:
+            check()  # there is no memory for one more
+            yield YIELD
+        try:
+            open_space(slot, self.memory, use)
+            restore_prefix(slot, saved, files)
+        except Exception as error:
+            self._slots.discard(slot, error)
+            raise
+        return slot
 
     def _take_notices(self, controller: Controller | None) -> Iterator[str]:
         """What the user has to know after an answer, in sentences."""

@@ -73,6 +73,7 @@ class Request:
     max_reasoning tokens of reasoning after which it is ended; None: no limit. For the messages of a chat, where the
                   reasoning is free
     memory        None: nothing of the memory is read, and the text is not kept
+    owner         whose text it is: PrefixLoss compares it with no text of others
     """
 
     prompt: Prompt
@@ -90,6 +91,7 @@ class Request:
     reports_steps: bool = True
     max_reasoning: int | None = None
     memory: MemoryUse | None = None
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,7 @@ class PrefixLoss:
             case "changed":
                 return f"{read}: the text has changed at token {self.at:,}, in {self.where}."
             case "evicted":
-                return f"{read}: another conversation has taken the cache; --parallel sets how many there are."
+                return f"{read}: another text has taken the cache; a server keeps those of --parallel texts."
             case "busy":
                 return f"{read}: they are in the cache of another conversation, from which they cannot be copied."
         return f"{read}: the cache of this model can only go back to certain places, here to token {self.at:,}."

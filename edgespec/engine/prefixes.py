@@ -14,6 +14,8 @@ from edgespec.text.chat_template import Message
 from edgespec.text.tokenizer import Tokenizer, token_bytes
 
 LEAST_LOSS = 64  # tokens that are worth a sentence
+_LEAST_SHARE = 20  # of a prompt, of which 1 / 20 is worth a sentence
+_MOST_COMPARED = 4  # texts, of those with the longest common beginning
 _RUN = 16  # tokens in a row that count as text which both have
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 _SHOWN = 48  # characters of the text at the first difference
@@ -39,10 +41,11 @@ def explain_loss(
     """Why more than the `reused` tokens of a prompt was read, although texts `earlier` had it; None where they had not,
     or where it is too little to matter. `request` is what the prompt was made from.
     """
-    if len(prompt) - reused < LEAST_LOSS:
+    if len(prompt) - reused < max(LEAST_LOSS, len(prompt) // _LEAST_SHARE):
         return None
     tokens = np.asarray(prompt, np.int32)
-    losses = [_compare(tokens, reused, each) for each in earlier]
+    near = sorted([(_find_difference(tokens, each.tokens), i) for i, each in enumerate(earlier)], reverse=True)
+    losses = [_compare(tokens, reused, earlier[i], at) for at, i in near[:_MOST_COMPARED]]
     lost, kept, at, place = max(losses, key=lambda loss: loss[:2], default=(0, 0, 0, "own"))
     if lost < LEAST_LOSS:
         return None
@@ -52,14 +55,18 @@ def explain_loss(
     return PrefixLoss(lost, "changed", at, where, text)
 
 
-def _compare(prompt: Ints, reused: int, earlier: EarlierText) -> tuple[int, int, int, Place]:
-    """(tokens lost, how many of them before the first difference, where that is, place of the earlier text)"""
-    before = np.asarray(earlier.tokens, np.int32)
+def _find_difference(prompt: Ints, before: Sequence[int]) -> int:
+    """How many tokens both begin with."""
     n = min(len(before), len(prompt))
-    differences = np.flatnonzero(before[:n] != prompt[:n])
-    at = int(differences[0]) if len(differences) else n
+    differences = np.flatnonzero(np.asarray(before, np.int32)[:n] != prompt[:n])
+    return int(differences[0]) if len(differences) else n
+
+
+def _compare(prompt: Ints, reused: int, earlier: EarlierText, at: int) -> tuple[int, int, int, Place]:
+    """(tokens lost, how many of them before `at`, the first difference, `at`, place of the earlier text)"""
     kept = max(0, min(at, len(prompt) - 1) - reused)
-    return kept + _count_shared(before[at:], prompt[at:]), kept, at, earlier.place
+    before = np.asarray(earlier.tokens, np.int32)
+    return kept + _count_shared(before[at:], prompt[max(at, reused) :]), kept, at, earlier.place
 
 
 def _count_shared(before: Ints, after: Ints) -> int:

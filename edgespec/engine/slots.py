@@ -19,7 +19,7 @@ from edgespec.engine.events import MemoryUse
 from edgespec.engine.prefixes import LEAST_LOSS, EarlierText
 from edgespec.errors import STOPS, BackendError, DraftRefused, reason_of
 from edgespec.memory.memory import Memory
-from edgespec.memory.prefixes import LEAST_TOKENS, PrefixFiles
+from edgespec.memory.prefixes import FILE_BYTES, LEAST_TOKENS, PrefixFiles, SavedText
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch, hash_vocabulary
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Slot:
     saved   what drafters have left when they were closed, by name; the slots of an engine share it
     prompt  how many of those tokens were the prompt
     earlier the texts of this and other slots when the request came
+    owner   whose text it is
     held    tokens of the prompt that the cache had then
     use     what the request uses of the memory; None: its text is kept nowhere
     memory  the earlier texts that its drafters may use
@@ -47,6 +48,7 @@ class Slot:
     tokens: list[int] = field(default_factory=list)
     prompt: int = 0
     earlier: Sequence[EarlierText] = ()
+    owner: str = ""
     held: int = 0
     use: MemoryUse | None = None
     check: CheckCancelled = lambda: None
@@ -83,10 +85,12 @@ class SlotPool:
         self.max_slots = max_slots
         self._adopts = adopts
         self._kept: list[Slot] = []  # the most recently used one is last
-        self._given: deque[Sequence[int]] = deque(maxlen=_MAX_GIVEN)  # texts that slots have lost to other texts
+        self._given: deque[tuple[str, Sequence[int]]] = deque(maxlen=_MAX_GIVEN)  # that slots have lost, with owners
 
-    def acquire(self, prompt: Sequence[int], check: CheckCancelled) -> Slot | None:
+    def acquire(self, prompt: Sequence[int], check: CheckCancelled, owner: str = "", n_saved: int = 0) -> Slot | None:
         """A slot for `prompt`, until `release`; None while all are in use. Raises BackendError.
+
+        `owner`: whose text it is. `n_saved`: how many tokens of it a file has; no fewer are taken over from a slot.
 
         The slot that has just answered the same prompt is chosen, so that the answer is computed in the same cells and
         is the same. Else it is the one with the longest common prefix, unless too much of its cache would be lost.
@@ -106,7 +110,7 @@ class SlotPool:
         held = {slot: min(n, slot.target.position) for slot, n in common.items()}
         source = max(held, key=lambda slot: held[slot], default=found)
         found.held = held.get(found, 0)
-        if held.get(source, 0) > found.held:
+        if held.get(source, 0) > max(found.held, n_saved):
             if found.target.adopt(source.target, held[source]):
                 found.held = held[source]
             else:
@@ -114,16 +118,17 @@ class SlotPool:
                 if best is not None and not self._loses_much(best, common[best]):
                     found = best  # the slot that was opened beside it stays for others
                     found.held = held[best]
-        found.earlier = self._list_texts(found)
+        found.earlier = self._list_texts(found, owner)
         if len(found.tokens) - common.get(found, 0) >= LEAST_LOSS:
-            self._given.append(array("i", found.tokens))
+            self._given.append((found.owner, array("i", found.tokens)))
         found.is_taken, found.check, found.tokens, found.prompt = True, check, list(prompt), len(prompt)
+        found.owner = owner
         self._kept = [*(slot for slot in self._kept if slot is not found), found]
         return found
 
     def release(self, slot: Slot, tokens: list[int]) -> None:
         """End the use of a slot, which holds `tokens` now."""
-        slot.is_taken, slot.tokens = False, tokens
+        slot.is_taken, slot.tokens, slot.earlier = False, tokens, ()
 
     def drop(self, slot: Slot) -> None:
         """Close a slot whose state is undefined."""
@@ -147,10 +152,14 @@ class SlotPool:
         for slot in kept:
             slot.close()
 
-    def _list_texts(self, chosen: Slot) -> list[EarlierText]:
-        """What the slots hold and have lost, as a request sees it for which `chosen` was chosen."""
-        held = [EarlierText(slot.tokens, "own" if slot is chosen else "other") for slot in (*self._kept, chosen)]
-        return [*held, *(EarlierText(tokens, "given") for tokens in self._given)]
+    def _list_texts(self, chosen: Slot, owner: str) -> list[EarlierText]:
+        """What the slots hold and have lost of an owner, as a request sees it for which `chosen` was chosen."""
+        held = [
+            EarlierText(slot.tokens, "own" if slot is chosen else "other")
+            for slot in dict.fromkeys((*self._kept, chosen))
+            if slot.owner == owner
+        ]
+        return [*held, *(EarlierText(tokens, "given") for whose, tokens in self._given if whose == owner)]
 
     def _loses_much(self, slot: Slot, common: int) -> bool:
         """Whether cutting the cache to `common` tokens loses more than another slot would cost."""
@@ -177,13 +186,15 @@ def open_space(slot: Slot, memory: Memory | None, use: MemoryUse | None) -> None
         slot.memory.epoch = slot.memory.space.epoch
 
 
-def restore_prefix(slot: Slot, prompt: Sequence[int], files: PrefixFiles | None) -> None:
-    """Have a slot hold what a file has of a prompt, where that is much more than it holds. Raises BackendError."""
-    if files is None or slot.use is None or not isinstance(slot.target, Storable):
+def restore_prefix(slot: Slot, found: SavedText | None, files: PrefixFiles | None) -> None:
+    """Have a slot hold what a file has of its prompt, where that is much more than it holds. Raises BackendError."""
+    target = slot.target
+    if files is None or found is None or not isinstance(target, Storable) or found.common < slot.held + LEAST_TOKENS:
         return
-    found = files.find(slot.use.namespace, prompt, slot.held)
-    if found is not None and (read := files.read(found[0])) is not None:
-        slot.target.restore_state(*read)
+    if not (target.can_cut or found.is_whole):  # it could only go back to nothing
+        return
+    if (read := files.read(found.path)) is not None and not target.restore_state(*read):
+        found.path.unlink(missing_ok=True)  # the runtime's settings are others, though their names are the same
 
 
 def store_prefix(slot: Slot, memory: Memory, files: PrefixFiles) -> None:
@@ -193,8 +204,12 @@ def store_prefix(slot: Slot, memory: Memory, files: PrefixFiles) -> None:
         return
     space = memory.space(slot.use.namespace)
     space.refresh()
-    if space.epoch == slot.memory.epoch and (state := slot.target.save_state()) is not None:
-        files.write(slot.use.namespace, tokens, state)
+    if space.epoch != slot.memory.epoch or (state := slot.target.save_state(FILE_BYTES)) is None:
+        return
+    path = files.write(slot.use.namespace, tokens, state)
+    space.refresh()
+    if path is not None and space.epoch != slot.memory.epoch:  # it was forgotten meanwhile
+        path.unlink(missing_ok=True)
 
 
 def store_text(slot: Slot, use: MemoryUse | None, prompt: list[int], emitted: list[int]) -> list[int]:

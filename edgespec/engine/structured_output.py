@@ -77,25 +77,29 @@ def adapt_schema(schema: Any) -> tuple[Any, list[str]]:
     return walk(json.loads(json.dumps(schema))), list(dict.fromkeys(dropped))
 
 
-_CHOICES = ("anyOf", "oneOf")
 _CONDITIONS = ("not", "if", "then", "else", "dependentSchemas")
-_OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", *_CHOICES, *_CONDITIONS)
+_OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", *_CONDITIONS)
+_ELSEWHERE = ("$ref", "allOf", "anyOf", "oneOf")
 
 
 def close_objects(schema: Any) -> None:
     """Forbid keys that are not declared in objects that declare some and say nothing of others.
 
-    The schema admits any keys there, and small models write them until their limit. An object stays open where its
-    keys are declared in several places: beside or within `allOf`, conditions, and choices next to `properties`.
+    The schema admits any keys there, and small models write them until their limit. All objects of a schema stay open
+    where the keys of one are declared in several places, such as in `allOf`, or in choices beside `properties`.
     """
-    if not _has_key(schema, "allOf"):
+    if not _is_scattered(schema):
         _close(schema)
 
 
-def _has_key(part: Any, key: str) -> bool:
-    if isinstance(part, dict):
-        return key in part or any(_has_key(each, key) for each in part.values())
-    return isinstance(part, list) and any(_has_key(each, key) for each in part)
+def _is_scattered(part: Any) -> bool:
+    """Whether what one value has to follow stands in several places."""
+    if isinstance(part, list):
+        return any(map(_is_scattered, part))
+    if not isinstance(part, dict):
+        return False
+    places = sum(key in part for key in _ELSEWHERE) + ("properties" in part or "required" in part)
+    return "allOf" in part or places > 1 or any(map(_is_scattered, part.values()))
 
 
 def _close(part: Any, *, is_named: bool = False) -> None:
@@ -107,10 +111,9 @@ def _close(part: Any, *, is_named: bool = False) -> None:
         return
     declared = None if is_named else part.get("properties")
     skipped: tuple[str, ...] = () if is_named else ("const", "enum", *_CONDITIONS)
-    if isinstance(declared, dict) and declared:
-        skipped += _CHOICES
-        if not any(key in part for key in _OPEN) and {*part.get("required", ())} <= declared.keys():
-            part["additionalProperties"] = False
+    is_closed = isinstance(declared, dict) and declared and not any(key in part for key in _OPEN)
+    if is_closed and {*part.get("required", ())} <= {*(declared or ())}:
+        part["additionalProperties"] = False
     for key, each in part.items():
         if key not in skipped:
             _close(each, is_named=not is_named and key in _NAMED)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,8 @@ FOLDER = "prefixes"
 """Of the memory's folder."""
 LIMIT_BYTES = 4 * 2**30
 """Of all files."""
+FILE_BYTES = LIMIT_BYTES // 2
+"""Of one file, which is in memory while it is written or read."""
 LEAST_TOKENS = 256
 """Of a text whose cache is worth a file."""
 _SUFFIX = ".prefix"
@@ -26,6 +29,18 @@ _MAGIC = b"EDGEPFX1"
 _HEAD = struct.Struct("<8sQQ32s")  # magic, tokens, bytes of the cache, BLAKE2b of tokens and cache
 _FREE_SHARE = 0.1  # of the disk, which stays free
 _NEW_S = 3600.0  # for which a file that is being written is left alone
+
+
+Tokens = np.ndarray[tuple[int], np.dtype[np.int32]]
+_NOTHING: Tokens = np.empty(0, "<i4")
+
+
+class SavedText(NamedTuple):
+    """A file, how many tokens its text and a prompt begin with, and whether these are the whole text."""
+
+    path: Path
+    common: int
+    is_whole: bool
 
 
 class PrefixFiles:
@@ -40,26 +55,29 @@ class PrefixFiles:
         self._root = folder / FOLDER
         self._key = key
         self._limit_bytes = limit_bytes
+        self._texts: dict[Path, tuple[int, Tokens]] = {}  # by path, with the time of the file
 
-    def find(self, namespace: str, prompt: Sequence[int], more_than: int) -> tuple[Path, int] | None:
-        """The file whose text has the longest common beginning with `prompt`, and the length of that.
-
-        None where no file has at least `LEAST_TOKENS` more than `more_than`.
-        """
-        best: tuple[Path, int] | None = None
-        least, wanted = more_than + LEAST_TOKENS, np.asarray(prompt, "<i4")
+    def find(self, namespace: str, prompt: Sequence[int]) -> SavedText | None:
+        """The file whose text has the longest common beginning with `prompt`, of `LEAST_TOKENS` at least."""
+        if len(prompt) < LEAST_TOKENS:
+            return None
+        best: SavedText | None = None
+        wanted = np.asarray(prompt, "<i4")
         for path in self._list(self._place(namespace)):
-            common = _count_common(_read_tokens(path), wanted)
-            if common >= least and (best is None or common > best[1]):
-                best = path, common
+            tokens = self._read_tokens(path)
+            common = _count_common(tokens, wanted)
+            if common >= LEAST_TOKENS and (best is None or common > best.common):
+                best = SavedText(path, common, common == len(tokens))
         return best
 
-    def read(self, path: Path) -> tuple[list[int], bytes] | None:
-        """(the tokens of a text, its cache); None where the file is gone or damaged."""
+    def read(self, path: Path) -> tuple[list[int], memoryview] | None:
+        """(the tokens of a text, its cache, which is writable); None where the file is gone or damaged."""
         try:
-            data = memoryview(path.read_bytes())
+            with path.open("rb") as file:
+                data = bytearray(path.stat().st_size)
+                file.readinto(data)
             magic, n_tokens, n_bytes, digest = _HEAD.unpack_from(data)
-            body = data[_HEAD.size :]
+            body = memoryview(data)[_HEAD.size :]
             if magic != _MAGIC or len(body) != 4 * n_tokens + n_bytes or _digest(body) != digest:
                 raise ValueError("the file is damaged")
             os.utime(path)  # it was of use
@@ -67,30 +85,32 @@ class PrefixFiles:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
             return None
-        return np.frombuffer(body[: 4 * n_tokens], "<i4").tolist(), bytes(body[4 * n_tokens :])
+        return np.frombuffer(body[: 4 * n_tokens], "<i4").tolist(), body[4 * n_tokens :]
 
-    def write(self, namespace: str, tokens: Sequence[int], cache: bytes) -> None:
+    def write(self, namespace: str, tokens: Sequence[int], cache: bytes | memoryview) -> Path | None:
         """Keep the cache of a text, in place of those that have little more than a beginning of it.
 
-        The files that were of no use for longest make room.
+        The files that were of no use for longest make room. Returns the file; None where it could not be written.
         """
         place, text = self._place(namespace), np.asarray(tokens, "<i4")
-        body = text.tobytes() + cache
+        parts = text.tobytes(), cache
         with suppress(OSError):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if not self._make_room(_HEAD.size + len(body)):
-                return
+            if not self._make_room(_HEAD.size + sum(map(len, parts))):
+                return None
             name = hashlib.blake2b(text.tobytes(), digest_size=12).hexdigest() + _SUFFIX
             with replace_file(place / name) as partial:
                 partial.chmod(0o600)
                 with partial.open("wb") as file:
-                    file.write(_HEAD.pack(_MAGIC, len(text), len(cache), _digest(body)))
-                    file.write(body)
+                    file.write(_HEAD.pack(_MAGIC, len(text), len(cache), _digest(*parts)))
+                    file.writelines(parts)
             for path in self._list(place):
-                known = _read_tokens(path)
+                known = self._read_tokens(path)
                 common = _count_common(known, text)
                 if path.name != name and len(known) - common <= max(LEAST_TOKENS, common // 10):
                     path.unlink(missing_ok=True)
+            return place / name
+        return None
 
     def _place(self, namespace: str) -> Path:
         return self._root / hashlib.blake2b(f"{self._key}\n{namespace}".encode(), digest_size=12).hexdigest()
@@ -100,6 +120,16 @@ class PrefixFiles:
             return sorted(place.glob(f"*{_SUFFIX}"))
         return []
 
+    def _read_tokens(self, path: Path) -> Tokens:
+        """The tokens of a file's text, which are not checked."""
+        try:
+            changed = path.stat().st_mtime_ns
+        except OSError:
+            return _NOTHING
+        if (known := self._texts.get(path)) is None or known[0] != changed:
+            known = self._texts[path] = changed, _read_tokens(path)
+        return known[1]
+
     def _make_room(self, n_bytes: int) -> bool:
         """Remove files until `n_bytes` more are within the limit; False where they cannot be."""
         remove_unfinished(self._root)
@@ -107,13 +137,16 @@ class PrefixFiles:
             return False
         sizes = {path: path.stat() for path in self._root.rglob(f"*{_SUFFIX}")}
         total = sum(each.st_size for each in sizes.values())
-        free, least = shutil.disk_usage(self._root).free, _FREE_SHARE * shutil.disk_usage(self._root).total
+        disk = shutil.disk_usage(self._root)
+        excess = max(total + n_bytes - self._limit_bytes, int(_FREE_SHARE * disk.total) - (disk.free - n_bytes))
+        if excess > total:
+            return False
         for path in sorted(sizes, key=lambda each: sizes[each].st_mtime):
-            if total + n_bytes <= self._limit_bytes and free - n_bytes >= least:
+            if excess <= 0:
                 break
             path.unlink(missing_ok=True)
-            total, free = total - sizes[path].st_size, free + sizes[path].st_size
-        return total + n_bytes <= self._limit_bytes and free - n_bytes >= least
+            excess -= sizes[path].st_size
+        return True
 
 
 def remove_unfinished(root: Path) -> None:
@@ -138,9 +171,6 @@ def remove_prefixes(folder: Path) -> None:
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
 
 
-Tokens = np.ndarray[tuple[int], np.dtype[np.int32]]
-
-
 def _count_common(one: Tokens, other: Tokens) -> int:
     """How many tokens both begin with."""
     n = min(len(one), len(other))
@@ -150,16 +180,18 @@ def _count_common(one: Tokens, other: Tokens) -> int:
 
 def _read_tokens(path: Path) -> Tokens:
     """The tokens of a file's text, which are not checked; none of a file that cannot be read."""
-    empty = np.empty(0, "<i4")
     try:
         with path.open("rb") as file:
             magic, n_tokens, n_bytes, _ = _HEAD.unpack(file.read(_HEAD.size))
             if magic != _MAGIC or path.stat().st_size != _HEAD.size + 4 * n_tokens + n_bytes:
-                return empty
+                return _NOTHING
             return np.frombuffer(file.read(4 * n_tokens), "<i4")
     except (OSError, struct.error):
-        return empty
+        return _NOTHING
 
 
-def _digest(body: bytes | memoryview) -> bytes:
-    return hashlib.blake2b(body, digest_size=32).digest()
+def _digest(*parts: bytes | memoryview) -> bytes:
+    found = hashlib.blake2b(digest_size=32)
+    for part in parts:
+        found.update(part)
+    return found.digest()

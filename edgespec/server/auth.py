@@ -8,7 +8,7 @@ import re
 import secrets
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
@@ -40,9 +40,9 @@ _HEADERS = {
     "cache-control": "no-cache",
 }
 LOCAL_ORIGINS = re.compile(
-    r"https?://(localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\])(:\d{1,5})?|(app|file|tauri|vscode-webview|vscode-file)://.*"
+    r"https?://(([\w-]+\.)?localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\])(:\d{1,5})?|(app|file|tauri|vscode-webview|vscode-file)://.*"
 )
-"""Pages and programs of this machine, which may call as they may call Ollama."""
+"""Pages and programs of this machine, which may call as they may call Ollama, but not manage models."""
 PAGE_PATHS = frozenset(_FILES)
 """The paths of the web page at /: a conversation with the models, and the state of the server. They hold no secret."""
 
@@ -94,6 +94,8 @@ class Guard:
                 raise HttpError(400, "the request has two lengths.", hint="Send Content-Length or Transfer-Encoding.")
             self._check_origin(scope, headers)
             context.caller = self._identify(scope, headers)
+            if self._is_foreign(headers) and not {headers["origin"], "*"} & self._rules.origins:
+                context.caller = replace(context.caller, may_manage=False)
             check_proxy_loop(headers)
             await self._app(scope, _limit_body(receive), send)
         except (Exception, asyncio.CancelledError) as error:
@@ -110,10 +112,15 @@ class Guard:
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
         if rules.hosts is not None and name.lower() not in rules.hosts and not _is_unix(scope):
             raise HttpError(403, "the host name in the request is not allowed.", hint="Allow it with --allow-host.")
-        origin = headers.get("origin")
-        is_own = origin is None or origin.partition("://")[2] == host or LOCAL_ORIGINS.fullmatch(origin) is not None
-        if not (is_own or {origin, "*"} & rules.origins):
+        origin = headers.get("origin", "")
+        is_allowed = not self._is_foreign(headers) or LOCAL_ORIGINS.fullmatch(origin) or {origin, "*"} & rules.origins
+        if not is_allowed:
             raise HttpError(403, "requests from this origin are not allowed.", hint="Allow it with --allow-origin.")
+
+    def _is_foreign(self, headers: Mapping[str, str]) -> bool:
+        """Whether a web page of another origin than this server's sends the request."""
+        origin = headers.get("origin")
+        return origin is not None and origin.partition("://")[2] != headers.get("host", "")
 
     def _identify(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
         """Who sends a request. Raises HttpError."""

@@ -57,7 +57,7 @@ FEW, MANY = Field(max_length=256, fail_fast=True), Field(max_length=4096, fail_f
 
 
 class Body(BaseModel):
-    """A JSON object of a request. Numbers may not be booleans, which pydantic would read as 0 and 1."""
+    """A JSON object of a request. Fields of numbers take no booleans, which pydantic would read as 0 and 1."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 

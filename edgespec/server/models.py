@@ -277,7 +277,11 @@ async def generate(
     if isinstance(slot, RemoteSlot):
         answers = await slot.answers(body, await request.body(), remembers=memory == MemoryUse())
     else:
-        specs = [replace(spec, warnings=(*spec.warnings, *warnings), memory=memory) for spec in body.generation_specs()]
+        owner = request_context().caller.owner
+        specs = [
+            replace(spec, warnings=(*spec.warnings, *warnings), memory=memory, owner=owner)
+            for spec in body.generation_specs()
+        ]
         answers = [partial(_generate, slot, spec) for spec in specs]
     parts = generate_parts(models, slot, answers, body.n or 1)
     events = _format(parts, writer, stream if body.stream else None)

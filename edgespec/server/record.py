@@ -18,6 +18,7 @@ from edgespec.engine.events import Finished, MemoryUse
 ONLY_KEY = "api-key"
 """The name of the key of `--api-key`."""
 _NAMESPACE = "key:"
+_STRANGERS = "strangers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,11 @@ class Caller:
     name: str = ""
     may_manage: bool = False
     remembers: bool = False
+
+    @property
+    def owner(self) -> str:
+        """Whose texts the caller's are, also where none are kept; callers without a key on other machines are one."""
+        return name_namespace(self.name) if self.name or self.may_manage or self.remembers else _STRANGERS
 
     @property
     def memory(self) -> MemoryUse | None:

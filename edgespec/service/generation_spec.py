@@ -188,7 +188,7 @@ class GenerationSpec:
     warnings        what of the request is not followed, in sentences
     draft_length    how many tokens are drafted at once
     thinking        what is asked of the reasoning; `variables` take precedence
-    memory          see Request
+    memory, owner   see Request
     """
 
     prompt: Prompt
@@ -209,6 +209,7 @@ class GenerationSpec:
     draft_length: DraftLength = field(default_factory=DraftLength)
     thinking: Thinking = field(default_factory=Thinking)
     memory: MemoryUse | None = None
+    owner: str = ""
 
     def __post_init__(self) -> None:
         """Raises InvalidRequest."""
@@ -299,6 +300,7 @@ class GenerationSpec:
             scores_prompt=self.scores_prompt,
             max_reasoning=thinking.max_reasoning,
             memory=self.memory,
+            owner=self.owner,
         )
 
     def _callable_tools(self) -> Sequence[Tool]:

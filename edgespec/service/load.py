@@ -20,7 +20,6 @@ from edgespec.drafters import SELF, drafter_specs
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
-from edgespec.formats.mlx_folder import fingerprint_weights
 from edgespec.hub.hub import Hub
 from edgespec.memory.memory import Memory
 from edgespec.planner.draft_finder import (
@@ -214,7 +213,7 @@ class Loader:
                 if each in planned.drafters:
                     loaded.append(watch(each, target_path, path, config.adapted))
             speculation = _speculation(config, [each.spec.name for each in drafters])
-            prefixes = open_prefixes(config.memory, memory, key, fingerprint_weights(target_path))
+            prefixes = open_prefixes(config.memory, memory, key, target, target_path)
             engine = Engine(target, drafters, speculation, planned.options.caches, memory, prefixes)
             undo.pop_all()
         versions = [f"version {each.card.version}" if each.card else each.reference for each in loaded]
@@ -282,7 +281,7 @@ class Loader:
         speculation, target = _speculation(config, [each.spec.name for each in drafters]), load(name)
         memory = memory or open_memory(config.memory, target, name, self.reporter)
         key = ProfileKey.current("toy", config.load)
-        prefixes = open_prefixes(config.memory, memory, key, name)
+        prefixes = open_prefixes(config.memory, memory, key, target, Path(name))
         engine = Engine(target, drafters, speculation, config.load.caches, memory, prefixes)
         info = describe_model(engine, name, None, None)
         return LoadedModel(engine, info, Path(name), (), key, None, None, config, None)

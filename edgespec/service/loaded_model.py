@@ -114,14 +114,20 @@ def describe_model(engine: Engine, name: str, planned: Plan | None, settings: Ru
 
 
 def open_prefixes(
-    options: MemoryOptions | None, memory: Memory | None, key: ProfileKey, weights: str
+    options: MemoryOptions | None, memory: Memory | None, key: ProfileKey, target: Model, path: Path
 ) -> PrefixFiles | None:
-    """The caches of earlier texts in the memory's folder; None where they are not kept. `weights` identifies those of
-    the target.
-    """
+    """The caches of earlier texts of a model, which is at `path`, in the memory's folder; None where none are kept."""
     if options is None or not options.keeps_caches or memory is None or memory.database is None:
         return None
-    setting = {**asdict(key), "threads": None, "batch_threads": None, "weights": weights}
+    config = path / "config.json"
+    setting = {
+        **asdict(key),
+        "threads": None,
+        "batch_threads": None,
+        "weights": fingerprint_weights(path) if path.exists() else path.name,  # the toy has none
+        "config": config.read_text(encoding="utf-8") if config.is_file() else None,
+        "context_size": target.context_size,  # on which rotary factors may depend
+    }
     return PrefixFiles(options.folder, json.dumps(setting, sort_keys=True))
 
 

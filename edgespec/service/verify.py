@@ -15,7 +15,7 @@ from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
-from edgespec.errors import ContextOverflow
+from edgespec.errors import InvalidRequest, TemplateError
 from edgespec.service.client import ModelInfo
 from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.response import TextDelta
@@ -68,7 +68,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A case that does not fit in the context."""
+    """A case that does not fit in the context, or that the model's template refuses."""
 
     case: str
     reason: str
@@ -97,10 +97,10 @@ def verify(
     session = engine.target.open_session(check)
     try:
         for case in cases:
-            spec = replace(case.spec, settings={**case.spec.settings, "temperature": 0.0})
-            request = spec.build_request(model_info, token_limit=max_tokens)
             plain: Finished | None = None
             try:
+                spec = replace(case.spec, settings={**case.spec.settings, "temperature": 0.0})
+                request = spec.build_request(model_info, token_limit=max_tokens)
                 for arm in arms:
                     engine.speculation = Speculation(arm.drafters, arm.gamma, acceptance="sample")
                     finished, calls, text = _answer(engine, spec, model_info, request, check)
@@ -119,7 +119,7 @@ def verify(
                         leaked=text if opening and opening in text else "",
                         metrics=finished.metrics,
                     )
-            except ContextOverflow as error:
+            except (InvalidRequest, TemplateError) as error:
                 yield Left(case.id, error.message)
     finally:
         engine.draft_stats, engine.speculation = stats, speculation

@@ -177,12 +177,12 @@ _QWEN_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
 
 
-_WRAPPED = re.compile(r"\s*(?:<tool_call>\s*)*(?:```(?:json)?\n(.*?)```|(.*?))\s*", re.DOTALL)
+_WRAPPED = re.compile(r"(?:<tool_call>\s*)*(?:```(?:json)?\n(.*)```|(.*))", re.DOTALL)
 
 
 def _read_hermes(body: str, tools: Schemas) -> list[ToolCall] | None:
     """The calls of a block. Models that know both ways mix them up, open a block twice, or put a fence around JSON."""
-    wrapped = _WRAPPED.fullmatch(body)
+    wrapped = _WRAPPED.fullmatch(body.strip())
     inner = next((each for each in wrapped.groups() if each is not None), body) if wrapped is not None else body
     return read_json_calls(inner, tools) or _read_tags(inner, tools)
 

@@ -16,7 +16,7 @@ from edgespec.cli.verify import list_cases
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, Request
-from edgespec.service.generation_spec import GenerationSpec
+from edgespec.service.generation_spec import GenerationSpec, make_tool
 from edgespec.service.loaded_model import describe_model
 from edgespec.service.verify import Case, Left, Outcome, list_arms, sum_up, verify
 from tests.cli.conftest import Cli
@@ -80,6 +80,24 @@ def test_sixty_requests_of_their_kinds() -> None:
     assert len({(case.id, case.kind) for case in cases}) == len(cases) == 60
     demanded = [case for case in cases if case.kind == "calls demanded"]
     assert len(demanded) == 10 and all(case.spec.must_call for case in demanded)
+
+
+def test_a_request_that_the_template_refuses_is_left_out() -> None:
+    engine = Engine(load("tree", LoadOptions(context_size=512)), list_loaded(), Speculation(("ngram",)))
+    info = replace(describe_model(engine, "toy", None, None), chat_template="{{ raise_exception('no') }}")
+    wrong = GenerationSpec("x", tools=(make_tool("f", None, {"type": "wrong"}),), tool_choice="required")
+    found = list(
+        verify(
+            engine,
+            info,
+            list_arms(["ngram"]),
+            [Case("a", "own", wrong), Case("b", "own", GenerationSpec("y"))],
+            4,
+            lambda: None,
+        )
+    )
+    assert [each.case for each in found if isinstance(each, Left)] == ["a"] and len(found) == 4
+    engine.close()
 
 
 class Wrong(Engine):

@@ -13,11 +13,8 @@ from tests.contract.runtimes import CONTEXT, Runtime, prefill
 PROMPT = [5, 9, 14, 33, 7, 21, 40, 12, 5, 9, 14, 2, 60, 11, 8, 17, 29, 3, 44, 50, 6, 13, 31, 22, 19, 28, 41, 10, 4, 37]
 
 
-KEEP_NOTHING = (
-    "fixed",
-    "draft",
-    "ranks",
-)  # in files: sessions of a fixed width, on the target's cache, of several ranks
+# In files: sessions of a fixed width, on the target's cache, and of several ranks.
+KEEP_NOTHING = ("fixed", "draft", "ranks", "documented")
 
 
 def random_draft(rng: np.random.Generator, session: Session, n: int) -> Draft:
@@ -137,7 +134,7 @@ def test_a_cache_that_was_saved_goes_on_in_another_session(runtime: Runtime) -> 
     session.forward(7, Draft.chain([8, 9, 10])).argmax()
     session.commit((0,))
     held = [*PROMPT, 7, 8]
-    state = session.save_state() if isinstance(session, Storable) and not session.capabilities.shares_kv else None
+    state = session.save_state(2**30) if isinstance(session, Storable) and not session.capabilities.shares_kv else None
     session.close()
     if state is None:
         assert runtime.name.startswith(KEEP_NOTHING), runtime.name

@@ -6,9 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+RARE = 4.7534
+"""The normal quantile of a size of 1e-6, for tests that draw anew in each run."""
 
-def chi_square(counts: Sequence[int], p: Sequence[float]) -> tuple[float, float]:
-    """The statistic of `counts` against the distribution `p`, and its limit at size 0.001 (Wilson and Hilferty 1931).
+
+def chi_square(counts: Sequence[int], p: Sequence[float], z: float = 3.0902) -> tuple[float, float]:
+    """The statistic of `counts` against the distribution `p`, and its limit (Wilson and Hilferty 1931) at the size of
+    the normal quantile `z`, by default 0.001.
 
     Bins that cannot occur must be empty and count as no degree of freedom.
     """
@@ -18,7 +22,7 @@ def chi_square(counts: Sequence[int], p: Sequence[float]) -> tuple[float, float]
     seen, distribution = seen[distribution > 0], distribution[distribution > 0]
     expected = distribution * seen.sum()
     free = len(distribution) - 1
-    limit = free * (1 - 2 / (9 * free) + 3.0902 * np.sqrt(2 / (9 * free))) ** 3
+    limit = free * (1 - 2 / (9 * free) + z * np.sqrt(2 / (9 * free))) ** 3
     return float(((seen - expected) ** 2 / expected).sum()), float(limit)
 
 

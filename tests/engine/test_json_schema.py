@@ -119,8 +119,10 @@ def test_rules_are_kept_and_no_more(
 
 
 _A, _AB = {"a": {"type": "integer"}}, {"a": {"type": "integer"}, "b": {"type": "integer"}}
+_C = {"c": {"type": "null"}}
 _WITHIN = {"x": {"type": "array", "items": {"type": "object", "properties": _A}}}
-_CHOICES = [{"properties": _AB, "required": ["b"]}, {"properties": {"c": {"type": "null"}}}]
+_EITHER = [{"properties": _A}, {"properties": _C}]
+_CHOICES = [{"properties": _AB, "required": ["b"]}, {"properties": _C}]
 OBJECTS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "declared keys": ({"type": "object", "properties": _A}, [{"a": 1}, {}], [{"b": 1}, {"a": 1, "b": 1}]),
     "within others": ({"type": "object", "properties": _WITHIN},
@@ -134,6 +136,12 @@ OBJECTS: dict[str, tuple[Any, list[Any], list[Any]]] = {
     "choices beside keys": ({"type": "object", "properties": _A, "required": ["a"],
                              "anyOf": _CHOICES},
                             [{"a": 1, "b": 1}], []),
+    "keys beside a reference": ({"$ref": "#/$defs/x", "properties": _C, "required": ["c"],
+                                 "$defs": {"x": {"type": "object", "properties": _A}}}, [{"a": 1, "c": None}], []),
+    "choices of references beside keys": ({"type": "object", "properties": _C, "anyOf": [{"$ref": "#/$defs/x"}],
+                                           "$defs": {"x": {"type": "object", "properties": _A}}}, [{"a": 1}], []),
+    "choices beside needed keys": ({"type": "object", "required": ["a", "c"], "anyOf": _EITHER},
+                                   [{"a": 1, "c": None}], []),
     "a needed key that is not declared": ({"type": "object", "properties": _A, "required": ["b"]}, [{"b": 1}], []),
     "white space": ({"type": "object", "properties": _A}, ['{"a":1}', '{ "a": 1 }'], ['{\n"a": 1}', '{"a":  1}']),
 }  # fmt: skip

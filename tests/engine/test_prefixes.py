@@ -93,6 +93,32 @@ def test_a_cache_of_another_conversation_that_cannot_be_copied() -> None:
     engine.close()
 
 
+def test_what_was_taken_from_the_cache_was_not_lost() -> None:
+    """Another slot has the same text behind another beginning."""
+    engine = Engine(load("tree", LoadOptions(context_size=16384)), [], PLAIN, 2)
+    ask(engine, "a first beginning: " + SYSTEM * 2)
+    ask(engine, "of the other text, this is it: " + SYSTEM * 2)
+    finished = ask(engine, "a first beginning: " + SYSTEM * 2 + FILES)
+    assert finished.metrics.cached_tokens >= 2 * len(SYSTEM) and finished.loss is None
+    engine.close()
+
+
+def test_the_texts_of_others_are_not_compared(engine: Engine) -> None:
+    """Else a caller could guess sentences of another one."""
+
+    def ask_as(owner: str, prompt: str) -> PrefixLoss | None:
+        request = Request(prompt, GREEDY, 8, seed=1, owner=owner)
+        (finished,) = [event for event in engine.stream(request) if isinstance(event, Finished)]
+        return finished.loss
+
+    secret = "the password of the safe in the cellar is 'three grey herons on a wet roof', and nobody knows it"
+    ask_as("key:alice", SYSTEM + secret)
+    assert ask_as("key:bob", f"guess: {secret} {FILES}") is None
+    assert ask_as("key:bob", SYSTEM + "and so on") is None, "not even that its cache was given away"
+    loss = ask_as("key:alice", SYSTEM + secret + " more")
+    assert loss is not None and loss.cause == "evicted"
+
+
 def test_another_conversation_with_a_common_beginning_has_lost_nothing(engine: Engine) -> None:
     """Both begin with the same system text, which is reused; nothing behind it is in both."""
     ask(engine, SYSTEM + FILES)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
 from edgespec.core.protocols import Session
@@ -20,6 +21,7 @@ from edgespec.engine.events import Finished, MemoryUse, Request
 from edgespec.memory.memory import Memory
 from edgespec.memory.prefixes import PrefixFiles
 from edgespec.memory.store import TextStore
+from tests.models import TARGET
 
 TEXT = " ".join(f"line {i} of a long text" for i in range(40))
 OWN = MemoryUse(source="chat:1")
@@ -112,7 +114,55 @@ def test_a_file_that_the_runtime_refuses_is_read_as_tokens(tmp_path: Path) -> No
             path.unlink()
     with open_engine(tmp_path) as engine:
         found = ask(engine, TEXT)
+        assert not list_files(tmp_path), "it is not tried again"
     assert found.metrics.cached_tokens == 0 and found.tokens == wanted.tokens
+
+
+def test_a_cache_that_can_only_go_back_to_nothing_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_engine(tmp_path, "recurrent") as engine:
+        ask(engine, TEXT)
+    monkeypatch.setattr(PrefixFiles, "read", None)
+    with open_engine(tmp_path, "recurrent") as engine:
+        assert ask(engine, TEXT + " other").metrics.cached_tokens == 0
+
+
+def test_a_text_that_is_forgotten_while_it_is_written_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = PrefixFiles.write
+
+    def write(files: PrefixFiles, namespace: str, tokens: Sequence[int], cache: memoryview) -> Path | None:
+        store = TextStore.open(tmp_path)
+        store.forget("chat:1")
+        store.close()
+        return original(files, namespace, tokens, cache)
+
+    monkeypatch.setattr(PrefixFiles, "write", write)
+    with open_engine(tmp_path) as engine:
+        ask(engine, TEXT)
+        assert engine.memory is not None
+        engine.memory.flush()
+    assert not list_files(tmp_path)
+
+
+def test_a_file_is_preferred_to_a_copy_of_less_in_a_shared_context(tmp_path: Path) -> None:
+    """With a stream for each slot, llama.cpp copies cells before the next decode: over those that a file has set."""
+    head = "import os\n\n\ndef read_lines(path):\n" + "    total = total + 1\n" * 20
+    mine, other = head + "    # mine\n" + "    value = value * 2\n" * 80, head + "    # other\n" * 60
+
+    def open_shared(folder: Path) -> Engine:
+        options = LoadOptions(threads=1, context_size=1024, caches=16)
+        target = open_model("llamacpp", TARGET, options, progress=lambda f: None, check=lambda: None)
+        return Engine(target, [], Speculation(), 16, Memory(folder, "python", 2**24), PrefixFiles(folder, "shared"))
+
+    with closing(open_shared(tmp_path)) as engine:
+        ask(engine, mine)
+    with closing(open_shared(tmp_path)) as engine:
+        ask(engine, other)
+        warm = ask(engine, mine + "    return")
+    with closing(open_shared(tmp_path / "elsewhere")) as engine:
+        cold = ask(engine, mine + "    return")
+    assert warm.tokens == cold.tokens and warm.metrics.cached_tokens > 400 and not cold.metrics.cached_tokens
 
 
 def test_what_a_slot_holds_is_not_read_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +171,7 @@ def test_what_a_slot_holds_is_not_read_from_a_file(tmp_path: Path, monkeypatch: 
     read: list[Path] = []
     original = PrefixFiles.read
 
-    def watched(files: PrefixFiles, path: Path) -> tuple[list[int], bytes] | None:
+    def watched(files: PrefixFiles, path: Path) -> tuple[list[int], memoryview] | None:
         read.append(path)
         return original(files, path)
 

@@ -26,15 +26,14 @@ def files_of(folder: Path) -> list[Path]:
 
 def test_the_longest_common_beginning_is_found(tmp_path: Path) -> None:
     files = PrefixFiles(tmp_path, "model")
-    assert files.find("", TEXT, 0) is None
+    assert files.find("", TEXT) is None
     files.write("", OTHER, b"other")
     files.write("", [*TEXT[:300], *OTHER], b"short")
     files.write("", [*TEXT[:400], *OTHER], b"long")
-    found = files.find("", TEXT, 0)
-    assert found is not None and found[1] == 400
-    assert files.read(found[0]) == ([*TEXT[:400], *OTHER], b"long")
-    assert files.find("", TEXT, 400 - LEAST_TOKENS) == found
-    assert files.find("", TEXT, 400 - LEAST_TOKENS + 1) is None, "few more tokens are not worth a file"
+    found = files.find("", TEXT)
+    assert found is not None and found.common == 400 and not found.is_whole
+    assert files.read(found.path) == ([*TEXT[:400], *OTHER], b"long")
+    assert files.find("", TEXT[:200]) is None and files.find("", TEXT[: LEAST_TOKENS - 1]) is None, "it is short"
 
 
 def test_a_longer_text_replaces_its_beginnings(tmp_path: Path) -> None:
@@ -47,9 +46,9 @@ def test_a_longer_text_replaces_its_beginnings(tmp_path: Path) -> None:
 
 def test_models_and_namespaces_are_apart(tmp_path: Path) -> None:
     PrefixFiles(tmp_path, "model").write("", TEXT, b"x")
-    assert PrefixFiles(tmp_path, "model").find("", TEXT, 0) is not None
-    assert PrefixFiles(tmp_path, "model").find("key:a", TEXT, 0) is None
-    assert PrefixFiles(tmp_path, "another").find("", TEXT, 0) is None
+    assert PrefixFiles(tmp_path, "model").find("", TEXT) is not None
+    assert PrefixFiles(tmp_path, "model").find("key:a", TEXT) is None
+    assert PrefixFiles(tmp_path, "another").find("", TEXT) is None
 
 
 def test_only_the_user_can_read_them(tmp_path: Path) -> None:
@@ -67,9 +66,7 @@ def test_a_flipped_bit_is_noticed(at: int, tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= 4
     path.write_bytes(data)
-    found = files.find("", TEXT, 0)
-    if found is not None and found[1] == len(TEXT):
-        assert files.read(path) is None
+    files.find("", TEXT)
     assert files.read(path) is None and not path.exists()
 
 
@@ -79,7 +76,7 @@ def test_a_file_that_was_cut_is_noticed(length: int, tmp_path: Path) -> None:
     files.write("", TEXT, bytes(2000))
     (path,) = files_of(tmp_path)
     path.write_bytes(path.read_bytes()[:length])
-    assert files.find("", TEXT, 0) is None and files.read(path) is None
+    assert files.find("", TEXT) is None and files.read(path) is None
 
 
 def test_the_oldest_make_room(tmp_path: Path) -> None:
@@ -91,25 +88,30 @@ def test_the_oldest_make_room(tmp_path: Path) -> None:
         for path in files_of(tmp_path):
             if path.stat().st_mtime > time.time() - 100:
                 os.utime(path, (1000 + i, 1000 + i))
-    kept = [i for i, text in enumerate(texts) if files.find("", text, 0)]
+    kept = [i for i, text in enumerate(texts) if files.find("", text)]
     assert kept == [2, 3, 4, 5] and sum(path.stat().st_size for path in files_of(tmp_path)) <= size
     files.write("", OTHER, bytes(size))
-    assert files.find("", OTHER, 0) is None, "it is larger than all of them may be"
+    assert files.find("", OTHER) is None, "it is larger than all of them may be"
     assert len(files_of(tmp_path)) == 4
 
 
-def test_a_full_disk_gets_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_gets_no_files_and_keeps_those_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = namedtuple("usage", "total used free")
+    files = PrefixFiles(tmp_path, "model")
+    files.write("", OTHER, b"x")
+    monkeypatch.setattr(prefixes.shutil, "disk_usage", lambda _: usage(10**8, 0, 10**5))
+    assert files.write("", TEXT, b"x") is None and len(files_of(tmp_path)) == 1, "its removal would not suffice"
     monkeypatch.setattr(prefixes.shutil, "disk_usage", lambda _: usage(10**6, 0, 10**5))
-    PrefixFiles(tmp_path, "model").write("", TEXT, b"x")
-    assert not files_of(tmp_path)
+    assert files.write("", TEXT, b"x") is not None and len(files_of(tmp_path)) == 1, "it makes room"
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "prefixes").write_text("a file in its place")
     files = PrefixFiles(tmp_path, "model")
     files.write("", TEXT, b"x")
-    assert files.find("", TEXT, 0) is None
+    assert files.find("", TEXT) is None
 
 
 def test_a_writer_that_is_killed_leaves_nothing_that_is_read(tmp_path: Path) -> None:
@@ -144,5 +146,5 @@ def test_forgetting_a_text_removes_the_caches(tmp_path: Path) -> None:
     assert measure_prefixes(tmp_path) > 4 * len(TEXT)
     store.forget("chat:1")
     store.close()
-    assert files.find("", TEXT, 0) is None and not files_of(tmp_path)
+    assert files.find("", TEXT) is None and not files_of(tmp_path)
     remove_prefixes(tmp_path)

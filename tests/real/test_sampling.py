@@ -13,7 +13,7 @@ import pytest
 import edgespec
 from benchmarks.distribution import enumerate_distribution
 from edgespec.core.sampling import SamplingParams
-from tests.core.stats import chi_square
+from tests.core.stats import RARE, chi_square
 from tests.real.texts import IS_NIGHTLY, Judge, load
 
 SEEDED: dict[str, dict[str, Any]] = {
@@ -72,7 +72,7 @@ def test_three_tokens_follow_the_law(drawn: Counter[tuple[int, ...]], law: dict[
     assert len(law) == 2**LENGTH and min(law.values()) * SAMPLES > 5  # or chi-square would not apply
     assert set(drawn) <= set(law)
     counts, p = [drawn[tokens] for tokens in law], np.array(list(law.values()))
-    statistic, limit = chi_square(counts, p / p.sum())
+    statistic, limit = chi_square(counts, p / p.sum(), RARE)
     print(f"\nchi-square {statistic:.1f}, limit {limit:.1f}")
     assert statistic < limit
     p, warmer = p / p.sum(), p**0.4 / (p**0.4).sum()

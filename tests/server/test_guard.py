@@ -76,7 +76,9 @@ def test_origins(locked: Server) -> None:
 @pytest.mark.parametrize(
     ("origin", "status"),
     [("http://localhost:3000", 200), ("https://127.0.0.1", 200), ("http://[::1]:8080", 200), ("app://obsidian.md", 200),
-     ("tauri://localhost", 200), ("http://localhost.evil.example", 403), ("http://evil.example/#http://localhost", 403),
+     ("tauri://localhost", 200), ("http://tauri.localhost", 200),
+     ("http://localhost.evil.example", 403),
+     ("http://evil.example/#http://localhost", 403),
      ("null", 403)],
 )  # fmt: skip
 def test_pages_and_programs_of_this_machine_may_call(origin: str, status: int, locked: Server) -> None:
@@ -84,6 +86,15 @@ def test_pages_and_programs_of_this_machine_may_call(origin: str, status: int, l
     response = locked.post("/v1/chat/completions", json=CALL, headers=headers)
     assert response.status_code == status
     assert response.headers.get("access-control-allow-origin") == (origin if status == 200 else None)
+
+
+def test_such_pages_may_not_manage_models(toy: Server) -> None:
+    """Without keys a caller on this machine may, and a page of another program may not."""
+    body = {"model": "tree"}
+    page = toy.post("/models/load", json=body, headers={"origin": "http://localhost:3000"})
+    assert page.status_code == 403 and "may not manage" in page.json()["error"]["message"]
+    assert toy.post("/models/load", json=body).status_code == 200
+    assert toy.post("/models/load", json=body, headers={"origin": toy.url}).status_code == 200
 
 
 def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(locked: Server) -> None:

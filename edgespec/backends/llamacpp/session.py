@@ -197,6 +197,7 @@ class LlamaSession:
         self.revision = 0  # grows with every change of them
         self._prompt: tuple[int, HostScores] | None = None  # tokens of the last one that is whole, and its scores
         self._pending: tuple[int, Draft] | None = None
+        self._waits_for_copy = False  # of a stream, which llama.cpp makes before the next decode
 
     @property
     def context(self) -> Context:
@@ -264,6 +265,7 @@ class LlamaSession:
         self.hold(other.tokens[:n])
         self._prompt = other._prompt if other._prompt is not None and other._prompt[0] <= n else None
         if context.has_streams:
+            self._waits_for_copy = True
             self._rollback.rewind(n)
         return True
 
@@ -357,18 +359,28 @@ class LlamaSession:
         context.release_spare(spare)
         return held
 
-    def save_state(self) -> bytes | None:
+    @property
+    def can_cut(self) -> bool:
+        return isinstance(self._rollback, TrimmableCache)
+
+    def save_state(self, limit: int) -> memoryview | None:
         api, handle = self.api, self.context.native.handle
         check_committed(self._pending, "it is saved")
-        size = api.llama_state_seq_get_size(handle, self.sequence)
-        saved = (ctypes.c_uint8 * size)()
-        n_read = api.llama_state_seq_get_data(handle, saved, size, self.sequence)
-        return bytes(saved) if n_read == size and self.tokens else None
+        is_here = bool(self.tokens) and not self._waits_for_copy
+        size = api.llama_state_seq_get_size(handle, self.sequence) if is_here else 0
+        if not 0 < size <= limit:
+            return None
+        saved = bytearray(size)
+        buffer = (ctypes.c_uint8 * size).from_buffer(saved)
+        n_read = api.llama_state_seq_get_data(handle, buffer, size, self.sequence)
+        return memoryview(saved) if n_read == size else None
 
-    def restore_state(self, tokens: Sequence[int], state: bytes) -> bool:
+    def restore_state(self, tokens: Sequence[int], state: memoryview) -> bool:
         handle = self.context.native.handle
         self.rewind(0)
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer_copy(state)
+        if self._waits_for_copy:  # which would overwrite it
+            return False
+        buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
         if not self.api.llama_state_seq_set_data(handle, buffer, len(state), self.sequence):
             self._rollback.reset()
             return False
@@ -449,7 +461,7 @@ class LlamaSession:
             assert self._slot.tap is not None
             self._slot.tap.features.append(states, len(tokens))
         self.tokens += tokens
-        self._slot.is_dirty = False
+        self._waits_for_copy = self._slot.is_dirty = False
         self.revision += 1
 
     def _forget(self, position: int) -> None:

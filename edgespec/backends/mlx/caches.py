@@ -252,14 +252,17 @@ class KeyValues:
 
     def save(self) -> dict[str, Any]:
         """The rows that are held, and where they are."""
+        place = {"place": mx.array([self.length, self._start])}
+        if self.keys is None:  # never written
+            return place
         used = self.length - self._start
         keys, values = tree_map(lambda x: x[..., :used, :], (self.keys, self.values))
-        return {"keys": keys, "values": values, "place": mx.array([self.length, self._start])}
+        return {"keys": keys, "values": values, **place}
 
     def load(self, saved: dict[str, Any]) -> None:
         """Hold what another one has saved."""
         self.length, self._start = saved["place"].tolist()
-        self.keys, self.values = saved["keys"], saved["values"]
+        self.keys, self.values = saved.get("keys"), saved.get("values")
 
     def _drop_front(self) -> None:
         """Drop the rows that no trim within SLACK needs, at most once in SLACK rows."""

@@ -272,20 +272,24 @@ class MlxSession:
                 mx.eval(caches.state)
         return len(self.tokens)
 
-    def save_state(self) -> bytes | None:
+    @property
+    def can_cut(self) -> bool:
+        return self._runner.caches.can_trim
+
+    def save_state(self, limit: int) -> memoryview | None:
         self._sync()
         check_committed(self._pending, "it is saved")
         self._drop_ahead()
         self._settle()
         arrays = self._runner.caches.save() if self.tokens else None
-        if arrays is None:
+        if arrays is None or sum(array.nbytes for array in arrays.values()) > limit:
             return None
         file = BytesIO()
         with map_errors():
             mx.save_safetensors(file, arrays)
-        return file.getvalue()
+        return file.getbuffer()
 
-    def restore_state(self, tokens: Sequence[int], state: bytes) -> bool:
+    def restore_state(self, tokens: Sequence[int], state: memoryview) -> bool:
         self._rewind(0)
         fresh, tap = self._openers[0](), self._runner.tap
         try:

@@ -217,10 +217,10 @@ class TeamSession(MlxSession):
         with self.mirror("forward", root=int(root), tokens=draft.tokens.tolist(), parents=draft.parents.tolist()):
             return super().forward(root, draft)
 
-    def save_state(self) -> None:
+    def save_state(self, limit: int) -> None:
         """Each rank has a part of the cache, and keeps none."""
 
-    def restore_state(self, tokens: Sequence[int], state: bytes) -> bool:
+    def restore_state(self, tokens: Sequence[int], state: memoryview) -> bool:
         self.rewind(0)
         return False
 
