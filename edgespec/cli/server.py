@@ -59,6 +59,12 @@ def _describe_more(model: dict[str, Any], calls: list[dict[str, Any]]) -> Iterat
     if timed:
         tpot_s, p99_s = (median(each[name] for each in timed) for name in ("tpot", "step_p99"))
         yield f"{format_speed(tpot_s, p99_s)}, median of {count(len(timed), 'answer')}"
+    if (sizes := model.get("estimated_bytes")) is not None:
+        yield (
+            f"{gib(sizes['weights'])} of weights, {gib(sizes['kv'])} of KV cache, {gib(sizes['scratch'])} of scratch"
+            f" memory, {gib(sizes['draft'])} of drafts; a slot more, of {model['context_size']:,} tokens, takes"
+            f" {gib(sizes['slot'])}"
+        )
     for drafter in model.get("drafters", ()):
         yield (
             f"drafts of {drafter['label']} are accepted {drafter['acceptance']:.0%} of the time over"

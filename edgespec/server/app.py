@@ -22,6 +22,7 @@ from starlette.routing import BaseRoute, Route
 from edgespec import __version__
 from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.hub.cache import shorten_names
+from edgespec.planner.memory import Fit, MemoryEstimate
 from edgespec.server.anthropic import MessagesRequest
 from edgespec.server.auth import LOCAL_ORIGINS, Guard, Rules, page_routes
 from edgespec.server.fields import GenerationBody, LoadRequest, UnloadRequest
@@ -172,6 +173,7 @@ def _describe_slot(slot: AnySlot, records: Mapping[str, AcceptanceRecord]) -> di
             "why_not": model_info.no_batching_reason,
             "plain_tokens_per_second": model_info.plain_speed,
             "resident_bytes": slot.resident,
+            "estimated_bytes": _describe_memory(model_info.fit, slot.config.load.caches),
             "unloads_in_seconds": _finite(slot.unloads_in_s),
             "drafters": [
                 {
@@ -185,6 +187,20 @@ def _describe_slot(slot: AnySlot, records: Mapping[str, AcceptanceRecord]) -> di
             ],
         }
     return state
+
+
+def _describe_memory(fit: Fit | None, slots: int) -> dict[str, int] | None:
+    """What was estimated before loading, and what of it is for each slot; None for the toy runtime."""
+    if fit is None:
+        return None
+    draft = fit.draft or MemoryEstimate(0, 0, 0)
+    return {
+        "weights": fit.target.weights,
+        "kv": fit.target.kv,
+        "scratch": fit.target.compute,
+        "draft": draft.total,
+        "slot": (fit.target.kv + draft.kv) // slots,
+    }
 
 
 def _finite(seconds: float) -> float | None:

@@ -13,6 +13,7 @@ from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.core.metrics import Meter
 from edgespec.engine.events import Finished
 from edgespec.server.metrics import ServerMetrics
+from tests.command import run_command
 from tests.models import ASSETS
 from tests.server.serving import PROMPT, Server, serving
 
@@ -72,7 +73,7 @@ def test_failed_opens_and_embeddings(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(ASSETS.joinpath("target.gguf").read_bytes())
     models = ("broken=./broken.gguf", "embedded=python-6m", "far=nobody/nothing-GGUF:Q4_0")
-    arguments = (*models, "--threads", "1", "--ctx", "128", "--preload", "far")
+    arguments = (*models, "--threads", "1", "--ctx", "128", "--draft", "ngram", "--preload", "far")
     with serving(tmp_path, *arguments, HF_HUB_OFFLINE="1") as server:
         broken.write_bytes(b"GGUF, but no more")  # which was sound at the start
         end = monotonic() + 20
@@ -85,6 +86,10 @@ def test_failed_opens_and_embeddings(tmp_path: Path) -> None:
         texts = {"model": "embedded", "input": ["one text", "another"]}
         tokens = server.post("/v1/embeddings", json=texts).json()["usage"]["prompt_tokens"]
         values = read(server)
+        sizes = server.model("embedded")["estimated_bytes"]
+        assert 0 < sizes["weights"] < 2**25 and sizes["slot"] == (sizes["kv"]) // 4 > 0 == sizes["draft"]
+        told = run_command(["ps", "--url", server.url], {}, tmp_path).stdout
+        assert "a slot more, of 128 tokens, takes" in told
     assert any("far: not loaded: " in line for line in server.log), server.log
     for model in ("broken", "far"):
         assert total(values, "edgespec_failed_opens_total", model=model) == 1
