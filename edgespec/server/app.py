@@ -41,6 +41,7 @@ from edgespec.server.openai import ChatRequest, CompletionRequest
 from edgespec.server.record import AccessLog, request_context
 from edgespec.server.remote import RemoteSlot
 from edgespec.server.responses import ResponsesRequest
+from edgespec.service.client import ModelInfo
 
 _GETS = {
     "/v1/models": "The models.",
@@ -175,18 +176,19 @@ def _describe_slot(slot: AnySlot, records: Mapping[str, AcceptanceRecord]) -> di
             "resident_bytes": slot.resident,
             "estimated_bytes": _describe_memory(model_info.fit, slot.config.load.caches),
             "unloads_in_seconds": _finite(slot.unloads_in_s),
-            "drafters": [
-                {
-                    "name": name,
-                    "label": shorten_names(model_info.drafters.get(name, name)),
-                    "answers": record.answers,
-                    "acceptance": record.share,
-                    "recent_acceptance": record.recent,
-                }
-                for name, record in records.items()
-            ],
+            "drafters": [_describe_drafter(model_info, name, record) for name, record in records.items()],
         }
     return state
+
+
+def _describe_drafter(model_info: ModelInfo, name: str, record: AcceptanceRecord) -> dict[str, Any]:
+    return {
+        "name": name,
+        "label": shorten_names(model_info.drafters.get(name, name)),
+        "answers": record.answers,
+        "acceptance": record.share,
+        "recent_acceptance": record.recent,
+    }
 
 
 def _describe_memory(fit: Fit | None, slots: int) -> dict[str, int] | None:

@@ -100,8 +100,8 @@ def test_a_stalled_download_stops_when_its_caller_has_left(server: Server, hub: 
     headers = {"authorization": f"Bearer {KEY}"}
     url = f"{server.url}/api/pull"
     with httpx.stream("POST", url, json={"model": name}, headers=headers, timeout=60) as leaving:
-        next(leaving.iter_lines())
-        assert hub.state.stalled.wait(60)
+        lines = leaving.iter_lines()  # which closes the connection when it is deleted
+        assert next(lines) and hub.state.stalled.wait(60)
     hub.fault(LEFT, FILE, None)
     assert pull(server, name, stream=False).json()["status"] == "success"
     assert not hub.state.released.is_set()
