@@ -56,6 +56,13 @@ FEW, MANY = Field(max_length=256, fail_fast=True), Field(max_length=4096, fail_f
 """Limits of a list's length. Without `fail_fast` pydantic reports every invalid item of a list of any length."""
 
 
+def check_number(value: Any) -> Any:
+    """`value`, unless it is a boolean. Raises ValueError."""
+    if isinstance(value, bool):
+        raise ValueError("a number is required, not a boolean")
+    return value
+
+
 class Body(BaseModel):
     """A JSON object of a request. Fields of numbers take no booleans, which pydantic would read as 0 and 1."""
 
@@ -64,9 +71,7 @@ class Body(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and _is_number(cls, info.field_name or ""):
-            raise ValueError("a number is required, not a boolean")
-        return value
+        return check_number(value) if _is_number(cls, info.field_name or "") else value
 
 
 @cache

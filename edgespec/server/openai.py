@@ -32,6 +32,7 @@ from edgespec.server.fields import (
     Stops,
     ThinkingBody,
     Tokens,
+    check_number,
     join_text,
 )
 from edgespec.service.generation_spec import (
@@ -47,7 +48,7 @@ from edgespec.service.response import Done, Part, Started, count_usage, new_id
 from edgespec.text.chat_template import Message
 
 TokenId = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
-Bias = Annotated[float, Field(ge=-100, le=100)]
+Bias = Annotated[float, BeforeValidator(check_number), Field(ge=-100, le=100)]
 _MAX_BIASES = 4096
 GrammarText = Annotated[str, StringConstraints(min_length=1, max_length=2**16)]
 Choices = Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]], Field(max_length=256)]

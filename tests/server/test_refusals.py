@@ -32,6 +32,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"n": 1000}, "n: "),
     (CHAT, {"n": True}, "n: a number is required, not a boolean"),
     (CHAT, {"temperature": False}, "temperature: a number is required"),
+    (CHAT, {"logit_bias": {"5": True}}, "logit_bias.5: a number is required"),
     (RESPONSES, {"max_output_tokens": True}, "max_output_tokens: a number is required"),
     (GENERATE, {"options": {"top_k": True}}, "options.top_k: a number is required"),
     (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
