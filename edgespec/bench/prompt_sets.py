@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -65,6 +65,15 @@ def take_per_category(prompts: Iterable[BenchPrompt], limit: int) -> list[BenchP
 
 def read_prompts(path: Path) -> list[BenchPrompt]:
     """The prompts of a JSONL file, in Spec-Bench's form or as {"prompt": ...}; raises InvalidRequest for bad lines."""
+    return _parse(_read(path), str(path))
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a JSONL file with their numbers, without empty ones. Raises InvalidRequest."""
+    return _split(_read(path), str(path))
+
+
+def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -72,21 +81,25 @@ def read_prompts(path: Path) -> list[BenchPrompt]:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}.", hint="Check the path.") from error
     if len(data) > MAX_BYTES:
         raise InvalidRequest(f"{path} is larger than {MAX_BYTES >> 20} MiB.", hint="Split it or use fewer prompts.")
-    return _parse(data, str(path))
+    return data
 
 
-def _parse(data: bytes, name: str) -> list[BenchPrompt]:
-    """The prompts of a JSONL text; messages call it `name`."""
+def _split(data: bytes, name: str) -> Iterator[tuple[int, str]]:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         number = data.count(b"\n", 0, error.start) + 1
         raise InvalidRequest(f"{name}, line {number} is not UTF-8 text.", hint="Convert it to UTF-8.") from error
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield number, line
+
+
+def _parse(data: bytes, name: str) -> list[BenchPrompt]:
+    """The prompts of a JSONL text; messages call it `name`."""
     lines: dict[str, int] = {}
     prompts: list[BenchPrompt] = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
+    for number, line in _split(data, name):
         try:
             prompt = _parse_line(line, number)
         except ValueError as error:

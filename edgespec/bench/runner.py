@@ -49,6 +49,10 @@ class Divergence:
         """Whether rounding explains the difference: each of the two logits may change by `noise`."""
         return self.gap <= 2 * self.noise
 
+    def describe(self) -> dict[str, Any]:
+        """The divergence as JSON has it."""
+        return {**asdict(self), "near_tie": self.is_near_tie}
+
 
 def first_divergence(
     session: Session, prompt: Sequence[int], plain: Sequence[int], other: Sequence[int]
@@ -163,7 +167,7 @@ def describe_record(record: Record) -> dict[str, Any]:
     """A line of the raw data, as JSON has it."""
     found = {"kind": type(record).__name__.lower(), **asdict(record)}
     if isinstance(record, Run) and record.fork is not None:
-        found["fork"]["near_tie"] = record.fork.is_near_tie
+        found["fork"] = record.fork.describe()
     return found
 
 

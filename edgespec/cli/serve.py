@@ -331,9 +331,10 @@ def _check_models(models: Mapping[str, LocalModel | RemoteModel]) -> None:
     from edgespec.registry.schema import load_registry
     from edgespec.server.models import LocalModel
 
+    registry, hub = load_registry(), Hub.from_environment()
     for each in models.values():
         if isinstance(each, LocalModel):
-            check_target(each.config, load_registry(), Hub.from_environment())
+            check_target(each.config, registry, hub)
 
 
 def public_name(reference: str) -> str:

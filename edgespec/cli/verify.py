@@ -18,11 +18,11 @@ from edgespec.errors import Cancelled, InvalidRequest
 from edgespec.options import DRAFT
 
 if TYPE_CHECKING:
-    from edgespec.bench.runner import Arm
+    from edgespec.bench.runner import Arm, Skipped
     from edgespec.core.protocols import CheckCancelled
     from edgespec.service.client import Stream
     from edgespec.service.local import LocalEngine
-    from edgespec.service.verify import Case, Left, Outcome, Row
+    from edgespec.service.verify import Case, Outcome, Row
 
 _TOOLS = ("calls demanded", "calls free")
 _SHIPPED = ("code_completion", "code_edit", "chat", "long_context")  # of `edgespec bench`
@@ -54,14 +54,14 @@ def verify_command(
     """
     from edgespec.cli.engine import open_engine
     from edgespec.service.client import require_model
-    from edgespec.service.verify import list_arms
+    from edgespec.service.verify import choose_arms
 
     if options["draft"] == "none":
         raise InvalidRequest("there is nothing to verify without a draft.", hint="Use --draft auto or ngram.")
     cases = _take(read_requests(file) if file else list_cases(), per_category)
     with closing(open_engine(load_config(model, options), verbose=options["verbose"])) as local:
         info = require_model(local)
-        arms = list_arms(info.speculation.drafters)
+        arms = choose_arms(info.speculation.drafters)
         outcomes, is_whole = _run(local, cases, arms, max_tokens)
     rows, lines = _summarize(outcomes, [arm.name for arm in arms])
     if as_json:
@@ -77,21 +77,22 @@ def verify_command(
 
 def _run(local: LocalEngine, cases: list[Case], arms: list[Arm], max_tokens: int) -> tuple[list[Outcome], bool]:
     """The outcomes, and whether they are all: Ctrl-C keeps those so far."""
+    from edgespec.bench.runner import Skipped
     from edgespec.service.client import require_model
-    from edgespec.service.verify import Left, verify
+    from edgespec.service.verify import verify
 
     engine, info = local.require_loaded().engine, require_model(local)
     outcomes: list[Outcome] = []
     reporter = TerminalReporter()
 
-    def work(check: CheckCancelled) -> Iterator[Outcome | Left]:
+    def work(check: CheckCancelled) -> Iterator[Outcome | Skipped]:
         yield from verify(engine, info, arms, cases, max_tokens, check)
 
-    found: Stream[Outcome | Left] = local.submit(work)
+    found: Stream[Outcome | Skipped] = local.submit(work)
     try:
         for each in interruptible(found):
-            if isinstance(each, Left):
-                reporter.notice(f"{each.case} is left out: {each.reason}")
+            if isinstance(each, Skipped):
+                reporter.notice(f"{each.prompt} is left out: {each.reason}")
                 continue
             outcomes.append(each)
             reporter.draw("verifying", len(outcomes), len(arms) * len(cases), f"{each.case} {each.arm}")
@@ -121,14 +122,10 @@ def list_cases() -> list[Case]:
 
 def read_requests(path: Path) -> list[Case]:
     """The requests of a JSONL file. Raises InvalidRequest."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"cannot read {path}: {error}.", hint="Check the path.") from error
+    from edgespec.bench.prompt_sets import read_lines
+
     cases = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in read_lines(path):
         try:
             cases.append(_read_case({"id": f"line {number}", "category": "own", **json.loads(line)}))
         except (ValueError, TypeError, RecursionError) as error:

@@ -10,6 +10,7 @@ import numpy as np
 
 from edgespec.core.sampling import Ints
 from edgespec.engine.events import PrefixLoss, Prompt
+from edgespec.memory.prefixes import count_common
 from edgespec.text.chat_template import Message
 from edgespec.text.tokenizer import Tokenizer, token_bytes
 
@@ -44,8 +45,9 @@ def explain_loss(
     if len(prompt) - reused < max(LEAST_LOSS, len(prompt) // _LEAST_SHARE):
         return None
     tokens = np.asarray(prompt, np.int32)
-    near = sorted([(_find_difference(tokens, each.tokens), i) for i, each in enumerate(earlier)], reverse=True)
-    losses = [_compare(tokens, reused, earlier[i], at) for at, i in near[:_MOST_COMPARED]]
+    texts = [np.asarray(each.tokens, np.int32) for each in earlier]
+    near = sorted([(count_common(tokens, text), i) for i, text in enumerate(texts)], reverse=True)
+    losses = [_compare(tokens, reused, texts[i], at, earlier[i].place) for at, i in near[:_MOST_COMPARED]]
     lost, kept, at, place = max(losses, key=lambda loss: loss[:2], default=(0, 0, 0, "own"))
     if lost < LEAST_LOSS:
         return None
@@ -55,18 +57,10 @@ def explain_loss(
     return PrefixLoss(lost, "changed", at, where, text)
 
 
-def _find_difference(prompt: Ints, before: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    n = min(len(before), len(prompt))
-    differences = np.flatnonzero(np.asarray(before, np.int32)[:n] != prompt[:n])
-    return int(differences[0]) if len(differences) else n
-
-
-def _compare(prompt: Ints, reused: int, earlier: EarlierText, at: int) -> tuple[int, int, int, Place]:
+def _compare(prompt: Ints, reused: int, before: Ints, at: int, place: Place) -> tuple[int, int, int, Place]:
     """(tokens lost, how many of them before `at`, the first difference, `at`, place of the earlier text)"""
     kept = max(0, min(at, len(prompt) - 1) - reused)
-    before = np.asarray(earlier.tokens, np.int32)
-    return kept + _count_shared(before[at:], prompt[max(at, reused) :]), kept, at, earlier.place
+    return kept + _count_shared(before[at:], prompt[max(at, reused) :]), kept, at, place
 
 
 def _count_shared(before: Ints, after: Ints) -> int:

@@ -65,7 +65,7 @@ class PrefixFiles:
         wanted = np.asarray(prompt, "<i4")
         for path in self._list(self._place(namespace)):
             tokens = self._read_tokens(path)
-            common = _count_common(tokens, wanted)
+            common = count_common(tokens, wanted)
             if common >= LEAST_TOKENS and (best is None or common > best.common):
                 best = SavedText(path, common, common == len(tokens))
         return best
@@ -106,7 +106,7 @@ class PrefixFiles:
                     file.writelines(parts)
             for path in self._list(place):
                 known = self._read_tokens(path)
-                common = _count_common(known, text)
+                common = count_common(known, text)
                 if path.name != name and len(known) - common <= max(LEAST_TOKENS, common // 10):
                     path.unlink(missing_ok=True)
             return place / name
@@ -135,7 +135,7 @@ class PrefixFiles:
         remove_unfinished(self._root)
         if n_bytes > self._limit_bytes:
             return False
-        sizes = {path: path.stat() for path in self._root.rglob(f"*{_SUFFIX}")}
+        sizes = _list_all(self._root)
         total = sum(each.st_size for each in sizes.values())
         disk = shutil.disk_usage(self._root)
         excess = max(total + n_bytes - self._limit_bytes, int(_FREE_SHARE * disk.total) - (disk.free - n_bytes))
@@ -159,11 +159,16 @@ def remove_unfinished(root: Path) -> None:
 
 def measure_prefixes(folder: Path) -> int:
     """Bytes of the caches of all texts; `folder` is that of the memory."""
-    total = 0
-    for path in (folder / FOLDER).rglob(f"*{_SUFFIX}"):
+    return sum(each.st_size for each in _list_all(folder / FOLDER).values())
+
+
+def _list_all(root: Path) -> dict[Path, os.stat_result]:
+    """The files of all models; other processes may remove some meanwhile."""
+    found: dict[Path, os.stat_result] = {}
+    for path in root.rglob(f"*{_SUFFIX}"):
         with suppress(OSError):
-            total += path.stat().st_size
-    return total
+            found[path] = path.stat()
+    return found
 
 
 def remove_prefixes(folder: Path) -> None:
@@ -171,7 +176,7 @@ def remove_prefixes(folder: Path) -> None:
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
 
 
-def _count_common(one: Tokens, other: Tokens) -> int:
+def count_common(one: Tokens, other: Tokens) -> int:
     """How many tokens both begin with."""
     n = min(len(one), len(other))
     differences = np.flatnonzero(one[:n] != other[:n])

@@ -94,7 +94,7 @@ class Guard:
                 raise HttpError(400, "the request has two lengths.", hint="Send Content-Length or Transfer-Encoding.")
             self._check_origin(scope, headers)
             context.caller = self._identify(scope, headers)
-            if self._is_foreign(headers) and not {headers["origin"], "*"} & self._rules.origins:
+            if not self._trusts(headers):
                 context.caller = replace(context.caller, may_manage=False)
             check_proxy_loop(headers)
             await self._app(scope, _limit_body(receive), send)
@@ -112,15 +112,14 @@ class Guard:
         name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
         if rules.hosts is not None and name.lower() not in rules.hosts and not _is_unix(scope):
             raise HttpError(403, "the host name in the request is not allowed.", hint="Allow it with --allow-host.")
-        origin = headers.get("origin", "")
-        is_allowed = not self._is_foreign(headers) or LOCAL_ORIGINS.fullmatch(origin) or {origin, "*"} & rules.origins
-        if not is_allowed:
+        if not self._trusts(headers) and not LOCAL_ORIGINS.fullmatch(headers["origin"]):
             raise HttpError(403, "requests from this origin are not allowed.", hint="Allow it with --allow-origin.")
 
-    def _is_foreign(self, headers: Mapping[str, str]) -> bool:
-        """Whether a web page of another origin than this server's sends the request."""
+    def _trusts(self, headers: Mapping[str, str]) -> bool:
+        """Whether no web page sends the request, or one of this server or of an origin that the rules list."""
         origin = headers.get("origin")
-        return origin is not None and origin.partition("://")[2] != headers.get("host", "")
+        is_own = origin is None or origin.partition("://")[2] == headers.get("host", "")
+        return is_own or bool({origin, "*"} & self._rules.origins)
 
     def _identify(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
         """Who sends a request. Raises HttpError."""

@@ -36,7 +36,7 @@ class Caller:
 
     @property
     def owner(self) -> str:
-        """Whose texts the caller's are, also where none are kept; callers without a key on other machines are one."""
+        """Names whose texts the caller's are, also where none are kept; strangers on other machines are one."""
         return name_namespace(self.name) if self.name or self.may_manage or self.remembers else _STRANGERS
 
     @property

@@ -8,7 +8,7 @@ from math import exp, log
 from statistics import fmean
 from typing import Any
 
-from edgespec.bench.runner import AUTOPILOT, PLAIN, Arm, Divergence, first_divergence
+from edgespec.bench.runner import Arm, Divergence, Skipped, first_divergence, list_arms
 from edgespec.controller.stats import DraftStats
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import CheckCancelled
@@ -60,24 +60,13 @@ class Outcome:
 
     def describe(self) -> dict[str, Any]:
         """The outcome as JSON has it."""
-        found = {**asdict(self), "is_fault": self.is_fault}
-        if self.fork is not None:
-            found["fork"]["is_near_tie"] = self.fork.is_near_tie
-        return found
+        fork = self.fork.describe() if self.fork is not None else None
+        return {**asdict(self), "fork": fork, "is_fault": self.is_fault}
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
-    """A case that does not fit in the context, or that the model's template refuses."""
-
-    case: str
-    reason: str
-
-
-def list_arms(drafters: Sequence[str]) -> list[Arm]:
+def choose_arms(drafters: Sequence[str]) -> list[Arm]:
     """Plain decoding, the autopilot, and each drafter with four tokens in every round."""
-    fixed = [Arm(f"{name} {_FIXED}", (name,), _FIXED) for name in drafters]
-    return [Arm(PLAIN, (), 0), Arm(AUTOPILOT, tuple(drafters), None), *fixed]
+    return [arm for arm in list_arms(drafters, [_FIXED]) if not arm.cold]
 
 
 def verify(
@@ -87,40 +76,38 @@ def verify(
     cases: Sequence[Case],
     max_tokens: int,
     check: CheckCancelled,
-) -> Iterator[Outcome | Left]:
+) -> Iterator[Outcome | Skipped]:
     """Answer each case by every arm, plain decoding first, at temperature 0. Raises Cancelled, BackendError.
 
     The engine's own statistics and speculation are restored at the end.
     """
     stats, speculation = engine.draft_stats, engine.speculation
     engine.draft_stats = DraftStats(stats.costs.profile)
-    session = engine.target.open_session(check)
+    session, opening = engine.target.open_session(check), detect_tool_format(model_info.chat_template).opening
     try:
         for case in cases:
             plain: Finished | None = None
             try:
                 spec = replace(case.spec, settings={**case.spec.settings, "temperature": 0.0})
                 request = spec.build_request(model_info, token_limit=max_tokens)
+                prompt = engine.encode(request.prompt, request.variables)
                 for arm in arms:
                     engine.speculation = Speculation(arm.drafters, arm.gamma, acceptance="sample")
                     finished, calls, text = _answer(engine, spec, model_info, request, check)
                     check()
                     plain = plain or finished
-                    prompt = engine.encode(request.prompt, request.variables)
-                    fork = first_divergence(session, prompt, plain.tokens, finished.tokens)
-                    opening = detect_tool_format(model_info.chat_template).opening if spec.tools_in_use else ""
                     yield Outcome(
                         case=case.id,
                         kind=case.kind,
                         arm=arm.name,
                         is_same=finished.tokens == plain.tokens,
-                        fork=fork,
+                        fork=first_divergence(session, prompt, plain.tokens, finished.tokens),
                         calls=calls,
-                        leaked=text if opening and opening in text else "",
+                        leaked=text if spec.tools_in_use and opening and opening in text else "",
                         metrics=finished.metrics,
                     )
             except (InvalidRequest, TemplateError) as error:
-                yield Left(case.id, error.message)
+                yield Skipped(case.id, error.message)
     finally:
         engine.draft_stats, engine.speculation = stats, speculation
         session.close()

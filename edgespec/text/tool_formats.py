@@ -175,8 +175,6 @@ HARMONY = ToolFormat(
 
 _QWEN_FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)</function>", re.DOTALL)
 _PARAMETER = re.compile(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
-
-
 _WRAPPED = re.compile(r"(?:<tool_call>\s*)*(?:```(?:json)?\n(.*)```|(.*))", re.DOTALL)
 
 

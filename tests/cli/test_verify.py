@@ -12,13 +12,14 @@ import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
+from edgespec.bench.runner import Skipped
 from edgespec.cli.verify import list_cases
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, Request
 from edgespec.service.generation_spec import GenerationSpec, make_tool
 from edgespec.service.loaded_model import describe_model
-from edgespec.service.verify import Case, Left, Outcome, list_arms, sum_up, verify
+from edgespec.service.verify import Case, Outcome, choose_arms, sum_up, verify
 from tests.cli.conftest import Cli
 from tests.engine.conftest import list_loaded
 
@@ -90,13 +91,13 @@ def test_a_request_that_the_template_refuses_is_left_out() -> None:
         verify(
             engine,
             info,
-            list_arms(["ngram"]),
+            choose_arms(["ngram"]),
             [Case("a", "own", wrong), Case("b", "own", GenerationSpec("y"))],
             4,
             lambda: None,
         )
     )
-    assert [each.case for each in found if isinstance(each, Left)] == ["a"] and len(found) == 4
+    assert [each.prompt for each in found if isinstance(each, Skipped)] == ["a"] and len(found) == 4
     engine.close()
 
 
@@ -122,11 +123,11 @@ def test_an_answer_that_differs_is_found() -> None:
     engine = Wrong()
     info = describe_model(engine, "toy", None, None)
     arms, cases = (
-        list_arms(["model"]),
+        choose_arms(["model"]),
         [Case("a", "own", GenerationSpec("a tale of two")), Case("b", "own", GenerationSpec("x" * 600))],
     )
     found = list(verify(engine, info, arms, cases, 12, lambda: None))
-    assert [each.case for each in found if isinstance(each, Left)] == ["b"]
+    assert [each.prompt for each in found if isinstance(each, Skipped)] == ["b"]
     plain, *drafted = [each for each in found if isinstance(each, Outcome)]
     assert plain.is_same and not plain.is_fault and len(drafted) == 2
     for each in drafted:
