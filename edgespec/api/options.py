@@ -38,6 +38,7 @@ class LoadArguments(TypedDict, total=False):
     mlock            keep the model in RAM, where the system would swap it out; False by default
     exact            the same text with any draft and with none, to the last bit; slower
     exact_width      rows of every forward where `exact` needs a fixed number: 1, 2, 4 or 8; None: measured
+    max_memory       GiB that the model, its KV caches and its drafts may take; None: what is free
     force            load even if the memory looks too small
     parallel         generations at once, each with a KV cache of `ctx` tokens; 1 by default
     workers          HOST:PORT of machines on which `edgespec worker` runs, for a part of the layers. The model then
@@ -65,6 +66,7 @@ class LoadArguments(TypedDict, total=False):
     mlock: bool
     exact: bool
     exact_width: int | None
+    max_memory: float | None
     force: bool
     parallel: int
     workers: Sequence[str]
@@ -152,6 +154,7 @@ def build_load_config(model: str | None, arguments: Mapping[str, Any]) -> LoadCo
             workers=split_addresses(workers if workers is None or isinstance(workers, str) else ",".join(workers)),
             trusts_network=values["trust_network"],
         ),
+        max_bytes=None if values["max_memory"] is None else round(values["max_memory"] * 2**30),
         force=values["force"],
         memory=None if values["memory"] is False else MemoryOptions(memory_folder(), keeps_caches=values["slot_cache"]),
         adapted=adapted_folder(),

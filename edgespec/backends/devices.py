@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +32,11 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Free memory: RAM available without swapping, in bytes, and the accelerators."""
+    """Free memory in bytes: RAM available without swapping, and the accelerators. `limit`: the most to take of both."""
 
     ram_available: int
     devices: tuple[DeviceMemory, ...] = ()
+    limit: int | None = None
 
     @property
     def own_device_bytes(self) -> int:
@@ -46,14 +48,15 @@ class Memory:
         """Bytes that weights and caches may take, RAM and devices together."""
         ram = max(0, self.ram_available - RESERVE_BYTES)
         limits = [device.total for device in self.devices if device.holds_all]
-        return min(ram, *limits) if limits else ram + self.own_device_bytes
+        free = min(ram, *limits) if limits else ram + self.own_device_bytes
+        return free if self.limit is None else min(free, self.limit)
 
 
-def host_memory(devices: tuple[DeviceMemory, ...] = ()) -> Memory:
+def host_memory(devices: Sequence[DeviceMemory] = ()) -> Memory:
     """This machine's available RAM, and `devices`."""
     import psutil
 
-    return Memory(int(psutil.virtual_memory().available), devices)
+    return Memory(int(psutil.virtual_memory().available), tuple(devices))
 
 
 # Transparent huge pages on Linux for the large buffers that a runtime has allocated and not filled yet.

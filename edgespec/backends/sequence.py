@@ -1,9 +1,10 @@
-"""Checks that every session makes before it computes, and the length of a reusable prefix."""
+"""Checks that every session makes before it computes, the length of a reusable prefix, and states to go back to."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 from edgespec.core.protocols import Capabilities, Draft, Session
 from edgespec.core.tree import check_draft, is_path
@@ -65,6 +66,45 @@ def shared_prefix(cached: Sequence[int], tokens: Sequence[int], limit: int) -> i
         if cached[i] != tokens[i]:
             return i
     return n
+
+
+_MAX_CHECKPOINTS = 8  # of a text
+_CHECKPOINT_BYTES = 2**28  # that they may take, but for the last one
+_SPACING = 2048  # tokens between two, while a prompt is read
+
+S = TypeVar("S")
+
+
+class Checkpoints(Generic[S]):
+    """States of a cache by their positions in its text, for caches that cannot drop just any tail.
+
+    The last one is always kept. Of many, those near the end of the text are kept closer together than earlier ones.
+    """
+
+    def __init__(self) -> None:
+        self._states: list[tuple[int, S]] = []
+
+    def add(self, position: int, state: S, n_bytes: int) -> None:
+        """Keep the state of `n_bytes` after `position` tokens, and those before it."""
+        self.cut(position - 1)
+        self._states.append((position, state))
+        while len(self._states) > max(1, min(_MAX_CHECKPOINTS, _CHECKPOINT_BYTES // max(n_bytes, 1))):
+            at = [0, *(each for each, _ in self._states)]
+            gaps = [(at[i + 1] - at[i - 1]) / (position - at[i]) for i in range(1, len(at) - 1)]
+            del self._states[gaps.index(min(gaps))]
+
+    def is_due(self, position: int) -> bool:
+        """Whether a prompt that has been read up to `position` should get another one."""
+        return position >= _SPACING + (self._states[-1][0] if self._states else 0)
+
+    def cut(self, position: int) -> tuple[int, S] | None:
+        """Drop what lies behind `position`; returns the last state that is left, with its position."""
+        while self._states and self._states[-1][0] > position:
+            self._states.pop()
+        return self._states[-1] if self._states else None
+
+    def clear(self) -> None:
+        self._states.clear()
 
 
 # The part of a tokenizer that all runtimes share: a range of ids, and the bytes of each, rendered once.

@@ -12,7 +12,14 @@ import numpy as np
 
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec, Unsupported
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.sequence import check_committed, check_forward, check_prompt, kept_tokens, shared_prefix
+from edgespec.backends.sequence import (
+    Checkpoints,
+    check_committed,
+    check_forward,
+    check_prompt,
+    kept_tokens,
+    shared_prefix,
+)
 from edgespec.core.protocols import (
     SOLO,
     Capabilities,
@@ -68,7 +75,7 @@ class ToySession:
         self._chunk = chunk
         self._check = check
         self._cache: list[int] = []
-        self._checkpoint = 0
+        self._checkpoints = Checkpoints[None]()
         self._pending: tuple[int, Draft] | None = None
 
     @property
@@ -115,12 +122,13 @@ class ToySession:
         return greedy_rollout(self, tokens, n, vocab_size)
 
     def checkpoint(self) -> None:
-        self._checkpoint = self.position
+        self._checkpoints.add(self.position, None, 0)
 
     def rewind(self, position: int) -> int:
         self._pending = None
+        found = self._checkpoints.cut(position)
         if self._is_recurrent and position < self.position:
-            self._checkpoint = position = self._checkpoint if self._checkpoint <= position else 0
+            position = found[0] if found is not None else 0
         del self._cache[position:]
         return self.position
 
@@ -135,7 +143,8 @@ class ToySession:
         self.rewind(0)
         if len(state) != len(tokens):
             return False
-        self._cache, self._checkpoint = list(tokens), len(tokens)
+        self._cache = list(tokens)
+        self.checkpoint()
         return True
 
     def close(self) -> None:

@@ -233,7 +233,7 @@ _EMBEDDED = "embedded"
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
-    help="What is logged: debug adds polls of /health, /metrics and /props, warning leaves sound requests out.",
+    help="What is logged: debug adds polls of /health, /metrics, /props and /slots, warning leaves sound requests out.",
 )
 @offer(PARALLEL)
 @serving_options

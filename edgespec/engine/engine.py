@@ -31,10 +31,9 @@ from edgespec.engine.drafting import (
     make_fixed_controller,
     make_verifier,
 )
-from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request
+from edgespec.engine.events import AnswerStart, Event, Notice, PrefixLoss, Prompt, Request, SlotState
 from edgespec.engine.generation import Generation, time_rows
 from edgespec.engine.grammar import GrammarCompiler, compile_constraint, constrain, list_unenforced
-from edgespec.engine.prefixes import EarlierText
 from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
 from edgespec.engine.slots import (
     DrafterPool,
@@ -94,6 +93,11 @@ class Engine:
         """Calls of `generate` that may run at the same time."""
         return self._slots.max_slots if self.target.no_batching_reason is None else 1
 
+    @property
+    def slots(self) -> Sequence[SlotState]:
+        """What the slots hold. Any thread may ask."""
+        return self._slots.describe()
+
     def stream(self, request: Request, check: CheckCancelled = lambda: None) -> Iterator[Event]:
         """`generate` alone, without its Yields."""
         return (event for event in self.generate(request, check) if not isinstance(event, Yield))
@@ -114,7 +118,7 @@ class Engine:
         generation = Generation(request, encoded, self.prompts.reasoning, tokenizer, started_s)
         controller: Controller | None = None
         slot: Slot | None = None
-        earlier: Sequence[EarlierText] = ()
+        loss: PrefixLoss | None = None
         try:
             sampler = Sampler(request.sampling, tokenizer.vocab_size)
             generation.matcher = yield from compile_constraint(request, self._grammars, check)
@@ -126,7 +130,6 @@ class Engine:
                     if has_joined:
                         self.measure_missing(check)
             slot = yield from self._take_slot(request, prompt, check)
-            earlier = slot.earlier
             costs = self._draft_stats.costs if self._draft_stats else None
             controller, verifier = self._choose_controller(
                 generation, spec, slot, sampler, costs, can_pause=speculation is None
@@ -145,6 +148,7 @@ class Engine:
                 controller.end()
             if slot is not None:
                 self._drafters.drop(slot, controller.failures if controller is not None else {})
+                slot.loss = loss = generation.explain_loss(slot.earlier)
                 self._slots.release(slot, store_text(slot, request.memory, prompt, generation.emitted))
         yield from generation.finish()
         yield from map(Notice, self._take_notices(controller))
@@ -152,7 +156,7 @@ class Engine:
             generation.finished(),
             records=dict(self._draft_stats.records) if self._draft_stats else {},
             warnings=list_unenforced(request, generation.matcher),
-            loss=generation.explain_loss(earlier),
+            loss=loss,
         )
 
     def encode(self, prompt: Prompt, variables: Mapping[str, Any] | None = None) -> list[int]:

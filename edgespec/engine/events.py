@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.core.metrics import Metrics
@@ -142,6 +142,18 @@ class Finished:
     records: Mapping[str, AcceptanceRecord] = field(default_factory=dict, hash=False)
     warnings: tuple[str, ...] = ()
     loss: PrefixLoss | None = None
+
+
+class SlotState(NamedTuple):
+    """A slot of an engine: its number, the tokens that its cache holds, those of its last prompt, whether it `is_busy`,
+    and why a part of that prompt was read again.
+    """
+
+    number: int
+    tokens: int
+    prompt: int
+    is_busy: bool
+    loss: PrefixLoss | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from edgespec.core.drafter import Confidence, Drafter
 from edgespec.core.protocols import CheckCancelled, Session, Storable
 from edgespec.drafters import SlotMemory, drafter_specs
 from edgespec.engine.drafting import LoadedDrafter
-from edgespec.engine.events import MemoryUse
+from edgespec.engine.events import MemoryUse, PrefixLoss, SlotState
 from edgespec.engine.prefixes import LEAST_LOSS, EarlierText
 from edgespec.errors import STOPS, BackendError, DraftRefused, reason_of
 from edgespec.memory.memory import Memory
@@ -38,6 +38,8 @@ class Slot:
     earlier the texts of this and other slots when the request came
     owner   whose text it is
     held    tokens of the prompt that the cache had then
+    loss    why others were read again
+    number  among the slots that were opened
     use     what the request uses of the memory; None: its text is kept nowhere
     memory  the earlier texts that its drafters may use
     """
@@ -50,6 +52,8 @@ class Slot:
     earlier: Sequence[EarlierText] = ()
     owner: str = ""
     held: int = 0
+    loss: PrefixLoss | None = None
+    number: int = 0
     use: MemoryUse | None = None
     check: CheckCancelled = lambda: None
     is_taken: bool = False
@@ -85,6 +89,7 @@ class SlotPool:
         self.max_slots = max_slots
         self._adopts = adopts
         self._kept: list[Slot] = []  # the most recently used one is last
+        self._n_opened = 0
         self._given: deque[tuple[str, Sequence[int]]] = deque(maxlen=_MAX_GIVEN)  # that slots have lost, with owners
 
     def acquire(self, prompt: Sequence[int], check: CheckCancelled, owner: str = "", n_saved: int = 0) -> Slot | None:
@@ -122,7 +127,7 @@ class SlotPool:
         if len(found.tokens) - common.get(found, 0) >= LEAST_LOSS:
             self._given.append((found.owner, array("i", found.tokens)))
         found.is_taken, found.check, found.tokens, found.prompt = True, check, list(prompt), len(prompt)
-        found.owner = owner
+        found.owner, found.loss = owner, None
         self._kept = [*(slot for slot in self._kept if slot is not found), found]
         return found
 
@@ -147,6 +152,14 @@ class SlotPool:
         """Those that are not in use, the least recently used one first."""
         return [slot for slot in self._kept if not slot.is_taken]
 
+    def describe(self) -> list[SlotState]:
+        """The slots by number. Any thread may ask."""
+        states = [
+            SlotState(slot.number, slot.target.position, slot.prompt, slot.is_taken, slot.loss)
+            for slot in tuple(self._kept)
+        ]
+        return sorted(states, key=lambda state: state.number)
+
     def close(self) -> None:
         kept, self._kept = self._kept, []
         for slot in kept:
@@ -169,11 +182,14 @@ class SlotPool:
     def _open_another(self, free: Sequence[Slot]) -> Slot | None:
         if len(self._kept) < self.max_slots:
             try:
-                return self._open_slot()
+                slot = self._open_slot()
             except BackendError:  # no memory for one more
                 if not self._kept:
                     raise
                 self.max_slots = len(self._kept)
+            else:
+                slot.number, self._n_opened = self._n_opened, self._n_opened + 1
+                return slot
         return free[0] if free else None
 
 

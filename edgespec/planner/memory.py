@@ -58,9 +58,12 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The result of a memory check; `context` is in tokens, the rest in bytes. `draft` has draft models and heads."""
+    """The result of a memory check: tokens of context, KV caches of that size, and bytes. `draft` has draft models and
+    heads.
+    """
 
     context: int
+    caches: int
     target: MemoryEstimate
     draft: MemoryEstimate | None
     memory: Memory
@@ -203,7 +206,7 @@ def check_fit(
     sizes = (context, kv_type, caches)
     added = [estimate_head(model, head, *sizes) if head else estimate_memory(model, *sizes) for model, head in drafts]
     price = estimate_memory(target, context, kv_type, caches, together=together).split(ranks)
-    fit = Fit(context, price, reduce(add, added) if added else None, memory)
+    fit = Fit(context, caches, price, reduce(add, added) if added else None, memory)
     if own is not None and fit.draft is not None and fit.draft.total > own.usable and not force:
         raise DoesNotFit(
             f"the drafts need {gib(fit.draft.total)} on this machine, and {gib(own.usable)} are free.",
@@ -215,9 +218,10 @@ def check_fit(
     parts = f"target {gib(price.weights)}, {cache}, scratch {gib(price.compute)}"
     if fit.draft:
         parts += f", draft with its KV cache {gib(fit.draft.total)}"
+    found = "are free" if memory.usable != memory.limit else "are allowed"
     raise DoesNotFit(
-        f"{target.name} needs {gib(fit.needed)} and {gib(memory.usable)} are free ({parts}).",
-        hint="Try --draft ngram or layerskip:2, a smaller --ctx, --parallel or quantisation, or --force.",
+        f"{target.name} needs {gib(fit.needed)} and {gib(memory.usable)} {found} ({parts}).",
+        hint="Try --draft ngram or layerskip:2, a smaller --ctx or quantisation, or --force.",
     )
 
 

@@ -39,6 +39,7 @@ from edgespec.planner.memory import Fit, check_fit, place_layers, read_memory, s
 from edgespec.registry.resolve import Source, detect_backend, fetch_source, read_metadata, resolve_pair
 from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
 from edgespec.text.tokenizer import Tokenizer
+from edgespec.units import count
 
 # What a model's workers add: memory, the split of its layers, and the network's part of a forward.
 
@@ -108,7 +109,7 @@ def find_network(
         for worker in workers
         for free, total in worker.devices
     )
-    return known or Network(workers, split, row_bytes), replace(memory, devices=(*memory.devices, *lent))
+    return known or Network(workers, split, row_bytes), replace(memory, devices=(*memory.devices, *lent), limit=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,7 @@ class LoadConfig:
     draft_max   maximum draft depth; None: the autopilot decides
     draft_tree  maximum draft tokens in all; None: as many as draft_max, a chain
     acceptance  the acceptance rule, see engine.drafting.Speculation
+    max_bytes   that the model, its KV caches and its drafts may take; None: what is free
     force       load even if it does not fit in memory
     fetch_heads  'auto' takes the head that the registry pairs with the target even if it is not downloaded yet
     memory      where earlier texts are kept; None: they are not, and nothing drafts from them
@@ -163,6 +165,7 @@ class LoadConfig:
     draft_tree: int | None = None
     acceptance: Rule = "auto"
     load: LoadOptions = field(default_factory=LoadOptions)
+    max_bytes: int | None = None
     force: bool = False
     fetch_heads: bool = False
     memory: MemoryOptions | None = None
@@ -277,9 +280,10 @@ def plan(
         drafters = use_adapted(drafters, target, request.adapted, hub, reporter.notice)
     options = _set_context_size(request.load, facts, reporter)
     own = read_memory(backend)
-    own = replace(own, ram_available=own.ram_available + freed)
+    own = replace(own, ram_available=own.ram_available + freed, limit=request.max_bytes)
     network, memory = find_network(options, backend, facts, own, network)
     drafters, fit = _check_memory(request, options, memory, facts, drafters, reporter, own if network else None)
+    options = replace(options, caches=fit.caches)
     if network is None:
         options = _place(options, facts, fit, reporter)
     options = replace(options, mtp=backend == "llamacpp" and any(each.is_in_target for each in drafters))
@@ -356,32 +360,44 @@ def _check_memory(
     reporter: Reporter,
     own: Memory | None,
 ) -> tuple[list[PlannedDrafter], Fit]:
-    """The drafters, and the fit; 'auto' drops draft models, the last one first, so that the target fits.
+    """The drafters, and the fit. So that the target fits, 'auto' drops draft models, the last one first; then there are
+    fewer KV caches.
 
     `own` is this machine's part of `memory`, into which the drafts have to fit; None for all of it. Raises DoesNotFit.
     """
     context = options.context_size
     assert context is not None  # set by _set_context_size
+    caches = options.caches
     while True:
         models = [each for each in drafters if each.model is not None]
         try:
-            return drafters, check_fit(
+            fit = check_fit(
                 target,
                 [(each.model.metadata, each.head) for each in models if each.model is not None],
                 context=context,
                 memory=memory,
                 own=own,
                 kv_type=options.kv_type,
-                caches=options.caches,
+                caches=caches,
                 together=shares_context(target) and not options.exact,
                 ranks=count_ranks(),
                 force=request.force,
             )
         except DoesNotFit:
-            if not models or request.draft != AUTO:
+            if models and request.draft == AUTO:
+                reporter.notice(f"Drafting without {models[-1].label}: it does not fit in memory with the target.")
+                drafters = [each for each in drafters if each is not models[-1]]
+            elif caches > 1:
+                caches -= 1
+            else:
                 raise
-            reporter.notice(f"Drafting without {models[-1].label}: it does not fit in memory with the target.")
-            drafters = [each for each in drafters if each is not models[-1]]
+        else:
+            if caches < options.caches:
+                reporter.notice(
+                    f"Memory holds {count(caches, 'KV cache')} of {context:,} tokens, not {options.caches}: so many"
+                    " texts are answered at once. A smaller --ctx allows more."
+                )
+            return drafters, fit
 
 
 # Which files of the cache a name stands for, to remove them, and which files a load uses.

@@ -21,6 +21,7 @@ from starlette.routing import BaseRoute, Route
 
 from edgespec import __version__
 from edgespec.controller.acceptance import AcceptanceRecord
+from edgespec.engine.events import SlotState
 from edgespec.hub.cache import shorten_names
 from edgespec.planner.memory import Fit, MemoryEstimate
 from edgespec.server.anthropic import MessagesRequest
@@ -41,7 +42,8 @@ from edgespec.server.openai import ChatRequest, CompletionRequest
 from edgespec.server.record import AccessLog, request_context
 from edgespec.server.remote import RemoteSlot
 from edgespec.server.responses import ResponsesRequest
-from edgespec.service.client import ModelInfo
+from edgespec.server.slots import ModelSlot
+from edgespec.service.client import EngineClient, ModelInfo
 
 _GETS = {
     "/v1/models": "The models.",
@@ -50,6 +52,7 @@ _GETS = {
     "/api/version": "The version of Ollama's interface.",
     "/health": "Whether the server is up.",
     "/props": "The state of the models, and the last answers.",
+    "/slots": "The KV caches of the loaded models.",
 }
 _ERRORS = {
     "400": "The request is not valid.",
@@ -113,18 +116,44 @@ def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
     async def get_metrics(_request: Request) -> Response:
         waiting = {slot.name: slot.limiter.waiting for slot in models.all}
         silent_s = {slot.name: slot.silent_s for slot in models.slots.values()}
-        devices = await models.find_devices()
-        return Response(metrics.format_prometheus(waiting, silent_s, devices), media_type=CONTENT_TYPE_LATEST)
+        memory = {
+            slot.name: {"resident": slot.resident, **(_describe_memory(info.fit) or {})}
+            for slot in models.slots.values()
+            if (info := slot.model_info) is not None
+        }
+        text = metrics.format_prometheus(waiting, silent_s, await models.find_devices(), memory)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
 
     def get_props() -> dict[str, Any]:
         states = [_describe_slot(slot, metrics.records.get(slot.name, {})) for slot in models.all]
         return {"version": __version__, "models": states, "recent": metrics.recent()}
 
+    async def get_slots(_request: Request) -> Response:
+        found = [
+            (slot, state) for slot in models.slots.values() for state in await models.ask(slot, EngineClient.slots)
+        ]
+        return JsonResponse([_describe_cache(slot, state) for slot, state in found])
+
     return [
         Route("/health", get_health),
+        Route("/slots", get_slots),
         Route("/metrics", get_metrics),
         GetRoute("/props", get_props),
     ]
+
+
+def _describe_cache(slot: ModelSlot, state: SlotState) -> dict[str, Any]:
+    """The state of one KV cache, in llama.cpp's keys where it has them."""
+    return {
+        "id": state.number,
+        "model": slot.name,
+        "n_ctx": slot.context_size,
+        "is_processing": state.is_busy,
+        "n_tokens": state.tokens,
+        "n_prompt_tokens": state.prompt,
+        "cache_lost_n": state.loss.tokens if state.loss is not None else 0,
+        "cache_lost_reason": state.loss.reason if state.loss is not None else None,
+    }
 
 
 def _describe_slot(slot: AnySlot, records: Mapping[str, AcceptanceRecord]) -> dict[str, Any]:
@@ -174,7 +203,7 @@ def _describe_slot(slot: AnySlot, records: Mapping[str, AcceptanceRecord]) -> di
             "why_not": model_info.no_batching_reason,
             "plain_tokens_per_second": model_info.plain_speed,
             "resident_bytes": slot.resident,
-            "estimated_bytes": _describe_memory(model_info.fit, slot.config.load.caches),
+            "estimated_bytes": _describe_memory(model_info.fit),
             "unloads_in_seconds": _finite(slot.unloads_in_s),
             "drafters": [_describe_drafter(model_info, name, record) for name, record in records.items()],
         }
@@ -191,7 +220,7 @@ def _describe_drafter(model_info: ModelInfo, name: str, record: AcceptanceRecord
     }
 
 
-def _describe_memory(fit: Fit | None, slots: int) -> dict[str, int] | None:
+def _describe_memory(fit: Fit | None) -> dict[str, int] | None:
     """What was estimated before loading, and what of it is for each slot; None for the toy runtime."""
     if fit is None:
         return None
@@ -201,7 +230,7 @@ def _describe_memory(fit: Fit | None, slots: int) -> dict[str, int] | None:
         "kv": fit.target.kv,
         "scratch": fit.target.compute,
         "draft": draft.total,
-        "slot": (fit.target.kv + draft.kv) // slots,
+        "slot": (fit.target.kv + draft.kv) // fit.caches,
     }
 
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -47,6 +48,7 @@ _GAUGES = {
     "remote_up": ("Whether the server of a remote model can be reached.", ("model",)),
     "device_bytes": ("Memory of an accelerator.", ("device",)),
     "device_free_bytes": ("Free memory of an accelerator.", ("device",)),
+    "memory_bytes": ("Memory of a loaded model: what is resident, and the parts as estimated.", ("model", "part")),
     "silent_seconds": ("Silence of the engine process.", ("model",)),
     "draft_acceptance_ratio": (
         "Share of a drafter's tokens that are accepted, over all answers.",
@@ -153,9 +155,15 @@ class ServerMetrics:
         return list(reversed(self._recent))
 
     def format_prometheus(
-        self, waiting: dict[str, int], silent_s: dict[str, float], devices: Sequence[DeviceMemory] = ()
+        self,
+        waiting: dict[str, int],
+        silent_s: dict[str, float],
+        devices: Sequence[DeviceMemory] = (),
+        memory: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
     ) -> bytes:
-        """All metrics in Prometheus' text format, with the length of each model's queue and its engine's silence."""
+        """All metrics in Prometheus' text format, with the length of each model's queue, its engine's silence, and the
+        bytes of its memory by part.
+        """
         for device in devices:
             self.metric("device_bytes", device.name).set(device.total)
             self.metric("device_free_bytes", device.name).set(device.free)
@@ -163,6 +171,10 @@ class ServerMetrics:
             self.metric("waiting_requests", model).set(count)
             for name in (*_OF_MODELS, *_HISTOGRAMS):
                 self.metric(name, model)  # which begins at zero, so that the first increase counts in rates
+        self._metrics["memory_bytes"].clear()  # of models that were unloaded
+        for model, parts in memory.items():
+            for part, n_bytes in parts.items():
+                self.metric("memory_bytes", model, part).set(n_bytes)
         for model, seconds in silent_s.items():
             self.metric("silent_seconds", model).set(seconds)
         return generate_latest(self._registry)

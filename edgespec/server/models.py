@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from time import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -31,7 +31,7 @@ from edgespec.server.record import request_context
 from edgespec.server.remote import RemoteSlot
 from edgespec.server.remote_client import RemoteModel
 from edgespec.server.slots import Answer, ModelSlot
-from edgespec.service.client import ModelInfo, Stream
+from edgespec.service.client import EngineClient, ModelInfo, Stream
 from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.response import Part, Started, merge_deltas
 
@@ -43,6 +43,7 @@ _LOG = logging.getLogger("edgespec.server")
 TAG = ":latest"
 """What Ollama's clients append to names."""
 AnySlot = ModelSlot | RemoteSlot
+T = TypeVar("T")
 
 
 class LocalModel(NamedTuple):
@@ -130,12 +131,18 @@ class Models:
         async with slot.visit():
             yield await self._require(slot)
 
+    async def ask(self, slot: ModelSlot, ask: Callable[[EngineClient], Stream[Sequence[T]]]) -> Sequence[T]:
+        """What the engine of a loaded model knows; nothing where it does not answer at once."""
+        if slot.client is not None and slot.model_info is not None:
+            with suppress(TimeoutError, EdgespecError):
+                return await asyncio.wait_for(ask(slot.client).wait(), _ASK_S)
+        return ()
+
     async def find_devices(self) -> Sequence[DeviceMemory]:
-        """The accelerators of the loaded models with their memory now; none where an engine does not answer."""
+        """The accelerators of the loaded models with their memory now."""
         for slot in self.slots.values():
-            if slot.client is not None and slot.model_info is not None:
-                with suppress(TimeoutError, EdgespecError):
-                    return await asyncio.wait_for(slot.client.devices().wait(), _ASK_S)
+            if found := await self.ask(slot, EngineClient.devices):
+                return found
         return ()
 
     async def _require(self, slot: ModelSlot) -> ModelInfo:

@@ -140,7 +140,7 @@ _KINDS = {  # of failures, by status; others are of kind 'invalid' below 500 and
     503: "unavailable",
     504: "timeout",
 }
-_POLLED = frozenset({"/health", "/metrics", "/props"})
+_POLLED = frozenset({"/health", "/metrics", "/props", "/slots"})
 _LOG = logging.getLogger("edgespec.server")
 
 

@@ -16,7 +16,7 @@ from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.options import RuntimeSettings
 from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
-from edgespec.engine.events import AnswerStart, Event, Prompt, Request
+from edgespec.engine.events import AnswerStart, Event, Prompt, Request, SlotState
 from edgespec.engine.prompts import Embedding
 from edgespec.errors import EdgespecError, InvalidRequest, NotReady
 from edgespec.planner.memory import Fit
@@ -195,8 +195,8 @@ class ModelInfo:
 
 
 class EngineClient(ABC):
-    """Every method returns at once. Jobs run in order, up to `max_concurrency` answers at the same time. The streams of
-    `speculate`, `draft_stats`, `devices`, `count`, `render`, `tokenize` and `token_bytes` do not wait for them.
+    """Every method returns at once. Jobs run in order, up to `max_concurrency` answers at the same time; beside them go
+    `speculate`, `draft_stats`, `devices`, `slots`, `count`, `render`, `tokenize` and `token_bytes`.
 
     A stream of work that needs an open model raises InvalidRequest where there is none.
     """
@@ -274,9 +274,13 @@ class EngineClient(ABC):
         """Compute a vector for each text."""
         return self.call("embed", list(texts))
 
-    def devices(self) -> Stream[tuple[DeviceMemory, ...]]:
+    def devices(self) -> Stream[Sequence[DeviceMemory]]:
         """List the accelerators that a model would run on."""
         return self.call("devices")
+
+    def slots(self) -> Stream[Sequence[SlotState]]:
+        """List what the slots of the model hold."""
+        return self.call("slots")
 
 
 def require_model(client: EngineClient) -> ModelInfo:

@@ -118,7 +118,10 @@ class Loader:
         """Load another draft for the same target, which is not loaded again. On failure `loaded` is unchanged."""
         if loaded.info.backend == "toy":
             return self._load_toy(config, loaded.engine.memory)
-        planned = self.plan(replace(config, backend=loaded.info.backend), loaded.planned)
+        opened = loaded.planned
+        assert opened is not None  # only the toy runtime has no plan
+        config = replace(config, load=replace(config.load, caches=opened.options.caches))
+        planned = self.plan(replace(config, backend=opened.backend), opened, opened.fit.target.total)
         target, memory = loaded.engine.target, loaded.engine.memory
         changed = self._build_any(config, planned, target, loaded.target_path, loaded.settings, memory)
         with ExitStack() as undo:

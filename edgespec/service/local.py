@@ -21,7 +21,7 @@ from edgespec.controller.stats import DraftStats
 from edgespec.conversations.chat import change_speculation
 from edgespec.core.protocols import CheckCancelled, Yield
 from edgespec.engine.drafting import Speculation
-from edgespec.engine.events import Event, Notice, Request
+from edgespec.engine.events import Event, Notice, Request, SlotState
 from edgespec.engine.prompts import Embedding, embed
 from edgespec.errors import BackendError, Cancelled, EdgespecError, reason_of
 from edgespec.hub.hub import Hub
@@ -230,7 +230,7 @@ class Notices(Quiet):
 # How a call is run: by the PromptEncoder, beside the thread that owns the models; at once; or as a job on that thread,
 # which shares it with others of its kind or has it alone.
 _READS = ("count", "render", "tokenize", "token_bytes")
-_AT_ONCE = ("speculate", "draft_stats", "devices")
+_AT_ONCE = ("speculate", "draft_stats", "devices", "slots")
 _SHARES = ("stream", "embed")
 
 
@@ -335,6 +335,9 @@ class LocalEngine(EngineClient):
     def _draft_stats(self) -> DraftStats | None:
         engine = self.require_loaded().engine
         return engine.draft_stats if engine.has_draft_stats else None
+
+    def _slots(self) -> Sequence[SlotState]:
+        return self.require_loaded().engine.slots
 
     def _devices(self) -> tuple[DeviceMemory, ...]:
         return device_memory("mlx" if prefers_mlx() else "llamacpp")

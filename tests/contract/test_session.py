@@ -234,6 +234,22 @@ def test_a_checkpoint_does_not_outlive_what_it_was_of(runtime: Runtime) -> None:
     session.close()
 
 
+def test_the_latest_of_several_checkpoints_is_where_a_text_goes_on(runtime: Runtime) -> None:
+    """Each prompt of a conversation leaves one; where the last message differs, the text goes on behind the others."""
+    session = runtime.prefilled(PROMPT[:10])
+    session.checkpoint()
+    for end in (20, len(PROMPT)):
+        prefill(session, PROMPT[:end])
+        session.checkpoint()
+    left = session.rewind(15)
+    assert 10 <= left <= 15 or (not left and runtime.name.startswith(("draft", "fixed")))
+    tokens = [*PROMPT[:15], 3]
+    assert runtime.same(prefill(session, tokens), runtime.logits_after(tokens))
+    assert 10 <= session.rewind(12) <= 12 or runtime.name.startswith(("draft", "fixed"))
+    assert runtime.same(prefill(session, PROMPT), runtime.logits_after(PROMPT))
+    session.close()
+
+
 def test_ids_outside_the_vocabulary_are_refused_everywhere(runtime: Runtime) -> None:
     session = runtime.prefilled(PROMPT)
     size = session.capabilities.vocab_size

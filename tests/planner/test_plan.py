@@ -143,6 +143,24 @@ def test_auto_drops_the_last_draft_model_first(
     assert len(planned(paired, heard, "ngram+model+pard", force=True).models) == 2
 
 
+def test_a_budget_leaves_out_drafts_first_and_then_caches(folder: Path, paired: Registry, heard: Heard) -> None:
+    def fit(max_bytes: int) -> Plan:
+        load = LoadOptions(threads=1, context_size=CONTEXT, caches=4)
+        request = LoadConfig("here", "llamacpp", load=load, max_bytes=max_bytes)
+        return plan(request, paired, Hub.from_environment(), heard)
+
+    header = read_file(folder / "target.gguf")
+    four, two, one = (estimate_memory(header, CONTEXT, caches=n, together=True).total for n in (4, 2, 1))
+    alone = fit(four)
+    assert (drafters(alone), alone.options.caches, alone.fit.headroom) == ([("ngram", "ngram")], 4, 0)
+    assert len(heard.notices) == 2 and all(told.startswith("Drafting without") for told in heard.notices)
+    fewer = fit(two)
+    assert fewer.options.caches == fewer.fit.caches == 2 and fewer.fit.headroom == 0
+    assert heard.notices[-1].startswith(f"Memory holds 2 KV caches of {CONTEXT:,} tokens, not 4:")
+    with pytest.raises(DoesNotFit, match="are allowed"):
+        fit(one - 1)
+
+
 def test_the_report_shows_all_drafters(folder: Path, paired: Registry, heard: Heard) -> None:
     found = planned(paired, heard)
     facts = describe_plan(found)

@@ -69,6 +69,19 @@ def test_why_a_prompt_was_read_again(toy: Server, tmp_path: Path) -> None:
     assert "edgespec_reread_tokens_total" in toy.get("/metrics").text
 
 
+def test_what_the_caches_hold(toy: Server) -> None:
+    messages = [{"role": "user", "content": f"Now {RULES}"}]
+    usage = toy.post(CHAT, json={"model": "tree", "max_tokens": 4, "messages": messages}).json()["usage"]
+    slots = toy.get("/slots").json()
+    assert [each["id"] for each in slots] == list(range(len(slots))) and {each["model"] for each in slots} == {"tree"}
+    (used,) = [each for each in slots if each["n_prompt_tokens"] == usage["prompt_tokens"]]
+    assert usage["prompt_tokens"] <= used["n_tokens"] < used["n_ctx"] and not used["is_processing"]
+    changed = [{"role": "user", "content": f"Then {RULES}"}]
+    toy.post(CHAT, json={"model": "tree", "max_tokens": 4, "messages": changed})
+    lost = [each["cache_lost_n"] for each in toy.get("/slots").json() if each["cache_lost_reason"]]
+    assert lost and lost[0] >= len(RULES)
+
+
 def test_what_claude_code_adds_to_each_request_is_left_out(toy: Server) -> None:
     def usage(sign: str) -> dict[str, int]:
         blocks = [

@@ -84,7 +84,7 @@ def describe(model_info: ModelInfo) -> ModelInfo:
         name="qwen-14b-q4",
         drafters={"model": "Qwen/Qwen3-0.6B-GGUF:Q8_0"},
         context_size=8192,
-        fit=Fit(8192, MemoryEstimate(8_988_110_000, 1_342_177_280, 0), MemoryEstimate(805_000_000, 0, 0), Memory(0)),
+        fit=Fit(8192, 1, MemoryEstimate(8_988_110_000, 1_342_177_280, 0), MemoryEstimate(805_000_000, 0, 0), Memory(0)),
         devices=(DeviceMemory("NVIDIA GeForce RTX 4070", 5 * GIB, 12 * GIB),),
         remembered=1_284_512,
     )

@@ -12,7 +12,14 @@ import numpy as np
 from edgespec.backends.head_session import Features
 from edgespec.backends.llamacpp.context import MAX_TOKENS, Context, Floats, HiddenStates, LlamaScores, SequenceSlot
 from edgespec.backends.llamacpp.library import Library
-from edgespec.backends.sequence import check_committed, check_forward, check_prompt, kept_tokens, shared_prefix
+from edgespec.backends.sequence import (
+    Checkpoints,
+    check_committed,
+    check_forward,
+    check_prompt,
+    kept_tokens,
+    shared_prefix,
+)
 from edgespec.core.protocols import YIELD, BatchPeers, Capabilities, Draft, PrefillProgress, Session, Yield
 from edgespec.core.scores import HostScores, Scores
 from edgespec.core.tree import branches, depths, leaves
@@ -51,6 +58,9 @@ class Rollback(ABC):
 
     def checkpoint(self, position: int) -> None:  # noqa: B027 - likewise: every position can be reached
         """Make `position`, the current one, reachable by `rewind`."""
+
+    def read_to(self, position: int) -> None:  # noqa: B027 - likewise
+        """A part of a prompt was read, up to `position`."""
 
     def rewind(self, position: int) -> int:
         """Trim to at most `position` tokens; returns how many are left. Raises RollbackError."""
@@ -117,7 +127,10 @@ class SnapshotCache(Rollback):
     """Recurrent and hybrid models without a ring: save before a draft, restore and replay after a rejection."""
 
     _pending: tuple[int, Any] | None = None
-    _checkpoint: tuple[int, Any] | None = None
+
+    def __init__(self, api: Any, context: Context, sequence: int) -> None:
+        super().__init__(api, context, sequence)
+        self._checkpoints = Checkpoints[Any]()
 
     def prepare(self, position: int, n_draft: int) -> None:
         self._pending = (position, self._save()) if n_draft else None
@@ -126,16 +139,20 @@ class SnapshotCache(Rollback):
         return self._restore(self._pending) if position < end else position
 
     def checkpoint(self, position: int) -> None:
-        self._checkpoint = (position, self._save())
+        state = self._save()
+        self._checkpoints.add(position, state, len(state))
+
+    def read_to(self, position: int) -> None:
+        if self._checkpoints.is_due(position):
+            self.checkpoint(position)
 
     def rewind(self, position: int) -> int:
-        if self._checkpoint is not None and self._checkpoint[0] > position:
-            self._checkpoint = None
-        return self._restore(self._checkpoint)
+        return self._restore(self._checkpoints.cut(position))
 
     def reset(self) -> None:
         self._api.llama_memory_clear(self._memory, True)
-        self._pending = self._checkpoint = None
+        self._pending = None
+        self._checkpoints.clear()
 
     def _save(self) -> Any:
         flags = self._api.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
@@ -248,7 +265,9 @@ class LlamaSession:
             self._append(chunk, scores.states)
             done += len(chunk)
             yield PrefillProgress(done, len(tokens), reused)
-            if done == len(tokens):
+            if done < len(tokens):
+                self._rollback.read_to(done)
+            else:
                 self._prompt = done, HostScores([scores.logits(0).copy()])
                 return scores
 

@@ -8,12 +8,14 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from edgespec.backends.head_session import Features
 from edgespec.backends.mlx.library import map_errors
 from edgespec.backends.mlx.runner import FeatureTap, LayerHooks, ModelRunner
 from edgespec.backends.mlx.scores import DeviceDraft, MlxScores, chain_rows, find_best, greedy_chain
 from edgespec.backends.sequence import (
+    Checkpoints,
     check_committed,
     check_forward,
     check_ids,
@@ -98,7 +100,8 @@ class MlxSession:
         self._openers, self._check = (open_runner, open_hooks), check
         self._runner = open_runner()
         self._lag = 0
-        self._snapshots: dict[str, Snapshot] = {}  # of the prompt, and of the last rollout
+        self._checkpoints = Checkpoints[list[Any]]()
+        self._rolled_out: Snapshot | None = None  # before the tokens that the last rollout has drafted
         self._pending: PendingForward | None = None
         # A plain forward that was started on the first token of these scores before the host had read that token
         self._ahead: tuple[MlxScores, Rows, Snapshot] | None = None
@@ -164,6 +167,8 @@ class MlxSession:
             self._append(chunk, self._runner.features)
             done += len(chunk)
             yield PrefillProgress(done, len(tokens), reused)
+            if self._checkpoints.is_due(done):
+                self._keep_checkpoint()
         self._check()
         rows = self._start(self._runner.run_chain, tokens[-1:])
         self._append(tokens[-1:], rows.features)
@@ -230,7 +235,7 @@ class MlxSession:
         read = self._start(runner.run_chain, [*self._lagging_tokens, *tokens], undo=before).skip(self._lag)
         self._append(tokens, read.features)
         self._lag = 0
-        start = self._snapshots["rollout"] = self._take_snapshot()
+        start = self._rolled_out = self._take_snapshot()
         later: list[Any] = []  # features of the drafted tokens
 
         def run(token: Any) -> Any:
@@ -250,7 +255,7 @@ class MlxSession:
         check_committed(self._pending, "a checkpoint")
         self._drop_ahead()
         self._settle()
-        self._snapshots["prompt"] = self._take_snapshot(deep=True)
+        self._keep_checkpoint()
         if self._runner.tap is not None:
             self._runner.tap.kept.checkpoint()
 
@@ -299,7 +304,7 @@ class MlxSession:
             return False
         self._runner, fresh.tap, self._lag = fresh, tap, 0
         self.tokens = list(tokens)
-        self._snapshots = {"prompt": self._take_snapshot(deep=True)}
+        self._keep_checkpoint()
         if tap is not None:  # a head begins behind them
             tap.kept.skip_to(len(tokens))
         return True
@@ -309,7 +314,8 @@ class MlxSession:
             self._is_closed = True
             self._pending = self._ahead = self._lazy = None
             del self._runner
-            self._snapshots = {}
+            self._checkpoints.clear()
+            self._rolled_out = None
             mx.clear_cache()
 
     def _reuse(self, tokens: Sequence[int]) -> int:
@@ -337,7 +343,9 @@ class MlxSession:
         del self.tokens[reached:]
         if self._runner.tap is not None:
             self._runner.tap.kept.rewind(reached)
-        self._snapshots = {name: each for name, each in self._snapshots.items() if each.position <= reached}
+        self._checkpoints.cut(reached)
+        if self._rolled_out is not None and self._rolled_out.position > reached:
+            self._rolled_out = None
         return reached
 
     def _choose_best(self, logits: Any) -> Any:
@@ -431,7 +439,13 @@ class MlxSession:
     def _restore_latest(self, position: int) -> int:
         """Restore the latest snapshot at or before `position`, else empty caches; returns how many tokens are left."""
         caches = self._runner.caches
-        usable = [s for s in self._snapshots.values() if s.position <= position and caches.can_restore(s.caches)]
+        found = self._checkpoints.cut(position)
+        while found is not None and not caches.can_restore(found[1]):
+            found = self._checkpoints.cut(found[0] - 1)
+        usable = [Snapshot(*found)] if found is not None else []
+        rolled_out = self._rolled_out
+        if rolled_out is not None and rolled_out.position <= position and caches.can_restore(rolled_out.caches):
+            usable.append(rolled_out)
         self._lag = 0
         if usable:
             latest = max(usable, key=lambda snapshot: snapshot.position)
@@ -439,5 +453,11 @@ class MlxSession:
             return latest.position
         fresh = self._openers[0]()
         self._runner, fresh.tap = fresh, self._runner.tap
-        self._snapshots = {}
+        self._checkpoints.clear()
+        self._rolled_out = None
         return 0
+
+    def _keep_checkpoint(self) -> None:
+        snapshot = self._take_snapshot(deep=True)
+        n_bytes = sum(each.nbytes for _, each in tree_flatten(snapshot.caches) if isinstance(each, mx.array))
+        self._checkpoints.add(snapshot.position, snapshot.caches, n_bytes)
