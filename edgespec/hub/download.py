@@ -27,6 +27,8 @@ CHUNK_BYTES = 2**20
 SPARE_BYTES = 64 * 2**20
 ATTEMPTS = 5
 _PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 60.0  # that a server may ask for
+_BUSY = (429, 502, 503, 504)  # statuses after which a server may be asked again
 _HASH = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")  # a git hash, or sha256
 
 
@@ -112,8 +114,12 @@ def checksum_error(path: Path, etag: str, size: int) -> str | None:
 
 
 def _download(remote: RemoteFile, url: str, partial: Path, progress: Progress) -> None:
-    """Append the missing bytes to `partial`; after a broken connection it tries again, ATTEMPTS times in vain."""
+    """Append the missing bytes to `partial`.
+
+    After a broken connection, and where the server is busy, it tries again, ATTEMPTS times in vain.
+    """
     import httpx
+    from huggingface_hub.errors import HfHubHTTPError
 
     failures = 0
     with open(partial, "ab") as file:
@@ -126,11 +132,16 @@ def _download(remote: RemoteFile, url: str, partial: Path, progress: Progress) -
                     if file.tell() >= remote.size:
                         return
                 raise httpx.ReadError("the server sends no more bytes")
-            except httpx.TransportError:
+            except (httpx.TransportError, HfHubHTTPError) as error:
                 failures = failures + 1 if file.tell() == have else 1
-                if failures >= ATTEMPTS:
+                answer = getattr(error, "response", None)
+                if failures >= ATTEMPTS or (answer is not None and answer.status_code not in _BUSY):
                     raise
-                time.sleep(_PAUSE_S)
+                stated = answer.headers.get("Retry-After", "") if answer is not None else ""
+                end_s = time.monotonic() + (min(float(stated), _LONGEST_PAUSE_S) if stated.isdecimal() else _PAUSE_S)
+                while (left_s := end_s - time.monotonic()) > 0:
+                    progress(remote.path, file.tell(), remote.size)  # which may end the download
+                    time.sleep(min(left_s, _PAUSE_S))
 
 
 def _stream_range(url: str, first: int, last: int) -> Iterator[bytes]:

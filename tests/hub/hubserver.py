@@ -161,7 +161,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return None
         if fault and fault.kind == "status":
-            self._refuse(fault.code, fault.error_code, fault.message or "")
+            after = {} if fault.retry_after is None else {"Retry-After": fault.retry_after}
+            self._refuse(fault.code, fault.error_code, fault.message or "", after)
             return None
         if fault and fault.kind == "garbage":
             self._answer(200, b"<html>log in to the network</html>", "text/html")

@@ -27,11 +27,11 @@ class Request:
 class Fault:
     """What goes wrong for one path, or for the whole repository where the path is ''.
 
-    Kinds: `status` (answer with `code`, `error_code`, `message`), `corrupt` (the byte at `at` is flipped), `stall`
-    (stop sending after `at` bytes of the file and hold the connection until released), `drop` (close it there),
-    `no-range` (ignore Range), `oversize` (claim `at` bytes in listing and headers), `garbage` (answer with a web page),
-    `silent` (take the request and never answer), `redirect` (send the client to another host name for the content, as
-    the hub does with large files).
+    Kinds: `status` (answer with `code`, `error_code`, `message`, `retry_after`), `corrupt` (the byte at `at` is
+    flipped), `stall` (stop sending after `at` bytes of the file and hold the connection until released), `drop` (close
+    it there), `no-range` (ignore Range), `oversize` (claim `at` bytes in listing and headers), `garbage` (answer with a
+    web page), `silent` (take the request and never answer), `redirect` (send the client to another host name for the
+    content, as the hub does with large files).
     """
 
     kind: str
@@ -39,6 +39,7 @@ class Fault:
     code: int = 500
     error_code: str | None = None
     message: str | None = None
+    retry_after: str | None = None
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ import pytest
 from edgespec.errors import HubError, InvalidModelFile
 from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.cache import HubFile, HubQuant
+from edgespec.hub.download import ATTEMPTS
 from edgespec.hub.hub import Hub
 from tests.hub.hubserver import HubServer
 from tests.hub.hubstate import Fault, commit_of
@@ -96,6 +97,25 @@ def test_a_dropped_connection_is_taken_up_in_the_same_fetch(hub: Hub, server: Hu
     path = hub.fetch(hub.resolve(HubFile(REPO, FILE)), heal)
     assert path.read_bytes() == source.read_bytes()
     assert len(server.downloads(FILE)) == 2
+
+
+@pytest.mark.parametrize("code", [429, 503])
+def test_a_busy_server_is_asked_again_when_it_says(hub: Hub, server: HubServer, root: Path, code: int) -> None:
+    source = serve(root)
+    model = hub.resolve(HubFile(REPO, FILE))
+    server.fault(REPO, FILE, Fault("status", code=code, retry_after="0"))
+
+    def heal(_: str, __: int, ___: int) -> None:
+        if len(server.downloads(FILE)) == 3:
+            server.fault(REPO, FILE, None)
+
+    assert hub.fetch(model, heal).read_bytes() == source.read_bytes()
+    assert [each.status for each in server.downloads(FILE)] == [code, code, code, 206]
+    server.fault(REPO, FILE, Fault("status", code=code, retry_after="0"))
+    hub.fetch(model, heal).resolve().unlink()
+    with pytest.raises(HubError):  # it gives up
+        hub.fetch(model)
+    assert len(server.downloads(FILE)) == 4 + ATTEMPTS
 
 
 def test_a_server_that_ignores_ranges_still_completes_a_partial_file(hub: Hub, server: HubServer, root: Path) -> None:
