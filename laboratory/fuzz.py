@@ -1,0 +1,530 @@
+"""Open damaged and hostile files as a user would, each in a process of its own, and count what became of it.
+
+    uv run python -m laboratory.fuzz [--kind gguf-metadata ...] [--opens 25] [--seed 0] [--results FILE] [--keep FOLDER]
+
+Each kind of file has `--opens` cases. A case is made from the seed, the kind and its number alone, so that it can be
+made again; with --results, cases that the file has are not run again. The ends are "answered"; "told", a documented
+exit code with a sentence; "hang", more than 30 seconds; "memory", more than 2 GiB; "internal", the exit code of a bug;
+and "death" by a signal. The last four are faults: their files go to --keep, and the exit code is 1. stdout ends with
+one JSON line.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+
+import click
+import gguf
+
+from benchmarks.harness import TARGET, print_result
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+HEADS = REPOSITORY / "tests" / "fixtures" / "heads"
+DRAFT = TARGET.with_name("draft.gguf")
+FAULTS = ("hang", "memory", "internal", "death")
+_LIMIT_S = 30.0
+_LIMIT_BYTES = 2 * 2**30
+_INTERNAL = 70
+_PROMPT = ("--max-tokens", "4", "--threads", "1", "--ctx", "64", "--temperature", "0")
+_EXTREMES = (0, 1, -1, 127, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1)
+_VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 3, 2**31, 2**63, 10**30, 0.5, -1e308, float("nan"), float("inf")),
+    *("", "x", "\ud800", "\x1b[2J", "../../etc/passwd", "9" * 5000, [], [[]], {}, {"x": 1}, [0] * 9, ["a"], [None]),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a case may put its files, and the models that cases are made from."""
+
+    folder: Path
+    mlx: Path
+
+    def run(self, model: Path | str, draft: str = "none", *more: str) -> list[str]:
+        return ["run", "def f(x):", "--model", str(model), *_PROMPT, "--draft", draft, *(more or ("--no-memory",))]
+
+
+Make = Callable[[random.Random, Place], list[str]]
+"""Writes the files of a case and returns the command that opens them."""
+
+
+# Bytes
+
+
+def poke(rng: random.Random, data: bytearray, start: int, end: int) -> None:
+    """Change one to four places of `data` between two offsets: a bit, a byte, a number of four or eight bytes."""
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(start, max(start + 1, end))
+        match rng.randrange(4):
+            case 0:
+                data[at] ^= 1 << rng.randrange(8)
+            case 1:
+                data[at] = rng.randrange(256)
+            case 2:
+                data[at : at + 4] = (rng.choice(_EXTREMES) & 0xFFFFFFFF).to_bytes(4, "little")
+            case _:
+                data[at : at + 8] = (rng.choice(_EXTREMES) & (2**64 - 1)).to_bytes(8, "little")
+
+
+def damage(rng: random.Random, data: bytes) -> bytearray:
+    """Any file with changed bytes, cut, or with more at its end."""
+    changed = bytearray(data)
+    match rng.randrange(5):
+        case 0:
+            return changed[: rng.randrange(len(changed))]
+        case 1:
+            return changed + rng.randbytes(rng.choice((1, 64, 4096)))
+        case _:
+            poke(rng, changed, 0, min(len(changed), rng.choice((64, 4096, len(changed)))))
+    return changed
+
+
+# GGUF files: the regions of the header, and files that are written anew with other values.
+
+
+def change_header(region: str, source: Path, name: str, open: Callable[[Place, Path], list[str]]) -> Make:
+    def make(rng: random.Random, place: Place) -> list[str]:
+        reader = gguf.GGUFReader(source)
+        data = bytearray(source.read_bytes())
+        infos = [int(part) for tensor in reader.tensors for part in (tensor.field.offset,)]
+        starts = {"header": (0, 64), "tensors": (min(infos), reader.data_offset)}
+        if region == "metadata":
+            field = rng.choice([each for each in reader.fields.values() if each.offset > 0])
+            size = sum(part.nbytes for part in field.parts)
+            starts["metadata"] = (field.offset, field.offset + min(size, 200))
+        elif region == "weights":
+            starts["weights"] = (reader.data_offset, len(data))
+        poke(rng, data, *starts[region])
+        path = place.folder / name
+        path.write_bytes(data)
+        return open(place, path)
+
+    return make
+
+
+def rewrite(rng: random.Random, place: Place, change: Callable[[random.Random, dict[str, Any]], None]) -> list[str]:
+    """The packaged target with other metadata."""
+    reader, path = gguf.GGUFReader(TARGET), place.folder / "model.gguf"
+    values = {
+        name: (field.contents(), field.types)
+        for name, field in reader.fields.items()
+        if not name.startswith(("GGUF.", "general.architecture"))
+    }
+    contents = {name: value for name, (value, _) in values.items()}
+    change(rng, contents)
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, value in contents.items():
+        kinds = values[name][1] if name in values else [gguf.GGUFValueType.STRING]
+        with suppress(Exception):  # a value that has no form in this type
+            if isinstance(value, list):
+                writer.add_key_value(name, value, kinds[0], sub_type=kinds[-1])
+            else:
+                writer.add_key_value(name, value, kinds[0])
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    with suppress(Exception):
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+    writer.close()
+    return place.run(path)
+
+
+def change_vocabulary(rng: random.Random, contents: dict[str, Any]) -> None:
+    names = [name for name in contents if name.startswith("tokenizer.")]
+    name = rng.choice(names)
+    value = contents[name]
+    if isinstance(value, list):
+        for _ in range(rng.randint(1, 8)):
+            at = rng.randrange(len(value))
+            sample = value[at]
+            value[at] = rng.choice(_EXTREMES[:5]) if isinstance(sample, int) else rng.choice(_WORDS)
+        if rng.random() < 0.2:
+            del value[rng.randrange(len(value)) :]
+    elif isinstance(value, str):
+        contents[name] = rng.choice((*_WORDS, "llama", "bert", "rwkv", "t5", "none", "qwen2", "gpt-2"))
+    else:
+        contents[name] = rng.choice(_EXTREMES[:7])
+
+
+_WORDS = ("", "\x00", "<|im_end|>", "\ud7ff\ue000", "a" * 100_000, " ", "\x1b]0;x\x07", "Ġ", "a b", "ab c")
+_TEMPLATES = (
+    "{% for a in range(10**9) %}x{% endfor %}", "{{ messages.__class__.__mro__ }}", "{{ 'x' * 10**9 }}",
+    "{% include 'x' %}", "{{ raise_exception('no') }}", "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "{{ messages[0].content", "{{ 1 / 0 }}", "{{ cycler.__init__.__globals__ }}", "{" * 9000,
+    "{{ messages | tojson(indent=10**8) }}", "{% set x = namespace() %}{{ x.y.z }}",
+    "{{ ''.join(['a' * 65536] * 65536) }}", "{{ messages | map(attribute='content') | list | string * 99999999 }}",
+)  # fmt: skip
+
+
+def change_template(rng: random.Random, contents: dict[str, Any]) -> None:
+    source = bytearray(rng.choice(_TEMPLATES).encode())
+    if rng.random() < 0.6:
+        poke(rng, source, 0, len(source))
+    contents["tokenizer.chat_template"] = source.decode("utf-8", "replace")
+
+
+# JSON and TOML, folders of MLX, trained heads
+
+
+def change_json(rng: random.Random, value: Any) -> Any:
+    """`value` with one node replaced, removed, renamed or nested deeply."""
+    nodes: list[tuple[Any, Any]] = []
+
+    def walk(node: Any) -> None:
+        for key in node if isinstance(node, dict) else range(min(len(node), 64)):
+            nodes.append((node, key))
+            if isinstance(node[key], dict | list):
+                walk(node[key])
+
+    walk(value)
+    for _ in range(rng.choice((1, 1, 2, 5))):
+        node, key = rng.choice(nodes)
+        with suppress(LookupError):
+            match rng.randrange(6):
+                case 0:
+                    del node[key]
+                case 1 if isinstance(node, dict):
+                    node[rng.choice(("", "x", "\x1b[31m"))] = node.pop(key)
+                case 2:
+                    deep: Any = 0
+                    for _ in range(rng.choice((3, 500, 100_000))):
+                        deep = [deep]
+                    node[key] = json.loads("[" * 900 + "]" * 900) if rng.random() < 0.5 else [[[0]]]
+                case _:
+                    node[key] = rng.choice(_VALUES)
+    return value
+
+
+def write_json(rng: random.Random, source: Path, path: Path) -> None:
+    text = json.dumps(change_json(rng, json.loads(source.read_text())))
+    path.write_bytes(bytes(damage(rng, text.encode())) if rng.random() < 0.2 else text.encode("utf-8", "surrogatepass"))
+
+
+def change_safetensors(rng: random.Random, source: Path, path: Path) -> None:
+    data = source.read_bytes()
+    n = int.from_bytes(data[:8], "little")
+    if rng.random() < 0.5:
+        path.write_bytes(damage(rng, data))
+        return
+    header = json.dumps(change_json(rng, json.loads(data[8 : 8 + n]))).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + n :])
+
+
+def change_file(rng: random.Random, folder: Path, name: str) -> None:
+    path = folder / name
+    source = Path(shutil.copy2(path, folder / f"{name}.before"))
+    if name.endswith(".json") and rng.random() < 0.8:
+        write_json(rng, source, path)
+    elif name.endswith(".safetensors"):
+        change_safetensors(rng, source, path)
+    else:
+        path.write_bytes(damage(rng, source.read_bytes()))
+    source.unlink()
+
+
+def change_folder(name: str) -> Make:
+    def make(rng: random.Random, place: Place) -> list[str]:
+        folder = Path(shutil.copytree(place.mlx, place.folder / "model"))
+        change_file(rng, folder, name)
+        return place.run(folder, "none", "--no-memory", "--backend", "mlx")
+
+    return make
+
+
+def change_head(rng: random.Random, place: Place) -> list[str]:
+    source = rng.choice([each for each in sorted(HEADS.iterdir()) if each.name != "training"])
+    folder = Path(shutil.copytree(source, place.folder / "head"))
+    files = sorted(each.name for each in folder.iterdir() if each.suffix in (".json", ".safetensors", ".pt", ".bin"))
+    change_file(rng, folder, rng.choice(files))
+    return place.run(
+        place.mlx, f"{source.name.partition('-')[0]}:{folder}", "--no-memory", "--backend", "mlx", "--draft-max", "3"
+    )
+
+
+# What edgespec keeps, and what others answer
+
+
+def change_registry(rng: random.Random, place: Place) -> list[str]:
+    text = f"""[mine]
+description = "Mine"
+parameters = 0.006
+[mine.sampling]
+temperature = 0.5
+[mine.gguf]
+target = "{TARGET}"
+draft = "{DRAFT}"
+"""
+    config = place.folder / "config"
+    config.mkdir()
+    lines = text.splitlines()
+    at = rng.randrange(len(lines))
+    lines[at] = rng.choice(("[" * 9000, "a = 1e999", "target = 3", "[mine]", 'x = "\\uD800"', "= = =", lines[at] * 2))
+    changed = "\n".join(lines).encode() if rng.random() < 0.5 else bytes(damage(rng, text.encode()))
+    (config / "models.toml").write_bytes(changed)
+    return rng.choice((["list"], ["plan", "mine"], place.run("mine"), ["doctor"]))
+
+
+def change_stores(rng: random.Random, place: Place) -> list[str]:
+    """Files that a first answer with a memory has left, one of them damaged."""
+    data = place.folder / "data"
+    shutil.copytree(place.mlx.parent / "data", data)
+    files = sorted(path for path in data.rglob("*") if path.is_file() and path.stat().st_size)
+    path = rng.choice(files)
+    path.write_bytes(damage(rng, path.read_bytes()))
+    return rng.choice(
+        (
+            place.run(TARGET, "ngram+suffix", "--memory"),
+            ["memory", "status"],
+            ["memory", "export", "texts.jsonl"],
+            ["memory", "clear", "--yes"],
+        )
+    )
+
+
+@contextmanager
+def answer(bodies: Callable[[str], tuple[int, dict[str, str], bytes]]) -> Iterator[str]:
+    """A server on this machine that answers every request with what `bodies` says of its path."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None: ...
+
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, headers, body = bodies(self.path)
+            with suppress(OSError):
+                self.send_response(status)
+                for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(body)
+
+        do_POST = do_HEAD = do_GET
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+_LISTING = {
+    "id": "me/model",
+    "sha": "0" * 40,
+    "siblings": [
+        {"rfilename": "model-Q4_0.gguf", "size": 4096, "blobId": "1" * 40, "lfs": {"sha256": "2" * 64, "size": 4096}}
+    ],
+    "tags": ["gguf"],
+}  # fmt: skip
+_DRAFT_SERVER = {"model": "m", "tokenizer": "0" * 16, "context_size": 64, "parallel": 1, "in_use": 0, "tokens": [1, 2]}
+
+
+def make_answers(rng: random.Random, sample: dict[str, Any]) -> Callable[[str], tuple[int, dict[str, str], bytes]]:
+    status = rng.choice((200, 200, 200, 200, 206, 204, 301, 401, 404, 416, 429, 500, 503))
+    body = json.dumps(change_json(rng, json.loads(json.dumps(sample)))).encode()
+    if rng.random() < 0.3:
+        body = bytes(damage(rng, body))
+    if rng.random() < 0.1:
+        body = b"[" * 2_000_000
+    headers = rng.choice(({}, {"ETag": '"x"'}, {"Content-Type": "text/html"}, {"Location": "/"}, {"Retry-After": "0"}))
+    return lambda path: (status, dict(headers), body)
+
+
+# Runs
+
+
+KINDS: dict[str, Make] = {
+    **{
+        f"gguf-{region}": change_header(region, TARGET, "model.gguf", lambda place, path: place.run(path))
+        for region in ("header", "tensors", "metadata", "weights")
+    },
+    "gguf-draft": change_header("tensors", DRAFT, "draft.gguf", lambda place, path: place.run(TARGET, f"model:{path}")),
+    "gguf-file": lambda rng, place: _write(place, damage(rng, TARGET.read_bytes())),
+    "vocabulary": partial(rewrite, change=change_vocabulary),
+    "template": partial(rewrite, change=change_template),
+    "mlx-config": change_folder("config.json"),
+    "mlx-weights": change_folder("model.safetensors"),
+    "mlx-tokenizer": change_folder("tokenizer.json"),
+    "mlx-tokenizer-config": change_folder("tokenizer_config.json"),
+    "head": change_head,
+    "registry": change_registry,
+    "stores": change_stores,
+}
+SERVED = {"hub": _LISTING, "draft-server": _DRAFT_SERVER}
+"""Kinds whose files are the answers of a server."""
+
+
+def _write(place: Place, data: bytes | bytearray) -> list[str]:
+    (place.folder / "model.gguf").write_bytes(data)
+    return place.run(place.folder / "model.gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What became of a case: its kind and number, the end, the exit code, seconds, bytes, and the last words."""
+
+    kind: str
+    number: int
+    end: str
+    code: int
+    seconds: float
+    peak: int
+    said: str
+
+
+def open_case(kind: str, number: int, seed: int, mlx: Path, keep: Path | None) -> End:
+    rng = random.Random(f"{seed} {kind} {number}")
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Place(Path(scratch), mlx)
+        if kind in SERVED:
+            with answer(make_answers(rng, SERVED[kind])) as url:
+                command = place.run(TARGET, url) if kind == "draft-server" else ["pull", "me/model:Q4_0"]
+                found = run_case(command, place, url)
+        else:
+            found = run_case(KINDS[kind](rng, place), place, "http://127.0.0.1:9")
+        end = End(kind, number, *found)
+        if end.end in FAULTS and keep is not None:
+            shutil.copytree(place.folder, keep / f"{kind}-{number}", dirs_exist_ok=True)
+    return end
+
+
+def run_case(command: list[str], place: Place, hub: str) -> tuple[str, int, float, int, str]:
+    """Run a command in a fork of this process: its end, exit code, seconds, peak of memory, and last words."""
+    began_s, output = monotonic(), place.folder / "output"
+    child = os.fork()
+    if not child:
+        _become(command, place, hub, output)
+    while True:
+        pid, status, used = os.wait4(child, os.WNOHANG)
+        if pid:
+            break
+        if monotonic() - began_s > _LIMIT_S:
+            os.killpg(child, signal.SIGKILL)
+            _, status, used = os.wait4(child, 0)
+            break
+        sleep(0.005)
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what the command has left
+    seconds, code, peak = monotonic() - began_s, os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024
+    said = output.read_text(errors="replace").strip().splitlines()[-2:] if output.exists() else []
+    end = "answered" if code == 0 else "told"
+    if seconds > _LIMIT_S:
+        end = "hang"
+    elif code < 0 or code > 128:
+        end = "death"
+    elif code == _INTERNAL:
+        end = "internal"
+    elif peak > _LIMIT_BYTES:
+        end = "memory"
+    return end, code, round(seconds, 2), peak, " ".join(said)[:300]
+
+
+def _become(command: list[str], place: Place, hub: str, output: Path) -> None:
+    """Be the command, in a process group of its own."""
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    file = os.open(output, os.O_CREAT | os.O_WRONLY)
+    for target in (1, 2):
+        os.dup2(file, target)
+    sys.stdout, sys.stderr = (os.fdopen(target, "w", buffering=1, closefd=False) for target in (1, 2))
+    folders = {f"EDGESPEC_{name.upper()}_DIR": str(place.folder / name) for name in ("data", "cache", "config")}
+    os.environ.update(folders, HF_ENDPOINT=hub, HF_HOME=str(place.folder / "hf"), MKL_NUM_THREADS="1")
+    os.chdir(place.folder)
+    code = 99
+    try:
+        importlib.import_module("edgespec.cli.main").main(command)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(bool(error.code))
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+        os._exit(code)
+
+
+def prepare(folder: Path) -> Path:
+    """The target as an MLX folder, and beside it what two answers with a memory leave; returns the former."""
+    mlx = folder / "mlx"
+    command = [
+        sys.executable,
+        "-m",
+        "laboratory.cost_faithful",
+        "own",
+        str(mlx),
+        "--source",
+        str(TARGET),
+        "--type",
+        "F16",
+    ]
+    subprocess.run(command, check=True, cwd=REPOSITORY, capture_output=True)
+    place = Place(folder, mlx)
+    for text in ("def g(y):", "class A:"):
+        opened = ["run", text, "--model", str(TARGET), *_PROMPT, "--memory", "--draft", "ngram+suffix"]
+        found = run_case(opened, place, "http://127.0.0.1:9")
+        if found[0] != "answered":
+            raise click.ClickException(f"the base case ended otherwise: {found}")
+    return mlx
+
+
+@click.command()
+@click.option("--kind", "kinds", multiple=True, type=click.Choice([*KINDS, *SERVED]), help="[default: all]")
+@click.option("--opens", type=click.IntRange(1), default=25, show_default=True, help="Cases of each kind.")
+@click.option("--seed", default=0, show_default=True)
+@click.option(
+    "--results", type=click.Path(dir_okay=False, path_type=Path), help="JSON lines, of which none is run again."
+)
+@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Folder for the files of faults.")
+def main(kinds: tuple[str, ...], opens: int, seed: int, results: Path | None, keep: Path | None) -> None:
+    """Open damaged files of each kind, and count the ends."""
+    for name in ("main", "run", "memory", "models", "doctor"):
+        importlib.import_module(f"edgespec.cli.{name}")
+    gc.freeze()
+    ends: dict[tuple[str, int], End] = {}
+    if results is not None and results.is_file():
+        known = [End(**json.loads(line)) for line in results.read_text().splitlines()]
+        ends = {(each.kind, each.number): each for each in known}
+    with tempfile.TemporaryDirectory() as base:
+        mlx = prepare(Path(base))
+        for kind in kinds or (*KINDS, *SERVED):
+            for number in range(opens):
+                if (kind, number) in ends:
+                    continue
+                end = ends[kind, number] = open_case(kind, number, seed, mlx, keep)
+                if results is not None:
+                    with open(results, "a") as file:
+                        file.write(json.dumps(asdict(end)) + "\n")
+                if end.end in FAULTS:
+                    click.echo(f"{kind} {number}: {end.end} {end.code} {end.seconds} s {end.said}", err=True)
+    table = {kind: Counter(end.end for (of, _), end in ends.items() if of == kind) for kind, _ in ends}
+    for kind, counts in table.items():
+        click.echo(f"{kind:22}{', '.join(f'{n} {end}' for end, n in counts.most_common())}", err=True)
+    faults = sum(end.end in FAULTS for end in ends.values())
+    print_result("fuzz", {"seed": seed, "opens": len(ends), "faults": faults, "kinds": table})
+    sys.exit(faults > 0)
+
+
+if __name__ == "__main__":
+    main()
