@@ -19,10 +19,11 @@ quick:
 test:
 	$(PYTHON) -m pytest
 
-# The benchmarks and the laboratory, which are no part of the product, and the real model at its full length.
+# The benchmarks and the laboratory, which are no part of the product, the real model at its full length, and damaged files.
 nightly:
 	$(PYTHON) -m pytest -n 3 --dist loadfile tests/benchmarks tests/laboratory
 	EDGESPEC_NIGHTLY=1 $(PYTHON) -m pytest -n 2 --dist loadfile tests/real
+	$(PYTHON) -m laboratory.fuzz --opens 200 --seed $$(date +%j) --keep fuzz-faults
 
 # On whatever device llama.cpp finds, see laboratory/software_gpu.py.
 gpu:

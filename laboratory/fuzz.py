@@ -373,7 +373,7 @@ KINDS: dict[str, Make] = {
     "registry": change_registry,
     "stores": change_stores,
 }
-SERVED = {"hub": _LISTING, "draft-server": _DRAFT_SERVER}
+SERVED: dict[str, dict[str, Any]] = {"hub": _LISTING, "draft-server": _DRAFT_SERVER}
 """Kinds whose files are the answers of a server."""
 
 

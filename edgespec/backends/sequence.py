@@ -68,6 +68,11 @@ def shared_prefix(cached: Sequence[int], tokens: Sequence[int], limit: int) -> i
     return n
 
 
+def cheap_prefill(context_size: int) -> int:
+    """Tokens that are read again rather than copying or giving up a cache of `context_size` tokens."""
+    return max(64, context_size // 64)
+
+
 _MAX_CHECKPOINTS = 8  # of a text
 _CHECKPOINT_BYTES = 2**28  # that they may take, but for the last one
 _SPACING = 2048  # tokens between two, while a prompt is read

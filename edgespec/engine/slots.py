@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast, get_args
 
 from edgespec.backends import Model
-from edgespec.backends.sequence import shared_prefix
+from edgespec.backends.sequence import cheap_prefill, shared_prefix
 from edgespec.core.drafter import Confidence, Drafter
 from edgespec.core.protocols import CheckCancelled, Session, Storable
 from edgespec.drafters import SlotMemory, drafter_specs
@@ -25,7 +25,6 @@ from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch, hash_voc
 if TYPE_CHECKING:
     from edgespec.drafters.remote import RemoteDraft
 
-_CHEAP_PREFILL = 64  # tokens that are read again rather than opening another slot
 _MAX_GIVEN = 8
 
 
@@ -112,6 +111,7 @@ class SlotPool:
         if found is None:
             return None
         # During a prefill the cache holds less than the tokens of its prompt.
+        context_size = found.target.capabilities.context_size
         held = {slot: min(n, slot.target.position) for slot, n in common.items()}
         source = max(held, key=lambda slot: held[slot], default=found)
         found.held = held.get(found, 0)
@@ -119,7 +119,7 @@ class SlotPool:
             if found.target.adopt(source.target, held[source]):
                 found.held = held[source]
             else:
-                self._adopts = self._adopts and held[source] <= _CHEAP_PREFILL  # a copy of few tokens may not pay
+                self._adopts = self._adopts and held[source] <= cheap_prefill(context_size)  # a copy may not pay
                 if best is not None and not self._loses_much(best, common[best]):
                     found = best  # the slot that was opened beside it stays for others
                     found.held = held[best]
@@ -177,7 +177,8 @@ class SlotPool:
     def _loses_much(self, slot: Slot, common: int) -> bool:
         """Whether cutting the cache to `common` tokens loses more than another slot would cost."""
         lost = len(slot.tokens) - common
-        return lost > common or (self._adopts and lost > _CHEAP_PREFILL and len(self._kept) < self.max_slots)
+        is_dear = lost > cheap_prefill(slot.target.capabilities.context_size)
+        return lost > common or (self._adopts and is_dear and len(self._kept) < self.max_slots)
 
     def _open_another(self, free: Sequence[Slot]) -> Slot | None:
         if len(self._kept) < self.max_slots:

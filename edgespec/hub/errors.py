@@ -50,7 +50,7 @@ _SENTENCES: dict[str, tuple[type[HubError], str, str]] = {
     "OfflineModeIsEnabled": _OFFLINE,
     "LocalEntryNotFoundError": _OFFLINE,
     "FileMetadataError": _NO_HUB,
-    "JSONDecodeError": _NO_HUB,
+    **dict.fromkeys(("JSONDecodeError", "UnicodeDecodeError", "RecursionError"), _NO_HUB),
     "UnsupportedProtocol": _NO_ADDRESS,
     "InvalidURL": _NO_ADDRESS,
     "LocalProtocolError": _NO_ADDRESS,

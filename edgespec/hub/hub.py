@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from edgespec.errors import HubError
 from edgespec.formats.gguf import ByteSource, FileSource, Header, join_parts, read_header
@@ -135,13 +136,10 @@ class Hub:
                 info = api.model_info(
                     reference.repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
                 )
+                listing = tuple(map(_read_entry, info.siblings or []))
             except (KeyError, TypeError, AttributeError):
                 raise not_a_hub_error(context) from None
-        listing = tuple(
-            RemoteFile(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else each.blob_id)
-            for each in info.siblings or []
-        )
-        if info.sha is None or not cache.is_commit(info.sha):
+        if not isinstance(info.sha, str) or not cache.is_commit(info.sha):
             raise not_a_hub_error(context)
         named = replace(context, names=tuple(file.path for file in listing))
         return RemoteModel(reference.repo, revision, info.sha, *select_files(reference, listing, named))
@@ -193,6 +191,14 @@ class Hub:
         path = named.path if isinstance(named, HubFile) else path
         revision = named.revision or cache.DEFAULT_REVISION
         return HubContext(self.endpoint, str(self.cache_dir), named.repo, revision, path)
+
+
+def _read_entry(entry: Any) -> RemoteFile:
+    """A file of a listing. Raises AttributeError and TypeError for what the hub does not send."""
+    etag, size = entry.lfs.sha256 if entry.lfs else entry.blob_id, entry.size or 0
+    if not (isinstance(entry.rfilename, str) and isinstance(size, int) and isinstance(etag, str | None)):
+        raise TypeError
+    return RemoteFile(entry.rfilename, size, etag)
 
 
 # Search of the hub for models: what its list of repositories says, without a request for each.

@@ -14,7 +14,7 @@ import pytest
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Unsupported, parse
 from edgespec.backends.devices import Memory
 from edgespec.backends.llamacpp.library import library
-from edgespec.backends.llamacpp.model import MAX_UNIFIED, LlamaModel, load
+from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.selfdraft import SLACK, copies, evict, low_bit_copy
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.shape import prune
@@ -107,7 +107,7 @@ def test_a_follower_has_the_targets_text_without_reading_it(target: LlamaModel, 
 
 def test_with_many_slots_the_text_comes_from_the_target_too(tmp_path: Path) -> None:
     """A model that has lent no cells until it was opened for many answers has streams, and its draft reads the text."""
-    target = load(TARGET, replace(OPTIONS, caches=MAX_UNIFIED + 1))
+    target = load(TARGET, replace(OPTIONS, caches=3))
     theirs = target.open_session(shared=True)
     draft = draft_of(target, "sparse:4,200", tmp_path)
     for has_streams in (True, False):

@@ -14,7 +14,7 @@ from edgespec.backends.head_session import Features
 from edgespec.backends.llamacpp import library
 from edgespec.backends.llamacpp.context import Floats
 from edgespec.backends.llamacpp.library import find_function
-from edgespec.backends.llamacpp.model import MAX_UNIFIED, LlamaModel, load
+from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import NO_DRAFT, Draft
@@ -34,14 +34,15 @@ TEXT: list[int] = RNG.integers(1, 4000, 700).tolist()
 @pytest.fixture(scope="module")
 def target() -> Iterator[LlamaModel]:
     model = load(TARGET, LoadOptions(context_size=1024, threads=1, caches=SLOTS))
+    model.lends_cells = True  # so that all are over the same ones
     yield model
     model.close()
 
 
 @pytest.fixture(scope="module")
 def streams() -> Iterator[LlamaModel]:
-    """The same with so many slots that each has cells of its own."""
-    model = load(TARGET, LoadOptions(context_size=1024, threads=1, caches=MAX_UNIFIED + 1))
+    """The same; each slot has cells of its own."""
+    model = load(TARGET, LoadOptions(context_size=1024, threads=1, caches=SLOTS))
     assert model.has_streams
     yield model
     model.close()

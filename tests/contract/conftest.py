@@ -11,7 +11,6 @@ from tests.contract.runtimes import (
     FIXED_WIDTH,
     LLAMA,
     MLX,
-    ON_DEVICE,
     RANKS,
     SELF_DRAFTS,
     SHARED,
@@ -68,7 +67,8 @@ def runtime(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     library, kind = name.split("-", 1)
     if library in SLOTS:
         model = llama_model(kind, tmp_path_factory.mktemp(library), SLOTS[library])
-        assert model.has_streams == (library == "streams" and not ON_DEVICE)  # measured on CPUs only
+        model.lends_cells = library == "shared"
+        assert model.has_streams == (library == "streams")
         held = model.open_session(shared=True)  # another text, beside which the others are
 
         def shared(check: CheckCancelled) -> Session:

@@ -40,6 +40,17 @@ def shared() -> Iterator[Engine]:
     opened.close()
 
 
+@pytest.fixture
+def over_the_same_cells() -> Iterator[Engine]:
+    """The same, but all slots lie in the same cells, where drafts may be trees."""
+    options = LoadOptions(threads=1, context_size=256, caches=AT_ONCE)
+    opened = open_engine(find_trained("target"), find_trained("draft"), options)
+    assert isinstance(opened.target, LlamaModel)
+    opened.target.lends_cells = True
+    yield opened
+    opened.close()
+
+
 def together(engine: Engine, requests: Sequence[Request], kind: Speculation | None = None) -> list[list[Event]]:
     """The events of each, all running from Yield to Yield in turn."""
     found: list[list[Event]] = [[] for _ in requests]
@@ -164,9 +175,9 @@ def test_more_than_there_are_caches_wait(shared: Engine) -> None:
     assert tokens(events) == expected
 
 
-def test_whoever_leaves_amid_a_tree_leaves_nothing_behind(shared: Engine) -> None:
+def test_whoever_leaves_amid_a_tree_leaves_nothing_behind(over_the_same_cells: Engine) -> None:
     """All the sequences of its branches are there for the others, though nobody takes up its cache."""
-    gone = False
+    shared, gone = over_the_same_cells, False
 
     def check() -> None:
         if gone:
@@ -201,7 +212,9 @@ def test_an_abandoned_generation_frees_its_cache(shared: Engine) -> None:
 def test_a_second_conversation_with_the_same_beginning_leaves_the_first_one_its_cache(caches: int) -> None:
     options = LoadOptions(threads=1, context_size=1024, caches=caches)
     engine = open_engine(find_trained("target"), find_trained("draft"), options)
-    assert isinstance(engine.target, LlamaModel) and engine.target.has_streams == (caches == 16)
+    assert isinstance(engine.target, LlamaModel)
+    engine.target.lends_cells = caches == 3
+    assert engine.target.has_streams == (caches == 16)
     beginning = "".join(CODE[:12])
     first, second = beginning + CODE[12] * 5, beginning + CODE[13] * 5
 

@@ -146,8 +146,6 @@ S = TypeVar("S", bound=LlamaSession)
 C = TypeVar("C")
 
 _STATE_SNAPSHOTS = 8  # recurrent states that llama.cpp keeps, where the architecture can; bounds the draft length
-MAX_UNIFIED = 8  # slots that are over the same cells with any model
-_BYTES_PER_MASK_ENTRY = 32  # of weights: they take 2 to 4 ns in a forward of one row, and an entry 1.3 ns (AMD EPYC)
 _KV_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}  # ggml_type
 _FLOATS = ("F32", "F16", "BF16")
 
@@ -179,18 +177,10 @@ class LlamaModel:
     def has_streams(self) -> bool:
         """Whether each session of the shared context has cells of its own, see Context.
 
-        Without streams a row's attention looks at the masks of all cells, those of other texts and of kept ones too.
-        With streams drafts have no branches, and llama.cpp splits forwards and reads the weights more often. They are
-        taken where the masks of full caches take at least about half as long as a forward of one row. Measured on CPUs
-        only.
+        Without streams a row's attention passes over the cells of all texts, those that are only kept too. With streams
+        drafts have no branches, and llama.cpp splits forwards whose texts have unequal numbers of rows.
         """
-        slots = self.options.caches
-        if slots <= MAX_UNIFIED or self.lends_cells or self.no_batching_reason is not None:
-            return False
-        api = self._lib.api
-        entries = slots * self.context_size * self.layer_count * api.llama_model_n_head(self._handle)
-        is_on_cpu = self.remote is None and all(each.kind == "cpu" for each in self._lib.devices())
-        return is_on_cpu and api.llama_model_size(self._handle) <= _BYTES_PER_MASK_ENTRY * entries
+        return self.options.caches > 1 and not self.lends_cells and self.no_batching_reason is None
 
     @property
     def no_batching_reason(self) -> str | None:

@@ -14,6 +14,7 @@ from edgespec.backends.llamacpp.context import MAX_TOKENS, Context, Floats, Hidd
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.sequence import (
     Checkpoints,
+    cheap_prefill,
     check_committed,
     check_forward,
     check_prompt,
@@ -187,7 +188,6 @@ class SnapshotRing(SnapshotCache):
 
 
 _NO_TOKEN = -1  # stands for copied cells; equals no token of a prompt, so that no answer reuses them
-_CHEAP_PREFILL = 64  # tokens that are read again rather than copying the cells of a stream
 
 
 class LlamaSession:
@@ -275,8 +275,10 @@ class LlamaSession:
         context = self.context
         if not isinstance(other, LlamaSession) or other is self or other.context is not context:
             return False
-        if self._slot.tap is not None or (context.has_streams and n <= _CHEAP_PREFILL):
-            return False  # hidden states have to be computed, and few tokens are
+        if self._slot.tap is not None:
+            return False  # hidden states have to be computed
+        if context.has_streams and n <= cheap_prefill(self.capabilities.context_size):
+            return False  # the cells of a whole stream are copied
         self.rewind(0)
         n = min(n, other.position)  # without the rows of a forward that is not committed
         end = -1 if context.has_streams else n  # llama.cpp copies whole streams, before the next decode
