@@ -11,10 +11,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from edgespec.backends import Model
-from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec, Unsupported
+from edgespec.backends.attached_draft import AttachedHead, Unsupported
 from edgespec.backends.options import EXACT_WIDTHS
 from edgespec.backends.sequence import check_prompt, shared_prefix
 from edgespec.core.protocols import BatchPeers, CheckCancelled, Draft, PrefillProgress, Session, Yield
@@ -22,9 +22,6 @@ from edgespec.core.sampling import Ints, Logits, SamplingParams
 from edgespec.core.scores import Scores
 from edgespec.core.verify import greedy_rollout, read_prompt
 from edgespec.formats.heads import HeadSpec
-
-if TYPE_CHECKING:
-    from edgespec.backends.llamacpp.model import LlamaEmbedder
 
 # Long contexts for measurements, on any runtime: filled by copies, not computed.
 
@@ -59,6 +56,7 @@ class FixedWidthSession:
         limits = inner.capabilities
         self.capabilities = replace(limits, context_size=limits.context_size - (width - 1), tree=False)
         self._prompt: list[int] = []  # tokens that the cache holds as prefill has computed them
+        self.commit, self.checkpoint, self.close = inner.commit, inner.checkpoint, inner.close
 
     @property
     def position(self) -> int:
@@ -97,14 +95,8 @@ class FixedWidthSession:
         scores = self.inner.forward(root, Draft.chain([*tokens[1:], *filler]))
         return cast(Scores, _FirstRows(scores, len(tokens), self._width))
 
-    def commit(self, path: Sequence[int]) -> None:
-        self.inner.commit(path)
-
     def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
         return greedy_rollout(self, tokens, n, vocab_size)
-
-    def checkpoint(self) -> None:
-        self.inner.checkpoint()
 
     def rewind(self, position: int) -> int:
         left = self.inner.rewind(position)
@@ -113,9 +105,6 @@ class FixedWidthSession:
 
     def extend(self, n: int) -> int:
         return extend_cache(self.inner, min(n, self.capabilities.context_size))
-
-    def close(self) -> None:
-        self.inner.close()
 
 
 class _FirstRows:
@@ -153,18 +142,11 @@ class FixedWidthModel:
         self.tokenizer, self.chat_template = inner.tokenizer, inner.chat_template
         self.context_size = inner.context_size - (width - 1)
         self.description, self.layer_count = inner.description, inner.layer_count
+        # Forwards of a self-draft have any width.
+        self.make_self_draft, self.open_embedder, self.close = inner.make_self_draft, inner.open_embedder, inner.close
 
     def open_session(self, check: CheckCancelled, *, shared: bool = False) -> FixedWidthSession:
         return FixedWidthSession(self._inner.open_session(check), self.width)
-
-    def open_embedder(self, cells: int, check: CheckCancelled) -> LlamaEmbedder:
-        return self._inner.open_embedder(cells, check)
-
-    def make_self_draft(
-        self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
-    ) -> AttachedDraft:
-        """Its own forwards have any width."""
-        return self._inner.make_self_draft(spec, folder=folder, progress=progress, check=check)
 
     def load_head(
         self, spec: HeadSpec, path: Path, *, progress: Callable[[float], None], check: CheckCancelled
@@ -172,9 +154,6 @@ class FixedWidthModel:
         raise Unsupported(
             "--exact with forwards of one width takes no trained heads.", hint="Use --draft ngram, or drop --exact."
         )
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def check_width(model: Model, width: int, check: CheckCancelled) -> bool:

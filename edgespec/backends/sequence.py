@@ -88,6 +88,11 @@ class Checkpoints(Generic[S]):
 
     def __init__(self) -> None:
         self._states: list[tuple[int, S]] = []
+        self._passing: tuple[int, S] | None = None
+
+    def keep_for_now(self, position: int, state: S) -> None:
+        """Keep the state after `position` tokens until the next call of this method."""
+        self._passing = position, state
 
     def add(self, position: int, state: S, n_bytes: int) -> None:
         """Keep the state of `n_bytes` after `position` tokens, and those before it."""
@@ -106,10 +111,14 @@ class Checkpoints(Generic[S]):
         """Drop what lies behind `position`; returns the last state that is left, with its position."""
         while self._states and self._states[-1][0] > position:
             self._states.pop()
-        return self._states[-1] if self._states else None
+        if self._passing is not None and self._passing[0] > position:
+            self._passing = None
+        kept = [*self._states[-1:], *([self._passing] if self._passing is not None else [])]
+        return max(kept, key=lambda each: each[0], default=None)
 
     def clear(self) -> None:
         self._states.clear()
+        self._passing = None
 
 
 # The part of a tokenizer that all runtimes share: a range of ids, and the bytes of each, rendered once.

@@ -16,7 +16,7 @@ of late, rounds go by without a decision. docs/autopilot.md gives the reasons an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from statistics import median
 
@@ -90,15 +90,11 @@ class Adaptive:
         self._trees = trees
         self._round: DraftRound | None = None  # of a round that decides
         self.decision = Decision("none", "nothing decided yet")
+        self.failures, self.set_phase = self._drafters.failures, self._stats.set_phase
 
     @property
     def expects_plain(self) -> bool:
         return self._pause.n_left > 0 or self._recorder.expects_plain
-
-    @property
-    def failures(self) -> Mapping[str, str]:
-        """The drafters that were dropped, and why."""
-        return self._drafters.failures
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._drafters.begin(prompt, has_cheap_rows=self._cost.has_cheap_rows)
@@ -162,9 +158,6 @@ class Adaptive:
             self._recorder.record(self._round, step)
             self._pause.record(step, self._cost.seconds(1), is_free=self._round.call is None)
         self._round = None
-
-    def set_phase(self, phase: str) -> None:
-        self._stats.set_phase(phase)
 
     def warning(self) -> str | None:
         found = (self._stats.drafter(each).warning(each.name) for each in self._drafters if not each.is_free)

@@ -37,11 +37,7 @@ class FixedLength:
         self.expects_plain = not (drafters and budget.depth and budget.nodes)
         self._lengths = {drafter.name for drafter in drafters if drafter.confidence == "length"}
         self.decision = Decision("none", _REASON)
-
-    @property
-    def failures(self) -> Mapping[str, str]:
-        """The drafters that were dropped, and why."""
-        return self._drafters.failures
+        self.failures = self._drafters.failures  # the drafters that were dropped, and why
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._drafters.begin(prompt)
@@ -135,6 +131,8 @@ class SteeredController:
         self._seconds = seconds
         self._n_forced = 0
         self._is_free = True  # whether no grammar applies
+        self.begin, self.observe, self.set_phase = controller.begin, controller.observe, controller.set_phase
+        self.warning, self.end = controller.warning, controller.end
 
     @property
     def expects_plain(self) -> bool:
@@ -143,9 +141,6 @@ class SteeredController:
     @property
     def failures(self) -> Mapping[str, str]:
         return self._controller.failures
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._controller.begin(prompt)
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
         is_paused = self._is_paused()
@@ -164,18 +159,6 @@ class SteeredController:
             self.decision = Decision("none", "speculation is switched off")
         return draft
 
-    def observe(self, done: Round) -> None:
-        self._controller.observe(done)
-
     def record(self, step: Step) -> None:
         if not self._n_forced:
             self._controller.record(step)
-
-    def set_phase(self, phase: str) -> None:
-        self._controller.set_phase(phase)
-
-    def warning(self) -> str | None:
-        return self._controller.warning()
-
-    def end(self) -> None:
-        self._controller.end()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from edgespec.core.drafter import BlockSession, Drafter, DraftSession
 from edgespec.core.protocols import Session
@@ -121,38 +121,23 @@ def find_spec(word: str) -> DrafterSpec | None:
 
 @cache
 def _built_in() -> Mapping[str, DrafterSpec]:
+    def spec(name: str, summary: str, **more: Any) -> DrafterSpec:
+        return DrafterSpec(name, summary, partial(_open, name), **more)
+
+    heads = (spec(kind, summary, needs="head", draws=True) for kind, summary in _HEADS.items())
+    words = ("layerskip", "skip", "qspec", "sparse")
+    summary = "the target itself with fewer layers, fewer bits or less context"
     specs = (
-        DrafterSpec("ngram", "what followed the same tokens earlier in the text", _open_ngram),
-        DrafterSpec("suffix", "what followed the same tokens in earlier texts", _open_suffix, needs="memory"),
-        DrafterSpec(
-            "recycling", "what the target found probable after the same token before", _open_recycling, in_auto=False
-        ),
-        DrafterSpec(
-            "model", "a small model of the same family", partial(_open_model, "model"), needs="model", draws=True
-        ),
-        *(
-            DrafterSpec(kind, summary, partial(_open_head, kind), needs="head", draws=True)
-            for kind, summary in _HEADS.items()
-        ),
-        DrafterSpec("pard", "a PARD model: several tokens in one forward", _open_pard, needs="model", draws=True),
-        DrafterSpec(
-            "remote",
-            "a draft on another machine, served by `edgespec draft serve`",
-            _open_remote,
-            needs="server",
-            draws=True,
-            words=("http", "https"),
-            in_auto=False,
-        ),
-        DrafterSpec(
-            SELF,
-            "the target itself with fewer layers, fewer bits or less context",
-            partial(_open_model, SELF),
-            needs="target",
-            draws=True,
-            words=("layerskip", "skip", "qspec", "sparse"),
-        ),
-    )
+        spec("ngram", "what followed the same tokens earlier in the text"),
+        spec("suffix", "what followed the same tokens in earlier texts", needs="memory"),
+        spec("recycling", "what the target found probable after the same token before", in_auto=False),
+        spec("model", "a small model of the same family", needs="model", draws=True),
+        *heads,
+        spec("pard", "a PARD model: several tokens in one forward", needs="model", draws=True),
+        spec("remote", "a draft on another machine, served by `edgespec draft serve`",
+             needs="server", draws=True, words=("http", "https"), in_auto=False),
+        spec(SELF, summary, needs="target", draws=True, words=words),
+    )  # fmt: skip
     return {spec.name: spec for spec in specs}
 
 
@@ -189,56 +174,34 @@ def _check_spec(spec: object, taken: set[str]) -> None:
         raise ValueError("drafters of packages cannot have a model loaded for them")
 
 
-def _open_ngram(resources: SlotResources) -> Drafter:
+def _open(name: str, resources: SlotResources) -> Drafter:
+    """The built-in drafter of this name. Their modules import this one."""
+    from edgespec.drafters.block import BlockDrafter
     from edgespec.drafters.ngram import NgramDrafter
-
-    return NgramDrafter()
-
-
-def _open_suffix(resources: SlotResources) -> Drafter:
+    from edgespec.drafters.recycling import RecyclingDrafter, SuccessorTable
+    from edgespec.drafters.remote import RemoteDrafter
+    from edgespec.drafters.sequential import ModelDraftSession, PardSession, SequentialDrafter
     from edgespec.drafters.suffix import SuffixDrafter
 
-    return SuffixDrafter(resources.memory)
-
-
-def _open_recycling(resources: SlotResources) -> Drafter:
-    from edgespec.drafters.recycling import RecyclingDrafter, SuccessorTable
-
-    load = partial(SuccessorTable.load, resources.vocab_size)
-    memory = resources.memory
-    return RecyclingDrafter(lambda: load(None) if memory.space is None else memory.space.table("recycling", load))
-
-
-def _open_model(name: str, resources: SlotResources) -> Drafter:
-    from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
-
-    return SequentialDrafter(name, ModelDraftSession(resources.require_session(), resources.vocab_size))
-
-
-def _open_head(name: str, resources: SlotResources) -> Drafter:
-    from edgespec.drafters.block import BlockDrafter
-    from edgespec.drafters.sequential import SequentialDrafter
-
-    if resources.head is None:
+    vocab_size, memory, head = resources.vocab_size, resources.memory, resources.head
+    match name:
+        case "ngram":
+            return NgramDrafter()
+        case "suffix":
+            return SuffixDrafter(memory)
+        case "recycling":
+            load = partial(SuccessorTable.load, vocab_size)
+            return RecyclingDrafter(lambda: load(None) if memory.space is None else memory.space.table(name, load))
+        case "pard":
+            if resources.mask_token is None:
+                raise ValueError("this model names no mask token, so it is not a PARD model")
+            return BlockDrafter(name, PardSession(resources.require_session(), vocab_size, resources.mask_token))
+        case "remote":
+            if resources.link is None:
+                raise ValueError("there is no draft server for this drafter")
+            return RemoteDrafter(resources.link, vocab_size)
+        case "model" | "self":
+            return SequentialDrafter(name, ModelDraftSession(resources.require_session(), vocab_size))
+    if head is None:
         raise ValueError("no head was loaded for this drafter")
-    if isinstance(resources.head, BlockSession):
-        return BlockDrafter(name, resources.head)
-    return SequentialDrafter(name, resources.head)
-
-
-def _open_pard(resources: SlotResources) -> Drafter:
-    from edgespec.drafters.block import BlockDrafter
-    from edgespec.drafters.sequential import PardSession
-
-    if resources.mask_token is None:
-        raise ValueError("this model names no mask token, so it is not a PARD model")
-    session = PardSession(resources.require_session(), resources.vocab_size, resources.mask_token)
-    return BlockDrafter("pard", session)
-
-
-def _open_remote(resources: SlotResources) -> Drafter:
-    from edgespec.drafters.remote import RemoteDrafter
-
-    if resources.link is None:
-        raise ValueError("there is no draft server for this drafter")
-    return RemoteDrafter(resources.link, resources.vocab_size)
+    return BlockDrafter(name, head) if isinstance(head, BlockSession) else SequentialDrafter(name, head)

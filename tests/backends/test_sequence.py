@@ -38,3 +38,14 @@ def test_a_text_that_turns_back_loses_what_lies_behind() -> None:
     kept.add(15, "d", 1)
     assert kept.cut(25) == (15, "d") and kept.cut(14) == (10, "a")
     assert kept.is_due(10 + 2048) and not kept.is_due(10 + 2047)
+
+
+def test_a_state_for_now_is_replaced_by_the_next_one_and_by_no_checkpoint() -> None:
+    kept = Checkpoints[str]()
+    kept.add(10, "a", 1)
+    kept.keep_for_now(14, "b")
+    kept.keep_for_now(12, "c")
+    kept.add(13, "d", 1)
+    assert kept.cut(20) == (13, "d") and kept.cut(12) == (12, "c") and kept.cut(11) == (10, "a")
+    kept.clear()
+    assert kept.cut(20) is None

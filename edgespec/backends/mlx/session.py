@@ -101,7 +101,6 @@ class MlxSession:
         self._runner = open_runner()
         self._lag = 0
         self._checkpoints = Checkpoints[list[Any]]()
-        self._rolled_out: Snapshot | None = None  # before the tokens that the last rollout has drafted
         self._pending: PendingForward | None = None
         # A plain forward that was started on the first token of these scores before the host had read that token
         self._ahead: tuple[MlxScores, Rows, Snapshot] | None = None
@@ -235,7 +234,8 @@ class MlxSession:
         read = self._start(runner.run_chain, [*self._lagging_tokens, *tokens], undo=before).skip(self._lag)
         self._append(tokens, read.features)
         self._lag = 0
-        start = self._rolled_out = self._take_snapshot()
+        start = self._take_snapshot()
+        self._checkpoints.keep_for_now(start.position, start.caches)
         later: list[Any] = []  # features of the drafted tokens
 
         def run(token: Any) -> Any:
@@ -315,7 +315,6 @@ class MlxSession:
             self._pending = self._ahead = self._lazy = None
             del self._runner
             self._checkpoints.clear()
-            self._rolled_out = None
             mx.clear_cache()
 
     def _reuse(self, tokens: Sequence[int]) -> int:
@@ -344,8 +343,6 @@ class MlxSession:
         if self._runner.tap is not None:
             self._runner.tap.kept.rewind(reached)
         self._checkpoints.cut(reached)
-        if self._rolled_out is not None and self._rolled_out.position > reached:
-            self._rolled_out = None
         return reached
 
     def _choose_best(self, logits: Any) -> Any:
@@ -437,24 +434,18 @@ class MlxSession:
             self._lag = 0
 
     def _restore_latest(self, position: int) -> int:
-        """Restore the latest snapshot at or before `position`, else empty caches; returns how many tokens are left."""
+        """Restore the latest state up to `position`, else empty caches; returns how many tokens are left."""
         caches = self._runner.caches
         found = self._checkpoints.cut(position)
         while found is not None and not caches.can_restore(found[1]):
             found = self._checkpoints.cut(found[0] - 1)
-        usable = [Snapshot(*found)] if found is not None else []
-        rolled_out = self._rolled_out
-        if rolled_out is not None and rolled_out.position <= position and caches.can_restore(rolled_out.caches):
-            usable.append(rolled_out)
         self._lag = 0
-        if usable:
-            latest = max(usable, key=lambda snapshot: snapshot.position)
-            caches.restore(latest.caches)
-            return latest.position
+        if found is not None:
+            caches.restore(found[1])
+            return found[0]
         fresh = self._openers[0]()
         self._runner, fresh.tap = fresh, self._runner.tap
         self._checkpoints.clear()
-        self._rolled_out = None
         return 0
 
     def _keep_checkpoint(self) -> None:
