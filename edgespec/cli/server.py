@@ -188,6 +188,8 @@ export ANTHROPIC_DEFAULT_HAIKU_MODEL={{ model|quote }}
 export CLAUDE_CODE_AUTO_COMPACT_WINDOW={{ context }}
 export CLAUDE_CODE_MAX_OUTPUT_TOKENS={{ answer }}
 export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1
+# The status of git comes before the tools, so each session that goes on would be read again from there.
+export CLAUDE_CODE_DISABLE_GIT_INSTRUCTIONS=1
 claude
 """
 _CODEX = """\
@@ -254,6 +256,12 @@ _OPENCODE = """\
   "model": {{ ("edgespec/" + model)|tojson }}
 }
 """
+_QWEN = """\
+export OPENAI_BASE_URL={{ v1|quote }}
+export OPENAI_API_KEY={{ any_key|quote }}
+export OPENAI_MODEL={{ model|quote }}
+qwen --auth-type openai
+"""
 _ZED = """\
 {
   "language_models": {
@@ -279,12 +287,13 @@ _CLIENTS = {
     "aider": _Client("the shell; litellm, which aider uses, reads the file for the size of the context", _AIDER,
                      "0.86.2"),
     "claude": _Client("the shell", _CLAUDE, "2.1.197", 27_000),
-    "codex": _Client("~/.codex/config.toml", _CODEX, "0.169.0"),
+    "codex": _Client("~/.codex/config.toml", _CODEX, "0.171.0", 9_000),
     "continue": _Client("~/.continue/config.yaml (YAML reads JSON)", _CONTINUE),
     "llm": _Client("extra-openai-models.yaml next to the file that `llm logs path` prints (YAML reads JSON)", _LLM,
                    "0.32.1"),
     "open-webui": _Client("the shell", _OPEN_WEBUI),
     "opencode": _Client("~/.config/opencode/opencode.json", _OPENCODE, "1.18.33"),
+    "qwen": _Client("the shell", _QWEN, "0.15.10", 19_000),
     "zed": _Client("Zed's settings.json; Zed asks for a key, or reads EDGESPEC_API_KEY: the server's, or any text",
                    _ZED),
 }  # fmt: skip
@@ -297,7 +306,7 @@ _CLIENTS = {
 def launch_command(client: str, model: str | None, url: str, api_key: str | None) -> None:
     """Print the settings that make CLIENT use a running server.
 
-    CLIENT is aider, claude, codex, continue, llm, open-webui, opencode or zed.
+    CLIENT is aider, claude, codex, continue, llm, open-webui, opencode, qwen or zed.
     """
     from jinja2 import Environment
 

@@ -7,7 +7,7 @@ them. docs/write-a-drafter.md has an example.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from importlib.metadata import entry_points
@@ -37,14 +37,16 @@ RESERVED = {"auto", "autopilot", "none", "plain", "structure"}  # they mean some
 
 @dataclass
 class SlotMemory:
-    """The earlier texts that the present generation of a slot may use; the engine sets it before each `begin`.
+    """What the present generation of a slot may draft from beside its text; the engine sets it before each `begin`.
 
-    space  None where it may use none
-    epoch  of `space` when the generation began
+    space   the earlier texts; None where it may use none
+    epoch   of `space` when the generation began
+    quotes  tokens of what tools have said, as a call of a tool would quote it
     """
 
     space: MemorySpace | None = None
     epoch: int = 0
+    quotes: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +188,7 @@ def _open(name: str, resources: SlotResources) -> Drafter:
     vocab_size, memory, head = resources.vocab_size, resources.memory, resources.head
     match name:
         case "ngram":
-            return NgramDrafter()
+            return NgramDrafter(memory)
         case "suffix":
             return SuffixDrafter(memory)
         case "recycling":

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from edgespec.core.drafter import MATCH_GROWTH, Confidence, Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import Budget, Round
 from edgespec.core.tree import DraftTree
+
+if TYPE_CHECKING:
+    from edgespec.drafters import SlotMemory
 
 MAX_NGRAM = 5  # n-grams of 1 to 5 tokens are in the index
 MAX_MATCH = 64  # tokens; longer matches count as this long
@@ -128,18 +132,49 @@ def continue_from(tokens: list[int], end: int, n: int, more: Sequence[int] = ())
     return path[:n]
 
 
+_QUOTED = 4  # tokens of a match in quotes at least
+
+
+class Quotes:
+    """An index of what tools have said, as a call would quote it, in which the end of a text is looked up."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._latest: dict[tuple[int, ...], int] = {}  # n-gram -> position right after its latest occurrence
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Index `tokens`, only what is new where they begin with those of the last call."""
+        known = len(self._tokens)
+        if known > len(tokens) or list(tokens[:known]) != self._tokens:
+            self._tokens, self._latest, known = [], {}, 0
+        self._tokens += tokens[known:]
+        start = max(0, known - _QUOTED)
+        columns = [self._tokens[start + i :] for i in range(_QUOTED)]
+        self._latest.update(zip(zip(*columns, strict=False), range(start + _QUOTED, len(self._tokens)), strict=False))
+
+    def continue_text(self, text: Sequence[int], n: int) -> tuple[list[int], int]:
+        """What followed the latest match of the end of `text`: ([n] tokens or fewer, length of the match)."""
+        end = self._latest.get(tuple(text[-_QUOTED:]))
+        if end is None:
+            return [], 0
+        return self._tokens[end : end + n], count_common(self._tokens, end, text[-MAX_MATCH:], _QUOTED)
+
+
 class NgramDrafter(Drafter):
     """Deterministic drafts from the prompt and the output; needs no model.
 
-    It proposes what followed the longest match of the text's end; with a budget for a tree also what followed the other
-    matches, longest and latest first. Where others have drafted already, it continues their paths.
+    It proposes what followed the longest match of the text's end, in the text or in quotes of it; with a budget for a
+    tree what followed the other matches in the text too, longest and latest first. Where others have drafted already,
+    it continues their paths.
     """
 
     name = "ngram"
     is_free = True
     confidence: Confidence = "length"
 
-    def __init__(self) -> None:
+    def __init__(self, memory: SlotMemory | None = None) -> None:
+        self._memory = memory
+        self._quotes = Quotes()
         self._lookup = SuffixLookup()
         self._is_indexed = False  # whether the lookup has read this text's prompt
         self._n_prompt = 0
@@ -152,7 +187,7 @@ class NgramDrafter(Drafter):
         self._read(text)
         others = {source for votes in tree.votes for source in votes} - {self.name} if len(tree) else ()
         if not len(tree) or tree.deepest(self.name) < 0:
-            yield from self._add_matches(tree, limit)
+            yield from self._add_matches(tree, text, limit)
         for other in sorted(others):
             node = tree.deepest(other)
             path = tree.path_tokens(node)
@@ -172,16 +207,22 @@ class NgramDrafter(Drafter):
             if len(lookup.tokens) > self._n_prompt or list(text[: len(lookup.tokens)]) != lookup.tokens:
                 lookup = self._lookup = SuffixLookup()
             lookup.read(text[: self._n_prompt])
+            self._quotes.read(self._memory.quotes if self._memory is not None else ())
             self._is_indexed = True
         if len(text) > len(lookup.tokens):
             self._outcomes += lookup.extend(text)
 
-    def _add_matches(self, tree: DraftTree, limit: Budget) -> Iterator[None]:
+    def _add_matches(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         """What followed the longest match in parts, after which the caller may stop; for a tree, all matches."""
         lookup = self._lookup
         if limit.nodes <= limit.depth:
+            quoted, length = self._quotes.continue_text(text, limit.depth)
             node, n = -1, limit.depth if lookup.length else 0
-            tokens, confidences = continue_from(lookup.tokens, lookup.end, n), _confidences(lookup.length, n)
+            if length > lookup.length:
+                tokens, n = quoted, len(quoted)
+            else:
+                tokens, length = continue_from(lookup.tokens, lookup.end, n), lookup.length
+            confidences = _confidences(length, n)
             for start in range(0, n, _PART):
                 node = tree.add_chain(
                     tokens[start : start + _PART], self.name, confidences[start : start + _PART], node

@@ -130,6 +130,7 @@ class Engine:
                     if has_joined:
                         self.measure_missing(check)
             slot = yield from self._take_slot(request, prompt, check)
+            slot.memory.quotes = () if spec.is_plain else self.prompts.quote(request.prompt)
             costs = self._draft_stats.costs if self._draft_stats else None
             controller, verifier = self._choose_controller(
                 generation, spec, slot, sampler, costs, can_pause=speculation is None

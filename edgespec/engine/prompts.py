@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from string import Formatter
 from typing import Any
 
@@ -15,6 +18,8 @@ from edgespec.text.chat_template import SHORTEN, ChatTemplate, Message, check_le
 from edgespec.text.stream import ReasoningFormat, detect_format
 from edgespec.text.tokenizer import token_bytes
 
+_NUMBER = re.compile(r"^ *\d+(?:\t|: |→|\| )", re.MULTILINE)  # of a line of a file, as agents show it
+_TAGGED = "<function="  # in templates of models that write arguments between tags, as they are
 _TAIL = 256  # characters of the rendered prompt in which reasoning may begin
 
 _GAPS = (
@@ -51,6 +56,8 @@ class PromptEncoder:
         self._model = model
         self._template = ChatTemplate(source, bos, eos) if source else None
         self.reasoning: ReasoningFormat | None = detect_format(source) if source else None
+        self._has_json_calls = source is None or _TAGGED not in source
+        self._quotes: dict[str, list[int]] = {}  # of the last prompt, by what tools have said
         # What was counted last, until it is generated from: a chat counts before it asks. Any thread sets it.
         self._counted: tuple[tuple[Any, ...], EncodedPrompt] | None = None
 
@@ -66,6 +73,15 @@ class PromptEncoder:
         tokens = self._tokenize(text) if isinstance(text, str) else self._check_ids(text)
         self._require_fit(tokens)
         return tokens
+
+    def quote(self, prompt: Prompt) -> list[int]:
+        """What tools have said in `prompt`, as a call of a tool would quote it: lines without numbers, in JSON.
+
+        An agent that edits a file quotes what it has read.
+        """
+        said = [each.content for each in prompt if each.role == "tool"] if isinstance(prompt, tuple) else []
+        self._quotes = {text: self._quotes.get(text) or self._write_quote(text) for text in said}
+        return list(chain.from_iterable(self._quotes.values()))
 
     # These may be called on another thread than the model's while the model is open.
 
@@ -100,6 +116,11 @@ class PromptEncoder:
                 f"the vocabulary has {known:,} tokens, and no {unknown}.", hint="Send ids of this model."
             )
         return [token_bytes(tokenizer, each) for each in tokens]
+
+    def _write_quote(self, text: str) -> list[int]:
+        plain = _NUMBER.sub("", text)
+        quoted = json.dumps(plain, ensure_ascii=False)[1:-1] if self._has_json_calls else plain
+        return self._model.tokenizer.encode(quoted, parse_special=False)
 
     def _encode(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None) -> EncodedPrompt:
         """A prompt of any length; the one that was counted last is not read again."""

@@ -10,7 +10,8 @@ from edgespec.core.drafter import Outcome
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
 from edgespec.core.scores import HostScores
 from edgespec.core.tree import DraftTree, check_draft
-from edgespec.drafters.ngram import MAX_MATCH, NgramDrafter
+from edgespec.drafters import SlotMemory
+from edgespec.drafters.ngram import MAX_MATCH, NgramDrafter, Quotes
 
 V = 4
 SCORES = HostScores([np.zeros(V, np.float32)])
@@ -192,3 +193,37 @@ def test_paths_of_others_are_continued() -> None:
     deep = DraftTree()
     deep.add_chain([7, 7, 7, 7], "model", [0.9] * 4)
     assert max(map(len, expand(drafter, text, Budget(4, 4), deep))) == 4
+
+
+def test_what_tools_have_said_is_quoted() -> None:
+    """The longer match counts; a match in quotes has four tokens at least, and grows with what is accepted."""
+    memory = SlotMemory(quotes=(0, 1, 2, 3, 4, 5, 6, 7, 8))
+    drafter, budget = NgramDrafter(memory), Budget(3, 3)
+    text = [4, 9, 9, 1, 2, 3, 4]
+    drafter.begin(text[:3], None)
+    assert expand(drafter, text, budget) == {(5,): 4.0, (5, 6): 4.5, (5, 6, 7): 5.0}
+    assert next(iter(expand(drafter, [*text, 5], budget).items())) == ((6,), 5.0)
+    drafter.begin(text[:3], None)
+    assert expand(drafter, [*text, 6], budget) == {}
+    assert expand(drafter, [*text, 6, 4], budget) == {(6,): 1.0, (6, 4): 1.5, (6, 4, 6): 2.0}, "three do not count"
+    memory.quotes = (*memory.quotes, 10, 1, 2, 3, 4, 11)
+    drafter.begin(text[:3], None)
+    assert set(expand(drafter, text, budget)) == {(11,)}, "the latest"
+    memory.quotes = ()
+    drafter.begin(text[:3], None)
+    assert set(expand(drafter, text, budget)) == {(9,), (9, 9), (9, 9, 1)}
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=60), st.integers(0, 60), st.lists(st.integers(0, 3), min_size=1, max_size=20)
+)
+@settings(max_examples=150, deadline=None)
+def test_quotes_that_grow_are_found_as_at_once(tokens: list[int], cut: int, text: list[int]) -> None:
+    grown, whole = Quotes(), Quotes()
+    grown.read(tokens[:cut])
+    grown.read(tokens)
+    whole.read(tokens)
+    found = grown.continue_text(text, 5)
+    assert found == whole.continue_text(text, 5)
+    ends = occurrences(tokens, text[-4:], len(tokens)) if len(text) >= 4 else []
+    assert found[0] == (tokens[ends[-1] : ends[-1] + 5] if ends else []) and (found[1] >= 4) == bool(ends)

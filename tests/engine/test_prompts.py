@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -100,3 +101,16 @@ def test_what_was_counted_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> 
     encoder.count(chat, {"a": 1})
     encoder.encode(chat, {})
     assert len(read) == 4, "another time, and with other variables"
+
+
+@pytest.mark.parametrize("tagged", [False, True], ids=["JSON", "tags"])
+def test_what_tools_have_said_is_quoted_as_a_call_does(tagged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model: Any = load_toy("tree", LoadOptions())
+    monkeypatch.setattr(model, "chat_template", "<tool_call><function=" if tagged else "<tool_call>")
+    encoder = PromptEncoder(model)
+    shown = '   1\tif x == "a":\n   2\t    y = 1: 2\n'
+    plain = 'if x == "a":\n    y = 1: 2\n'
+    chat = (Message("tool", shown), Message("user", "1: go on"), Message("tool", "ok"), Message("tool", shown))
+    quoted = bytes(encoder.quote(chat)).decode()
+    assert quoted == (plain if tagged else json.dumps(plain)[1:-1]) + "ok"
+    assert encoder.quote("1: raw") == encoder.quote(chat[1:2]) == []
