@@ -38,7 +38,7 @@ class LoadArguments(TypedDict, total=False):
     mlock            keep the model in RAM, where the system would swap it out; False by default
     exact            the same text with any draft and with none, to the last bit; slower
     exact_width      rows of every forward where `exact` needs a fixed number: 1, 2, 4 or 8; None: measured
-    max_memory       GiB that the model, its KV caches and its drafts may take; None: what is free
+    max_memory       GiB for the process of the model, with KV caches and drafts; None: what is free
     force            load even if the memory looks too small
     parallel         generations at once, each with a KV cache of `ctx` tokens; 1 by default
     workers          HOST:PORT of machines on which `edgespec worker` runs, for a part of the layers. The model then

@@ -41,6 +41,9 @@ from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.units import count
 
+PROCESS_BYTES = 128 * 2**20
+"""What the interpreter and a runtime take beside a model: 75 MiB with llama.cpp, 110 with MLX."""
+
 # What a model's workers add: memory, the split of its layers, and the network's part of a forward.
 
 
@@ -150,7 +153,7 @@ class LoadConfig:
     draft_max   maximum draft depth; None: the autopilot decides
     draft_tree  maximum draft tokens in all; None: as many as draft_max, a chain
     acceptance  the acceptance rule, see engine.drafting.Speculation
-    max_bytes   that the model, its KV caches and its drafts may take; None: what is free
+    max_bytes   that the process of the model may take; None: what is free
     force       load even if it does not fit in memory
     fetch_heads  'auto' takes the head that the registry pairs with the target even if it is not downloaded yet
     memory      where earlier texts are kept; None: they are not, and nothing drafts from them
@@ -280,7 +283,8 @@ def plan(
         drafters = use_adapted(drafters, target, request.adapted, hub, reporter.notice)
     options = _set_context_size(request.load, facts, reporter)
     own = read_memory(backend)
-    own = replace(own, ram_available=own.ram_available + freed, limit=request.max_bytes)
+    limit = None if request.max_bytes is None else max(0, request.max_bytes - PROCESS_BYTES)
+    own = replace(own, ram_available=own.ram_available + freed, limit=limit)
     network, memory = find_network(options, backend, facts, own, network)
     drafters, fit = _check_memory(request, options, memory, facts, drafters, reporter, own if network else None)
     options = replace(options, caches=fit.caches)

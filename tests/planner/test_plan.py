@@ -13,7 +13,7 @@ from edgespec.errors import DoesNotFit, DraftRefused, UnknownModel
 from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.hub import Hub
 from edgespec.planner.memory import estimate_memory
-from edgespec.planner.plan import LoadConfig, MemoryOptions, Plan, list_used_files, plan
+from edgespec.planner.plan import PROCESS_BYTES, LoadConfig, MemoryOptions, Plan, list_used_files, plan
 from edgespec.planner.report import describe_plan, format_plan
 from edgespec.registry.schema import Registry, load_registry
 from tests.formats.ggufs import TOKENS, write_gguf
@@ -146,7 +146,7 @@ def test_auto_drops_the_last_draft_model_first(
 def test_a_budget_leaves_out_drafts_first_and_then_caches(folder: Path, paired: Registry, heard: Heard) -> None:
     def fit(max_bytes: int) -> Plan:
         load = LoadOptions(threads=1, context_size=CONTEXT, caches=4)
-        request = LoadConfig("here", "llamacpp", load=load, max_bytes=max_bytes)
+        request = LoadConfig("here", "llamacpp", load=load, max_bytes=PROCESS_BYTES + max_bytes)
         return plan(request, paired, Hub.from_environment(), heard)
 
     header = read_file(folder / "target.gguf")
