@@ -21,6 +21,7 @@ from edgespec.cli.options import (
     add_options,
     load_config,
     offer,
+    open_hub,
     rare_option,
     serving_options,
 )
@@ -263,7 +264,6 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
         remembers=options["memory"] is not False,
     )
     found = _read_models(models, options)
-    _check_models(found)
     served = Models(found, policy, metrics, {EMBEDDED_ALIAS: _EMBEDDED})  # as the other commands call that model
     if unknown := sorted({*options["preload"]} - served.slots.keys()):
         hint = f"There are: {', '.join(served.slots) or 'none; models of other servers are not loaded here'}."
@@ -296,12 +296,16 @@ def run_app(app: Callable[..., Any], listening: Listening, log_level: str) -> in
 
 
 def _read_models(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, LocalModel | RemoteModel]:
-    """The models, by the names that clients use: those of the file and those named."""
-    from edgespec.registry.schema import load_registry
+    """The models, by the names that clients use: those of the file and those named.
+
+    Raises what the first request for a model would, where that is known now: a name or a file that is not there.
+    """
+    from edgespec.planner.plan import check_target
     from edgespec.server.models import LocalModel
 
+    registry, hub = open_hub()
     found = read_config(options["config"]) if options["config"] is not None else {}
-    for text in models or (() if found else (load_registry().default,)):
+    for text in models or (() if found else (registry.default,)):
         name, equals, reference = text.partition("=")
         if not equals:
             name, reference = public_name(text), text
@@ -312,6 +316,7 @@ def _read_models(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, 
     for name, each in found.items():
         if isinstance(each, LocalModel):  # for the tables too
             found[name] = each._replace(config=_limit_memory(each.config, options))
+            check_target(each.config, registry, hub)
     return found
 
 
@@ -322,19 +327,6 @@ def _limit_memory(config: LoadConfig, options: dict[str, Any]) -> LoadConfig:
     return replace(
         config, memory=replace(config.memory, keeps_caches=config.memory.keeps_caches and options["slot_cache"])
     )
-
-
-def _check_models(models: Mapping[str, LocalModel | RemoteModel]) -> None:
-    """Raise what the first request for a model would, where that is known now: a name or a file that is not there."""
-    from edgespec.hub.hub import Hub
-    from edgespec.planner.plan import check_target
-    from edgespec.registry.schema import load_registry
-    from edgespec.server.models import LocalModel
-
-    registry, hub = load_registry(), Hub.from_environment()
-    for each in models.values():
-        if isinstance(each, LocalModel):
-            check_target(each.config, registry, hub)
 
 
 def public_name(reference: str) -> str:

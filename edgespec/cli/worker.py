@@ -60,12 +60,13 @@ def worker_command(
     """
     from edgespec.backends.llamacpp.rpc import require_rpc
     from edgespec.backends.options import idle_cores
+    from edgespec.server.connections import listen_tcp
 
     address = _check_host(host, trust_network)
     require_rpc()
     devices = _choose_devices(names)
     cache = _open_cache() if has_cache else None
-    _check_port(address, port)
+    listen_tcp(address, port).close()  # where that is not possible, ggml would end the process
     threads = threads or idle_cores()
     click.echo("\n".join(_describe(host, address, port, devices, threads, cache)))
     if trust_network:
@@ -117,19 +118,6 @@ def _open_cache() -> WeightsCache:
         return WeightsCache(folder)
     except OSError as error:
         raise CacheError(f"{folder} cannot be written: {reason_of(error)}.", hint="Drop --cache.") from error
-
-
-def _check_port(address: str, port: int) -> None:
-    """Raises InvalidRequest where ggml cannot listen."""
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((address, port))
-            probe.listen(1)
-    except OSError as error:
-        raise InvalidRequest(
-            f"a worker cannot listen at {address}:{port}: {reason_of(error)}.", hint="Use another --port or --host."
-        ) from error
 
 
 def _describe(

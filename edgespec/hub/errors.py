@@ -27,6 +27,8 @@ _OFFLINE = (
     "{file} is not in the cache at {cache_dir}, and offline mode is on.",
     "Unset HF_HUB_OFFLINE, or name a model that `edgespec list` shows.",
 )
+NO_HUB, OFFLINE = "no hub", "OfflineModeIsEnabled"
+"""Errors of our own for `make_error`: answers that are no hub's, and a file that is not cached in offline mode."""
 # What an error means and what to do, by the name of its class, which need not be imported, or by the hub's status.
 _SENTENCES: dict[str, tuple[type[HubError], str, str]] = {
     "GatedRepoError": (
@@ -47,10 +49,9 @@ _SENTENCES: dict[str, tuple[type[HubError], str, str]] = {
     "500": (HubUnreachable, "{endpoint} answers with server error {code}.", _AGAIN),
     "HfHubHTTPError": (HubError, "{endpoint} refused the request for {repo} (HTTP {code}).", "Check HF_ENDPOINT."),
     "HFValidationError": (HubError, "{repo!a} is not a repository name.", "Write a repository as user/name."),
-    "OfflineModeIsEnabled": _OFFLINE,
-    "LocalEntryNotFoundError": _OFFLINE,
+    **dict.fromkeys((OFFLINE, "LocalEntryNotFoundError"), _OFFLINE),
     "FileMetadataError": _NO_HUB,
-    **dict.fromkeys(("JSONDecodeError", "UnicodeDecodeError", "RecursionError"), _NO_HUB),
+    **dict.fromkeys((NO_HUB, "JSONDecodeError", "UnicodeDecodeError", "RecursionError"), _NO_HUB),
     "UnsupportedProtocol": _NO_ADDRESS,
     "InvalidURL": _NO_ADDRESS,
     "LocalProtocolError": _NO_ADDRESS,
@@ -120,16 +121,6 @@ def make_error(name: str, context: HubContext, code: int = 0) -> HubError:
     file = f"{context.path} of {context.repo}" if context.path else context.repo
     facts = {**asdict(context), "code": code, "file": file}
     return kind(message.format(**facts), hint=hint.format(page=f"{context.endpoint}/{context.repo}", log_in=_LOG_IN))
-
-
-def offline_error(context: HubContext) -> HubError:
-    """The error for a file or model that is not cached in offline mode."""
-    return make_error("OfflineModeIsEnabled", context)
-
-
-def not_a_hub_error(context: HubContext) -> HubError:
-    """The error for responses that are not a hub's, such as a proxy's page."""
-    return make_error("JSONDecodeError", context)
 
 
 def missing_file_error(context: HubContext) -> HubError:

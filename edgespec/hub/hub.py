@@ -20,7 +20,7 @@ from edgespec.formats.mlx_folder import read_safetensors_shapes
 from edgespec.hub import cache
 from edgespec.hub.cache import CachedModel, HubFile, HubReference, Kind, RemoteFile, RemoteModel, select_files
 from edgespec.hub.download import Progress, RangeReader, check_disk_space, checksum_error, damaged_error, download_file
-from edgespec.hub.errors import HubContext, HubUnreachable, map_errors, not_a_hub_error, offline_error
+from edgespec.hub.errors import NO_HUB, OFFLINE, HubContext, HubUnreachable, make_error, map_errors
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 _TRUE = ("1", "ON", "YES", "TRUE")
@@ -53,7 +53,7 @@ class Hub:
         context = self._make_context(reference)
         try:
             if self.offline:
-                raise offline_error(context)
+                raise make_error(OFFLINE, context)
             return self._request_model(reference, context)
         except HubUnreachable:
             found = self.find_cached(reference)
@@ -138,9 +138,9 @@ class Hub:
                 )
                 listing = tuple(map(_read_entry, info.siblings or []))
             except (KeyError, TypeError, AttributeError):
-                raise not_a_hub_error(context) from None
+                raise make_error(NO_HUB, context) from None
         if not isinstance(info.sha, str) or not cache.is_commit(info.sha):
-            raise not_a_hub_error(context)
+            raise make_error(NO_HUB, context)
         named = replace(context, names=tuple(file.path for file in listing))
         return RemoteModel(reference.repo, revision, info.sha, *select_files(reference, listing, named))
 
@@ -150,7 +150,7 @@ class Hub:
         if local.is_file():
             return FileSource(local)
         if self.offline:
-            raise offline_error(self._make_context(model, file.path))
+            raise make_error(OFFLINE, self._make_context(model, file.path))
         return RangeReader(self._url(model, file), file.size)
 
     def _fetch_file(self, model: RemoteModel, file: RemoteFile, progress: Progress) -> None:
@@ -161,7 +161,7 @@ class Hub:
             return
         context = self._make_context(model, file.path)
         if self.offline:
-            raise offline_error(context)
+            raise make_error(OFFLINE, context)
         with map_errors(context):
             cache.discard(link)
             blobs = cache.storage_folder(self.cache_dir, model.repo) / "blobs"
@@ -226,7 +226,7 @@ def search_repos(
             listed = api.list_models(search=text or None, filter=[kind, *tags], sort="downloads", limit=limit)
             return [(each.id, each.downloads or 0, _find_license(each.tags or [])) for each in listed]
         except (KeyError, TypeError, AttributeError):
-            raise not_a_hub_error(context) from None
+            raise make_error(NO_HUB, context) from None
 
 
 def _find_license(tags: list[str]) -> str | None:

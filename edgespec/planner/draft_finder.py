@@ -53,6 +53,7 @@ from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 
 if TYPE_CHECKING:
     from edgespec.drafters.remote import RemoteDraft
+    from edgespec.planner.plan import LoadConfig
 
 
 # What a value of --draft asks for: drafters of the registry by name, and models by reference.
@@ -244,26 +245,15 @@ _MODELS = {"pard": "PARD model", "model": "draft model"}
 
 @dataclass(frozen=True, slots=True)
 class DraftFinder:
-    """Finds the drafters for one target.
+    """Finds the drafters that `request` asks for, for one target; `own_head` is the head in the target's own file."""
 
-    reference  what names the target
-    own_head   the head in the target's own file
-    may_fetch  whether 'auto' takes a head that must be downloaded
-    has_memory  whether earlier texts are kept
-    has_workers  whether other machines compute a part of the target
-    trained    the folder of drafts that were trained on this machine; None where they are not used
-    """
-
+    request: LoadConfig
     backend: FileBackend
     target: PlannedModel
     own_head: HeadSpec | None
     pair: ResolvedPair
     registry: Registry
     hub: Hub
-    may_fetch: bool = False
-    has_memory: bool = False
-    has_workers: bool = False
-    trained: Path | None = None
 
     def find_all(self, notice: Callable[[str], None]) -> list[PlannedDrafter]:
         """All that are available: those that need nothing, the models that the registry pairs with the target, a head.
@@ -271,8 +261,9 @@ class DraftFinder:
         `notice` hears what was left out.
         """
         found = []
+        has_memory = self.request.memory is not None
         for spec in drafter_specs().values():
-            is_there = {"nothing": True, "memory": self.has_memory, "model": self._paired(spec) is not None}
+            is_there = {"nothing": True, "memory": has_memory, "model": self._paired(spec) is not None}
             if spec.in_auto and is_there.get(spec.needs):
                 try:
                     found.append(self.find(PlannedDrafter(spec)))
@@ -289,7 +280,7 @@ class DraftFinder:
     def find(self, term: PlannedDrafter) -> PlannedDrafter:
         """One that the user named. Raises DraftRefused."""
         spec = term.spec
-        if spec.needs == "memory" and not self.has_memory:
+        if spec.needs == "memory" and self.request.memory is None:
             raise DraftRefused(
                 f"the drafter {spec.name} needs the memory of earlier texts, which is off.",
                 hint="Use --draft ngram, or turn it on.",
@@ -322,7 +313,7 @@ class DraftFinder:
         facts, head = read_draft(source, self.hub, is_head=spec.needs == "head")
         if head is not None:
             check_kind(self.backend, str(reference), head.kind)
-        if self.has_workers and head is not None and head.kind == "gemma4-assistant":
+        if self.request.load.workers and head is not None and head.kind == "gemma4-assistant":
             message = f"{reference} reads the target's cache, a part of which is on workers."
             raise DraftRefused(message, hint="Use --draft auto or ngram.")
         spec = choose_head_drafter(spec, reference, head, facts, self.target.metadata)
@@ -342,7 +333,7 @@ class DraftFinder:
         return PlannedDrafter(spec, model=PlannedModel(reference, source, facts), mask_token=token, head=head)
 
     def _find_named_head(self, spec: DrafterSpec) -> PlannedDrafter:
-        head = replace(self, may_fetch=True)._find_head(spec)
+        head = replace(self, request=replace(self.request, fetch_heads=True))._find_head(spec)
         if head is None:
             raise DraftRefused(
                 f"there is no {spec.name} head in the target's file, beside it or in the registry.",
@@ -380,7 +371,7 @@ class DraftFinder:
         Reading one raises EdgespecError where it does not fit, or is not to be downloaded.
         """
         head, kind = self.pair.models.head, self.pair.models.head_kind
-        is_asked = spec is not None or self.may_fetch  # else nobody needs to hear of a kind that does not run
+        is_asked = spec is not None or self.request.fetch_heads  # else nobody needs to hear of a kind that does not run
         if head and kind and spec in (None, drafter_of(kind)) and (is_asked or runs(self.backend, kind)):
             yield "that the registry pairs with the target", partial(self._read_paired_head, head, kind)
         if self.own_head is not None and spec in (None, drafter_of(self.own_head.kind)):
@@ -395,7 +386,8 @@ class DraftFinder:
     def _find_trained_head(self) -> AdaptedPair | None:
         """The versions of the head that `edgespec draft train` has made for the target, if one is to be used."""
         target = find_local(self.target.source, self.hub)
-        pair = AdaptedDrafts(self.trained).new_head(target, self.backend) if self.trained and target else None
+        folder = self.request.adapted
+        pair = AdaptedDrafts(folder).new_head(target, self.backend) if folder and target else None
         return pair if pair is not None and _read_active(pair) != BASE else None
 
     def _read_trained_head(self, pair: AdaptedPair) -> PlannedDrafter:
@@ -411,7 +403,7 @@ class DraftFinder:
 
     def _read_paired_head(self, reference: Reference, kind: HeadKind) -> PlannedDrafter:
         check_kind(self.backend, str(reference), kind)
-        if not self.may_fetch and not is_here(reference, self.hub):
+        if not self.request.fetch_heads and not is_here(reference, self.hub):
             pull = f"`edgespec pull {self.pair.name}`"
             raise DraftRefused(
                 f"{reference}, {KIND_NAMES[kind]} for this target, is not downloaded; {pull} does that.",

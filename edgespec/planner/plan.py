@@ -265,18 +265,7 @@ def plan(
             hint="Name the model that it was trained for.",
         )
     target = PlannedModel(reference, resolved.target, facts)
-    finder = DraftFinder(
-        backend,
-        target,
-        own_head,
-        resolved,
-        registry,
-        hub,
-        may_fetch=request.fetch_heads,
-        has_memory=request.memory is not None,
-        has_workers=bool(request.load.workers),
-        trained=request.adapted,
-    )
+    finder = DraftFinder(request, backend, target, own_head, resolved, registry, hub)
     is_auto = request.draft == AUTO
     drafters = finder.find_all(reporter.notice) if is_auto else list(map(finder.find, parse_draft(request.draft)))
     if request.adapted is not None:

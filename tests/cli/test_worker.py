@@ -61,8 +61,8 @@ def test_a_worker_on_a_network_says_what_that_means(cli: Cli) -> None:
 def test_a_port_in_use(worker: WorkerProcess, cli: Cli) -> None:
     refused = cli("worker", "--port", str(worker.port))
     assert refused.returncode == 2
-    assert f"cannot listen at {worker.address}: Address already in use." in refused.stderr
-    assert "hint: Use another --port or --host." in refused.stderr
+    assert f"annot listen on 127.0.0.1, port {worker.port}: Address already in use." in refused.stderr
+    assert "hint: Choose another --port or --host." in refused.stderr
 
 
 @pytest.mark.parametrize(
