@@ -183,10 +183,10 @@ def _is_damage(error: BaseException) -> bool:
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename the file and SQLite's files of it to the first free name."""
-    number = 1
-    while (moved := path.with_name(f"{path.name}.damaged-{number}")).exists():
-        number += 1
+    """Rename the file and SQLite's files of it. Three are kept; another one takes the place of the oldest."""
+    names = [path.with_name(f"{path.name}.damaged-{number}") for number in (1, 2, 3)]
+    free = [each for each in names if not each.exists()]
+    moved = free[0] if free else min(names, key=lambda each: each.stat().st_mtime)
     for suffix in ("-wal", "-shm", ""):
         with suppress(FileNotFoundError):
             os.replace(f"{path}{suffix}", f"{moved}{suffix}")

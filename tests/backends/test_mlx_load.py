@@ -53,6 +53,15 @@ def test_a_missing_tokenizer(folder: Path) -> None:
     assert "holds no tokenizer" in load_error(folder)
 
 
+def test_an_id_that_no_vocabulary_has(folder: Path) -> None:
+    """Memory would be allocated up to it."""
+    file = folder / "tokenizer.json"
+    described = json.loads(file.read_text())
+    described["model"]["vocab"][next(iter(described["model"]["vocab"]))] = 2**31 - 1
+    file.write_text(json.dumps(described))
+    assert "tokenizer.json has the id 2147483647" in load_error(folder)
+
+
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"hidden_size": 3}', "\udcff"])
 def test_damaged_configs(folder: Path, content: str) -> None:
     (folder / "config.json").write_bytes(content.encode("utf-8", "surrogateescape"))

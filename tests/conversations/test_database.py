@@ -110,16 +110,17 @@ def test_a_damaged_file_is_set_aside_and_told(path: Path, damage: object) -> Non
     store.close()
 
 
-def test_no_file_that_was_set_aside_is_overwritten(path: Path) -> None:
+def test_the_last_three_files_that_were_set_aside_are_kept(path: Path) -> None:
     path.parent.mkdir()
-    for number in (1, 2):
+    for number, place in ((1, 1), (2, 2), (3, 3), (4, 1)):
         path.write_bytes(b"damage %d" % number * 100)
+        os.utime(path, (number, number))
         Path(f"{path}-wal").write_bytes(b"log %d" % number)
         store = Store.open(path)
-        assert store.notice and f"damaged-{number}," in store.notice
+        assert store.notice and f"damaged-{place}," in store.notice
         store.close()
-    for number in (1, 2):
-        assert path.with_name(f"conversations.db.damaged-{number}").read_bytes() == b"damage %d" % number * 100
+    for number, place in ((4, 1), (2, 2), (3, 3)):
+        assert path.with_name(f"conversations.db.damaged-{place}").read_bytes() == b"damage %d" % number * 100
 
 
 def test_processes_set_a_damaged_file_aside_once(path: Path) -> None:
