@@ -141,9 +141,9 @@ LOADING = (
            help="The same text with any draft and with none, to the last bit; slower."),
     Option(name="exact_width", kind=("1", "2", "4", "8"), metavar="N", is_rare=True,
            help="Rows of every forward where --exact needs a fixed number. [default: measured]"),
-    Option(name="max_memory", kind=float, low=0.15, metavar="GIB", is_rare=True,
-           help="Memory for the process of a model, with its KV caches and drafts. Where it is short, drafts are "
-           "left out first, then caches. [default: what is free]"),
+    Option(name="max_memory", kind=float, low=0.15, high=2**20, metavar="GIB", is_rare=True,
+           help="Memory for the process of a model, with its KV caches and drafts. Where it is short, drafts of "
+           "'auto' are left out first, then caches. [default: what is free]"),
     Option(name="force", kind=bool, default=False, is_rare=True, help="Load even if memory looks insufficient."),
 )  # fmt: skip
 

@@ -129,7 +129,10 @@ def build_load_config(model: str | None, arguments: Mapping[str, Any]) -> LoadCo
             choices = (*option.kind, "toy") if option is table.BACKEND else option.kind
             if str(value) not in choices:
                 raise InvalidRequest(f"{option.name} cannot be '{value}'.", hint=f"Use one of {', '.join(choices)}.")
-    workers, width = values["workers"], values["exact_width"]
+    workers, width, budget = values["workers"], values["exact_width"], values["max_memory"]
+    low, high = table.OPTIONS["max_memory"].limits
+    if budget is not None and not (isinstance(budget, int | float) and low <= budget <= high):
+        raise InvalidRequest(f"max_memory cannot be '{budget}'.", hint=f"Use {low:g} GiB or more.")
     return LoadConfig(
         model=model,
         backend=None if values["backend"] == "auto" else values["backend"],
@@ -154,7 +157,7 @@ def build_load_config(model: str | None, arguments: Mapping[str, Any]) -> LoadCo
             workers=split_addresses(workers if workers is None or isinstance(workers, str) else ",".join(workers)),
             trusts_network=values["trust_network"],
         ),
-        max_bytes=None if values["max_memory"] is None else round(values["max_memory"] * 2**30),
+        max_bytes=None if budget is None else round(budget * 2**30),
         force=values["force"],
         memory=None if values["memory"] is False else MemoryOptions(memory_folder(), keeps_caches=values["slot_cache"]),
         adapted=adapted_folder(),

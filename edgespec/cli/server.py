@@ -188,7 +188,7 @@ export ANTHROPIC_DEFAULT_HAIKU_MODEL={{ model|quote }}
 export CLAUDE_CODE_AUTO_COMPACT_WINDOW={{ context }}
 export CLAUDE_CODE_MAX_OUTPUT_TOKENS={{ answer }}
 export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1
-# The status of git comes before the tools, so each session that goes on would be read again from there.
+# Without its instructions on git and the status, which comes before the tools: each session would be read again.
 export CLAUDE_CODE_DISABLE_GIT_INSTRUCTIONS=1
 claude
 """

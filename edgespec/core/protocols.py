@@ -226,10 +226,11 @@ class Storable(Protocol):
         Raises BackendError.
         """
 
-    def restore_state(self, tokens: Sequence[int], state: memoryview) -> bool:
+    def restore_state(self, tokens: Sequence[int], state: memoryview) -> bool | None:
         """Make the cache that of `tokens`, as a session of the same model under the same settings has saved it.
 
-        `state` is writable. Returns whether it could; if not, the cache is empty. Raises BackendError.
+        `state` is writable. Returns whether it could; if not, the cache is empty. None: not now, and the cache is as it
+        was. Raises BackendError.
         """
 
 

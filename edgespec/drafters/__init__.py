@@ -41,12 +41,12 @@ class SlotMemory:
 
     space   the earlier texts; None where it may use none
     epoch   of `space` when the generation began
-    quotes  tokens of what tools have said, as a call of a tool would quote it
+    quotes  returns the tokens of what tools have said, as a call of a tool would quote it
     """
 
     space: MemorySpace | None = None
     epoch: int = 0
-    quotes: Sequence[int] = ()
+    quotes: Callable[[], Sequence[int]] = tuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,18 +180,19 @@ def _open(name: str, resources: SlotResources) -> Drafter:
     """The built-in drafter of this name. Their modules import this one."""
     from edgespec.drafters.block import BlockDrafter
     from edgespec.drafters.ngram import NgramDrafter
-    from edgespec.drafters.recycling import RecyclingDrafter, SuccessorTable
-    from edgespec.drafters.remote import RemoteDrafter
     from edgespec.drafters.sequential import ModelDraftSession, PardSession, SequentialDrafter
-    from edgespec.drafters.suffix import SuffixDrafter
 
     vocab_size, memory, head = resources.vocab_size, resources.memory, resources.head
     match name:
         case "ngram":
             return NgramDrafter(memory)
         case "suffix":
+            from edgespec.drafters.suffix import SuffixDrafter
+
             return SuffixDrafter(memory)
         case "recycling":
+            from edgespec.drafters.recycling import RecyclingDrafter, SuccessorTable
+
             load = partial(SuccessorTable.load, vocab_size)
             return RecyclingDrafter(lambda: load(None) if memory.space is None else memory.space.table(name, load))
         case "pard":
@@ -199,6 +200,8 @@ def _open(name: str, resources: SlotResources) -> Drafter:
                 raise ValueError("this model names no mask token, so it is not a PARD model")
             return BlockDrafter(name, PardSession(resources.require_session(), vocab_size, resources.mask_token))
         case "remote":
+            from edgespec.drafters.remote import RemoteDrafter
+
             if resources.link is None:
                 raise ValueError("there is no draft server for this drafter")
             return RemoteDrafter(resources.link, vocab_size)

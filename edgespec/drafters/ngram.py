@@ -178,10 +178,11 @@ class NgramDrafter(Drafter):
         self._lookup = SuffixLookup()
         self._is_indexed = False  # whether the lookup has read this text's prompt
         self._n_prompt = 0
+        self._expected: tuple[int, int, int] | None = None  # position, length of the match, and token of a quote
         self._outcomes: list[Outcome] = []
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
-        self._n_prompt, self._is_indexed, self._outcomes = len(text), False, []
+        self._n_prompt, self._is_indexed, self._outcomes, self._expected = len(text), False, [], None
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         self._read(text)
@@ -207,8 +208,12 @@ class NgramDrafter(Drafter):
             if len(lookup.tokens) > self._n_prompt or list(text[: len(lookup.tokens)]) != lookup.tokens:
                 lookup = self._lookup = SuffixLookup()
             lookup.read(text[: self._n_prompt])
-            self._quotes.read(self._memory.quotes if self._memory is not None else ())
+            self._quotes.read(self._memory.quotes() if self._memory is not None else ())
             self._is_indexed = True
+        if self._expected is not None and self._expected[0] < len(text):
+            at, length, token = self._expected
+            self._outcomes.append(Outcome(length, text[at] == token))
+            self._expected = None
         if len(text) > len(lookup.tokens):
             self._outcomes += lookup.extend(text)
 
@@ -218,8 +223,9 @@ class NgramDrafter(Drafter):
         if limit.nodes <= limit.depth:
             quoted, length = self._quotes.continue_text(text, limit.depth)
             node, n = -1, limit.depth if lookup.length else 0
-            if length > lookup.length:
+            if quoted and length > lookup.length:
                 tokens, n = quoted, len(quoted)
+                self._expected = len(text), length, quoted[0]
             else:
                 tokens, length = continue_from(lookup.tokens, lookup.end, n), lookup.length
             confidences = _confidences(length, n)

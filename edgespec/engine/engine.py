@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from time import monotonic, perf_counter
@@ -130,7 +130,7 @@ class Engine:
                     if has_joined:
                         self.measure_missing(check)
             slot = yield from self._take_slot(request, prompt, check)
-            slot.memory.quotes = () if spec.is_plain else self.prompts.quote(request.prompt)
+            slot.memory.quotes = partial(self.prompts.quote, request.prompt)
             costs = self._draft_stats.costs if self._draft_stats else None
             controller, verifier = self._choose_controller(
                 generation, spec, slot, sampler, costs, can_pause=speculation is None
@@ -149,7 +149,7 @@ class Engine:
                 controller.end()
             if slot is not None:
                 self._drafters.drop(slot, controller.failures if controller is not None else {})
-                slot.loss = loss = generation.explain_loss(slot.earlier)
+                slot.loss = loss = generation.explain_loss(slot.earlier, self.target.context_size)
                 self._slots.release(slot, store_text(slot, request.memory, prompt, generation.emitted))
         yield from generation.finish()
         yield from map(Notice, self._take_notices(controller))
@@ -190,13 +190,19 @@ class Engine:
         Forwards run for `seconds`, drafters in addition. Raises Cancelled, BackendError.
         """
         shares = 1 + len(choose_contexts(contexts, self.target.context_size))
-        with self._borrow_slot(check) as slot:
+        with self._borrow_slot(check) as slot, ExitStack() as opened:
             rows = measure_rows(slot.target, seconds / shares, check)
             short = Profile(rows, self._measure_drafters(slot, slot.drafters, check))
             seconds *= 1 - 1 / shares
             sources = {name: self.drafters[name].source for name in short.drafts}
             attached = {name: each for name, each in sources.items() if isinstance(each, AttachedDraft)}
-            return measure_contexts(slot.target, short, contexts, seconds, attached, check)
+            session = slot.target
+            if self.max_concurrency > 1:  # the caches of slots that share forwards may not be filled with copies
+                try:
+                    session = opened.enter_context(closing(self.target.open_session(check)))
+                except BackendError:
+                    return short
+            return measure_contexts(session, short, contexts, seconds, attached, check)
 
     def measure_missing(self, check: CheckCancelled = lambda: None) -> None:
         """Measure the drafters whose cost is not known. Raises Cancelled, BackendError."""

@@ -138,11 +138,12 @@ class Generation:
     def finished(self) -> Finished:
         return Finished(self.reason, tuple(self.emitted), self.seed, self._meter.metrics(), self._text.stop)
 
-    def explain_loss(self, earlier: Sequence[EarlierText]) -> PrefixLoss | None:
+    def explain_loss(self, earlier: Sequence[EarlierText], context_size: int) -> PrefixLoss | None:
         """Why a part of the prompt that `earlier` texts had was read again; None where that was not so."""
         if (reading := self._meter.reading) is None or self.request.scores_prompt:
             return None
-        return explain_loss(self.encoded.tokens, reading.progress.reused, earlier, self.request.prompt, self.tokenizer)
+        reused, request = reading.progress.reused, self.request
+        return explain_loss(self.encoded.tokens, reused, earlier, request.prompt, self.tokenizer, context_size)
 
     def _emit(self, token: int, source: str) -> bool:
         """Take a token into the text; returns whether a stop string ends it."""

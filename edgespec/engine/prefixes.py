@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from edgespec.backends.sequence import cheap_prefill
 from edgespec.core.sampling import Ints
 from edgespec.engine.events import PrefixLoss, Prompt
 from edgespec.memory.prefixes import count_common
@@ -37,10 +38,15 @@ class EarlierText:
 
 
 def explain_loss(
-    prompt: Sequence[int], reused: int, earlier: Sequence[EarlierText], request: Prompt, tokenizer: Tokenizer
+    prompt: Sequence[int],
+    reused: int,
+    earlier: Sequence[EarlierText],
+    request: Prompt,
+    tokenizer: Tokenizer,
+    context_size: int,
 ) -> PrefixLoss | None:
     """Why more than the `reused` tokens of a prompt was read, although texts `earlier` had it; None where they had not,
-    or where it is too little to matter. `request` is what the prompt was made from.
+    or where it is too little to matter. `request` is what the prompt was made from, for a cache of `context_size`.
     """
     if len(prompt) - reused < max(LEAST_LOSS, len(prompt) // _LEAST_SHARE):
         return None
@@ -52,6 +58,8 @@ def explain_loss(
     if lost < LEAST_LOSS:
         return None
     if kept >= lost - kept:
+        if place == "other" and lost <= cheap_prefill(context_size):  # less than a copy costs
+            return None
         return PrefixLoss(lost, _CAUSES[place], reused)
     where, text = _locate(prompt, at, request, tokenizer)
     return PrefixLoss(lost, "changed", at, where, text)

@@ -20,6 +20,7 @@ from edgespec.text.tokenizer import token_bytes
 
 _NUMBER = re.compile(r"^ *\d+(?:\t|: |→|\| )", re.MULTILINE)  # of a line of a file, as agents show it
 _TAGGED = "<function="  # in templates of models that write arguments between tags, as they are
+_MAX_QUOTES = 512  # that are remembered
 _TAIL = 256  # characters of the rendered prompt in which reasoning may begin
 
 _GAPS = (
@@ -57,7 +58,7 @@ class PromptEncoder:
         self._template = ChatTemplate(source, bos, eos) if source else None
         self.reasoning: ReasoningFormat | None = detect_format(source) if source else None
         self._has_json_calls = source is None or _TAGGED not in source
-        self._quotes: dict[str, list[int]] = {}  # of the last prompt, by what tools have said
+        self._quotes: dict[str, list[int]] = {}  # of the last prompts, by what tools have said
         # What was counted last, until it is generated from: a chat counts before it asks. Any thread sets it.
         self._counted: tuple[tuple[Any, ...], EncodedPrompt] | None = None
 
@@ -80,8 +81,11 @@ class PromptEncoder:
         An agent that edits a file quotes what it has read.
         """
         said = [each.content for each in prompt if each.role == "tool"] if isinstance(prompt, tuple) else []
-        self._quotes = {text: self._quotes.get(text) or self._write_quote(text) for text in said}
-        return list(chain.from_iterable(self._quotes.values()))
+        quoted = {text: self._quotes.pop(text, []) or self._write_quote(text) for text in said}
+        self._quotes |= quoted  # behind those that were used before
+        while len(self._quotes) > max(_MAX_QUOTES, len(quoted)):
+            del self._quotes[next(iter(self._quotes))]
+        return list(chain.from_iterable(quoted.values()))
 
     # These may be called on another thread than the model's while the model is open.
 

@@ -38,7 +38,7 @@ class Slot:
     owner   whose text it is
     held    tokens of the prompt that the cache had then
     loss    why others were read again
-    number  among the slots that were opened
+    number  among the slots that are open
     use     what the request uses of the memory; None: its text is kept nowhere
     memory  the earlier texts that its drafters may use
     """
@@ -88,7 +88,6 @@ class SlotPool:
         self.max_slots = max_slots
         self._adopts = adopts
         self._kept: list[Slot] = []  # the most recently used one is last
-        self._n_opened = 0
         self._given: deque[tuple[str, Sequence[int]]] = deque(maxlen=_MAX_GIVEN)  # that slots have lost, with owners
 
     def acquire(self, prompt: Sequence[int], check: CheckCancelled, owner: str = "", n_saved: int = 0) -> Slot | None:
@@ -177,8 +176,7 @@ class SlotPool:
     def _loses_much(self, slot: Slot, common: int) -> bool:
         """Whether cutting the cache to `common` tokens loses more than another slot would cost."""
         lost = len(slot.tokens) - common
-        is_dear = lost > cheap_prefill(slot.target.capabilities.context_size)
-        return lost > common or (self._adopts and is_dear and len(self._kept) < self.max_slots)
+        return lost > common or (self._adopts and lost > LEAST_LOSS and len(self._kept) < self.max_slots)
 
     def _open_another(self, free: Sequence[Slot]) -> Slot | None:
         if len(self._kept) < self.max_slots:
@@ -189,7 +187,7 @@ class SlotPool:
                     raise
                 self.max_slots = len(self._kept)
             else:
-                slot.number, self._n_opened = self._n_opened, self._n_opened + 1
+                slot.number = min({*range(len(self._kept) + 1)} - {each.number for each in self._kept})
                 return slot
         return free[0] if free else None
 
@@ -210,7 +208,7 @@ def restore_prefix(slot: Slot, found: SavedText | None, files: PrefixFiles | Non
         return
     if not (target.can_cut or found.is_whole):  # it could only go back to nothing
         return
-    if (read := files.read(found.path)) is not None and not target.restore_state(*read):
+    if (read := files.read(found.path)) is not None and target.restore_state(*read) is False:
         found.path.unlink(missing_ok=True)  # the runtime's settings are others, though their names are the same
 
 

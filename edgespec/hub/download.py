@@ -12,6 +12,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from edgespec.errors import CacheError, HubError, InvalidModelFile
@@ -137,11 +138,20 @@ def _download(remote: RemoteFile, url: str, partial: Path, progress: Progress) -
                 answer = getattr(error, "response", None)
                 if failures >= ATTEMPTS or (answer is not None and answer.status_code not in _BUSY):
                     raise
-                stated = answer.headers.get("Retry-After", "") if answer is not None else ""
-                end_s = time.monotonic() + (min(float(stated), _LONGEST_PAUSE_S) if stated.isdecimal() else _PAUSE_S)
-                while (left_s := end_s - time.monotonic()) > 0:
+                left_s = _PAUSE_S if answer is None else _read_pause(answer.headers.get("Retry-After", ""))
+                while left_s > 0:
                     progress(remote.path, file.tell(), remote.size)  # which may end the download
                     time.sleep(min(left_s, _PAUSE_S))
+                    left_s -= _PAUSE_S
+
+
+def _read_pause(stated: str) -> float:
+    """The seconds of a Retry-After, which is a number or a date, at most a minute; a second without one."""
+    try:
+        seconds = float(stated) if stated[:1].isdigit() else parsedate_to_datetime(stated).timestamp() - time.time()
+    except ValueError:
+        return _PAUSE_S
+    return min(max(seconds, 0.0), _LONGEST_PAUSE_S)
 
 
 def _stream_range(url: str, first: int, last: int) -> Iterator[bytes]:

@@ -245,11 +245,12 @@ def plan(
     network: Network | None = None,
     *,
     freed: int = 0,
+    is_open: bool = False,
 ) -> Plan:
     """Choose the runtime, resolve the models, read their headers, compare tokenizers, check memory.
 
     `network` has the workers where the target is open on them already: they serve it, and answer nobody else. `freed`
-    are bytes that a model will have freed before the load.
+    are bytes that a model will have freed before the load, or `is_open` has taken: the target, with its caches.
 
     Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, DoesNotFit.
     """
@@ -275,7 +276,8 @@ def plan(
     limit = None if request.max_bytes is None else max(0, request.max_bytes - PROCESS_BYTES)
     own = replace(own, ram_available=own.ram_available + freed, limit=limit)
     network, memory = find_network(options, backend, facts, own, network)
-    drafters, fit = _check_memory(request, options, memory, facts, drafters, reporter, own if network else None)
+    least = options.caches if is_open else 1
+    drafters, fit = _check_memory(request, options, memory, facts, drafters, reporter, own if network else None, least)
     options = replace(options, caches=fit.caches)
     if network is None:
         options = _place(options, facts, fit, reporter)
@@ -352,9 +354,10 @@ def _check_memory(
     drafters: list[PlannedDrafter],
     reporter: Reporter,
     own: Memory | None,
+    least: int,
 ) -> tuple[list[PlannedDrafter], Fit]:
     """The drafters, and the fit. So that the target fits, 'auto' drops draft models, the last one first; then there are
-    fewer KV caches.
+    fewer KV caches, `least` at least.
 
     `own` is this machine's part of `memory`, into which the drafts have to fit; None for all of it. Raises DoesNotFit.
     """
@@ -380,15 +383,15 @@ def _check_memory(
             if models and request.draft == AUTO:
                 reporter.notice(f"Drafting without {models[-1].label}: it does not fit in memory with the target.")
                 drafters = [each for each in drafters if each is not models[-1]]
-            elif caches > 1:
+            elif caches > least:
                 caches -= 1
             else:
                 raise
         else:
             if caches < options.caches:
                 reporter.notice(
-                    f"Memory holds {count(caches, 'KV cache')} of {context:,} tokens, not {options.caches}: so many"
-                    " texts are answered at once. A smaller --ctx allows more."
+                    f"Memory holds {count(caches, 'KV cache')} of {context:,} tokens, not {options.caches}."
+                    " A smaller --ctx allows more."
                 )
             return drafters, fit
 

@@ -117,7 +117,7 @@ def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
         waiting = {slot.name: slot.limiter.waiting for slot in models.all}
         silent_s = {slot.name: slot.silent_s for slot in models.slots.values()}
         memory = {
-            slot.name: {"resident": slot.resident, **(_describe_memory(info.fit) or {})}
+            slot.name: {"resident": slot.resident, "estimated": info.fit.needed if info.fit is not None else 0}
             for slot in models.slots.values()
             if (info := slot.model_info) is not None
         }
@@ -130,7 +130,9 @@ def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
 
     async def get_slots(_request: Request) -> Response:
         found = [
-            (slot, state) for slot in models.slots.values() for state in await models.ask(slot, EngineClient.slots)
+            (slot, state)
+            for slot in models.slots.values()
+            for state in await models.ask(slot, EngineClient.slots) or ()
         ]
         return JsonResponse([_describe_cache(slot, state) for slot, state in found])
 

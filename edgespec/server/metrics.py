@@ -48,7 +48,7 @@ _GAUGES = {
     "remote_up": ("Whether the server of a remote model can be reached.", ("model",)),
     "device_bytes": ("Memory of an accelerator.", ("device",)),
     "device_free_bytes": ("Free memory of an accelerator.", ("device",)),
-    "memory_bytes": ("Memory of a loaded model: what is resident, and the parts as estimated.", ("model", "part")),
+    "memory_bytes": ("Memory of a loaded model: resident, with that of the server, and estimated.", ("model", "part")),
     "silent_seconds": ("Silence of the engine process.", ("model",)),
     "draft_acceptance_ratio": (
         "Share of a drafter's tokens that are accepted, over all answers.",

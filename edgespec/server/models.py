@@ -131,17 +131,17 @@ class Models:
         async with slot.visit():
             yield await self._require(slot)
 
-    async def ask(self, slot: ModelSlot, ask: Callable[[EngineClient], Stream[Sequence[T]]]) -> Sequence[T]:
-        """What the engine of a loaded model knows; nothing where it does not answer at once."""
+    async def ask(self, slot: ModelSlot, ask: Callable[[EngineClient], Stream[Sequence[T]]]) -> Sequence[T] | None:
+        """What the engine of a loaded model knows; None where it does not answer at once."""
         if slot.client is not None and slot.model_info is not None:
             with suppress(TimeoutError, EdgespecError):
                 return await asyncio.wait_for(ask(slot.client).wait(), _ASK_S)
-        return ()
+        return None
 
     async def find_devices(self) -> Sequence[DeviceMemory]:
         """The accelerators of the loaded models with their memory now."""
         for slot in self.slots.values():
-            if found := await self.ask(slot, EngineClient.devices):
+            if (found := await self.ask(slot, EngineClient.devices)) is not None:
                 return found
         return ()
 

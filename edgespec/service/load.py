@@ -121,7 +121,9 @@ class Loader:
         opened = loaded.planned
         assert opened is not None  # only the toy runtime has no plan
         config = replace(config, load=replace(config.load, caches=opened.options.caches))
-        planned = self.plan(replace(config, backend=opened.backend), opened, opened.fit.target.total)
+        config = replace(config, backend=opened.backend)
+        taken = opened.fit.target.kv + opened.fit.target.compute  # mapped weights count as available
+        planned = self.plan(config, opened, taken, is_open=True)
         target, memory = loaded.engine.target, loaded.engine.memory
         changed = self._build_any(config, planned, target, loaded.target_path, loaded.settings, memory)
         with ExitStack() as undo:
@@ -148,9 +150,9 @@ class Loader:
             settings = choose_settings(target, path, planned, self.settings_s, self.check)
             yield target, path, apply_settings(settings, planned)
 
-    def plan(self, config: LoadConfig, opened: Plan | None = None, freed: int = 0) -> Plan:
+    def plan(self, config: LoadConfig, opened: Plan | None = None, freed: int = 0, *, is_open: bool = False) -> Plan:
         network = opened.network if opened else None
-        planned = make_plan(config, self.registry, self.hub, self.reporter, network, freed=freed)
+        planned = make_plan(config, self.registry, self.hub, self.reporter, network, freed=freed, is_open=is_open)
         check_ranks(planned)
         require(planned.backend)
         return planned

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.backends.llamacpp.model import LlamaModel
+from edgespec.backends.sequence import cheap_prefill
 from edgespec.core.protocols import Draft
 from edgespec.core.sampling import Logits
 from edgespec.core.scores import Scores
@@ -115,7 +116,7 @@ class Player:
         other = self.others[int(self._rng.integers(len(self.others)))]
         n = int(self._rng.integers(1, 100))
         theirs = list(other._session.tokens[:n])
-        is_possible = other is not self and (n > 64 or not self._model.has_streams)
+        is_possible = other is not self and (n > cheap_prefill(CONTEXT) or not self._model.has_streams)
         assert self._session.adopt(other._session, n) == is_possible
         if is_possible:
             self._held = theirs

@@ -105,8 +105,8 @@ def test_a_follower_has_the_targets_text_without_reading_it(target: LlamaModel, 
     theirs.close()
 
 
-def test_with_many_slots_the_text_comes_from_the_target_too(tmp_path: Path) -> None:
-    """A model that has lent no cells until it was opened for many answers has streams, and its draft reads the text."""
+def test_with_several_slots_the_text_comes_from_the_target_too(tmp_path: Path) -> None:
+    """A model that has lent no cells until it was opened has streams, and its first draft reads the text."""
     target = load(TARGET, replace(OPTIONS, caches=3))
     theirs = target.open_session(shared=True)
     draft = draft_of(target, "sparse:4,200", tmp_path)

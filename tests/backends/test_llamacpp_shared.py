@@ -265,3 +265,65 @@ def test_models_that_share_nothing_say_so(tmp_path: Path, name: str, why: str) -
     assert not session.context.is_shared
     session.close()
     model.close()
+
+
+@pytest.mark.parametrize("caches", [1, 3])
+def test_a_saved_state_is_restored_by_models_with_any_number_of_slots(caches: int, many: LlamaModel) -> None:
+    """The last slot saves, and one of a model with other slots goes on as if it had read the text."""
+    text = [*PROMPT, *reversed(PROMPT)]
+    slots = open_sessions(many, 3)
+    expected = prefill(slots[2], text).copy()
+    saved = slots[2].save_state(2**30)
+    assert saved is not None
+    other = load(many.path, LoadOptions(context_size=CONTEXT + 32, threads=1, caches=caches))
+    theirs = open_sessions(other, caches)
+    session = theirs[-1]
+    assert session.restore_state(text, memoryview(bytearray(saved))) and session.position == len(text)
+    again = session.save_state(2**30)
+    assert again is not None and len(again) == len(saved)
+    session.rewind(len(text) - 1)
+    assert np.abs(prefill(session, text) - expected).max() < TOLERANCE
+    for each in (*slots, *theirs):
+        each.close()
+    other.close()
+
+
+def test_nothing_is_restored_where_a_stream_is_about_to_be_copied(many: LlamaModel) -> None:
+    """The copy, which is made by the next decode, would have it in place of the text."""
+    text, other = [*PROMPT, *PROMPT, *PROMPT][:90], [*reversed(PROMPT)]
+    source, copy, third = open_sessions(many, 3)
+    prefill(third, other)
+    state = third.save_state(2**30)
+    assert state is not None
+    prefill(source, text)
+    assert copy.adopt(source, 80)
+    for session in (source, copy):
+        assert session.restore_state(other, memoryview(bytearray(state))) is None
+    expected = prefill(source, text).copy()
+    copied = prefill(copy, text).copy()
+    assert np.abs(copied - expected).max() < TOLERANCE
+    assert copy.restore_state(other, memoryview(bytearray(state))) is True
+    for session in (source, copy, third):
+        session.close()
+
+
+def test_streams_that_are_not_neighbours_decode_together(many: LlamaModel) -> None:
+    """Rows are computed and dropped for those between, whose texts stay as they were."""
+    first, between, last = open_sessions(many, 3)
+    prefill(between, PROMPT[:20])
+    for session in (first, last):
+        prefill(session, PROMPT)
+    alone = [session.forward(7, NO_DRAFT).logits(0).copy() for session in (first, last)]
+    for session in (first, last):
+        session.commit(())
+        session.rewind(len(PROMPT))
+    together = [session.forward(7, NO_DRAFT) for session in (first, last)]
+    for scores, expected in zip(together, alone, strict=True):
+        assert np.abs(scores.logits(0) - expected).max() < TOLERANCE
+    for session in (first, last):
+        session.commit(())
+    assert between.position == 20
+    expected = prefill(last, PROMPT).copy()
+    assert np.abs(prefill(between, PROMPT) - expected).max() < TOLERANCE
+    for session in (first, between, last):
+        session.close()

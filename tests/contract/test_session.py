@@ -250,6 +250,21 @@ def test_the_latest_of_several_checkpoints_is_where_a_text_goes_on(runtime: Runt
     session.close()
 
 
+def test_a_long_prompt_has_checkpoints_within(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that shares its beginning alone does not start again there. Ranks are processes of their own."""
+    if not runtime.name.startswith("ranks"):
+        monkeypatch.setattr("edgespec.backends.sequence._SPACING", 4)
+        monkeypatch.setattr("edgespec.backends.llamacpp.context.MAX_TOKENS", 8)
+        monkeypatch.setattr("edgespec.backends.mlx.session.PREFILL_CHUNK", 8)
+    session = runtime.prefilled(PROMPT)
+    session.checkpoint()
+    left = session.rewind(20)
+    assert left > 0 or runtime.name.startswith(("draft", "fixed", "ranks", "toy"))
+    tokens = [*PROMPT[:left], 3, 2, 1]
+    assert runtime.same(prefill(session, tokens), runtime.logits_after(tokens))
+    session.close()
+
+
 def test_ids_outside_the_vocabulary_are_refused_everywhere(runtime: Runtime) -> None:
     session = runtime.prefilled(PROMPT)
     size = session.capabilities.vocab_size

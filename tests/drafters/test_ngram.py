@@ -197,7 +197,8 @@ def test_paths_of_others_are_continued() -> None:
 
 def test_what_tools_have_said_is_quoted() -> None:
     """The longer match counts; a match in quotes has four tokens at least, and grows with what is accepted."""
-    memory = SlotMemory(quotes=(0, 1, 2, 3, 4, 5, 6, 7, 8))
+    quotes = [0, 1, 2, 3, 4, 5, 6, 7, 8]
+    memory = SlotMemory(quotes=lambda: quotes)
     drafter, budget = NgramDrafter(memory), Budget(3, 3)
     text = [4, 9, 9, 1, 2, 3, 4]
     drafter.begin(text[:3], None)
@@ -206,10 +207,11 @@ def test_what_tools_have_said_is_quoted() -> None:
     drafter.begin(text[:3], None)
     assert expand(drafter, [*text, 6], budget) == {}
     assert expand(drafter, [*text, 6, 4], budget) == {(6,): 1.0, (6, 4): 1.5, (6, 4, 6): 2.0}, "three do not count"
-    memory.quotes = (*memory.quotes, 10, 1, 2, 3, 4, 11)
+    quotes += [10, 1, 2, 3, 4, 11]
     drafter.begin(text[:3], None)
     assert set(expand(drafter, text, budget)) == {(11,)}, "the latest"
-    memory.quotes = ()
+    assert Outcome(4, True) in finish(drafter, [*text, 11], [11])
+    quotes.clear()
     drafter.begin(text[:3], None)
     assert set(expand(drafter, text, budget)) == {(9,), (9, 9), (9, 9, 1)}
 

@@ -128,7 +128,15 @@ def test_another_conversation_with_a_common_beginning_has_lost_nothing(engine: E
 def test_short_texts_and_short_losses_are_not_worth_a_sentence(engine: Engine) -> None:
     tokenizer = engine.target.tokenizer
     text = list(range(1, 40))
-    assert explain_loss(text, 0, [EarlierText(text, "given")], "", tokenizer) is None
+    assert explain_loss(text, 0, [EarlierText(text, "given")], "", tokenizer, 512) is None
     text = [i % 200 for i in range(LEAST_LOSS + 10)]
-    assert explain_loss(text, 0, [EarlierText(text[: LEAST_LOSS - 1], "given")], "", tokenizer) is None
-    assert explain_loss(text, 0, [EarlierText(text[:LEAST_LOSS], "given")], "", tokenizer) is not None
+    assert explain_loss(text, 0, [EarlierText(text[: LEAST_LOSS - 1], "given")], "", tokenizer, 512) is None
+    assert explain_loss(text, 0, [EarlierText(text[:LEAST_LOSS], "given")], "", tokenizer, 512) is not None
+
+
+def test_a_beginning_in_another_cache_that_is_no_longer_than_a_copy_is_worth(engine: Engine) -> None:
+    """A stream of 64 times as many tokens would be copied."""
+    tokenizer, text = engine.target.tokenizer, [i % 200 for i in range(400)]
+    for context_size, cause in ((16_384, "busy"), (32_768, None)):
+        loss = explain_loss(text, 0, [EarlierText(text[:300], "other")], "", tokenizer, context_size)
+        assert (loss.cause if loss is not None else None) == cause

@@ -21,7 +21,7 @@ from tests.engine.prompts import CODE
 from tests.models import find_trained
 
 GREEDY = SamplingParams(temperature=0)
-AT_ONCE = 12  # more than 8, above which slots may have streams of cells
+AT_ONCE = 12
 KINDS = {
     "plain": PLAIN,
     "chains": Speculation(("model",), 4),

@@ -99,11 +99,18 @@ def test_a_dropped_connection_is_taken_up_in_the_same_fetch(hub: Hub, server: Hu
     assert len(server.downloads(FILE)) == 2
 
 
-@pytest.mark.parametrize("code", [429, 503])
-def test_a_busy_server_is_asked_again_when_it_says(hub: Hub, server: HubServer, root: Path, code: int) -> None:
+@pytest.mark.parametrize(
+    ("code", "after", "seconds"),
+    [(429, "0", 0), (503, "2.5", 2.5), (502, "999", 60), (429, "Mon, 01 Jan 2024 00:00:00 GMT", 0), (429, "soon", 1)],
+)
+def test_a_busy_server_is_asked_again_when_it_says(
+    hub: Hub, server: HubServer, root: Path, code: int, after: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("edgespec.hub.download.time.sleep", waited.append)
     source = serve(root)
     model = hub.resolve(HubFile(REPO, FILE))
-    server.fault(REPO, FILE, Fault("status", code=code, retry_after="0"))
+    server.fault(REPO, FILE, Fault("status", code=code, retry_after=after))
 
     def heal(_: str, __: int, ___: int) -> None:
         if len(server.downloads(FILE)) == 3:
@@ -111,6 +118,7 @@ def test_a_busy_server_is_asked_again_when_it_says(hub: Hub, server: HubServer, 
 
     assert hub.fetch(model, heal).read_bytes() == source.read_bytes()
     assert [each.status for each in server.downloads(FILE)] == [code, code, code, 206]
+    assert sum(waited) == pytest.approx(3 * seconds) and max(waited, default=0) <= 1
     server.fault(REPO, FILE, Fault("status", code=code, retry_after="0"))
     hub.fetch(model, heal).resolve().unlink()
     with pytest.raises(HubError):  # it gives up

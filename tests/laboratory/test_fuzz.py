@@ -26,14 +26,14 @@ def _exit(code: int) -> None:
         ("internal", lambda: _exit(70)),
         ("death", lambda: os.kill(os.getpid(), signal.SIGSEGV)),
         ("hang", lambda: time.sleep(60)),
-        ("memory", lambda: _exit(len(bytearray(b"x") * 2**26) and 0)),
+        ("memory", lambda: _exit(len(bytearray(b"x") * 2**30) and 0)),
     ],
 )
 def test_the_ends_of_a_case(
     end: str, command: Callable[[], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgespec.cli.main.main", lambda arguments: command())
-    monkeypatch.setattr(fuzz, "_LIMIT_S", 0.5)
+    monkeypatch.setattr(fuzz, "_LIMIT_S", 0.5 if end == "hang" else 30)
     if end == "memory":
-        monkeypatch.setattr(fuzz, "_LIMIT_BYTES", 2**26)
+        monkeypatch.setattr(fuzz, "_LIMIT_BYTES", 2**30)
     assert run_case(["run"], Place(tmp_path, tmp_path), "http://127.0.0.1:9")[0] == end

@@ -156,7 +156,7 @@ def test_a_budget_leaves_out_drafts_first_and_then_caches(folder: Path, paired: 
     assert len(heard.notices) == 2 and all(told.startswith("Drafting without") for told in heard.notices)
     fewer = fit(two)
     assert fewer.options.caches == fewer.fit.caches == 2 and fewer.fit.headroom == 0
-    assert heard.notices[-1].startswith(f"Memory holds 2 KV caches of {CONTEXT:,} tokens, not 4:")
+    assert heard.notices[-1].startswith(f"Memory holds 2 KV caches of {CONTEXT:,} tokens, not 4.")
     with pytest.raises(DoesNotFit, match="are allowed"):
         fit(one - 1)
 

@@ -17,6 +17,7 @@ from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.devices import NewMemory
 from edgespec.backends.head_session import Features, check_tapped_layers
 from edgespec.backends.llamacpp.library import Library, find_function
+from edgespec.backends.llamacpp.streams import Streams
 from edgespec.core.protocols import SOLO, BatchPeers, CheckCancelled
 from edgespec.core.sampling import Ints, Logits, SamplingParams, non_finite_error
 from edgespec.errors import BackendError, Cancelled
@@ -458,7 +459,12 @@ class Context:
             has_streams=has_streams,
         )
         self.is_shared = slots > 1
-        self.has_streams = has_streams
+        size = params.n_ctx // slots
+        self.streams = Streams(lib.api, self.native, slots, size, MAX_TOKENS) if has_streams else None
+
+    @property
+    def has_streams(self) -> bool:
+        return self.streams is not None
 
     @property
     def is_usable(self) -> bool:
@@ -535,8 +541,14 @@ class Context:
             scores.copy_rows()
         self._last = batch = self._staged
         token = output = 0
-        for sequence in sorted(batch.scores) if self.has_streams else batch.scores:
-            token, output = batch.scores[sequence].place(token, output)
+        order = [*batch.scores] if self.streams is None else sorted(batch.scores)
+        filled = {} if self.streams is None else self.streams.fill_gaps(order, batch.n_tokens)
+        for sequence in sorted([*order, *filled]) if filled else order:
+            if sequence in filled:
+                self.native.batch.chain((0,), filled[sequence], sequence, outputs=0)
+                token += 1
+            else:
+                token, output = batch.scores[sequence].place(token, output)
         started = perf_counter()
         try:
             batch.outputs = self.native.decode()
@@ -545,6 +557,8 @@ class Context:
         except (Cancelled, BackendError) as error:
             batch.error = error
         batch.seconds = perf_counter() - started
+        if self.streams is not None:
+            self.streams.end_decode(batch.seconds if batch.error is None else None)
         self._staged = PendingBatch(self.decode)
 
     def _stage(

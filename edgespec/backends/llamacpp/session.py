@@ -214,7 +214,6 @@ class LlamaSession:
         self.revision = 0  # grows with every change of them
         self._prompt: tuple[int, HostScores] | None = None  # tokens of the last one that is whole, and its scores
         self._pending: tuple[int, Draft] | None = None
-        self._waits_for_copy = False  # of a stream, which llama.cpp makes before the next decode
 
     @property
     def context(self) -> Context:
@@ -285,8 +284,8 @@ class LlamaSession:
         self._lib.api.llama_memory_seq_cp(context.native.memory, other.sequence, self.sequence, 0, end)
         self.hold(other.tokens[:n])
         self._prompt = other._prompt if other._prompt is not None and other._prompt[0] <= n else None
-        if context.has_streams:
-            self._waits_for_copy = True
+        if context.streams is not None:
+            context.streams.copying |= {other.sequence, self.sequence}
             self._rollback.rewind(n)
         return True
 
@@ -385,22 +384,25 @@ class LlamaSession:
         return isinstance(self._rollback, TrimmableCache)
 
     def save_state(self, limit: int) -> memoryview | None:
-        api, handle = self.api, self.context.native.handle
+        api, handle, streams = self.api, self.context.native.handle, self.context.streams
         check_committed(self._pending, "it is saved")
-        is_here = bool(self.tokens) and not self._waits_for_copy
+        is_here = bool(self.tokens) and (streams is None or self.sequence not in streams.copying)
         size = api.llama_state_seq_get_size(handle, self.sequence) if is_here else 0
         if not 0 < size <= limit:
             return None
         saved = bytearray(size)
         buffer = (ctypes.c_uint8 * size).from_buffer(saved)
-        n_read = api.llama_state_seq_get_data(handle, buffer, size, self.sequence)
-        return memoryview(saved) if n_read == size else None
+        if api.llama_state_seq_get_data(handle, buffer, size, self.sequence) != size:
+            return None
+        return memoryview(saved) if streams is None else streams.cut_state(saved, self.sequence)
 
-    def restore_state(self, tokens: Sequence[int], state: memoryview) -> bool:
-        handle = self.context.native.handle
+    def restore_state(self, tokens: Sequence[int], state: memoryview) -> bool | None:
+        handle, streams = self.context.native.handle, self.context.streams
+        if streams is not None and self.sequence in streams.copying:
+            return None  # the copy would overwrite it, or have it in place of the text
         self.rewind(0)
-        if self._waits_for_copy:  # which would overwrite it
-            return False
+        if streams is not None:
+            state = streams.pad_state(state)
         buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
         if not self.api.llama_state_seq_set_data(handle, buffer, len(state), self.sequence):
             self._rollback.reset()
@@ -482,7 +484,7 @@ class LlamaSession:
             assert self._slot.tap is not None
             self._slot.tap.features.append(states, len(tokens))
         self.tokens += tokens
-        self._waits_for_copy = self._slot.is_dirty = False
+        self._slot.is_dirty = False
         self.revision += 1
 
     def _forget(self, position: int) -> None:
