@@ -285,6 +285,7 @@ def test_copies_lie_one_behind_the_other(flash_attention: bool, held: int) -> No
 
 def test_no_answer_reuses_the_copies() -> None:
     model = load(TARGET, LoadOptions(threads=1, context_size=256, caches=2))
+    model.lends_cells = True
     session, other = model.open_session(shared=True), model.open_session(shared=True)
     expected = prefill(other, [TOKEN, 70, 71])
     prefill(session, [TOKEN])

@@ -148,6 +148,7 @@ def test_the_last_hidden_states_are_those_of_the_text(tmp_path: Path) -> None:
     """They give the target's logits; also after chains and trees, and beside another session of the context."""
     mixture = make_mixture(tmp_path / "model.gguf")
     target = load(mixture, replace(OPTIONS, mtp=True, caches=2))
+    target.lends_cells = True  # so that drafts may be trees
     session, beside = target.open_session(shared=True), target.open_session(shared=True)
     features, text = session.tap((MTP_LAYERS,)), TEXT[:30]
     prefill(beside, TEXT[60:90])
