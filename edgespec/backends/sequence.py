@@ -69,7 +69,7 @@ def shared_prefix(cached: Sequence[int], tokens: Sequence[int], limit: int) -> i
 
 
 def cheap_prefill(context_size: int) -> int:
-    """Tokens that are read again rather than copying or giving up a cache of `context_size` tokens."""
+    """Tokens that are read again rather than copying a cache of `context_size` tokens."""
     return max(64, context_size // 64)
 
 

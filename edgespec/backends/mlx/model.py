@@ -303,27 +303,26 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer of a model folder, without its weights. Raises InvalidModelFile, BackendUnavailable."""
     folder = read_folder(path)
     with explain_errors(path):
-        _check_ids(path)
-        wrapper = load_hf_tokenizer(path, {"trust_remote_code": False})
+        wrapper = _read_tokenizer(path)
         return HfTokenizer(wrapper, folder.integer("vocab_size") or len(wrapper))
 
 
 _LARGE_ID = re.compile(rb"[:\[,]\s*(\d{9,})\s*[,}\]]")
 
 
-def _check_ids(path: Path) -> None:
-    """Raises ValueError for a tokenizer with an id that no vocabulary has: memory would be allocated up to it."""
+def _read_tokenizer(path: Path, **more: Any) -> Any:
+    """mlx-lm's tokenizer. Raises ValueError for an id that no vocabulary has: memory would be allocated up to it."""
     file = path / "tokenizer.json"
     if file.is_file() and (found := _LARGE_ID.search(file.read_bytes())) is not None:
         raise ValueError(f"{file.name} has the id {found[1].decode()}")
+    return load_hf_tokenizer(path, {"trust_remote_code": False}, **more)
 
 
 def _load_folder(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
     folder = read_folder(path)
     with explain_errors(path):
-        _check_ids(path)
         model, config = load_model(path, lazy=True, strict=True, trust_remote_code=False)
-        wrapper = load_hf_tokenizer(path, {"trust_remote_code": False}, eos_token_ids=config.get("eos_token_id"))
+        wrapper = _read_tokenizer(path, eos_token_ids=config.get("eos_token_id"))
         logits = model(mx.array([[0]], mx.int32))  # a lazy array: nothing is computed
         tokenizer = HfTokenizer(wrapper, logits.shape[-1])
     return model, tokenizer, read_template(path), folder.trained_context
