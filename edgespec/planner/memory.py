@@ -99,20 +99,26 @@ def shares_context(model: ModelMetadata) -> bool:
 
 
 def estimate_memory(
-    model: ModelMetadata, context: int, kv_type: str = "f16", caches: int = 1, *, together: bool = False
+    model: ModelMetadata,
+    context: int,
+    kv_type: str = "f16",
+    caches: int = 1,
+    *,
+    flash: bool = True,
+    together: bool = False,
 ) -> MemoryEstimate:
     """Estimate a model's memory with `caches` KV caches of `context` tokens. Raises InvalidRequest for an unknown type.
 
-    `together`: all caches are in one llama.cpp context; otherwise each has its own scratch memory.
+    `together`: all caches are in one llama.cpp context; otherwise each has its own scratch memory. `flash`: with flash
+    attention.
 
     Weights are the tensors' bytes. llama.cpp maps them from the file, but they must fit in RAM to be fast. MLX on a CPU
     widens half precision and takes up to twice as much.
     For llama.cpp, the KV cache counts every attention layer at full length, since it does not shorten sliding windows;
     latent attention (DeepSeek) takes less than this. For MLX, sliding windows count at their own size.
-    Scratch memory is an estimate for flash attention: f32 rows of a micro-batch for logits, activations and the
-    feed-forward layer, and an f16 mask over the context. Measured: 9.0 MiB for an estimate of 12.5 (6M pair, 2,048
-    tokens), 71 MiB for an estimate of 104 (Llama 2 7B, 4,096 tokens). Without flash attention llama.cpp also holds one
-    layer's scores, 2 KiB for each head and context token, which are not counted.
+    Scratch memory is an estimate: f32 rows of a micro-batch for logits, activations and the feed-forward layer, and an
+    f16 mask over the context. Measured: 9.0 MiB for an estimate of 12.5 (6M pair, 2,048 tokens), 71 MiB for an estimate
+    of 104 (Llama 2 7B, 4,096 tokens). Without flash attention come the scores of a layer.
     """
     kv = kv_bytes(model, context, kv_type)
     if isinstance(model, Folder):
@@ -121,10 +127,17 @@ def estimate_memory(
     else:
         rows = model.own("vocab_size") or len(model.tokens)
         rows += 2 * (model.own("embedding_length") or 0) + max(model.per_block("feed_forward_length") or (0,))
-    graphs = 1 if together else caches
-    return MemoryEstimate(
-        model.weight_bytes, caches * kv, graphs * 4 * MICRO_BATCH * rows + caches * 2 * MICRO_BATCH * context
-    )
+    graph = 4 * MICRO_BATCH * rows + (0 if flash else score_bytes(model, context))
+    compute = (1 if together else caches) * graph + caches * 2 * MICRO_BATCH * context
+    return MemoryEstimate(model.weight_bytes, caches * kv, compute)
+
+
+def score_bytes(model: ModelMetadata, context: int) -> int:
+    """Bytes of one layer's scores, which llama.cpp holds without flash attention: an f32 for each head and each pair of
+    a row of the micro-batch and a token of the context. 0 for a folder.
+    """
+    heads = () if isinstance(model, Folder) else model.per_block("attention.head_count")
+    return 4 * MICRO_BATCH * max(heads or (), default=0) * context
 
 
 def kv_bytes(header: ModelMetadata, context: int, kv_type: str = "f16") -> int:
@@ -192,6 +205,7 @@ def check_fit(
     own: Memory | None = None,
     kv_type: str = "f16",
     caches: int = 1,
+    flash: bool = True,
     together: bool = False,
     ranks: int = 1,
     force: bool = False,
@@ -200,12 +214,15 @@ def check_fit(
 
     `drafts` are draft models, and trained heads with what their files say; they have to fit into `own`, the part of
     `memory` on this machine, where it is given.
-    `caches`, `context` and `together` as in `estimate_memory`; a draft has a context for each cache. The target is
-    split among `ranks` machines, of which this is one.
+    `caches`, `context`, `flash` and `together` as in `estimate_memory`; a draft has a context for each cache. The
+    target is split among `ranks` machines, of which this is one.
     """
     sizes = (context, kv_type, caches)
-    added = [estimate_head(model, head, *sizes) if head else estimate_memory(model, *sizes) for model, head in drafts]
-    price = estimate_memory(target, context, kv_type, caches, together=together).split(ranks)
+    added = [
+        estimate_head(model, head, *sizes) if head else estimate_memory(model, *sizes, flash=flash)
+        for model, head in drafts
+    ]
+    price = estimate_memory(target, *sizes, flash=flash, together=together).split(ranks)
     fit = Fit(context, caches, price, reduce(add, added) if added else None, memory)
     if own is not None and fit.draft is not None and fit.draft.total > own.usable and not force:
         raise DoesNotFit(
@@ -231,7 +248,7 @@ def place_layers(target: Header, fit: Fit) -> tuple[int | None, int | None]:
     Accelerators with memory of their own take caches and drafts as well. Where they have no room for a whole mixture of
     experts, experts stay in RAM rather than layers: few of them are read for a token. llama.cpp offloads the last
     layers first, and counts the output matrix as one more. Where layers stay in RAM it computes without flash
-    attention, and holds one layer's scores, 2 KiB for each head and context token.
+    attention.
     """
     n_devices = sum(not each.shares_ram for each in fit.memory.devices)
     count = target.own("block_count") or 0
@@ -251,7 +268,7 @@ def place_layers(target: Header, fit: Fit) -> tuple[int | None, int | None]:
     if any(experts) and (left := room - sum(layers) + sum(experts)) >= 0:
         sums = list(accumulate(reversed(experts)))
         return None, count - sum(each <= left for each in sums)
-    room -= 4 * MICRO_BATCH * max(target.per_block("attention.head_count") or (0,)) * fit.context
+    room -= score_bytes(target, fit.context)
     fitting = sum(each <= room for each in accumulate(reversed(layers)))
     return (fitting + 1 if room >= 0 else 0), None
 

@@ -35,7 +35,7 @@ from edgespec.planner.draft_finder import (
     use_adapted,
 )
 from edgespec.planner.heads import KIND_NAMES, find_head, naming_heads
-from edgespec.planner.memory import Fit, check_fit, place_layers, read_memory, shares_context
+from edgespec.planner.memory import Fit, check_fit, place_layers, read_memory, score_bytes, shares_context
 from edgespec.registry.resolve import Source, detect_backend, fetch_source, read_metadata, resolve_pair
 from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
 from edgespec.text.tokenizer import Tokenizer
@@ -278,7 +278,7 @@ def plan(
     network, memory = find_network(options, backend, facts, own, network)
     least = options.caches if is_open else 1
     drafters, fit = _check_memory(request, options, memory, facts, drafters, reporter, own if network else None, least)
-    options = replace(options, caches=fit.caches)
+    options = _keep_flash_attention(replace(options, caches=fit.caches), facts, fit)
     if network is None:
         options = _place(options, facts, fit, reporter)
     options = replace(options, mtp=backend == "llamacpp" and any(each.is_in_target for each in drafters))
@@ -346,6 +346,16 @@ def _place(options: LoadOptions, target: ModelMetadata, fit: Fit, reporter: Repo
     return replace(options, gpu_layers=layers, n_cpu_moe=in_ram)
 
 
+def _keep_flash_attention(options: LoadOptions, target: ModelMetadata, fit: Fit) -> LoadOptions:
+    """`options` with flash attention on where there is no memory for what a processor holds without it: by default it
+    is turned off where that was measured to be faster.
+    """
+    scores = (1 if shares_context(target) and not options.exact else fit.caches) * score_bytes(target, fit.context)
+    if options.flash_attention is None and not fit.memory.devices and scores > max(fit.headroom, 0):
+        return replace(options, flash_attention=True)
+    return options
+
+
 def _check_memory(
     request: LoadConfig,
     options: LoadOptions,
@@ -375,6 +385,7 @@ def _check_memory(
                 own=own,
                 kv_type=options.kv_type,
                 caches=caches,
+                flash=options.flash_attention is not False,
                 together=shares_context(target) and not options.exact,
                 ranks=count_ranks(),
                 force=request.force,

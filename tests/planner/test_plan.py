@@ -12,7 +12,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.errors import DoesNotFit, DraftRefused, UnknownModel
 from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.hub import Hub
-from edgespec.planner.memory import estimate_memory
+from edgespec.planner.memory import estimate_memory, score_bytes
 from edgespec.planner.plan import PROCESS_BYTES, LoadConfig, MemoryOptions, Plan, list_used_files, plan
 from edgespec.planner.report import describe_plan, format_plan
 from edgespec.registry.schema import Registry, load_registry
@@ -159,6 +159,24 @@ def test_a_budget_leaves_out_drafts_first_and_then_caches(folder: Path, paired: 
     assert heard.notices[-1].startswith(f"Memory holds 2 KV caches of {CONTEXT:,} tokens, not 4.")
     with pytest.raises(DoesNotFit, match="are allowed"):
         fit(one - 1)
+
+
+def test_flash_attention_stays_on_where_scores_do_not_fit(folder: Path, paired: Registry, heard: Heard) -> None:
+    header = read_file(folder / "target.gguf")
+
+    def fit(spare: int, flash: bool | None = None) -> Plan:
+        needed = estimate_memory(header, CONTEXT).total + spare
+        load = LoadOptions(threads=1, context_size=CONTEXT, flash_attention=flash)
+        request = LoadConfig("here", "llamacpp", draft="none", load=load, max_bytes=PROCESS_BYTES + needed)
+        return plan(request, paired, Hub.from_environment(), heard)
+
+    scores = score_bytes(header, CONTEXT)
+    assert scores == 4 * 512 * max(header.per_block("attention.head_count") or ()) * CONTEXT
+    assert fit(scores).options.flash_attention is None
+    assert fit(scores - 1).options.flash_attention is True
+    assert fit(scores, flash=False).fit.headroom == 0
+    with pytest.raises(DoesNotFit):
+        fit(scores - 1, flash=False)
 
 
 def test_the_report_shows_all_drafters(folder: Path, paired: Registry, heard: Heard) -> None:
