@@ -62,8 +62,8 @@ def _describe_more(model: dict[str, Any], calls: list[dict[str, Any]]) -> Iterat
     if (sizes := model.get("estimated_bytes")) is not None:
         yield (
             f"{gib(sizes['weights'])} of weights, {gib(sizes['kv'])} of KV cache, {gib(sizes['scratch'])} of scratch"
-            f" memory, {gib(sizes['draft'])} of drafts; a slot more, of {model['context_size']:,} tokens, takes"
-            f" {gib(sizes['slot'])}"
+            f" memory, {gib(sizes['draft'])} of drafts; one more slot, of {model['context_size']:,} tokens,"
+            f" takes {gib(sizes['slot'])}, and 8,192 tokens more of context {gib(sizes['context_8192'])}"
         )
     for drafter in model.get("drafters", ()):
         yield (

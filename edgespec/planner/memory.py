@@ -78,6 +78,11 @@ class Fit:
         """Free bytes after loading; negative if the models do not fit."""
         return self.memory.usable - self.needed
 
+    def kv_for(self, tokens: int) -> int:
+        """Bytes of the KV caches of target and draft for `tokens` tokens of one slot."""
+        kv = self.target.kv + (self.draft.kv if self.draft else 0)
+        return kv * tokens // (self.context * self.caches)
+
     @property
     def fits_on_devices(self) -> bool:
         """Tells whether everything fits on accelerators with their own memory, with nothing in RAM."""

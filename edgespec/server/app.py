@@ -23,7 +23,7 @@ from edgespec import __version__
 from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.engine.events import SlotState
 from edgespec.hub.cache import shorten_names
-from edgespec.planner.memory import Fit, MemoryEstimate
+from edgespec.planner.memory import Fit
 from edgespec.server.anthropic import MessagesRequest
 from edgespec.server.auth import LOCAL_ORIGINS, Guard, Rules, page_routes
 from edgespec.server.fields import GenerationBody, LoadRequest, UnloadRequest
@@ -223,16 +223,16 @@ def _describe_drafter(model_info: ModelInfo, name: str, record: AcceptanceRecord
 
 
 def _describe_memory(fit: Fit | None) -> dict[str, int] | None:
-    """What was estimated before loading, and what of it is for each slot; None for the toy runtime."""
+    """What was estimated before loading, and what a slot and 8,192 tokens more would take; None for the toy runtime."""
     if fit is None:
         return None
-    draft = fit.draft or MemoryEstimate(0, 0, 0)
     return {
         "weights": fit.target.weights,
         "kv": fit.target.kv,
         "scratch": fit.target.compute,
-        "draft": draft.total,
-        "slot": (fit.target.kv + draft.kv) // fit.caches,
+        "draft": fit.draft.total if fit.draft is not None else 0,
+        "slot": fit.kv_for(fit.context),
+        "context_8192": fit.caches * fit.kv_for(8192),
     }
 
 

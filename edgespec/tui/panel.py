@@ -160,9 +160,10 @@ def _describe_model(meter: Meter, model_info: ModelInfo, resident: int, availabl
     lines.append((("━" * n_full, _VERIFY), ("━" * (_CELLS - n_full), _OTHER)))
     lines.append(("memory ", _format_size(resident), f", {_format_size(available)} free"))
     if (fit := model_info.fit) is not None:  # as estimated before loading
-        parts = [("target", fit.target.weights), ("KV", fit.target.kv)]
-        parts += [("draft", fit.draft.total)] if fit.draft is not None else []
-        lines += [(f"  {name:6} {_format_size(n_bytes):>9}",) for name, n_bytes in parts]
+        more = f", +8k {_format_size(fit.caches * fit.kv_for(8192))}"
+        parts = [("target", fit.target.weights, ""), ("KV", fit.target.kv, more)]
+        parts += [("draft", fit.draft.total, "")] if fit.draft is not None else []
+        lines += [(f"  {name:6} {_format_size(n_bytes):>9}{added}",) for name, n_bytes, added in parts]
     for device in model_info.devices:
         taken = _format_size(device.total - device.free)
         lines.append((f"{device.name}\n  {taken} of {_format_size(device.total)}",))

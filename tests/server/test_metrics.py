@@ -87,9 +87,10 @@ def test_failed_opens_and_embeddings(tmp_path: Path) -> None:
         tokens = server.post("/v1/embeddings", json=texts).json()["usage"]["prompt_tokens"]
         values = read(server)
         sizes = server.model("embedded")["estimated_bytes"]
-        assert 0 < sizes["weights"] < 2**25 and sizes["slot"] == (sizes["kv"]) // 4 > 0 == sizes["draft"]
+        assert 0 < sizes["weights"] < 2**25 and sizes["slot"] == sizes["kv"] // 4 > 0 == sizes["draft"]
         told = run_command(["ps", "--url", server.url], {}, tmp_path).stdout
-        assert "a slot more, of 128 tokens, takes" in told
+        assert sizes["context_8192"] == sizes["kv"] * 8192 // 128
+        assert "one more slot, of 128 tokens, takes" in told and ", and 8,192 tokens more of context " in told
         resident, needed = (
             total(values, "edgespec_memory_bytes", model="embedded", part=part) for part in ("resident", "estimated")
         )
