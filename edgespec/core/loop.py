@@ -49,7 +49,7 @@ def speculate(
     row_cost: RowCost = lambda n_drafted: None,
     check: CheckCancelled = lambda: None,
 ) -> Generator[PrefillProgress | Step | Yield, None, None]:
-    """Yield PrefillProgress, then Steps, with a Yield after each forward is started.
+    """Yield PrefillProgress, then Steps, with a Yield after the first one and after each forward is started.
 
     Generation ends with a token of `stop`, with a token for which `emit` returns True, after `max_tokens` tokens, or at
     the end of the context. The emitted tokens follow the distribution that `verifier` samples from, whatever is
@@ -69,6 +69,7 @@ def speculate(
     t1 = perf_counter()
     sample_s = t1 - t0 - scores.waited_s
     yield Step(0, first, 0, 0, 0, t1, sample_s=sample_s)
+    yield YIELD  # so that the first token can be shown before the next forward
 
     index = 0
     if not text.has_ended:
