@@ -5,10 +5,9 @@ Importing this package imports neither numpy nor a runtime: each name below is i
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 __version__ = "0.2.0"
 
+TYPE_CHECKING = False  # importing typing takes as long as starting Python
 if TYPE_CHECKING:
     from edgespec.api.model import AsyncModel, AsyncReplyStream, Model, Reply, ReplyStream, load, load_async
     from edgespec.api.options import GenerationArguments, LoadArguments

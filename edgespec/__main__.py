@@ -1,6 +1,6 @@
 """`python -m edgespec` is the command `edgespec`."""
 
-from edgespec.cli.main import main
+from edgespec.cli.supervised import main
 
 if __name__ == "__main__":
     main()

@@ -71,10 +71,10 @@ async def load_async(
 
 
 def _prepare_load(model: str | None, arguments: LoadArguments) -> tuple[LoadConfig, EngineClient]:
-    """An engine in this process; with workers in one of its own, since llama.cpp ends it where one is lost."""
+    """An engine in this process, or in one of its own; there too with workers: llama.cpp ends it where one is lost."""
     require_known("load", arguments, LoadArguments.__annotations__)
     config = build_load_config(model, arguments)
-    if not config.load.workers:
+    if not (config.load.workers or arguments.get("isolated")):
         return config, LocalEngine()
     from edgespec.service.process import EngineProcess
 

@@ -41,8 +41,9 @@ class LoadArguments(TypedDict, total=False):
     max_memory       GiB for the process of the model, with KV caches and drafts; None: what is free
     force            load even if the memory looks too small
     parallel         generations at once, each with a KV cache of `ctx` tokens; 1 by default
-    workers          HOST:PORT of machines on which `edgespec worker` runs, for a part of the layers. The model then
-                     runs in a process of its own, so a script that loads it needs `if __name__ == "__main__":`
+    isolated         run the model in a process of its own, whose death is a BackendError; False by default
+    workers          HOST:PORT of machines on which `edgespec worker` runs, for a part of the layers. The model is
+                     isolated then
     trust_network    allow workers on a network, not only on this machine or behind a tunnel
     memory           keep texts in the data folder, where the command line keeps them too, and draft from them; False by
                      default
@@ -69,6 +70,7 @@ class LoadArguments(TypedDict, total=False):
     max_memory: float | None
     force: bool
     parallel: int
+    isolated: bool
     workers: Sequence[str]
     trust_network: bool
     memory: bool

@@ -43,8 +43,8 @@ from edgespec.options import LEARN
 from edgespec.planner.draft_finder import describe_words
 from edgespec.planner.plan import LoadConfig
 from edgespec.registry.schema import SamplingDefaults
-from edgespec.service.client import require_model
-from edgespec.service.local import LocalEngine
+from edgespec.service.client import EngineClient, ModelInfo, require_model
+from edgespec.service.process import EngineProcess
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 from edgespec.units import count, significant
@@ -93,7 +93,6 @@ def chat_command(
     chat = Chat(options["system"], SamplingParams(), *settings, rolling=rolling)
     if not plain and not options["verbose"] and _is_terminal():
         gc.disable()  # while modules are loaded, none of which goes again
-        from edgespec.service.process import EngineProcess
         from edgespec.tui.app import ChatApp
 
         gc.enable()
@@ -111,10 +110,16 @@ def chat_command(
         raise InvalidRequest(
             "--continue, --resume and --race need the full-screen chat.", hint="Drop --plain and run in a terminal."
         )
-    with closing(open_engine(request, verbose=options["verbose"])) as engine:
-        chat.sampling = resolve_sampling(options, engine.require_loaded().info.sampling)
+    with closing(_start_engine(request, verbose=options["verbose"])) as engine:
         is_interactive = sys.stdin is not None and sys.stdin.isatty()
-        return Repl(engine, request, chat, interactive=is_interactive, is_incognito=incognito).loop()
+        repl = Repl(engine, request, chat, interactive=is_interactive, is_incognito=incognito)
+        chat.sampling = resolve_sampling(options, repl.open_model().sampling)
+        return repl.loop()
+
+
+def _start_engine(request: LoadConfig, *, verbose: bool) -> EngineClient:
+    """An engine in a process of its own, or one in this process that shows the log of its runtime."""
+    return open_engine(request, verbose=True) if verbose else EngineProcess("The next message opens the model again.")
 
 
 def _choose_model(store: Store, id: int | None, request: LoadConfig) -> LoadConfig:
@@ -163,9 +168,9 @@ class Repl:
     """One conversation on one terminal or pipe."""
 
     def __init__(
-        self, engine: LocalEngine, request: LoadConfig, chat: Chat, *, interactive: bool, is_incognito: bool
+        self, engine: EngineClient, request: LoadConfig, chat: Chat, *, interactive: bool, is_incognito: bool
     ) -> None:
-        """`request` is what `engine` has loaded. `is_incognito`: the memory keeps nothing of the first conversation."""
+        """`request` is what `engine` is to load. `is_incognito`: the memory keeps nothing of the first conversation."""
         self._engine = engine
         self._request = request
         self._chat = chat
@@ -175,6 +180,12 @@ class Repl:
         self._is_nearly_full = False  # as it was told
         if is_incognito:
             self._recorder.start_incognito(is_on=True)
+
+    def open_model(self) -> ModelInfo:
+        """Open the model, unless it is open; the engine may have died. Raises any EdgespecError, Cancelled."""
+        if self._engine.model_info is None:
+            list(interruptible(self._engine.open(self._request, TerminalReporter())))
+        return require_model(self._engine)
 
     def loop(self) -> int:
         """Run until /exit or the end of input; returns the exit code."""
@@ -209,6 +220,7 @@ class Repl:
                 overwrites = {"overwrite": True} if command.name == "save!" else {}
                 getattr(self, f"_{command.name.removesuffix('!')}")(argument, **overwrites)
             elif line.strip():
+                self.open_model()
                 self._make_room([*self._chat.messages, Message("user", line)])
                 self._recorder.ask(line)
                 self._recorder.begin_answer({})

@@ -10,7 +10,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
@@ -215,23 +217,25 @@ def write_lines(file: Path, facts: Iterable[object], *, force: bool) -> int:
 T = TypeVar("T")
 
 INTERRUPTED = 130  # the shells' exit code for Ctrl-C
+SAME_PRESS_S = 0.1  # between two SIGINTs of one Ctrl-C, see edgespec.cli.supervised
 
 
 def interruptible(stream: Stream[T]) -> Iterator[T]:
-    """Events of `stream`. Until it ends, SIGINT cancels it; it is cancelled too when its reader leaves.
+    """Events of `stream`. Until it ends, SIGINT cancels it, and another one ends this process; it is cancelled too when
+    its reader leaves.
 
     The handler only sets a flag, so it is safe during native calls.
     """
-    presses = 0
+    pressed_s = inf
 
     def on_interrupt(_signal: int, _frame: object) -> None:
-        nonlocal presses
-        presses += 1
-        if presses == 1:
+        nonlocal pressed_s
+        if pressed_s == inf:
+            pressed_s = monotonic()
             stream.cancel()
-            return
-        sys.stdout.flush()
-        os._exit(INTERRUPTED)  # a native forward cannot be interrupted in another way
+        elif monotonic() - pressed_s > SAME_PRESS_S:
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)  # a native forward cannot be interrupted in another way
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:

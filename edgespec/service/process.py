@@ -17,24 +17,23 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from multiprocessing import get_context, resource_tracker
-from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from queue import SimpleQueue
+from subprocess import DEVNULL, Popen
 from time import perf_counter, sleep
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
-from edgespec.backends.ranks import RankAddress, get_rank_address, set_rank_address
+from edgespec.backends.ranks import get_rank_address, set_rank_address
 from edgespec.controller.store import calibration_folder
 from edgespec.errors import BackendError, Cancelled, EdgespecError, reason_of
 from edgespec.files import write_atomically
-from edgespec.isolated import block_sigint
+from edgespec.isolated import block_sigint, python_command
 from edgespec.planner.plan import Reporter
 from edgespec.service.client import EngineClient, ModelInfo, Stream
 from edgespec.text.stream import Piece
@@ -76,7 +75,7 @@ class EngineProcess(EngineClient):
         self._model_info: ModelInfo | None = None
         self._link: Link | None = None
         self._start()
-        atexit.register(self.close)  # before multiprocessing waits for the process
+        atexit.register(self.close)
 
     @property
     def model_info(self) -> ModelInfo | None:
@@ -109,26 +108,20 @@ class EngineProcess(EngineClient):
             link, self._link = self._link, None
         if link is not None:
             link.send(None)
-        self._process.join(_CLOSE_TIMEOUT_S)
-        if self._process.is_alive():
+        self._reader.join(_CLOSE_TIMEOUT_S)  # it waits for the process
+        if self._reader.is_alive():
             self._process.kill()
-            self._process.join()
-        self._reader.join()
+            self._reader.join()
 
     def _start(self) -> None:
-        context = get_context("spawn")
-        ours, theirs = context.Pipe()
-        output = tempfile.NamedTemporaryFile(prefix=f"{_NAME}-")  # noqa: SIM115 - `_read` closes it
-        with redirect_stderr(sys.__stderr__):  # a full-screen terminal replaces it by one without a descriptor
-            resource_tracker.ensure_running()  # its start unblocks signals, so it comes first
-        with block_sigint():
-            self._process: SpawnProcess = context.Process(
-                target=serve, args=(theirs, output.name, get_rank_address()), name=_NAME
-            )
-            self._process.start()
-        theirs.close()  # so that the end of that process is the end of the pipe
+        ours, theirs = Pipe()
+        output = tempfile.TemporaryFile(prefix=f"{_NAME}-")  # noqa: SIM115 - `_read` closes it
+        command = [*python_command(__name__, "serve_engine"), str(theirs.fileno())]
+        with theirs, block_sigint():  # it is closed here, so that the end of that process is the end of the pipe
+            self._process = Popen(command, stdin=DEVNULL, stdout=output, stderr=output, pass_fds=[theirs.fileno()])
         self._death = self._untold = None
         self._link = Link(ours, self._max_silence_s)
+        self._link.send(get_rank_address())
         self._reader = threading.Thread(target=self._read, args=(self._link, output), name=_NAME, daemon=True)
         self._reader.start()
 
@@ -170,14 +163,14 @@ class EngineProcess(EngineClient):
                 self._take(message)
         except Exception as error:  # noqa: BLE001 - of a message or a Reporter; nobody is to wait for this thread
             self._end(Death("message", f"what the engine said could not be taken: {reason_of(error)}"))
-        self._process.join()
+        self._process.wait()
         with self._lock:
             has_died = self._link is link
             death = Death("closed", "the engine was closed", is_asked=True)
             abandoned, self._pending = self._pending, {}
             self._model_info = None
             if has_died:
-                death = self._death or explain(self._process.exitcode or 0, output)
+                death = self._death or explain(self._process.returncode, output)
                 self._link, self._death = None, death
                 self._untold = None if abandoned else self._describe(death)
         link.close()
@@ -345,22 +338,19 @@ _BEAT_S = 1.0
 _SEND_EVERY_S = 0.01  # the events of shorter turns are sent together
 
 
-def serve(link: Connection, output: str, address: RankAddress | None) -> None:
-    """Run calls until the pipe ends. What this process prints goes to the file `output`, since the terminal belongs to
-    the parent; other ranks come to `address`.
-    """
+def serve_engine() -> None:
+    """Run calls from the pipe whose descriptor is this process's first argument, until it ends."""
     from edgespec.service.local import LocalEngine  # the parent imports this module too, and needs no engine
 
-    with open(output, "ab") as file:
-        os.dup2(file.fileno(), 1)
-        os.dup2(file.fileno(), 2)
     faulthandler.enable(all_threads=False)  # reading the stack of a thread that runs can fault, and hide the signal
-    set_rank_address(address)
+    link = Connection(int(sys.argv[1]))
+    os.set_inheritable(link.fileno(), False)
     outbox = Outbox(link)
     client = LocalEngine(after_turn=outbox.flush_after_turn, uses_idle_time=True)
     threading.Thread(target=_beat, args=(outbox, client), name="edgespec-beat", daemon=True).start()
     streams: dict[int, Stream[Any]] = {}
     try:
+        set_rank_address(link.recv())
         while (call := link.recv()) is not None:
             if call.method:
                 _begin(call, client, outbox, streams)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 from typing import Any
 
 import jsonschema
+import psutil
 import pytest
 
 import edgespec
@@ -29,6 +31,18 @@ def test_a_draft_does_not_change_the_text(model: edgespec.Model) -> None:
     assert drafted.stats.accepted_tokens > 0
     assert drafted.finish_reason == "length"
     assert len(drafted.tokens) == 48
+
+
+def test_the_death_of_an_isolated_model_is_an_error(model: edgespec.Model) -> None:
+    with edgespec.load(threads=1, draft="ngram", isolated=True) as isolated:
+        here, apart = (each.generate(PROMPT, max_tokens=8, temperature=0) for each in (model, isolated))
+        assert here.text == apart.text
+        stream = isolated.stream(PROMPT, max_tokens=2000, temperature=0)
+        next(stream)
+        (engine,) = [each for each in psutil.Process().children() if "serve_engine" in " ".join(each.cmdline())]
+        engine.send_signal(signal.SIGABRT)
+        with pytest.raises(edgespec.BackendError, match="SIGABRT"):
+            stream.read()
 
 
 def test_pieces_add_up_to_the_reply(model: edgespec.Model) -> None:

@@ -9,7 +9,7 @@ from edgespec.cli.run import run_command
 from edgespec.registry.schema import SamplingDefaults
 
 COMMAND_LINE_ONLY = {"prompt", "model", "file", "raw", "as_json", "explain", "verbose", "help_all"}
-PYTHON_ONLY = {"parallel", "schema", "tools", "tool_choice", "parallel_tool_calls", "template_variables",
+PYTHON_ONLY = {"isolated", "parallel", "schema", "tools", "tool_choice", "parallel_tool_calls", "template_variables",
                "memory_source"}  # fmt: skip
 
 

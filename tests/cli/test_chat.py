@@ -13,6 +13,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from tests.cli.conftest import COMMAND, Cli
 
 OPTIONS = ("--max-tokens", "10", "--temperature", "0", "--threads", "1")
@@ -149,6 +151,24 @@ class Terminal:
         code = self.child.wait(timeout=60)
         os.close(self._fd)
         return code
+
+
+def test_the_next_message_opens_a_model_whose_engine_has_died(environment: dict[str, str]) -> None:
+    command = [*COMMAND, "chat", "--plain", "python-6m", "--threads", "1", "--draft", "none"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment) as chat:
+        assert chat.stdin is not None and chat.stdout is not None and chat.stderr is not None
+        chat.stdin.write("def f(x):\n")
+        chat.stdin.flush()
+        assert chat.stdout.read(1)
+        (engine,) = psutil.Process(chat.pid).children()
+        engine.send_signal(signal.SIGSEGV)
+        while "SIGSEGV" not in (line := chat.stderr.readline()):
+            assert line
+        assert "The next message opens the model again." in chat.stderr.readline()
+        chat.stdin.write("/set max_tokens 5\nimport os\n/stats\n")
+        out, _ = chat.communicate(timeout=60)
+    assert re.search(r"emitted_tokens +5\n", out) and chat.returncode == 0
 
 
 def test_on_a_terminal_interrupt_stops_the_answer_only(environment: dict[str, str]) -> None:

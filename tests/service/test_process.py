@@ -153,7 +153,7 @@ def test_the_end_of_the_process_is_told_and_the_next_model_opens(apart: EnginePr
     job = apart.stream(endless())
     events = until_it_speaks(job)
     waiting = apart.stream(request())
-    os.kill(apart._process.pid or 0, signal.SIGKILL)
+    os.kill(apart._process.pid, signal.SIGKILL)
     with pytest.raises(BackendError, match="SIGKILL") as caught:
         list(events)
     assert "/model" in caught.value.hint
@@ -190,7 +190,7 @@ def test_a_process_that_says_nothing_is_ended_and_the_next_model_opens() -> None
         list(apart.open(TOY, Heard()))
         job = apart.stream(endless())
         until_it_speaks(job)
-        os.kill(apart._process.pid or 0, signal.SIGSTOP)
+        os.kill(apart._process.pid, signal.SIGSTOP)
         more = [apart.stream(request("long " * 100_000)) for _ in range(4)]  # more than a pipe holds
         for stream in (job, *more):
             with pytest.raises(BackendError, match=r"the engine said nothing for 3 seconds and was ended\."):
@@ -238,7 +238,7 @@ def test_a_process_can_be_killed_at_once(apart: EngineProcess) -> None:
     list(apart.open(TOY, Heard()))
     job = apart.stream(endless())
     until_it_speaks(job)
-    os.kill(apart._process.pid or 0, signal.SIGSTOP)
+    os.kill(apart._process.pid, signal.SIGSTOP)
     apart.kill("the model was stopped")
     with pytest.raises(BackendError, match=r"^the model was stopped\.$"):
         list(job)
@@ -250,12 +250,11 @@ def test_it_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
         "import os, signal\n"
         "from edgespec.service.process import EngineProcess\n"
         "from tests.service.requests import TOY, Heard, endless, until_it_speaks\n"
-        "if __name__ == '__main__':\n"
-        "    apart = EngineProcess()\n"
-        "    list(apart.open(TOY, Heard()))\n"
-        "    until_it_speaks(apart.stream(endless()))\n"
-        "    print(apart._process.pid, flush=True)\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "apart = EngineProcess()\n"  # a script without a guard for its main module
+        "list(apart.open(TOY, Heard()))\n"
+        "until_it_speaks(apart.stream(endless()))\n"
+        "print(apart._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(root)})

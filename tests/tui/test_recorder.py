@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import multiprocessing
 import os
 import pty
 import sqlite3
@@ -184,10 +183,10 @@ def test_a_program_that_is_killed_leaves_the_answer_so_far_and_the_name_of_its_m
 
 @in_loop
 async def test_the_end_of_the_engine_leaves_the_answer_so_far_and_another_model_opens() -> None:
-    async with driving(client=EngineProcess()) as chat:
+    client = EngineProcess()
+    async with driving(client=client) as chat:
         await chat.begin("hello")
-        (engine,) = [each for each in multiprocessing.active_children() if each.name == "edgespec-engine"]
-        engine.kill()
+        client._process.kill()
         await chat.idle()
         assert any("SIGKILL" in each and "/model" in each for each in chat.notices("error"))
         question, answer = chat.turns
@@ -200,8 +199,7 @@ async def test_the_end_of_the_engine_leaves_the_answer_so_far_and_another_model_
         await chat.idle()
         chat.app.chat.max_tokens = 5
         assert await chat.ask("and on")
-        (engine,) = [each for each in multiprocessing.active_children() if each.name == "edgespec-engine"]
-        engine.kill()  # while nothing runs: it is told at once, and once
+        client._process.kill()  # while nothing runs: it is told at once, and once
         await chat.until(lambda: len([each for each in chat.notices("error") if "SIGKILL" in each]) == 2)
         await chat.pilot.pause(0.5)
         assert len([each for each in chat.notices("error") if "SIGKILL" in each]) == 2

@@ -1,0 +1,69 @@
+"""Commands that open models are children of a process that tells their end; here it is a real one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic, sleep
+
+import psutil
+import pytest
+
+from edgespec.cli.terminal import INTERRUPTED
+from edgespec.errors import BackendError
+from tests.cli.conftest import COMMAND
+
+ENDLESS = ("run", "def f(x):", "--max-tokens", "100000", "--threads", "1", "--draft", "none", "--ctx", "8192")
+
+
+@contextmanager
+def answering(environment: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
+    """A command whose answer has begun, and its child."""
+    with subprocess.Popen(
+        [*COMMAND, *ENDLESS], text=True, env=environment, start_new_session=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as run:  # fmt: skip
+        try:
+            assert run.stdout is not None and run.stdout.read(1), run.communicate()
+            (child,) = psutil.Process(run.pid).children()
+            yield run, child
+        finally:
+            run.kill()
+
+
+def test_a_crash_is_a_sentence(environment: dict[str, str]) -> None:
+    with answering(environment) as (run, child):
+        child.send_signal(signal.SIGSEGV)
+        said = run.communicate(timeout=60)[1]
+        assert run.returncode == BackendError.exit_code
+    assert "error: The engine's process ended with SIGSEGV" in said, said
+    assert "\nhint: Try another file" in said and "Traceback" not in said and "Fatal" not in said
+
+
+def test_no_memory_is_a_sentence(environment: dict[str, str]) -> None:
+    with answering(environment) as (run, child):
+        child.kill()
+        assert "The system kills processes when memory runs out." in run.communicate(timeout=60)[1]
+
+
+@pytest.mark.parametrize("to_group", [True, False], ids=["a terminal's", "another program's"])
+def test_ctrl_c_keeps_the_answer(environment: dict[str, str], *, to_group: bool) -> None:
+    with answering(environment) as (run, _):
+        (os.killpg if to_group else os.kill)(run.pid, signal.SIGINT)
+        said = run.communicate(timeout=60)[1]
+        assert run.returncode == INTERRUPTED and "(cancelled)" in said, said
+
+
+def test_the_end_of_one_is_the_end_of_the_other(environment: dict[str, str]) -> None:
+    with answering(environment) as (run, child):
+        run.terminate()
+        assert run.wait(60) == -signal.SIGTERM and not child.is_running()
+    with answering(environment) as (run, child):
+        run.kill()
+        end = monotonic() + 60
+        while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+            assert monotonic() < end, "the command goes on for nobody"
+            sleep(0.05)
