@@ -15,6 +15,7 @@ from edgespec.conversations.database import name_source
 from edgespec.engine.events import MemoryUse
 from edgespec.errors import CacheError, InvalidRequest
 from edgespec.text.chat_template import Message
+from edgespec.units import count
 
 # A place in a conversation with several branches.
 
@@ -206,6 +207,9 @@ class ConversationRecorder:
         self.conversation = conversation
         self._chat.system = self.conversation.system
         self._show(_drop_empty_answer(self.store.path(self.conversation.leaf)))
+        if n_changed := self.store.count_changed(conversation):
+            told = f"{count(n_changed, 'message')} of this conversation differ from what was saved: the disk"
+            self._report(f"{told} or another program has changed the file. `edgespec doctor` shows where it is.")
 
     def start_incognito(self, *, is_on: bool) -> None:
         """Start a conversation of which nothing is kept, or one that is saved again."""

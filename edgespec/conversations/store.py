@@ -6,6 +6,7 @@ import json
 import math
 import re
 import time
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from edgespec.databases import IN_MEMORY, Layout, SharedDatabase
 from edgespec.errors import CacheError, InvalidRequest, reason_of
 
 _LAYOUT = Layout(
-    3,
+    4,
     ("foreign_keys = ON", "secure_delete = ON", "synchronous = NORMAL"),
     (
         "CREATE TABLE IF NOT EXISTS conversations (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT,"
@@ -41,6 +42,9 @@ _LAYOUT = Layout(
         " created REAL NOT NULL)",
         "CREATE INDEX IF NOT EXISTS turns_by_conversation ON turns (conversation)",
         "CREATE INDEX IF NOT EXISTS turns_by_parent ON turns (parent)",
+        # Of texts that were saved since version 4.
+        "CREATE TABLE IF NOT EXISTS checksums (turn INTEGER PRIMARY KEY REFERENCES turns ON DELETE CASCADE,"
+        " value INTEGER NOT NULL)",
         # The index of searches that version 2 has.
         "DROP TRIGGER IF EXISTS reopened",
         "DROP INDEX IF EXISTS turns_unfinished",
@@ -73,6 +77,11 @@ def _read_turn(row: tuple[Any, ...]) -> Turn:
 def _to_column(value: Any) -> str:
     """`value` as JSON text. Raises ValueError or TypeError for values that are not JSON."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def _checksum(text: str, reasoning: str) -> int:
+    """CRC-32 of the texts of a turn."""
+    return zlib.crc32(f"{text}\0{reasoning}".encode("utf-8", "surrogatepass"))
 
 
 def _parse(text: str, default: Any) -> Any:
@@ -171,6 +180,11 @@ class Store(SharedDatabase):
     def turns(self, conversation: Conversation) -> list[Turn]:
         """All turns of all branches, parents first."""
         return self._turns(f"{_TURN} WHERE conversation = ? ORDER BY id", conversation.id)
+
+    def count_changed(self, conversation: Conversation) -> int:
+        """Count the turns whose text is not what was saved: the disk or another program has changed it."""
+        query = "SELECT text, reasoning, value FROM turns JOIN checksums ON turn = id WHERE conversation = ?"
+        return sum(_checksum(*texts) != value for *texts, value in self.query(query, conversation.id))
 
     def branches(self, conversation: Conversation) -> dict[int | None, list[int]]:
         """The ids of the turns after each parent, oldest first; those at the start are after None."""
@@ -273,7 +287,9 @@ class Store(SharedDatabase):
         values = turn.conversation, turn.parent, *texts, *columns, turn.finished, turn.created
         with self.read() as db:
             statement = f"INSERT INTO turns ({_TURN_COLUMNS}) VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-            return db.execute(statement, values).lastrowid or 0
+            id = db.execute(statement, values).lastrowid or 0
+            db.execute("INSERT INTO checksums VALUES (?, ?)", (id, _checksum(*texts[1:])))
+            return id
 
     def _rewrite(
         self, turn: Turn, text: str, reasoning: str, spans: Spans, metrics: Mapping[str, Any], *, finished: bool
@@ -284,6 +300,7 @@ class Store(SharedDatabase):
             columns = "text = ?, reasoning = ?, spans = ?, metrics = ?, finished = ?"
             found = db.execute(f"UPDATE turns SET {columns} WHERE id = ? AND NOT finished", (*values, turn.id))
             rewritten = self._turn(turn.id)
+            db.execute("INSERT OR REPLACE INTO checksums VALUES (?, ?)", (turn.id, _checksum(*texts)))
             if not found.rowcount:
                 raise CacheError(f"turn {turn.id} is finished already.", hint="Add another turn.")
             db.execute("UPDATE conversations SET changed = ? WHERE id = ?", (time.time(), turn.conversation))

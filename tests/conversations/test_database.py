@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from edgespec.conversations import Store
+from edgespec.conversations.chat import Chat
 from edgespec.conversations.database import data_folder
+from edgespec.conversations.recorder import ConversationRecorder
+from edgespec.core.sampling import SamplingParams
 from edgespec.errors import CacheError
 from tests.conversations.children import outcome, start
 from tests.conversations.files import filled, works
@@ -110,6 +113,29 @@ def test_a_damaged_file_is_set_aside_and_told(path: Path, damage: object) -> Non
     store.close()
 
 
+def test_a_bit_that_changes_inside_a_text_is_told(path: Path) -> None:
+    store = Store.open(path)
+    conversation = store.new("toy")
+    question = store.add(conversation, None, "user", "the question, told once")
+    answer = store.grow(store.add(conversation, question, "assistant", ""), "the answer, as far as it goes")
+    answer = store.finish(answer, "the whole answer \ud83d", "and the reasons")
+    store.finish(store.reopen(answer), "the whole answer, and more")
+    assert store.count_changed(conversation) == 0
+    store.close()
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray(path.read_bytes())
+    data[data.index(b"told once")] ^= 0x10
+    path.write_bytes(data)
+    reports: list[str] = []
+    store = Store.open(path)
+    assert store.notice is None, "SQLite does not see it"
+    recorder = ConversationRecorder(Chat(None, SamplingParams(), None, None, ()), store, reports.append)
+    recorder.resume(conversation.id)
+    assert len(reports) == 1 and reports[0].startswith("1 message of this conversation differ"), reports
+    recorder.close()
+
+
 def test_the_last_three_files_that_were_set_aside_are_kept(path: Path) -> None:
     path.parent.mkdir()
     for number, place in ((1, 1), (2, 2), (3, 3), (4, 1)):
@@ -148,7 +174,7 @@ print(store.notice)
 def test_a_newer_file_is_left_alone(path: Path) -> None:
     filled(path, 1)
     with closing(sqlite3.connect(path)) as db:
-        db.execute("PRAGMA user_version = 4")
+        db.execute("PRAGMA user_version = 5")
     before = path.read_bytes()
     with pytest.raises(CacheError, match="was written by a newer version of edgespec") as caught:
         Store.open(path)
@@ -170,7 +196,7 @@ def test_the_index_of_an_earlier_version_is_dropped(path: Path) -> None:
     store = Store.open(path)
     assert not store.notice and len(store.search("1 1")) == 1
     assert not store.query("SELECT name FROM sqlite_master WHERE name IN ('folded', 'reopened', 'turns_unfinished')")
-    assert store.query("PRAGMA user_version") == [(3,)]
+    assert store.query("PRAGMA user_version") == [(4,)]
     store.close()
 
 
