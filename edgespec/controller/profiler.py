@@ -13,6 +13,7 @@ import numpy as np
 from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.backends.fixed_width import extend_cache
 from edgespec.controller.cost_model import DraftCost, Profile
+from edgespec.controller.drafter_set import limit_time
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Draft, Session
 from edgespec.core.tree import DraftTree
@@ -140,7 +141,8 @@ def measure_drafters(
     for drafter in drafters:
         if not drafter.is_free:
             try:
-                cost = measure_drafter(drafter, tokens, check, lambda: _fill(target, tokens[:-1]))
+                with limit_time(drafter):
+                    cost = measure_drafter(drafter, tokens, check, lambda: _fill(target, tokens[:-1]))
             except STOPS:
                 raise
             except BaseException as error:  # noqa: BLE001 - it may be somebody else's code

@@ -14,7 +14,7 @@ from tests.models import REPOSITORY
 PACKAGE = REPOSITORY / "edgespec"
 # Lowest first. A package imports itself and the layers below its own.
 LAYERS = (
-    ("errors", "files", "options", "sockets", "units"),
+    ("deadline", "errors", "files", "options", "sockets", "units"),
     ("databases", "isolated"),
     ("core", "formats", "memory", "text"),
     ("backends", "drafters", "hub"),
@@ -29,6 +29,7 @@ RUNTIMES = ("llama_cpp", "mlx", "mlx_lm")
 # Third-party packages that a layer may import at all.
 ALLOWED = {
     "databases": set(),
+    "deadline": set(),
     "errors": set(),
     "isolated": {"psutil"},
     "files": set(),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from time import sleep
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edgespec.controller import drafter_set
 from edgespec.controller.acceptance import AcceptanceModel
 from edgespec.controller.drafter_set import DrafterSet
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
@@ -109,6 +111,41 @@ def test_a_drafter_that_raises_is_dropped_and_the_others_go_on(method: str, erro
     assert drive(drafters).votes == [{"good": 0.5}] * 4
     assert len(bad.calls) == heard, "it is not called again"
     assert good.calls == ["begin", "unread", "draft_async", "expand", "observe"] * 2
+
+
+class Endless(Counting):
+    """It does not return from a method, whatever is raised in it at first."""
+
+    def _note(self, method: str) -> None:
+        if method != self._fails_in:
+            return
+        stubborn = True
+        while True:
+            try:
+                while True:
+                    pass
+            except BaseException:
+                if not stubborn:
+                    raise
+                stubborn = False
+
+
+@pytest.mark.parametrize("method", ["begin", "unread", "draft_async", "expand", "observe"])
+def test_a_drafter_that_does_not_return_is_dropped(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafter_set, "PATIENCE_S", 0.05)
+    drafters = DrafterSet([Endless("bad", method), Counting("good")], V)
+    drive(drafters)
+    assert drafters.failures == {"bad": "it took more than 0.05 seconds."}
+    assert drive(drafters).votes == [{"good": 0.5}] * 4
+
+
+def test_the_time_between_units_is_not_the_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafter_set, "PATIENCE_S", 0.05)
+    drafters = DrafterSet([Counting("slow reader")], V)
+    units = drafters.expand(next(iter(drafters)), DraftTree(), TEXT, LIMIT)
+    next(units)
+    sleep(0.5)
+    assert len(list(units)) == 3 and not drafters.failures
 
 
 @pytest.mark.parametrize("method", ["begin", "unread", "draft_async", "expand", "observe"])
