@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -121,6 +121,8 @@ class Evaluator:
 EVALUATION_S = 10.0  # of a search that nobody has set a time for
 _MIN_SPEEDUP = 1.05  # a smaller speedup is not worth the memory
 _CHOICES = "choices.json"
+_UNFINISHED = "unfinished.json"
+_MAX_DEATHS = 2  # somebody may have ended one
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +259,22 @@ class SelfDraftCache:
         entry = {"setting": {**asdict(setting), "asked": request}, "choice": found}
         save_entry(self.folder / _CHOICES, entry, "choice")
 
+    @contextmanager
+    def trying(self, setting: ProfileKey, request: str) -> Iterator[None]:
+        """Raises Unsupported where two such blocks have ended their process, since a runtime may crash in a trial."""
+        path, key = self.folder / _UNFINISHED, {**asdict(setting), "asked": request}
+        deaths = load_entry(path, "unfinished", key, lambda found: int(found["times"])) or 0
+        if deaths >= _MAX_DEATHS:
+            raise Unsupported(
+                f"the search for a self-draft has ended its process {deaths} times.",
+                hint="`edgespec draft rm` lets it be tried again; --draft layerskip:2 is used without a search.",
+            )
+        save_entry(path, {"setting": key, "unfinished": {"times": deaths + 1}}, "unfinished")
+        try:
+            yield
+        finally:
+            save_entry(path, {"setting": key, "unfinished": {"times": 0}}, "unfinished")
+
 
 def _read_choice(found: dict[str, Any]) -> Choice | None:
     method = parse(found["method"])
@@ -287,6 +305,9 @@ def list_cached_drafts() -> list[CachedSelfDraft]:
             f"{each['setting'].get('asked')}: {each['choice'].get('method')}, {each['choice'].get('reason')}"
             for each in entries
         ]
+        for each in read_entries(folder / _UNFINISHED, "unfinished"):
+            if (times := each["unfinished"].get("times")) and each["setting"].get("asked"):
+                choices.append(f"{each['setting']['asked']}: the search has ended its process {times} times")
         copies = tuple(sorted(folder.glob("*.gguf")))
         if copies or choices:
             name = str(entries[0]["choice"].get("model")) if entries else folder.name

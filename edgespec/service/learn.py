@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
@@ -23,6 +22,7 @@ import psutil
 from edgespec.controller.store import calibration_folder
 from edgespec.errors import EdgespecError, InvalidRequest, reason_of
 from edgespec.files import lock_file, write_private
+from edgespec.isolated import python_command
 from edgespec.memory.store import TextStore
 from edgespec.planner.plan import LearnOptions, LoadConfig
 from edgespec.registry.adapted import BASE, may_train
@@ -175,7 +175,7 @@ def _make_command(config: LoadConfig, backend: str) -> tuple[str, ...]:
         "--kv-type": load.kv_type,
     }
     options = [word for name, value in values.items() if value is not None for word in (name, str(value))]
-    command = (sys.executable, "-m", "edgespec", "adapt", "train", "--newest", "--no-documents", "--json")
+    command = (*python_command("edgespec.cli.main", "main"), "adapt", "train", "--newest", "--no-documents", "--json")
     return (*command, *options, *learn.training, *(() if config.model is None else ("--", config.model)))
 
 

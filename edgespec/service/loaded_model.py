@@ -246,7 +246,8 @@ def choose_self_draft(
             f"Searching the layers of {requested}, for about {EVALUATION_S:.0f} seconds; this is done once."
         )
         search = SelfDraftSearch(target, cache.folder, EVALUATION_S, check, reporter.loading)
-        choice = search.choose([requested])
+        with cache.trying(key, str(requested)):
+            choice = search.choose([requested])
         cache.remember(key, str(requested), choice)
     reporter.notice(f"Drafting by {choice.method}: {choice.reason}.")
     return choice.method
@@ -265,7 +266,8 @@ def search_when_idle(loaded: LoadedModel, check: CheckCancelled) -> None:
     cache = SelfDraftCache(loaded.target_path, planned.name)
     if cache.look_up(key, AUTO) is None:
         search = SelfDraftSearch(target, cache.folder, EVALUATION_S, check, lambda name, fraction: None)
-        cache.remember(key, AUTO, search.choose(quick_methods(planned.backend)))
+        with cache.trying(key, AUTO):
+            cache.remember(key, AUTO, search.choose(quick_methods(planned.backend)))
 
 
 def _is_open(config: LoadConfig) -> bool:

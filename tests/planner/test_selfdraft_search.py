@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,6 +121,27 @@ def test_a_shelf_remembers_by_setting_and_request(tmp_path: Path) -> None:
     cache.remember(SETTING, "auto", Choice(SelfDraftSpec(range(3)), True, "better"))
     found = SelfDraftCache(TARGET, "x").look_up(SETTING, "auto")
     assert found is not None and str(found.method) == "layerskip:3"
+
+
+def test_a_search_that_ends_its_process_twice_is_not_tried_again() -> None:
+    cache = SelfDraftCache(TARGET, "python-6m")
+    with pytest.raises(Cancelled), cache.trying(SETTING, "auto"):
+        raise Cancelled
+    for _ in range(2):
+        child = os.fork()
+        if not child:
+            with cache.trying(SETTING, "auto"):
+                os.kill(os.getpid(), signal.SIGKILL)
+        assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    with pytest.raises(Unsupported, match="has ended its process 2 times"), cache.trying(SETTING, "auto"):
+        pass
+    with cache.trying(SETTING, "layerskip"):
+        pass
+    (found,) = list_cached_drafts()
+    assert "auto: the search has ended its process 2 times" in found.choices
+    remove_cached_draft(found)
+    with cache.trying(SETTING, "auto"):
+        pass
 
 
 @pytest.mark.parametrize("damage", ["", '{"entries": [3]}', '{"entries": [{"setting": {}}]}'])

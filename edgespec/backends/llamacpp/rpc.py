@@ -114,9 +114,11 @@ def _report_end(message: bytes) -> None:
         return
     lost = [address for address in connected if address in text] or connected
     who = "The worker" if len(lost) == 1 else "One of the workers"
+    errors = 2
     with suppress(Exception):
         sys.stdout.flush()
-    os.write(2, f"\nerror: {who} {', '.join(lost)} does not answer any more.\nhint: {_RESTART}\n".encode())
+        errors = sys.stderr.fileno()  # of a command, where 2 is a file for what ggml says
+    os.write(errors, f"\nerror: {who} {', '.join(lost)} does not answer any more.\nhint: {_RESTART}\n".encode())
     os._exit(BackendError.exit_code)
 
 
