@@ -12,6 +12,10 @@ from typing import Any, ClassVar
 _ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 
 
+_MAX_LENGTH = 2000  # characters of a message
+_END_LENGTH = 500
+
+
 class EdgespecError(Exception):
     """An expected failure: `message` is one sentence, `hint` names the next action.
 
@@ -21,13 +25,19 @@ class EdgespecError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint = _clean(message), _clean(hint)
+        super().__init__(self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep the hint when the error is pickled."""
         return partial(type(self), hint=self.hint), (self.message,)
+
+
+def _clean(text: str) -> str:
+    """`text`, which may quote a file or a server, without what steers a terminal, and of a bounded length."""
+    if len(text) > _MAX_LENGTH:
+        text = f"{text[: _MAX_LENGTH - _END_LENGTH]} […] {text[-_END_LENGTH:]}"
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def reason_of(error: BaseException) -> str:

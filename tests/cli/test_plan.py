@@ -95,7 +95,7 @@ def test_an_interrupt_is_one_word(environment: dict[str, str], tmp_path: Path) -
         start_new_session=True,
     )  # fmt: skip
     until = time.monotonic() + 60
-    while not any("serve_once" in " ".join(p.cmdline()) for p in psutil.Process(child.pid).children()):
+    while not any("serve_once" in " ".join(p.cmdline()) for p in psutil.Process(child.pid).children(recursive=True)):
         assert child.poll() is None and time.monotonic() < until
         time.sleep(0.02)
     time.sleep(0.3)  # into its imports
