@@ -52,7 +52,7 @@ class SharedDatabase:
         self._lock = threading.RLock()
         try:
             self._db = self._connect() if self.is_in_memory else self._open()
-        except (OSError, sqlite3.Error, DamagedFile) as error:
+        except (OSError, sqlite3.Error, UnicodeError, DamagedFile) as error:
             raise to_cache_error(error, path) from error
 
     @property
@@ -84,7 +84,7 @@ class SharedDatabase:
         with self._lock:
             try:
                 yield self._db
-            except (OSError, sqlite3.Error) as error:
+            except (OSError, sqlite3.Error, UnicodeError) as error:
                 raise to_cache_error(error, self.file) from error
 
     def query(self, statement: str, *parameters: object) -> list[Any]:
@@ -130,7 +130,9 @@ class SharedDatabase:
         return db
 
     def _connect_unchecked(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.file, timeout=self._wait_s, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(self.file, timeout=self._wait_s, isolation_level=None, check_same_thread=False)
+        db.text_factory = lambda data: data.decode("utf-8", "replace")
+        return db
 
     def _set_pragmas(self, db: sqlite3.Connection) -> None:
         for pragma in self._layout.pragmas:
@@ -179,7 +181,8 @@ def _error_code(error: BaseException) -> int:
 
 
 def _is_damage(error: BaseException) -> bool:
-    return _error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    # An error of SQLite that quotes a name of the file may be no UTF-8, which Python's module does not expect.
+    return _error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or isinstance(error, UnicodeError)
 
 
 def _set_aside(path: Path) -> Path:

@@ -102,7 +102,6 @@ class Store(SharedDatabase):
     def __init__(self, path: Path, wait_s: float = 0.0) -> None:
         """Use `open` or `in_memory`."""
         super().__init__(path, _LAYOUT, wait_s)
-        self._db.text_factory = lambda data: data.decode("utf-8", "replace")
 
     @classmethod
     def open(cls, path: Path | None = None, *, wait_s: float = 3.0) -> Self:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.errors import InvalidModelFile
 from tests.cli.conftest import Cli
 from tests.models import TARGET, llama
 
@@ -116,3 +117,13 @@ def test_a_list_without_keys_is_no_error(cli: Cli, tmp_path: Path) -> None:
     assert "`edgespec key add NAME --file none.toml` makes one" in cli("key", "list", "--file", "none.toml").stdout
     assert cli("key", "add", "laptop").returncode == 0
     assert "laptop" in cli("key", "list").stdout
+
+
+def test_a_tokenizer_of_another_kind_is_told(cli: Cli, tmp_path: Path) -> None:
+    """llama.cpp's tokenizer of RWKV finds no token of such a vocabulary."""
+    data = TARGET.read_bytes()
+    kind = data.index(b"gpt2", data.index(b"tokenizer.ggml.model"))
+    (tmp_path / "other.gguf").write_bytes(data[:kind] + b"rwkv" + data[kind + 4 :])
+    done = cli("run", "def f(x):", "--model", "other.gguf", "--threads", "1", "--draft", "none")
+    assert done.returncode == InvalidModelFile.exit_code
+    assert "The tokenizer of this model gives tokens that the model does not have." in done.stderr

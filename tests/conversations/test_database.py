@@ -83,13 +83,23 @@ def _foreign(path: Path) -> None:
         db.execute("CREATE TABLE recipes (name TEXT)")
 
 
+def _name_that_is_no_text(path: Path) -> None:
+    filled(path)
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = path.read_bytes()
+    path.write_bytes(
+        data.replace(b"turns_by_parent", b"turns_by_par\xffnt").replace(b"ON turns (parent)", b"ON turns (\xffarent)")
+    )
+
+
 def _emptied_beside_its_log(path: Path) -> None:
     filled(path, 1)
     path.write_bytes(b"")
     Path(f"{path}-wal").write_bytes(b"all that was written last")
 
 
-DAMAGES = (_noise, _truncated, _overwritten, _zeroed_index, _foreign, _emptied_beside_its_log)
+DAMAGES = (_noise, _truncated, _overwritten, _zeroed_index, _name_that_is_no_text, _foreign, _emptied_beside_its_log)
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__.lstrip("_"))

@@ -62,6 +62,12 @@ class LlamaTokenizer(IdRange):
             len(raw) + 8,
             lambda buffer, size: tokenize(self._vocab, raw, len(raw), buffer, size, False, parse_special),
         )
+        if (
+            tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size
+        ):  # as where its kind is not its vocabulary's
+            raise InvalidModelFile(
+                "the tokenizer of this model gives tokens that the model does not have.", hint="Use another file."
+            )
         return tokens
 
     def special_text(self, token: int) -> str:
