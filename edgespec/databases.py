@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from edgespec.errors import CacheError, reason_of
 from edgespec.files import lock_file
 
 _ELSEWHERE = "or set EDGESPEC_DATA_DIR to another folder."
+_LEAST_FREE = 2**16  # bytes; SQLite's files beside a database take 32 KiB at once
 IN_MEMORY = Path(":memory:")
 
 
@@ -163,7 +165,7 @@ class SharedDatabase:
 def to_cache_error(error: Exception, path: Path) -> CacheError:
     """The CacheError for an error of the file at `path`."""
     code = _error_code(error)
-    if code == sqlite3.SQLITE_FULL:
+    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _is_full(path.parent)):
         return CacheError(f"{path} cannot be written: the disk is full.", hint=f"Free some space, {_ELSEWHERE}")
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return CacheError(f"{path} is locked by another process.", hint=f"Wait for it or stop it, {_ELSEWHERE}")
@@ -173,6 +175,13 @@ def to_cache_error(error: Exception, path: Path) -> CacheError:
         )
     hint = f"Check the permissions of the folder and the disk, {_ELSEWHERE}"
     return CacheError(f"{path} cannot be read or written: {reason_of(error)}.", hint=hint)
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free < _LEAST_FREE
+    except OSError:
+        return False
 
 
 def _error_code(error: BaseException) -> int:

@@ -5,18 +5,25 @@ from __future__ import annotations
 import os
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from glob import escape
 from pathlib import Path
+from time import time
 from typing import Any
+
+_RANDOM = "[0-9a-f]" * 8
+_UNFINISHED_S = 3600.0
 
 
 @contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
     """Yield an empty temporary file beside `path`, which replaces `path` when the block ends without an error.
 
-    It is removed otherwise. Raises OSError where the folder cannot be written, ValueError where no path has this form.
+    It is removed otherwise, and so are those that processes which were killed have left. Raises OSError where the
+    folder cannot be written, ValueError where no path has this form.
     """
+    remove_unfinished(path.parent.glob(f".{escape(path.name)}.{_RANDOM}"))
     partial = path.parent / f".{path.name}.{os.urandom(4).hex()}"
     partial.touch(exist_ok=False)
     try:
@@ -25,6 +32,14 @@ def replace_file(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def remove_unfinished(files: Iterable[Path]) -> None:
+    """Remove those of the temporary files that nobody has written to for an hour."""
+    for path in files:
+        with suppress(OSError):
+            if time() - path.stat().st_mtime > _UNFINISHED_S:
+                path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 import pytest
@@ -35,6 +36,18 @@ def test_two_writers_do_not_share_a_temporary_file(tmp_path: pathlib.Path) -> No
         second.write_text("second")
     assert path.read_text() == "first"  # the outer block ends last
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_process_has_left_is_removed(tmp_path: pathlib.Path) -> None:
+    left, new, other = (
+        tmp_path / f".{name}" for name in ("n[1].json.0123abcd", "n[1].json.0123abce", "n.json.0123abcd")
+    )
+    for each in (left, new, other):
+        each.write_text("half")
+    for each in (left, other):
+        os.utime(each, (1, 1))
+    write_atomically(tmp_path / "n[1].json", "whole")
+    assert sorted(tmp_path.iterdir()) == sorted([new, other, tmp_path / "n[1].json"])
 
 
 def test_a_folder_that_cannot_be_written_raises(tmp_path: pathlib.Path) -> None:

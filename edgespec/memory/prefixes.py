@@ -6,7 +6,6 @@ import hashlib
 import os
 import shutil
 import struct
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.files import replace_file
+from edgespec.files import remove_unfinished, replace_file
 
 FOLDER = "prefixes"
 """Of the memory's folder."""
@@ -28,7 +27,6 @@ _SUFFIX = ".prefix"
 _MAGIC = b"EDGEPFX1"
 _HEAD = struct.Struct("<8sQQ32s")  # magic, tokens, bytes of the cache, BLAKE2b of tokens and cache
 _FREE_SHARE = 0.1  # of the disk, which stays free
-_NEW_S = 3600.0  # for which a file that is being written is left alone
 
 
 Tokens = np.ndarray[tuple[int], np.dtype[np.int32]]
@@ -132,7 +130,7 @@ class PrefixFiles:
 
     def _make_room(self, n_bytes: int) -> bool:
         """Remove files until `n_bytes` more are within the limit; False where they cannot be."""
-        remove_unfinished(self._root)
+        remove_unfinished(self._root.glob(f"*/.*{_SUFFIX}.*"))
         if n_bytes > self._limit_bytes:
             return False
         sizes = _list_all(self._root)
@@ -147,14 +145,6 @@ class PrefixFiles:
             path.unlink(missing_ok=True)
             excess -= sizes[path].st_size
         return True
-
-
-def remove_unfinished(root: Path) -> None:
-    """Remove what processes that were killed have begun to write."""
-    for path in root.glob(f"*/.*{_SUFFIX}.*"):
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > _NEW_S:
-                path.unlink(missing_ok=True)
 
 
 def measure_prefixes(folder: Path) -> int:

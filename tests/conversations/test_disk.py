@@ -11,7 +11,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from edgespec import databases
 from edgespec.conversations import Store
+from edgespec.databases import to_cache_error
 from edgespec.errors import CacheError
 from tests.conversations.children import outcome, start
 from tests.conversations.files import filled, works
@@ -128,3 +130,13 @@ def test_a_log_that_cannot_grow_is_explained(path: Path) -> None:
     [conversation] = store.recent()
     assert store.path(conversation.leaf)[0].text == "after"
     store.close()
+
+
+def test_an_error_of_a_full_disk_is_told_as_such(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite calls it an I/O error where a disk has no room for the files beside a database."""
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR
+    path.parent.mkdir()
+    assert "cannot be read or written: disk I/O error" in to_cache_error(error, path).message
+    monkeypatch.setattr(databases, "_LEAST_FREE", 2**62)
+    assert "the disk is full" in to_cache_error(error, path).message
