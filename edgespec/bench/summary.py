@@ -6,9 +6,10 @@ import re
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,6 +137,19 @@ class Summary:
             "autopilot / oracle": str(self.autopilot_to_oracle or "-"),
             "over": f"{self.finished} pairs of prompt and temperature that every arm completed",
             "achieved / bound (autopilot)": format_value(autopilot.achieved if autopilot else None),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """The figures as JSON has them, without prompts."""
+        return {
+            **{
+                name: getattr(self, name)
+                for name in ("runs", "short_runs", "forks", "faults", "finished", "best_fixed")
+            },
+            "header": asdict(self.header),
+            "costs": [asdict(cost) for cost in self.costs],
+            "arms": [asdict(group) for group in (*self.arms, *self.splits)],
+            "findings": self.findings(),
         }
 
     def by_category(self, arm: str) -> list[Group]:

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,7 @@ _PROFILE_S = 10.0
     default=Path("edgespec-bench"),
     help="Folder for the raw data and the report.",
 )
+@click.option("--share", is_flag=True, help="Also write a file without prompts and answers, to be shown to others.")
 @load_options
 @worker_options
 def bench_command(
@@ -76,6 +78,7 @@ def bench_command(
     temperatures: tuple[float, ...],
     label: str,
     out: Path,
+    share: bool,
     **options: Any,
 ) -> int:
     """Compare plain decoding, fixed draft lengths and the autopilot on this machine.
@@ -106,6 +109,10 @@ def bench_command(
     write_report(summary, raw.with_suffix(".html"))
     click.echo(format_table(summary))
     click.echo(f"raw data: {raw}\nreport:   {raw.with_suffix('.html')}", err=True)
+    if share:
+        shared, devices = raw.with_suffix(".share.json"), [asdict(device) for device in loaded.info.devices]
+        shared.write_text(json.dumps({"devices": devices, **summary.describe()}, indent=1), encoding="utf-8")
+        click.echo(f"to share: {shared}", err=True)
     outcome = {"bench": loaded.info.name, "interrupted": interrupted, "raw": str(raw)}
     click.echo(json.dumps({**outcome, **summary.findings()}))
     return INTERRUPTED if interrupted else 0

@@ -6,6 +6,7 @@ Runtimes are probed in child processes, so that a crash of one does no harm. No 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import platform
 import shutil
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 _PROBE_S = 60
+_GPU_REPORT = Path("edgespec-gpu.json")
 _REINSTALL = "pip install --force-reinstall --no-cache-dir llama-cpp-python"
 
 
@@ -77,19 +79,46 @@ _RUNTIMES = {
 
 
 @click.command("doctor")
+@click.option("--gpu", is_flag=True, help="Decode on the device too, and write the figures to edgespec-gpu.json.")
 @json_option
-def doctor_command(as_json: bool) -> int:
-    """Check this machine. The exit code is 1 if no runtime works."""
+def doctor_command(gpu: bool, as_json: bool) -> int:
+    """Check this machine. The exit code is 1 if no runtime works.
+
+    With --gpu, the embedded pair decodes with its layers, draft and cache in several places, in about a minute: answers
+    have to be those of plain decoding and of the processor. The exit code is 1 if they are not. The file has no texts
+    and no paths, and can be attached to an issue.
+    """
     report: dict[str, Any] = {}
     for title, text in _examine(report):
         report_activity("")
         if not as_json:
             click.echo(f"{title:10} {text}")
+    is_sound = _check_gpu(report, as_json=as_json) if gpu else True
     problems = list(_find_problems(report))
     lines = [f"\nproblem: {each['problem']}\nfix:     {each['fix']}" for each in problems]
     none = ["\nNo problems found. Try: edgespec chat"]
     print_result({**report, "problems": problems}, lines or none, as_json=as_json)
-    return 1 if all(runtime["state"] != "works" for runtime in report["runtimes"].values()) else 0
+    return int(all(runtime["state"] != "works" for runtime in report["runtimes"].values()) or not is_sound)
+
+
+def _check_gpu(report: dict[str, Any], *, as_json: bool) -> bool:
+    """Add the checks of devices to `report`, print them, and write edgespec-gpu.json; whether all is sound."""
+    from edgespec.cli.gpu_check import check_places
+
+    checks = report["gpu"] = []
+    is_sound = True
+    kinds = {device["kind"] for runtime in report["runtimes"].values() for device in runtime.get("devices", ())}
+    if not kinds & {"gpu", "igpu"}:
+        click.echo("note: No runtime finds a GPU here, so the processor is checked.", err=True)
+    for check in check_places([name for name, runtime in report["runtimes"].items() if runtime["state"] == "works"]):
+        checks.append(check.describe())
+        is_sound &= check.is_sound
+        if not as_json:
+            click.echo(f"{check.backend:10} {check.format()}")
+    machine = {name: value for name, value in report["machine"].items() if name != "busy_cores"}
+    text = json.dumps({"machine": machine, "runtimes": report["runtimes"], "gpu": checks}, indent=1)
+    _GPU_REPORT.write_text(f"{text}\n", encoding="utf-8")
+    return is_sound
 
 
 def _examine(report: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -44,7 +44,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("edgespec memory clear --corpus", "remove the added documents"),
         ("edgespec memory clear --key laptop", "remove the texts of an API key"),
     ),
-    "doctor": (("edgespec doctor", "check this machine"),),
+    "doctor": (("edgespec doctor", "check this machine"), ("edgespec doctor --gpu", "and what its device computes")),
     "recommend": (
         ("edgespec recommend", "the models that suit this machine"),
         ("edgespec recommend --for code --max-size 10", "for code, at most 10 GiB to download"),

@@ -11,7 +11,7 @@ import sys
 from signal import SIG_DFL, SIG_IGN, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, getsignal, signal
 from time import monotonic, time_ns
 
-_COMMANDS = ("adapt", "bench", "doctor", "draft", "export", "memory", "plan", "run", "verify")
+_COMMANDS = ("adapt", "bench", "doctor", "draft", "export", "memory", "plan", "run", "tune", "verify")
 _ENDED = (SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM)  # by somebody, not by a fault
 
 

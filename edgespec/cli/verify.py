@@ -62,7 +62,7 @@ def verify_command(
     with closing(open_engine(load_config(model, options), verbose=options["verbose"])) as local:
         info = require_model(local)
         arms = choose_arms(info.speculation.drafters)
-        outcomes, is_whole = _run(local, cases, arms, max_tokens)
+        outcomes, is_whole = run_cases(local, cases, arms, max_tokens)
     rows, lines = _summarize(outcomes, [arm.name for arm in arms])
     if as_json:
         found = {name: asdict(row) for name, row in rows.items()}
@@ -75,8 +75,8 @@ def verify_command(
     return int(any(each.is_fault for each in outcomes))
 
 
-def _run(local: LocalEngine, cases: list[Case], arms: list[Arm], max_tokens: int) -> tuple[list[Outcome], bool]:
-    """The outcomes, and whether they are all: Ctrl-C keeps those so far."""
+def run_cases(local: LocalEngine, cases: list[Case], arms: list[Arm], max_tokens: int) -> tuple[list[Outcome], bool]:
+    """Verify in the engine of `local`: the outcomes, and whether they are all, since Ctrl-C keeps those so far."""
     from edgespec.bench.runner import Skipped
     from edgespec.service.client import require_model
     from edgespec.service.verify import verify

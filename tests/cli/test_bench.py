@@ -51,7 +51,7 @@ def check_page(page: Path) -> None:
 
 def test_a_table_the_raw_data_and_a_report(cli: Cli, tmp_path: Path) -> None:
     known = tmp_path / "cache" / "calibration"
-    done = cli("bench", "--category", "chat", *TINY, "--label", "a test", "--out", "found/here")
+    done = cli("bench", "--category", "chat", *TINY, "--label", "a test", "--out", "found/here", "--share")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "a test" in lines[0]
@@ -71,6 +71,9 @@ def test_a_table_the_raw_data_and_a_report(cli: Cli, tmp_path: Path) -> None:
     assert all((run["bound_s"] is not None) == run["arm"].startswith("autopilot") for run in runs)
     assert all(run["fork"] is None or run["fork"]["near_tie"] for run in runs)
     check_page(raw.with_suffix(".html"))
+    shared = json.loads(raw.with_suffix(".share.json").read_text(encoding="utf-8"))
+    assert shared["costs"][0]["rows"]["1"] > 0 and shared["faults"] == 0 and shared["header"]["processor"]
+    assert {each["arm"] for each in shared["arms"]} == set(ARMS) and "chat-1" not in json.dumps(shared)
     assert str(found["raw"]) in done.stderr and "tok/s" not in done.stderr
     (stored,) = known.glob("[0-9a-f]*.json")
     learned = json.loads(stored.read_text())["entries"][0]["experience"]

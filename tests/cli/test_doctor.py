@@ -7,11 +7,14 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgespec import drafters
+from edgespec.cli import gpu_check
 from edgespec.cli.doctor import HUGE_PAGES, _format_runtime, describe_huge_pages, find_huge_page_problems
+from edgespec.cli.gpu_check import PlaceCheck
 from tests.cli.conftest import COMMAND, Cli
 from tests.models import REPOSITORY
 
@@ -82,6 +85,37 @@ def test_doctor_reports_the_machine_its_runtimes_and_its_drafters(cli: Cli, plug
     ((name, lines),) = report["settings"].items()
     assert name == "target.gguf" and lines[0].startswith("flash attention")
     assert f"settings   target.gguf: {lines[0]}\n" in shown
+
+
+def test_doctor_decodes_on_the_device_and_writes_a_report(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = {"default": {"threads": 1}, "a quantized cache": {"threads": 1, "kv_type": "q8_0"}}
+    monkeypatch.setattr(gpu_check, "PLACES", {"llamacpp": places})
+    done = cli("doctor", "--gpu")
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "edgespec-gpu.json").read_text(encoding="utf-8"))
+    assert [each["place"] for each in report["gpu"]] == list(places)
+    for each in report["gpu"]:
+        assert each["is_sound"] and each["drafted"] >= each["answers"] == 4 and each["step_ms"]["1"] > 0
+        assert (each["as_on_host"] is None) == (each["place"] == "a quantized cache")
+        assert f"{each['place']}: " in done.stdout
+    assert str(tmp_path) not in json.dumps(report), "it is for others to read"
+
+
+@pytest.mark.parametrize(
+    ("figures", "is_sound"),
+    [
+        ({"as_plain": 4, "drafted": 4, "widest_gap": 0.4}, True),
+        ({"as_plain": 3, "drafted": 4}, False),
+        ({"as_plain": 4, "drafted": 4, "widest_gap": 0.6}, False),
+        ({"error": "no memory."}, False),
+    ],
+)
+def test_a_place_is_sound_or_not(figures: dict[str, Any], is_sound: bool) -> None:
+    check = PlaceCheck("llamacpp", "default", 6, 6, **figures)
+    assert check.is_sound == is_sound == check.describe()["is_sound"]
+    assert ("DIFFERENT" in check.format() or "no memory" in check.format()) == (not is_sound)
 
 
 def test_doctor_knows_how_the_kernel_gives_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

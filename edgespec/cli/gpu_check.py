@@ -1,0 +1,148 @@
+"""`edgespec doctor --gpu`: the embedded pair on the user's device, wherever its layers and caches are, with drafts and
+without; a report of figures that can be attached to an issue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from edgespec.api.options import build_load_config
+from edgespec.bench.prompt_sets import read_shipped_prompts
+from edgespec.bench.runner import first_divergence
+from edgespec.cli.terminal import interruptible
+from edgespec.cli.verify import run_cases
+from edgespec.core.sampling import SamplingParams
+from edgespec.engine.events import Finished, Request
+from edgespec.errors import EdgespecError
+from edgespec.planner.plan import Quiet
+from edgespec.registry.schema import EMBEDDED_ALIAS
+from edgespec.service.generation_spec import GenerationSpec
+from edgespec.service.local import LocalEngine
+from edgespec.service.verify import Case, choose_arms, sum_up
+from edgespec.text.chat_template import Message
+
+_TOKENS = 24  # of an answer
+_TIE = 0.5  # of two logits; kernels of a device round otherwise than those of a processor
+_DRAFT = "ngram+model+layerskip:4"
+PLACES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
+    "llamacpp": {
+        "default": {},
+        "some layers": {"gpu_layers": 3},
+        "the draft on the host": {"gpu_layers_draft": 0},
+        "a quantized cache": {"kv_type": "q8_0"},
+        "without flash attention": {"flash_attention": False},
+    },
+    "mlx": {"default": {}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceCheck:
+    """What became of the answers in one place.
+
+    as_on_host  plain answers whose tokens are those of the processor; `widest_gap` is the largest difference of two
+                logits where others part from them. Other types of cache and MLX are not compared
+    as_plain    drafted answers whose tokens are those of plain decoding, or part from them at a near-tie; of `drafted`
+    step_ms     of a forward, by its rows
+    error       why nothing could be checked
+    """
+
+    backend: str
+    place: str
+    answers: int = 0
+    as_on_host: int | None = None
+    widest_gap: float = 0.0
+    as_plain: int = 0
+    drafted: int = 0
+    step_ms: Mapping[int, float] | None = None
+    error: str = ""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether nothing differs by more than rounding."""
+        return not self.error and self.as_plain == self.drafted and self.widest_gap <= _TIE
+
+    def format(self) -> str:
+        """One line for people."""
+        if self.error:
+            return f"{self.place}: {self.error}"
+        told = [f"{self.as_plain} of {self.drafted} drafted answers as plain decoding"]
+        if self.as_on_host is not None:
+            told.insert(0, f"{self.as_on_host} of {self.answers} as on the processor, gaps to {self.widest_gap:.2g}")
+        if self.step_ms:
+            told.append(f"a step {self.step_ms[1]:.2f} ms")
+        return f"{self.place}: {', '.join(told)}{'' if self.is_sound else '; DIFFERENT'}"
+
+    def describe(self) -> dict[str, Any]:
+        """The check as JSON has it."""
+        return {**asdict(self), "is_sound": self.is_sound}
+
+
+def check_places(backends: Sequence[str]) -> Iterator[PlaceCheck]:
+    """Check each place of the runtimes. Raises Cancelled."""
+    for backend in (each for each in PLACES if each in backends):
+        with closing(_open(backend, {"gpu_layers": 0} if backend == "llamacpp" else {})) as host:
+            wanted = _answer_all(host)
+            for place, options in PLACES[backend].items():
+                try:
+                    with closing(_open(backend, options)) as local:
+                        yield _check_place(backend, place, options, host, wanted, local)
+                except EdgespecError as error:
+                    yield PlaceCheck(backend, place, error=error.message)
+
+
+def _open(backend: str, options: Mapping[str, Any]) -> LocalEngine:
+    settings = {"backend": backend, "draft": _DRAFT, "ctx": 512, **options}
+    engine = LocalEngine()
+    try:
+        list(interruptible(engine.open(build_load_config(EMBEDDED_ALIAS, settings), Quiet())))
+    except BaseException:
+        engine.close()
+        raise
+    return engine
+
+
+def _check_place(
+    backend: str, place: str, options: Mapping[str, Any], host: LocalEngine, wanted: Sequence[Finished],
+    local: LocalEngine,
+) -> PlaceCheck:  # fmt: skip
+    loaded, here = local.require_loaded(), host.require_loaded().engine
+    found, gaps, same = _answer_all(local), [0.0], 0
+    with closing(here.target.open_session(lambda: None)) as session:
+        for text, one, other in zip(_texts(), wanted, found, strict=True):
+            same += one.tokens == other.tokens
+            fork = first_divergence(session, here.encode(text), one.tokens, other.tokens)
+            gaps.append(fork.gap if fork is not None else 0.0)
+    cases = [Case(f"text {i}", "code", GenerationSpec((Message("user", text),))) for i, text in enumerate(_texts())]
+    arms = choose_arms(loaded.info.speculation.drafters)
+    outcomes, _ = run_cases(local, cases, arms, _TOKENS)
+    drafted = [each for each in outcomes if each.arm != arms[0].name]
+    row = sum_up(drafted, [each for each in outcomes if each.arm == arms[0].name], ())
+    rows = loaded.engine.draft_stats.costs.profile.rows
+    is_comparable = backend == "llamacpp" and "kv_type" not in options
+    return PlaceCheck(
+        backend=backend,
+        place=place,
+        answers=len(found),
+        as_on_host=same if is_comparable else None,
+        widest_gap=max(gaps) if is_comparable else 0.0,
+        as_plain=row.answers - row.faults,
+        drafted=row.answers,
+        step_ms={n: 1000 * seconds for n, seconds in sorted(rows.items())},
+    )
+
+
+def _texts() -> list[str]:
+    return [each.turns[0] for each in read_shipped_prompts(["code_completion"])][:4]
+
+
+def _answer_all(local: LocalEngine) -> list[Finished]:
+    """The ends of plain, greedy answers."""
+    local.speculate("off").result()
+    requests = [Request(text, SamplingParams(temperature=0.0), _TOKENS) for text in _texts()]
+    ends = [list(interruptible(local.stream(request)))[-1] for request in requests]
+    local.speculate("on").result()
+    return [end for end in ends if isinstance(end, Finished)]
