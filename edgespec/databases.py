@@ -54,7 +54,7 @@ class SharedDatabase:
         self._lock = threading.RLock()
         try:
             self._db = self._connect() if self.is_in_memory else self._open()
-        except (OSError, sqlite3.Error, UnicodeError, DamagedFile) as error:
+        except (OSError, sqlite3.Error, UnicodeDecodeError, DamagedFile) as error:
             raise to_cache_error(error, path) from error
 
     @property
@@ -86,7 +86,7 @@ class SharedDatabase:
         with self._lock:
             try:
                 yield self._db
-            except (OSError, sqlite3.Error, UnicodeError) as error:
+            except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
                 raise to_cache_error(error, self.file) from error
 
     def query(self, statement: str, *parameters: object) -> list[Any]:
@@ -190,8 +190,9 @@ def _error_code(error: BaseException) -> int:
 
 
 def _is_damage(error: BaseException) -> bool:
-    # An error of SQLite that quotes a name of the file may be no UTF-8, which Python's module does not expect.
-    return _error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or isinstance(error, UnicodeError)
+    if isinstance(error, UnicodeDecodeError):  # Python cannot read an error of SQLite that quotes a damaged name
+        return True
+    return _error_code(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
 def _set_aside(path: Path) -> Path:

@@ -18,10 +18,10 @@ class TookTooLong(BaseException):
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TookTooLong in the block after `seconds`, and a quarter of a second at most.
+    """Raise TookTooLong in the block, at most a quarter of a second after `seconds` have passed.
 
-    Python is interrupted between two of its instructions: a call of native code, such as time.sleep, ends first. Blocks
-    of one thread may not be nested.
+    Python is interrupted between two of its instructions: a call of native code, such as time.sleep, ends first, if it
+    ends. Blocks of one thread may not be nested.
     """
     watch, thread = _watch(), threading.get_ident()
     watch.begin(thread, monotonic() + seconds)

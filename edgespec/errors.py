@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +15,7 @@ _ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 
 _MAX_LENGTH = 2000  # characters of a message
 _END_LENGTH = 500
+_DIRECTIONS = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"  # they turn text around
 
 
 class EdgespecError(Exception):
@@ -25,7 +27,7 @@ class EdgespecError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, *, hint: str) -> None:
-        self.message, self.hint = _clean(message), _clean(hint)
+        self.message, self.hint = make_harmless(message), make_harmless(hint)
         super().__init__(self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -33,11 +35,16 @@ class EdgespecError(Exception):
         return partial(type(self), hint=self.hint), (self.message,)
 
 
-def _clean(text: str) -> str:
+def make_harmless(text: str) -> str:
     """`text`, which may quote a file or a server, without what steers a terminal, and of a bounded length."""
     if len(text) > _MAX_LENGTH:
         text = f"{text[: _MAX_LENGTH - _END_LENGTH]} […] {text[-_END_LENGTH:]}"
-    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}"
+        if c in _DIRECTIONS or (unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") and c not in "\n\t")
+        else c
+        for c in text
+    )
 
 
 def reason_of(error: BaseException) -> str:

@@ -13,8 +13,14 @@ from edgespec.errors import EdgespecError, InvalidModelFile
 def test_nothing_in_a_message_steers_a_terminal(quoted: str) -> None:
     error = InvalidModelFile(f"the key '{quoted}' is unknown.", hint=f"Remove '{quoted}'.")
     assert all(c.isprintable() for c in error.message + error.hint) and str(error) == error.message
+    assert "\N{REPLACEMENT CHARACTER}" in error.message
     again = pickle.loads(pickle.dumps(error))
     assert (again.message, again.hint) == (error.message, error.hint)
+
+
+def test_names_of_all_languages_stay_as_they_are() -> None:
+    name = "Mes\u00a0modèles/m\u200ci/模型\u3000大/\U0001f468\u200d\U0001f469"
+    assert InvalidModelFile(f"{name} is missing.", hint="").message == f"{name} is missing."
 
 
 def test_a_message_has_a_bounded_length() -> None:

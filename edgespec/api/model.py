@@ -71,7 +71,7 @@ async def load_async(
 
 
 def _prepare_load(model: str | None, arguments: LoadArguments) -> tuple[LoadConfig, EngineClient]:
-    """An engine in this process, or in one of its own; there too with workers: llama.cpp ends it where one is lost."""
+    """The engine is in this process, or isolated; with workers it always is, since a lost one ends its process."""
     require_known("load", arguments, LoadArguments.__annotations__)
     config = build_load_config(model, arguments)
     if not (config.load.workers or arguments.get("isolated")):

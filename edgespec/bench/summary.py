@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edgespec.bench.runner import AUTOPILOT, PLAIN, Cost, Header, Record, Run
 from edgespec.core.metrics import Metrics
 from edgespec.errors import CacheError
+from edgespec.hub.cache import shorten_names
 
 _COLUMNS = 100
 
@@ -140,13 +141,13 @@ class Summary:
         }
 
     def describe(self) -> dict[str, Any]:
-        """The figures as JSON has them, without prompts."""
+        """The figures as JSON has them, without prompts and folders."""
+        models = {name: shorten_names(getattr(self.header, name) or "none") for name in ("model", "draft")}
         return {
-            **{
-                name: getattr(self, name)
-                for name in ("runs", "short_runs", "forks", "faults", "finished", "best_fixed")
-            },
-            "header": asdict(self.header),
+            "header": {**asdict(self.header), **models},
+            "runs": self.runs,
+            "forks": self.forks,
+            "faults": self.faults,
             "costs": [asdict(cost) for cost in self.costs],
             "arms": [asdict(group) for group in (*self.arms, *self.splits)],
             "findings": self.findings(),

@@ -66,7 +66,7 @@ _PROFILE_S = 10.0
     default=Path("edgespec-bench"),
     help="Folder for the raw data and the report.",
 )
-@click.option("--share", is_flag=True, help="Also write a file without prompts and answers, to be shown to others.")
+@click.option("--share", is_flag=True, help="Also write figures without prompts and folders, to show to others.")
 @load_options
 @worker_options
 def bench_command(

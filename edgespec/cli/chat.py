@@ -119,7 +119,7 @@ def chat_command(
 
 def _start_engine(request: LoadConfig, *, verbose: bool) -> EngineClient:
     """An engine in a process of its own, or one in this process that shows the log of its runtime."""
-    return open_engine(request, verbose=True) if verbose else EngineProcess("The next message opens the model again.")
+    return open_engine(request, verbose=True) if verbose else EngineProcess("A new message opens the model again.")
 
 
 def _choose_model(store: Store, id: int | None, request: LoadConfig) -> LoadConfig:
@@ -178,6 +178,7 @@ class Repl:
         self._recorder = ConversationRecorder(chat, Store.in_memory(), partial(click.echo, err=True))
         self._metrics: Metrics | None = None  # of the last answer
         self._is_nearly_full = False  # as it was told
+        self._spec_given = ""  # the last argument of /spec
         if is_incognito:
             self._recorder.start_incognito(is_on=True)
 
@@ -185,6 +186,8 @@ class Repl:
         """Open the model, unless it is open; the engine may have died. Raises any EdgespecError, Cancelled."""
         if self._engine.model_info is None:
             list(interruptible(self._engine.open(self._request, TerminalReporter())))
+            if self._spec_given:
+                self._engine.speculate(self._spec_given).result()
         return require_model(self._engine)
 
     def loop(self) -> int:
@@ -277,6 +280,7 @@ class Repl:
             click.echo(click.style(line + goes_on, dim=True), err=True)
 
     def _continue(self, _argument: str) -> None:
+        self.open_model()
         turn = self._recorder.require_cut_answer()
         thought = () if turn.text else (Message("assistant", turn.reasoning),)
         self._make_room([*self._chat.messages, *thought])
@@ -297,10 +301,13 @@ class Repl:
             click.echo(f"{name:18} {' '.join(shown) or '-'}")
 
     def _spec(self, argument: str) -> None:
-        info = self._engine.speculate(argument).result() if argument else require_model(self._engine)
+        info = self.open_model()
+        if argument:
+            info, self._spec_given = self._engine.speculate(argument).result(), argument
         click.echo(describe_speculation(info.speculation, info.draft, is_paused=info.is_paused))
 
     def _draft(self, argument: str) -> None:
+        self.open_model()
         if argument:
             request = replace(self._request, draft=argument)
             list(interruptible(self._engine.change_draft(request, TerminalReporter())))
@@ -323,6 +330,7 @@ class Repl:
     def _retry(self, _argument: str) -> None:
         if not self._recorder.questions:
             raise InvalidRequest("there is no question to answer again.", hint="Ask something first.")
+        self.open_model()
         self._recorder.rewind(len(self._recorder.questions), keep_question=True)
         self._make_room(self._chat.messages)
         self._recorder.begin_answer({})

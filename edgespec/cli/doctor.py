@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict
@@ -84,41 +85,52 @@ _RUNTIMES = {
 def doctor_command(gpu: bool, as_json: bool) -> int:
     """Check this machine. The exit code is 1 if no runtime works.
 
-    With --gpu, the embedded pair decodes with its layers, draft and cache in several places, in about a minute: answers
-    have to be those of plain decoding and of the processor. The exit code is 1 if they are not. The file has no texts
-    and no paths, and can be attached to an issue.
+    With --gpu, the embedded pair decodes with its layers, draft and cache in several places, in one or two minutes. The
+    answers have to be those of plain decoding and of the processor; the exit code is 1 if they are not. The file has
+    no texts and no paths, and can be attached to an issue.
     """
     report: dict[str, Any] = {}
     for title, text in _examine(report):
         report_activity("")
         if not as_json:
             click.echo(f"{title:10} {text}")
-    is_sound = _check_gpu(report, as_json=as_json) if gpu else True
+    if gpu:
+        _check_gpu(report, as_json=as_json)
     problems = list(_find_problems(report))
     lines = [f"\nproblem: {each['problem']}\nfix:     {each['fix']}" for each in problems]
     none = ["\nNo problems found. Try: edgespec chat"]
     print_result({**report, "problems": problems}, lines or none, as_json=as_json)
+    is_sound = all(check["is_sound"] for check in report.get("gpu", ()))
     return int(all(runtime["state"] != "works" for runtime in report["runtimes"].values()) or not is_sound)
 
 
-def _check_gpu(report: dict[str, Any], *, as_json: bool) -> bool:
-    """Add the checks of devices to `report`, print them, and write edgespec-gpu.json; whether all is sound."""
+def _check_gpu(report: dict[str, Any], *, as_json: bool) -> None:
+    """Add the checks of devices to `report`, print them, and keep edgespec-gpu.json up to date: a device may end it."""
     from edgespec.cli.gpu_check import check_places
 
-    checks = report["gpu"] = []
-    is_sound = True
-    kinds = {device["kind"] for runtime in report["runtimes"].values() for device in runtime.get("devices", ())}
+    shown = ("version", "state", "devices", "gpu_offload", "features")
+    runtimes = {
+        name: {key: runtime[key] for key in shown if key in runtime} for name, runtime in report["runtimes"].items()
+    }
+    machine = {name: value for name, value in report["machine"].items() if name != "busy_cores"}
+    checks: list[dict[str, Any]] = []
+    report["gpu"] = checks
+    folders = {str(Path.home()): "~", sys.prefix: "PREFIX"}
+
+    def write(running: str | None) -> None:
+        text = json.dumps({"machine": machine, "runtimes": runtimes, "gpu": checks, "running": running}, indent=1)
+        for folder, name in folders.items():
+            text = text.replace(json.dumps(folder)[1:-1], name)
+        _GPU_REPORT.write_text(f"{text}\n", encoding="utf-8")
+
+    kinds = {device["kind"] for runtime in runtimes.values() for device in runtime.get("devices", ())}
     if not kinds & {"gpu", "igpu"}:
         click.echo("note: No runtime finds a GPU here, so the processor is checked.", err=True)
-    for check in check_places([name for name, runtime in report["runtimes"].items() if runtime["state"] == "works"]):
+    for check in check_places([name for name, runtime in runtimes.items() if runtime["state"] == "works"], write):
         checks.append(check.describe())
-        is_sound &= check.is_sound
         if not as_json:
             click.echo(f"{check.backend:10} {check.format()}")
-    machine = {name: value for name, value in report["machine"].items() if name != "busy_cores"}
-    text = json.dumps({"machine": machine, "runtimes": report["runtimes"], "gpu": checks}, indent=1)
-    _GPU_REPORT.write_text(f"{text}\n", encoding="utf-8")
-    return is_sound
+    write(None)
 
 
 def _examine(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -282,6 +294,10 @@ def _find_problems(report: dict[str, Any]) -> Iterator[dict[str, str]]:
         if "refused" in drafter:
             problem = f"the drafter {drafter['name']} is refused: {drafter['refused']}"
             yield {"problem": problem, "fix": f"pip install --upgrade {drafter['package']}"}
+    for check in report.get("gpu", ()):
+        if not check["is_sound"]:
+            problem = f"{check['backend']} computes otherwise with {check['place']}, or not at all"
+            yield {"problem": problem, "fix": f"update the driver, or report it with {_GPU_REPORT}; --gpu-layers 0"}
     if not report["cache"]["writable"]:
         yield {"problem": f"the model cache {report['cache']['path']} is not writable", "fix": "set HF_HOME"}
 

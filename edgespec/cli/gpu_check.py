@@ -4,7 +4,7 @@ without; a report of figures that can be attached to an issue.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -16,7 +16,7 @@ from edgespec.cli.terminal import interruptible
 from edgespec.cli.verify import run_cases
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Finished, Request
-from edgespec.errors import EdgespecError
+from edgespec.errors import Cancelled, EdgespecError
 from edgespec.planner.plan import Quiet
 from edgespec.registry.schema import EMBEDDED_ALIAS
 from edgespec.service.generation_spec import GenerationSpec
@@ -24,8 +24,8 @@ from edgespec.service.local import LocalEngine
 from edgespec.service.verify import Case, choose_arms, sum_up
 from edgespec.text.chat_template import Message
 
-_TOKENS = 24  # of an answer
-_TIE = 0.5  # of two logits; kernels of a device round otherwise than those of a processor
+_TOKENS = 24  # tokens of an answer
+_TIE = 0.5  # the difference of two logits up to which kernels that round otherwise may choose another token
 _DRAFT = "ngram+model+layerskip:4"
 PLACES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "llamacpp": {
@@ -63,7 +63,7 @@ class PlaceCheck:
     @property
     def is_sound(self) -> bool:
         """Whether nothing differs by more than rounding."""
-        return not self.error and self.as_plain == self.drafted and self.widest_gap <= _TIE
+        return not self.error and 0 < self.drafted == self.as_plain and self.widest_gap <= _TIE
 
     def format(self) -> str:
         """One line for people."""
@@ -81,12 +81,19 @@ class PlaceCheck:
         return {**asdict(self), "is_sound": self.is_sound}
 
 
-def check_places(backends: Sequence[str]) -> Iterator[PlaceCheck]:
-    """Check each place of the runtimes. Raises Cancelled."""
+def check_places(backends: Sequence[str], begin: Callable[[str], None]) -> Iterator[PlaceCheck]:
+    """Check each place of the runtimes; `begin` is told of each before its check. Raises Cancelled."""
     for backend in (each for each in PLACES if each in backends):
-        with closing(_open(backend, {"gpu_layers": 0} if backend == "llamacpp" else {})) as host:
+        begin(f"{backend}, the processor")
+        try:
+            host = _open(backend, {"gpu_layers": 0} if backend == "llamacpp" else {})
+        except EdgespecError as error:
+            yield PlaceCheck(backend, "the processor", error=error.message)
+            continue
+        with closing(host):
             wanted = _answer_all(host)
             for place, options in PLACES[backend].items():
+                begin(f"{backend}, {place}")
                 try:
                     with closing(_open(backend, options)) as local:
                         yield _check_place(backend, place, options, host, wanted, local)
@@ -118,7 +125,9 @@ def _check_place(
             gaps.append(fork.gap if fork is not None else 0.0)
     cases = [Case(f"text {i}", "code", GenerationSpec((Message("user", text),))) for i, text in enumerate(_texts())]
     arms = choose_arms(loaded.info.speculation.drafters)
-    outcomes, _ = run_cases(local, cases, arms, _TOKENS)
+    outcomes, is_whole = run_cases(local, cases, arms, _TOKENS)
+    if not is_whole:
+        raise Cancelled
     drafted = [each for each in outcomes if each.arm != arms[0].name]
     row = sum_up(drafted, [each for each in outcomes if each.arm == arms[0].name], ())
     rows = loaded.engine.draft_stats.costs.profile.rows
@@ -143,6 +152,8 @@ def _answer_all(local: LocalEngine) -> list[Finished]:
     """The ends of plain, greedy answers."""
     local.speculate("off").result()
     requests = [Request(text, SamplingParams(temperature=0.0), _TOKENS) for text in _texts()]
-    ends = [list(interruptible(local.stream(request)))[-1] for request in requests]
+    ends = [end for each in requests for end in interruptible(local.stream(each)) if isinstance(end, Finished)]
     local.speculate("on").result()
-    return [end for end in ends if isinstance(end, Finished)]
+    if any(end.reason == "cancelled" for end in ends):
+        raise Cancelled
+    return ends

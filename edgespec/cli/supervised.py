@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import os
 import sys
-from signal import SIG_DFL, SIG_IGN, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, getsignal, signal
-from time import monotonic, time_ns
+from contextlib import suppress
+from signal import SIG_DFL, SIG_IGN, SIGCHLD, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, getsignal, signal
+from time import time_ns
 
 _COMMANDS = ("adapt", "bench", "doctor", "draft", "export", "memory", "plan", "run", "tune", "verify")
-_ENDED = (SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM)  # by somebody, not by a fault
+_SENT = (SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM)  # by a person or another program
+_WHOLE = b"\0the command has ended in Python"  # the end of the output of a child that was not ended by native code
 
 
 def main() -> None:
     """Run the command of sys.argv and exit with its code."""
+    name = sys.argv[1:2]
+    is_native = set(name) & set(_COMMANDS) or (name == ["chat"] and "--verbose" in sys.argv)
     is_whole = None not in (sys.stdin, sys.stdout, sys.stderr)  # else a descriptor below might be taken for theirs
-    if is_whole and "MLX_RANK" not in os.environ and set(sys.argv[1:2]) & set(_COMMANDS):
-        try:
-            output = _open_output()
-        except OSError:  # there is no place for it
-            pass
-        else:
+    if is_native and is_whole and "MLX_RANK" not in os.environ:
+        output = _open_output()
+        if output is not None:
             sys.exit(_supervise(output))
     from edgespec.cli.main import main as run_here
 
@@ -31,49 +32,83 @@ def main() -> None:
 
 
 def _supervise(output: int) -> int:
-    """The exit code of a child that runs the command. A signal that ends it by intention ends this process as well."""
+    """The exit code of a child that runs the command. A signal that somebody sends and that ends the child ends this
+    process as well.
+    """
     alive, held = os.pipe()  # it ends with this process
     for each in (output, alive):
         os.set_inheritable(each, True)
     start = f"import sys; sys.path[:] = {sys.path!r}; from edgespec.cli.supervised import run_supervised"
     command = [sys.executable, "-c", f"{start}; run_supervised({output}, {alive})", *sys.argv[1:]]
     child = 0
+    early: list[int] = []
 
     def pass_on(number: int, _frame: object) -> None:
-        if child:
+        if number == SIGINT and _has_terminal():
+            return  # it has sent one to the child as well
+        if not child:
+            early.append(number)
+            return
+        with suppress(ProcessLookupError):
             os.kill(child, number)
 
+    signal(SIGCHLD, SIG_DFL)  # who starts this may ignore it, and then there would be no exit code
     for number in (SIGINT, SIGTERM, SIGHUP):
         if getsignal(number) is not SIG_IGN:  # what is ignored stays so in the child
             signal(number, pass_on)
     child = os.posix_spawn(sys.executable, command, os.environ)
     os.close(alive)
+    for sent in early:
+        pass_on(sent, None)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os.close(held)
-    if -code in _ENDED:
+    if -code in _SENT:
         signal(-code, SIG_DFL)
         os.kill(os.getpid(), -code)
-    return code if code >= 0 else _tell(code, output)
+        return 128 - code  # as process 1 of a container, which signals do not end
+    return _tell(code, output)
 
 
-def _open_output() -> int:
-    """A file without a name."""
-    path = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"edgespec-{os.getpid()}-{time_ns()}")
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-    os.unlink(path)
-    return file
+def _has_terminal() -> bool:
+    """Whether this process is in the foreground of a terminal, whose Ctrl-C reaches all of the group."""
+    for each in (0, 1, 2):
+        try:
+            return os.tcgetpgrp(each) == os.getpgrp()
+        except OSError:
+            continue
+    return False
+
+
+def _open_output() -> int | None:
+    """A file without a name; None where there is no place for it."""
+    for folder in (os.environ.get("TMPDIR", "/tmp"), "/tmp"):
+        path = os.path.join(folder, f"edgespec-{os.getpid()}-{time_ns()}")
+        try:
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+            os.unlink(path)
+        except OSError:
+            continue
+        return file
+    return None
 
 
 def _tell(code: int, output: int) -> int:
-    """Say why the child has died; returns the exit code of an error of a runtime."""
-    from edgespec.errors import BackendError
-    from edgespec.service.process import explain
-
+    """Say why the child has ended, unless it has said so itself. Returns the exit code of the command."""
     with os.fdopen(output, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - len(_WHOLE)))
+        if code == 0 or file.read() == _WHOLE:
+            return code
+        from edgespec.cli.terminal import INTERRUPTED
+        from edgespec.errors import BackendError
+        from edgespec.service.process import explain
+
+        if code in (INTERRUPTED, BackendError.exit_code):  # a second Ctrl-C, and a worker that is gone: they are told
+            return code
         death = explain(code, file)
-        hint = death.hint or "Try another file, or --draft none."
-        print(f"error: {death.reason[:1].upper()}{death.reason[1:]}.\nhint: {hint}", file=sys.stderr)
-    return BackendError.exit_code
+    error = BackendError(f"{death.reason[:1].upper()}{death.reason[1:]}.", hint=death.hint or "Try another model file.")
+    print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
+    return error.exit_code
 
 
 def run_supervised(output: int, alive: int) -> None:
@@ -85,14 +120,10 @@ def run_supervised(output: int, alive: int) -> None:
     import threading
 
     from edgespec.cli.main import main
-    from edgespec.cli.terminal import SAME_PRESS_S
-
-    interrupted_s = -1.0
+    from edgespec.cli.terminal import is_new_press
 
     def interrupt(number: int, frame: object) -> None:
-        nonlocal interrupted_s  # a terminal sends SIGINT to both processes, and the parent passes its own on
-        if monotonic() - interrupted_s > SAME_PRESS_S:
-            interrupted_s = monotonic()
+        if is_new_press():
             raise KeyboardInterrupt
 
     def follow() -> None:
@@ -107,4 +138,7 @@ def run_supervised(output: int, alive: int) -> None:
     if getsignal(SIGINT) is not SIG_IGN:
         signal(SIGINT, interrupt)
     threading.Thread(target=follow, name="edgespec-follow", daemon=True).start()
-    main()
+    try:
+        main()
+    finally:
+        os.write(output, _WHOLE)

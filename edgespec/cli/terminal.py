@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from edgespec.errors import CacheError, InvalidRequest, reason_of
+from edgespec.errors import CacheError, InvalidRequest, make_harmless, reason_of
 from edgespec.files import replace_file, save_traceback
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class TerminalReporter:
 
     def notice(self, text: str) -> None:
         self.end_bar()
-        click.echo(f"note: {text}", err=True)
+        click.echo(f"note: {make_harmless(text)}", err=True)
 
     def download(self, name: str, done: int, total: int) -> None:
         self.draw(name, done, total)
@@ -217,7 +217,20 @@ def write_lines(file: Path, facts: Iterable[object], *, force: bool) -> int:
 T = TypeVar("T")
 
 INTERRUPTED = 130  # the shells' exit code for Ctrl-C
-SAME_PRESS_S = 0.1  # between two SIGINTs of one Ctrl-C, see edgespec.cli.supervised
+_SAME_PRESS_S = 0.1  # between two SIGINTs of one Ctrl-C
+
+
+_pressed_s = -inf
+
+
+def is_new_press() -> bool:
+    """Whether the SIGINT that has come is another press of Ctrl-C, not a copy of the last one.
+
+    A parent that waits for this process passes on those that it gets, and another program may send one to both.
+    """
+    global _pressed_s
+    before, _pressed_s = _pressed_s, monotonic()
+    return _pressed_s - before > _SAME_PRESS_S
 
 
 def interruptible(stream: Stream[T]) -> Iterator[T]:
@@ -226,16 +239,17 @@ def interruptible(stream: Stream[T]) -> Iterator[T]:
 
     The handler only sets a flag, so it is safe during native calls.
     """
-    pressed_s = inf
+    is_pressed = False
 
     def on_interrupt(_signal: int, _frame: object) -> None:
-        nonlocal pressed_s
-        if pressed_s == inf:
-            pressed_s = monotonic()
-            stream.cancel()
-        elif monotonic() - pressed_s > SAME_PRESS_S:
+        nonlocal is_pressed
+        if not is_new_press():
+            return
+        if is_pressed:
             sys.stdout.flush()
             os._exit(INTERRUPTED)  # a native forward cannot be interrupted in another way
+        is_pressed = True
+        stream.cancel()
 
     before = signal.signal(signal.SIGINT, on_interrupt)
     try:

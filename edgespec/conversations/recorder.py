@@ -208,8 +208,8 @@ class ConversationRecorder:
         self._chat.system = self.conversation.system
         self._show(_drop_empty_answer(self.store.path(self.conversation.leaf)))
         if n_changed := self.store.count_changed(conversation):
-            told = f"{count(n_changed, 'message')} of this conversation differ from what was saved: the disk"
-            self._report(f"{told} or another program has changed the file. `edgespec doctor` shows where it is.")
+            told = f"The disk or another program has changed {count(n_changed, 'message')} of this conversation."
+            self._report(f"{told} `edgespec doctor` shows where the file is.")
 
     def start_incognito(self, *, is_on: bool) -> None:
         """Start a conversation of which nothing is kept, or one that is saved again."""

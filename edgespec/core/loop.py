@@ -49,7 +49,8 @@ def speculate(
     row_cost: RowCost = lambda n_drafted: None,
     check: CheckCancelled = lambda: None,
 ) -> Generator[PrefillProgress | Step | Yield, None, None]:
-    """Yield PrefillProgress, then Steps, with a Yield after the first one and after each forward is started.
+    """Yield PrefillProgress, then Steps, with a Yield after the first one, if more follow, and after each forward is
+    started.
 
     Generation ends with a token of `stop`, with a token for which `emit` returns True, after `max_tokens` tokens, or at
     the end of the context. The emitted tokens follow the distribution that `verifier` samples from, whatever is
@@ -69,13 +70,12 @@ def speculate(
     t1 = perf_counter()
     sample_s = t1 - t0 - scores.waited_s
     yield Step(0, first, 0, 0, 0, t1, sample_s=sample_s)
-    yield YIELD  # so that the first token can be shown before the next forward
-
-    index = 0
+    index, own_s = 0, 0.0  # the controller's time since its last step
     if not text.has_ended:
+        yield YIELD  # so that the first token can be shown before the next forward
+        t1 = perf_counter()
         controller.begin(prompt)
-    t2 = perf_counter()
-    own_s = t2 - t1  # the controller's time since its last step
+        own_s = perf_counter() - t1
     while not text.has_ended:
         check()
         index += 1

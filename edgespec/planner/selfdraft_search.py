@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from edgespec.core.sampling import Ints
 from edgespec.core.verify import read_prompt
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.errors import BackendError, DoesNotFit, EdgespecError, reading
+from edgespec.files import lock_file
 from edgespec.formats.mlx_folder import fingerprint_weights
 from edgespec.planner.head_probe import read_calibration, read_choices
 
@@ -122,7 +123,7 @@ EVALUATION_S = 10.0  # of a search that nobody has set a time for
 _MIN_SPEEDUP = 1.05  # a smaller speedup is not worth the memory
 _CHOICES = "choices.json"
 _UNFINISHED = "unfinished.json"
-_MAX_DEATHS = 2  # somebody may have ended one
+_MAX_DEATHS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,19 +262,30 @@ class SelfDraftCache:
 
     @contextmanager
     def trying(self, setting: ProfileKey, request: str) -> Iterator[None]:
-        """Raises Unsupported where two such blocks have ended their process, since a runtime may crash in a trial."""
+        """Raises Unsupported where three processes have ended in such a block: a runtime may crash in a trial. They may
+        also have been killed, so the first two do not count.
+        """
         path, key = self.folder / _UNFINISHED, {**asdict(setting), "asked": request}
         deaths = load_entry(path, "unfinished", key, lambda found: int(found["times"])) or 0
         if deaths >= _MAX_DEATHS:
             raise Unsupported(
-                f"the search for a self-draft has ended its process {deaths} times.",
+                f"the process has ended {deaths} times during the search for a self-draft.",
                 hint="`edgespec draft rm` lets it be tried again; --draft layerskip:2 is used without a search.",
             )
-        save_entry(path, {"setting": key, "unfinished": {"times": deaths + 1}}, "unfinished")
-        try:
-            yield
-        finally:
-            save_entry(path, {"setting": key, "unfinished": {"times": 0}}, "unfinished")
+        with ExitStack() as held:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                held.enter_context(lock_file(self.folder / f"{_UNFINISHED}.lock", wait=False))
+            except BlockingIOError as error:
+                hint = "Wait for it, or use --draft layerskip:2, which needs no search."
+                raise Unsupported("another process searches for a self-draft of this model.", hint=hint) from error
+            except OSError:  # the folder cannot be written, so nothing is counted
+                pass
+            save_entry(path, {"setting": key, "unfinished": {"times": deaths + 1}}, "unfinished")
+            try:
+                yield
+            finally:
+                save_entry(path, {"setting": key, "unfinished": {"times": 0}}, "unfinished")
 
 
 def _read_choice(found: dict[str, Any]) -> Choice | None:
@@ -307,7 +319,7 @@ def list_cached_drafts() -> list[CachedSelfDraft]:
         ]
         for each in read_entries(folder / _UNFINISHED, "unfinished"):
             if (times := each["unfinished"].get("times")) and each["setting"].get("asked"):
-                choices.append(f"{each['setting']['asked']}: the search has ended its process {times} times")
+                choices.append(f"{each['setting']['asked']}: its search was cut off {times} times")
         copies = tuple(sorted(folder.glob("*.gguf")))
         if copies or choices:
             name = str(entries[0]["choice"].get("model")) if entries else folder.name

@@ -31,7 +31,7 @@ import psutil
 
 from edgespec.backends.ranks import get_rank_address, set_rank_address
 from edgespec.controller.store import calibration_folder
-from edgespec.errors import BackendError, Cancelled, EdgespecError, reason_of
+from edgespec.errors import BackendError, Cancelled, EdgespecError, InvalidRequest, reason_of
 from edgespec.files import write_atomically
 from edgespec.isolated import block_sigint, python_command
 from edgespec.planner.plan import Reporter
@@ -136,7 +136,8 @@ class EngineProcess(EngineClient):
                 self._start()
             self._pending[number] = stream, reporter
         try:
-            self._send(Call(number, method, arguments, reporter is not None))
+            data = pickle.dumps(arguments, pickle.HIGHEST_PROTOCOL)
+            self._send(Call(number, method, data, reporter is not None))
         except BaseException:  # arguments that cannot be pickled
             self._pending.pop(number, None)  # the process may have ended meanwhile
             raise
@@ -245,11 +246,14 @@ class Link:
 
 
 class Call(NamedTuple):
-    """Call `method` of the EngineClient; its stream is number `number`. Without a method: cancel that stream."""
+    """Call `method` of the EngineClient; its stream is number `number`. Without a method: cancel that stream.
+
+    `arguments` is a pickled tuple: values of classes that a script defines cannot be read in another process.
+    """
 
     number: int
     method: str = ""
-    arguments: tuple[Any, ...] = ()
+    arguments: bytes = b""
     has_reporter: bool = False
 
 
@@ -372,8 +376,14 @@ def _begin(call: Call, client: LocalEngine, outbox: Outbox, streams: dict[int, S
         streams.pop(number, None)
         outbox.flush(number, _make_portable(error) if error else None, client.model_info)
 
+    try:
+        arguments = pickle.loads(call.arguments)
+    except Exception as error:  # noqa: BLE001 - such as AttributeError for a class of a script
+        hint = "Use Python's own types."
+        end(InvalidRequest(f"an argument cannot be sent to the engine's process: {reason_of(error)}.", hint=hint))
+        return
     reporter = _RemoteReporter(put) if call.has_reporter else None
-    stream = streams[number] = client.call(call.method, *call.arguments, reporter=reporter)
+    stream = streams[number] = client.call(call.method, *arguments, reporter=reporter)
     stream.forward(put, end)
 
 

@@ -28,6 +28,14 @@ def test_lines_of_the_raw_data() -> None:
     assert fork["fork"] == {"position": 1, "gap": 5.0, "noise": 0.01, "near_tie": False}
 
 
+def test_figures_for_others_have_no_folders() -> None:
+    header = replace(HEADER, model="/home/me/a.gguf", draft="ngram+/home/me/b.gguf")
+    shared = summarize([header, COST, run("plain", "a", 10), run("model 3", "a", 20, fork=FAULT)]).describe()
+    assert (shared["header"]["model"], shared["header"]["draft"]) == ("a.gguf", "ngram+b.gguf")
+    assert shared["faults"] == shared["forks"] == 1 and shared["runs"] == 2
+    assert "/home/me" not in json.dumps(shared, allow_nan=False)
+
+
 def test_table() -> None:
     lines = [run(arm, prompt, speed) for prompt, speeds in HINDSIGHT.items() for arm, speed in speeds.items()]
     shown = [line.split() for line in format_table(summary_of(*lines)).splitlines()]

@@ -74,6 +74,7 @@ def test_a_table_the_raw_data_and_a_report(cli: Cli, tmp_path: Path) -> None:
     shared = json.loads(raw.with_suffix(".share.json").read_text(encoding="utf-8"))
     assert shared["costs"][0]["rows"]["1"] > 0 and shared["faults"] == 0 and shared["header"]["processor"]
     assert {each["arm"] for each in shared["arms"]} == set(ARMS) and "chat-1" not in json.dumps(shared)
+    assert str(tmp_path) not in json.dumps(shared)
     assert str(found["raw"]) in done.stderr and "tok/s" not in done.stderr
     (stored,) = known.glob("[0-9a-f]*.json")
     learned = json.loads(stored.read_text())["entries"][0]["experience"]

@@ -165,8 +165,8 @@ def test_the_next_message_opens_a_model_whose_engine_has_died(environment: dict[
         engine.send_signal(signal.SIGSEGV)
         while "SIGSEGV" not in (line := chat.stderr.readline()):
             assert line
-        assert "The next message opens the model again." in chat.stderr.readline()
-        chat.stdin.write("/set max_tokens 5\nimport os\n/stats\n")
+        assert "A new message opens the model again." in chat.stderr.readline()
+        chat.stdin.write("/set max_tokens 5\n/retry\n/stats\n")
         out, _ = chat.communicate(timeout=60)
     assert re.search(r"emitted_tokens +5\n", out) and chat.returncode == 0
 

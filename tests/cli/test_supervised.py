@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic, sleep
 
 import psutil
@@ -15,6 +17,7 @@ import pytest
 from edgespec.cli.terminal import INTERRUPTED
 from edgespec.errors import BackendError
 from tests.cli.conftest import COMMAND
+from tests.models import REPOSITORY
 
 ENDLESS = ("run", "def f(x):", "--max-tokens", "100000", "--threads", "1", "--draft", "none", "--ctx", "8192")
 
@@ -40,7 +43,7 @@ def test_a_crash_is_a_sentence(environment: dict[str, str]) -> None:
         said = run.communicate(timeout=60)[1]
         assert run.returncode == BackendError.exit_code
     assert "error: The engine's process ended with SIGSEGV" in said, said
-    assert "\nhint: Try another file" in said and "Traceback" not in said and "Fatal" not in said
+    assert "\nhint: Try another model file." in said and "Traceback" not in said and "Fatal" not in said
 
 
 def test_no_memory_is_a_sentence(environment: dict[str, str]) -> None:
@@ -55,6 +58,44 @@ def test_ctrl_c_keeps_the_answer(environment: dict[str, str], *, to_group: bool)
         (os.killpg if to_group else os.kill)(run.pid, signal.SIGINT)
         said = run.communicate(timeout=60)[1]
         assert run.returncode == INTERRUPTED and "(cancelled)" in said, said
+
+
+def test_a_copy_of_ctrl_c_that_comes_late_is_no_second_one(environment: dict[str, str]) -> None:
+    with answering(environment) as (run, _):
+        os.kill(run.pid, signal.SIGSTOP)
+        os.killpg(run.pid, signal.SIGINT)
+        sleep(0.03)
+        os.kill(run.pid, signal.SIGCONT)
+        said = run.communicate(timeout=60)[1]
+        assert run.returncode == INTERRUPTED and "(cancelled)" in said, said
+
+
+def test_native_code_that_ends_the_process_is_told(tmp_path: Path) -> None:
+    script = (
+        "import os, sys; from edgespec.cli import main, supervised\n"
+        "if len(sys.argv) > 2:\n"
+        "    main.main = lambda: (os.write(2, b'symbol \\x1b[2J lookup error\\n'), os._exit(127))\n"
+        "    supervised.run_supervised(*map(int, sys.argv[1:3]))\n"
+        "output = supervised._open_output()\n"
+        "read, write = os.pipe()\n"
+        "[os.set_inheritable(each, True) for each in (output, read)]\n"
+        "child = os.spawnv(os.P_WAIT, sys.executable, [sys.executable, sys.argv[0], str(output), str(read)])\n"
+        "sys.exit(supervised._tell(child, output))\n"
+    )
+    (tmp_path / "program.py").write_text(script, encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "EDGESPEC_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, tmp_path / "program.py"], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == BackendError.exit_code
+    assert "ended with code 127: symbol" in done.stderr and "lookup error" in done.stderr and "\x1b" not in done.stderr
+
+
+def test_programs_that_ignore_their_children_get_the_exit_code(environment: dict[str, str]) -> None:
+    start = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-c", start, *COMMAND, "run", "x", "--model", "none.gguf"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
 
 
 def test_the_end_of_one_is_the_end_of_the_other(environment: dict[str, str]) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -27,7 +29,7 @@ from edgespec.planner.selfdraft_search import (
     quick_methods,
     remove_cached_draft,
 )
-from tests.models import DRAFT, TARGET, mamba
+from tests.models import DRAFT, REPOSITORY, TARGET, mamba
 
 SETTING = ProfileKey(1, "cpu", "r 1", 1, None, "f16", None, False)
 CHOICE = Choice(SelfDraftSpec(range(2)), True, "because")
@@ -123,22 +125,28 @@ def test_a_shelf_remembers_by_setting_and_request(tmp_path: Path) -> None:
     assert found is not None and str(found.method) == "layerskip:3"
 
 
-def test_a_search_that_ends_its_process_twice_is_not_tried_again() -> None:
+CRASH = """
+import os, signal
+from tests.planner.test_selfdraft_search import SETTING, SelfDraftCache, TARGET
+with SelfDraftCache(TARGET, "python-6m").trying(SETTING, "auto"):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_search_in_which_three_processes_have_ended_is_not_tried_again() -> None:
     cache = SelfDraftCache(TARGET, "python-6m")
     with pytest.raises(Cancelled), cache.trying(SETTING, "auto"):
         raise Cancelled
-    for _ in range(2):
-        child = os.fork()
-        if not child:
-            with cache.trying(SETTING, "auto"):
-                os.kill(os.getpid(), signal.SIGKILL)
-        assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    with pytest.raises(Unsupported, match="has ended its process 2 times"), cache.trying(SETTING, "auto"):
+    for _ in range(3):
+        assert subprocess.run([sys.executable, "-c", CRASH], cwd=REPOSITORY, check=False).returncode == -signal.SIGKILL
+    with pytest.raises(Unsupported, match="has ended 3 times"), cache.trying(SETTING, "auto"):
         pass
-    with cache.trying(SETTING, "layerskip"):
-        pass
+    with ExitStack() as held:
+        held.enter_context(cache.trying(SETTING, "layerskip"))
+        with pytest.raises(Unsupported, match="another process"):
+            held.enter_context(cache.trying(SETTING, "layerskip"))
     (found,) = list_cached_drafts()
-    assert "auto: the search has ended its process 2 times" in found.choices
+    assert "auto: its search was cut off 3 times" in found.choices
     remove_cached_draft(found)
     with cache.trying(SETTING, "auto"):
         pass
