@@ -82,7 +82,7 @@ class Server:
         found = []
         for each in psutil.Process(self.process.pid).children():
             with suppress(psutil.Error):  # it may just have ended
-                if "spawn_main" in " ".join(each.cmdline()):
+                if "serve_engine" in " ".join(each.cmdline()):
                     found.append(each)
         return found
 
