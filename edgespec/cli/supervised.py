@@ -141,4 +141,5 @@ def run_supervised(output: int, alive: int) -> None:
     try:
         main()
     finally:
-        os.write(output, _WHOLE)
+        with suppress(OSError):  # the disk is full
+            os.write(output, _WHOLE)

@@ -228,3 +228,15 @@ def test_a_prompt_that_fills_the_context_gets_one_token(kind: Kind) -> None:
     case.prompt.append(0)
     with pytest.raises(ContextOverflow):
         run(case, session, budgets, Alarm(0), [])
+
+
+def test_a_turn_ends_with_the_first_token_so_that_it_is_shown_before_the_next_forward() -> None:
+    def turns(max_tokens: int) -> list[type]:
+        session = open_session("chain", ToyModel(1, V, 2, 1.5), 64)
+        verifier = SampleMatching(Sampler(SamplingParams(temperature=0), V), CounterRng(1))
+        events = list(speculate(session, FixedLength((), Budget(0, 0), V), verifier, [1, 2], max_tokens=max_tokens,
+                                stop=frozenset()))  # fmt: skip
+        return [type(event) for event in events[[type(each) for each in events].index(Step) :]]
+
+    assert turns(2) == [Step, Yield, Yield, Step]
+    assert turns(1) == [Step]

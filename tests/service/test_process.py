@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from edgespec.errors import BackendError
+from edgespec.errors import BackendError, InvalidRequest
 from edgespec.planner.plan import MemoryOptions
 from edgespec.service import process
 from edgespec.service.process import Death, EngineProcess, Link, Outbox, Update, find_last_words
@@ -146,6 +146,17 @@ class Aborting:
     def __reduce__(self) -> tuple[Any, ...]:
         words = "loading\na.c:1: GGML_ASSERT(n > 0) failed\n#0  0x00007f in ggml_abort ()\n[Inferior 1 detached]\n"
         return exec, (f"import os; os.write(2, {words.encode()!r}); os.abort()",)
+
+
+def test_an_argument_that_only_a_script_knows_is_an_error_of_its_call(
+    apart: EngineProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = type("Own", (str,), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Own", own, raising=False)
+    list(apart.open(TOY, Heard()))
+    with pytest.raises(InvalidRequest, match="cannot be sent to the engine's process"):
+        list(apart.stream(request(own("hello"))))
+    assert len(tokens_of(apart.stream(request()))) == 40
 
 
 def test_the_end_of_the_process_is_told_and_the_next_model_opens(apart: EngineProcess) -> None:
