@@ -39,7 +39,8 @@ def _supervise(output: int) -> int:
     for each in (output, alive):
         os.set_inheritable(each, True)
     start = f"import sys; sys.path[:] = {sys.path!r}; from edgespec.cli.supervised import run_supervised"
-    command = [sys.executable, "-c", f"{start}; run_supervised({output}, {alive})", *sys.argv[1:]]
+    is_deaf = getsignal(SIGINT) is SIG_IGN  # as in the background of a script; an answer can be cancelled all the same
+    command = [sys.executable, "-c", f"{start}; run_supervised({output}, {alive}, {is_deaf})", *sys.argv[1:]]
     child = 0
     early: list[int] = []
 
@@ -54,7 +55,7 @@ def _supervise(output: int) -> int:
 
     signal(SIGCHLD, SIG_DFL)  # who starts this may ignore it, and then there would be no exit code
     for number in (SIGINT, SIGTERM, SIGHUP):
-        if getsignal(number) is not SIG_IGN:  # what is ignored stays so in the child
+        if number == SIGINT or getsignal(number) is not SIG_IGN:  # the child inherits what is ignored
             signal(number, pass_on)
     child = os.posix_spawn(sys.executable, command, os.environ)
     os.close(alive)
@@ -111,19 +112,19 @@ def _tell(code: int, output: int) -> int:
     return error.exit_code
 
 
-def run_supervised(output: int, alive: int) -> None:
+def run_supervised(output: int, alive: int, is_deaf: bool) -> None:
     """Run the command of sys.argv in a child: what is written to descriptor 2 by others than Python goes to `output`.
 
-    `alive` is a pipe that ends with the parent.
+    `alive` is a pipe that ends with the parent; `is_deaf` tells that SIGINT is ignored where nothing can be cancelled.
     """
     import faulthandler
     import threading
 
     from edgespec.cli.main import main
-    from edgespec.cli.terminal import is_new_press
+    from edgespec.cli.terminal import PRESSES
 
     def interrupt(number: int, frame: object) -> None:
-        if is_new_press():
+        if PRESSES.is_new():
             raise KeyboardInterrupt
 
     def follow() -> None:
@@ -135,11 +136,12 @@ def run_supervised(output: int, alive: int) -> None:
     for each in (output, alive):
         os.set_inheritable(each, False)
     faulthandler.enable(file=2, all_threads=False)
-    if getsignal(SIGINT) is not SIG_IGN:
-        signal(SIGINT, interrupt)
+    PRESSES.same_s = 0.1
+    signal(SIGINT, SIG_IGN if is_deaf else interrupt)
     threading.Thread(target=follow, name="edgespec-follow", daemon=True).start()
     try:
         main()
     finally:
+        signal(SIGINT, SIG_IGN)  # a late copy would end what has ended
         with suppress(OSError):  # the disk is full
             os.write(output, _WHOLE)

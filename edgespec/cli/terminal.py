@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from math import inf
 from pathlib import Path
@@ -217,20 +218,25 @@ def write_lines(file: Path, facts: Iterable[object], *, force: bool) -> int:
 T = TypeVar("T")
 
 INTERRUPTED = 130  # the shells' exit code for Ctrl-C
-_SAME_PRESS_S = 0.1  # between two SIGINTs of one Ctrl-C
 
 
-_pressed_s = -inf
+@dataclass(slots=True)
+class Presses:
+    """Tells the presses of Ctrl-C from their copies, which a parent that waits for this process passes on.
 
-
-def is_new_press() -> bool:
-    """Whether the SIGINT that has come is another press of Ctrl-C, not a copy of the last one.
-
-    A parent that waits for this process passes on those that it gets, and another program may send one to both.
+    same_s  seconds in which another SIGINT is a copy; 0 without such a parent
     """
-    global _pressed_s
-    before, _pressed_s = _pressed_s, monotonic()
-    return _pressed_s - before > _SAME_PRESS_S
+
+    same_s: float = 0.0
+    _last_s: float = -inf
+
+    def is_new(self) -> bool:
+        """Whether the SIGINT that has come is another press."""
+        before, self._last_s = self._last_s, monotonic()
+        return self._last_s - before >= self.same_s
+
+
+PRESSES = Presses()
 
 
 def interruptible(stream: Stream[T]) -> Iterator[T]:
@@ -243,7 +249,7 @@ def interruptible(stream: Stream[T]) -> Iterator[T]:
 
     def on_interrupt(_signal: int, _frame: object) -> None:
         nonlocal is_pressed
-        if not is_new_press():
+        if not PRESSES.is_new():
             return
         if is_pressed:
             sys.stdout.flush()

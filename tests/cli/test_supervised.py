@@ -75,7 +75,7 @@ def test_native_code_that_ends_the_process_is_told(tmp_path: Path) -> None:
         "import os, sys; from edgespec.cli import main, supervised\n"
         "if len(sys.argv) > 2:\n"
         "    main.main = lambda: (os.write(2, b'symbol \\x1b[2J lookup error\\n'), os._exit(127))\n"
-        "    supervised.run_supervised(*map(int, sys.argv[1:3]))\n"
+        "    supervised.run_supervised(*map(int, sys.argv[1:3]), False)\n"
         "output = supervised._open_output()\n"
         "read, write = os.pipe()\n"
         "[os.set_inheritable(each, True) for each in (output, read)]\n"
