@@ -12,7 +12,7 @@ from edgespec.cli.terminal import TerminalReporter, interruptible, report_activi
 from edgespec.core.metrics import ReadingClock
 from edgespec.core.protocols import CheckCancelled, PrefillProgress, Step
 from edgespec.engine.events import Event, Finished, Notice
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.service.client import Stream
 from edgespec.service.local import LocalEngine, Work, Worker
 from edgespec.text.stream import Piece
@@ -20,8 +20,10 @@ from edgespec.text.stream import Piece
 T = TypeVar("T")
 
 
-def open_engine(config: LoadConfig, *, verbose: bool, settings_s: float | None = None) -> LocalEngine:
-    """Load a model; `settings_s`: see Loader.
+def open_engine(
+    config: LoadConfig, *, verbose: bool = False, settings_s: float | None = None, reporter: Reporter | None = None
+) -> LocalEngine:
+    """Load a model; `settings_s`: see Loader. `reporter` is the terminal's by default.
 
     Raises any EdgespecError, and Cancelled when Ctrl-C stops the download or the load.
     """
@@ -29,7 +31,7 @@ def open_engine(config: LoadConfig, *, verbose: bool, settings_s: float | None =
     try:
         if verbose:
             engine.submit(_echo_native_log).result()  # on the thread that loads the runtime
-        list(interruptible(engine.open(config, TerminalReporter(), settings_s=settings_s)))
+        list(interruptible(engine.open(config, reporter or TerminalReporter(), settings_s=settings_s)))
     except BaseException:
         engine.close()
         raise

@@ -12,6 +12,7 @@ from typing import Any
 from edgespec.api.options import build_load_config
 from edgespec.bench.prompt_sets import read_shipped_prompts
 from edgespec.bench.runner import first_divergence
+from edgespec.cli.engine import open_engine
 from edgespec.cli.terminal import interruptible
 from edgespec.cli.verify import run_cases
 from edgespec.core.sampling import SamplingParams
@@ -103,13 +104,7 @@ def check_places(backends: Sequence[str], begin: Callable[[str], None]) -> Itera
 
 def _open(backend: str, options: Mapping[str, Any]) -> LocalEngine:
     settings = {"backend": backend, "draft": _DRAFT, "ctx": 512, **options}
-    engine = LocalEngine()
-    try:
-        list(interruptible(engine.open(build_load_config(EMBEDDED_ALIAS, settings), Quiet())))
-    except BaseException:
-        engine.close()
-        raise
-    return engine
+    return open_engine(build_load_config(EMBEDDED_ALIAS, settings), reporter=Quiet())
 
 
 def _check_place(

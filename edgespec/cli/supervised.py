@@ -38,6 +38,7 @@ def _supervise(output: int) -> int:
     alive, held = os.pipe()  # it ends with this process
     for each in (output, alive):
         os.set_inheritable(each, True)
+    # What isolated.python_command gives; its import takes as long as all of this module.
     start = f"import sys; sys.path[:] = {sys.path!r}; from edgespec.cli.supervised import run_supervised"
     is_deaf = getsignal(SIGINT) is SIG_IGN  # as in the background of a script; an answer can be cancelled all the same
     command = [sys.executable, "-c", f"{start}; run_supervised({output}, {alive}, {is_deaf})", *sys.argv[1:]]

@@ -299,9 +299,9 @@ class Store(SharedDatabase):
             columns = "text = ?, reasoning = ?, spans = ?, metrics = ?, finished = ?"
             found = db.execute(f"UPDATE turns SET {columns} WHERE id = ? AND NOT finished", (*values, turn.id))
             rewritten = self._turn(turn.id)
-            db.execute("INSERT OR REPLACE INTO checksums VALUES (?, ?)", (turn.id, _checksum(*texts)))
             if not found.rowcount:
                 raise CacheError(f"turn {turn.id} is finished already.", hint="Add another turn.")
+            db.execute("INSERT OR REPLACE INTO checksums VALUES (?, ?)", (turn.id, _checksum(*texts)))
             db.execute("UPDATE conversations SET changed = ? WHERE id = ?", (time.time(), turn.conversation))
             return rewritten
 

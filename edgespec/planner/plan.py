@@ -346,11 +346,16 @@ def _place(options: LoadOptions, target: ModelMetadata, fit: Fit, reporter: Repo
     return replace(options, gpu_layers=layers, n_cpu_moe=in_ram)
 
 
+def _is_together(options: LoadOptions, target: ModelMetadata) -> bool:
+    """Whether all caches of `target` are in one llama.cpp context."""
+    return shares_context(target) and not options.exact
+
+
 def _keep_flash_attention(options: LoadOptions, target: ModelMetadata, fit: Fit) -> LoadOptions:
     """`options` with flash attention on where there is no memory for what a processor holds without it: by default it
     is turned off where that was measured to be faster.
     """
-    scores = (1 if shares_context(target) and not options.exact else fit.caches) * score_bytes(target, fit.context)
+    scores = (1 if _is_together(options, target) else fit.caches) * score_bytes(target, fit.context)
     if options.flash_attention is None and not fit.memory.devices and scores > max(fit.headroom, 0):
         return replace(options, flash_attention=True)
     return options
@@ -386,7 +391,7 @@ def _check_memory(
                 kv_type=options.kv_type,
                 caches=caches,
                 flash=options.flash_attention is not False,
-                together=shares_context(target) and not options.exact,
+                together=_is_together(options, target),
                 ranks=count_ranks(),
                 force=request.force,
             )

@@ -62,9 +62,7 @@ class LlamaTokenizer(IdRange):
             len(raw) + 8,
             lambda buffer, size: tokenize(self._vocab, raw, len(raw), buffer, size, False, parse_special),
         )
-        if (
-            tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size
-        ):  # as where its kind is not its vocabulary's
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:  # its kind does not fit its vocabulary
             raise InvalidModelFile(
                 "the tokenizer of this model gives tokens that the model does not have.", hint="Use another file."
             )
