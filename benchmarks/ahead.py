@@ -39,7 +39,7 @@ class AheadSession:
     waited_s              seconds in which the drafter waited for the thread
     """
 
-    is_async = False
+    is_async = takes_trees = False
 
     def __init__(self, session: TruncatedSession, core: int | None = None) -> None:
         """The thread runs on `core` alone, where that is given. Closes `session` when it is closed."""
@@ -169,7 +169,7 @@ class AheadDrafter(SequentialDrafter):
         if n:
             self._ahead.run_ahead(self._last, n + 1)
 
-    def _propose(self, tree: DraftTree, parent: int, logits: Logits, max_nodes: int) -> int:
-        node = super()._propose(tree, parent, logits, max_nodes)
-        self._last = tree.tokens[node]
-        return node
+    def _propose(self, tree: DraftTree, parent: int, logits: Logits) -> list[tuple[int, float]]:
+        found = super()._propose(tree, parent, logits)
+        self._last = tree.tokens[found[0][0]]
+        return found

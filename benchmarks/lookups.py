@@ -1,8 +1,8 @@
-"""Drafters that need no model, alone and together: tau, acceptance, speed over plain decoding, time of drafting.
+"""Lookups and a draft model, alone and together: tau, acceptance, speed over plain decoding, time of drafting.
 
     uv run python -m benchmarks.lookups [--target T.gguf] [--arm ngram --arm recycling --arm ngram+recycling] \
         [--draft D.gguf] [--prompts 20] [--tokens 96] [--repeats 3] [--threads 1] [--temperature 0] \
-        [--memory] [--exact] [--curve 250:1=1,2=1.7,4=1.27,8=2.47,16=3.46]
+        [--memory] [--exact] [--curve 250:1=1,2=1.7,4=1.27,8=2.47,16=3.46] [--unit 0.1]
 
 Arms run in turn on each prompt, in reverse order on every second one, each with statistics of its own, after a warm-up
 text. An arm is drafters joined by '+' for the autopilot; ":4" and ":4/7" behind them are a chain and a tree of fixed
@@ -10,7 +10,8 @@ size. "x plain" and "x first" are geometric means over prompts of the ratio of t
 first arm. A prompt's ratio is the median over the repeats. tau is tokens a round; "accepted" is the share of verified
 draft tokens; "draft_us" is the median time of a round for the sake of drafts. --curve gives the milliseconds of a plain
 step, and the plain steps of forwards by their rows. Forwards are then charged with these times, and the autopilot
-believes them; the time of drafting is the measured one. With --memory each arm remembers the texts of the prompts
+believes them; the time of drafting is the measured one, but for the draft model where --unit gives the plain steps of
+its forward. With --memory each arm remembers the texts of the prompts
 before; repeats then recite. Rounding depends on the rows of a forward, so arms differ in some texts ("same" counts
 those that plain decoding has too). With --exact all have the same, from slower forwards. stdout ends with one JSON
 line.
@@ -33,7 +34,7 @@ from benchmarks.harness import MODEL_PATH, PLAIN, TARGET, list_loaded, load_mode
 from benchmarks.promise import fits, take_in_turn
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import CATEGORIES, BenchPrompt
-from edgespec.controller.cost_model import CostModel, Profile
+from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
@@ -46,10 +47,14 @@ ARMS = ("ngram", "recycling", "ngram+recycling")
 
 
 class FixedCosts(CostModel):
-    """Costs that no measurement changes."""
+    """Costs that no measurement changes, but those of drafters that are not in the profile."""
 
     def observe(self, rows: int, position: int, seconds: float) -> None:
         super().observe(rows, position, self.profile.seconds(rows))
+
+    def observe_drafting(self, drafter: str, seconds: float, expected_s: float) -> None:
+        if drafter not in self.profile.drafts:
+            super().observe_drafting(drafter, seconds, expected_s)
 
 
 @dataclass
@@ -76,6 +81,7 @@ class Arm:
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True)
 @click.option("--context", default=4096, show_default=True, help="Prompts that do not fit are left out.")
 @click.option("--curve", callback=lambda _, __, text: parse_curve(text), help="Costs of forwards, not measured.")
+@click.option("--unit", type=click.FloatRange(0, min_open=True), help="With --curve: the cost of the draft model.")
 @click.option("--memory", is_flag=True, help="Let each arm remember the texts of earlier prompts.")
 @click.option("--exact", is_flag=True, help="Give all arms the same texts, as --exact of edgespec.")
 def main(
@@ -90,6 +96,7 @@ def main(
     temperature: float,
     context: int,
     curve: Profile | None,
+    unit: float | None,
     memory: bool,
     exact: bool,
 ) -> None:
@@ -98,6 +105,8 @@ def main(
     model, loaded = load_model("llamacpp", target, options), load_drafters(draft, names, options)
     folder = tempfile.TemporaryDirectory()
     engine = Engine(model, loaded, PLAIN, memory=Memory(Path(folder.name), "benchmark", 2**26) if memory else None)
+    if curve is not None and unit is not None:
+        curve = Profile(curve.rows, {"model": DraftCost({1: unit * curve.seconds(1)})})
     profile = curve or engine.measure(2.0, lambda: None)
     arms = [make_arm(name, profile, is_fixed=curve is not None) for name in ("plain", *names)]
     prompts = [each for each in take_in_turn(n, categories) if fits(engine, each, context - tokens)]
@@ -166,8 +175,19 @@ def run_arms(engine: Engine, arms: Sequence[Arm], prompt: BenchPrompt, request: 
 
 
 def measure_speed(arm: Arm, steps: Sequence[Step], curve: Profile) -> float | None:
-    """Tokens per second by the curve; plain decoding has no time for the sake of drafts."""
-    seconds = sum(curve.seconds(step.n_drafted + 1) + step.draft_s * (not arm.speculation.is_plain) for step in steps)
+    """Tokens per second by the curve; plain decoding has no time for the sake of drafts.
+
+    A draft model with a price is charged for each unit, of which a fixed length takes one for each token on a path.
+    """
+    price, seconds = curve.drafts.get("model"), 0.0
+    for step in steps:
+        seconds += curve.seconds(step.n_drafted + 1)
+        if price is not None and arm.speculation.drafters == ("model",):
+            drafted = step.decision.drafted if step.decision is not None else {}
+            n = drafted.get("model", 0) if arm.speculation.draft_max is None else arm.speculation.draft_max
+            seconds += n * price.units[1]
+        elif not arm.speculation.is_plain:
+            seconds += step.draft_s
     return sum(len(step.tokens) for step in steps) / seconds if steps else None
 
 

@@ -22,7 +22,7 @@ from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget
 from edgespec.core.sampling import SamplingParams
 from edgespec.core.tree import DraftTree
-from edgespec.drafters.sequential import MAX_SIBLINGS, ModelDraftSession, SequentialDrafter
+from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 from edgespec.text.chat_template import encode_prompt
@@ -75,7 +75,7 @@ def record_trace(engine: Engine, drafter: Drafter, prompt: list[int], request: R
 def record_spine(drafter: Drafter, tokens: list[int]) -> list[tuple[list[int], list[float]]]:
     """[DEPTH] pairs of up to four tokens and their probabilities: the draft's greedy continuation of `tokens`."""
     tree, name = DraftTree(), drafter.name
-    for _ in drafter.expand(tree, tokens, Budget(DEPTH, DEPTH * (1 + MAX_SIBLINGS))):
+    for _ in drafter.expand(tree, tokens, Budget(DEPTH, DEPTH)):
         pass
     spine: list[tuple[list[int], list[float]]] = []
     parent = -1

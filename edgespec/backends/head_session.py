@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from edgespec.backends.attached_draft import OTHER_HEAD, Unsupported
 from edgespec.backends.sequence import shared_prefix
-from edgespec.core.protocols import Draft, Session
+from edgespec.core.protocols import NO_DRAFT, Draft, Session
 from edgespec.core.sampling import Logits
 from edgespec.core.scores import HostScores, Scores
 from edgespec.formats.heads import HeadSpec
@@ -108,12 +108,14 @@ class HeadRunner(ABC):
     reads_pairs  whether rows are pairs
     has_cache    whether it has keys and values of its own; without them a draft reads the last row alone
     is_async     whether `rollout` returns before the device has computed the chain
+    takes_trees  whether there is a `branch`
     max_drafts   the most tokens that it drafts after a text; None for no limit
     """
 
     reads_pairs = True
     has_cache = True
     is_async = False
+    takes_trees = False
     max_drafts: int | None = None
 
     @abstractmethod
@@ -137,6 +139,12 @@ class HeadRunner(ABC):
 
     def step(self, token: int) -> Logits:
         """[V] after one more drafted token. Raises Cancelled, BackendError."""
+        raise NotImplementedError
+
+    def branch(self, tree: Draft, n: int, position: int) -> list[Logits]:
+        """[V] after each of the last `n` nodes of a tree, which was the tree of the last call without them. Their
+        parents are not among them. `position` is that of the first row below the text. Raises Cancelled, BackendError.
+        """
         raise NotImplementedError
 
     def rollout(self, n: int) -> tuple[Draft, Scores]:
@@ -219,11 +227,21 @@ class _HeadReader:
         return True
 
 
+MAX_NODES = 63  # of a head's tree
+
+
 class HeadSession(_HeadReader):
     """A DraftSession of a head that drafts token by token. The rows of drafted tokens have the head's own states."""
 
+    _tree = NO_DRAFT  # drafted after the text
+
+    @property
+    def takes_trees(self) -> bool:
+        return self._runner.takes_trees
+
     def read(self, text: Sequence[int], window: int) -> Logits | None:
         """[V] after `text`. None for a text of one token, and at the end of the context."""
+        self._tree = NO_DRAFT
         return self._runner.score() if self._start(text, window) else None
 
     def step(self, token: int) -> Logits | None:
@@ -233,6 +251,15 @@ class HeadSession(_HeadReader):
         logits = self._runner.step(token)
         self.text.append(token)
         return logits
+
+    def branch(self, tokens: Sequence[int], parents: Sequence[int]) -> list[Logits] | None:
+        """All nodes run again beside the new ones, as rows of one forward."""
+        tree = self._tree.extend(tokens, parents)
+        if len(tree) > min(MAX_NODES, self._most_drafts - 1):
+            return None
+        del self.text[self._base :]
+        self._tree = tree
+        return self._runner.branch(tree, len(tokens), self._base - 1)
 
     def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:
         """A chain of best tokens and their scores."""

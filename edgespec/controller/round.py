@@ -14,7 +14,7 @@ from edgespec.controller.acceptance import LEAST_REACHED
 from edgespec.controller.cost_model import MarginalCost
 from edgespec.controller.drafter_set import DrafterSet
 from edgespec.controller.stats import TextStats
-from edgespec.core.drafter import Drafter
+from edgespec.core.drafter import TREE_WIDTH, Drafter
 from edgespec.core.protocols import Budget, Draft, Step
 from edgespec.core.tree import DraftTree
 
@@ -224,6 +224,7 @@ class DraftRound:
         self.price = 0.0  # tokens per second
         self.tree = ScoredTree(stats.rate, is_chain=is_chain)
         self.call: DrafterCall | None = None
+        self._is_chain = is_chain
         self._cost = cost
         self._stats = stats
         self._drafters = drafters
@@ -288,13 +289,25 @@ class DraftRound:
         max_depth = min(self.limit.depth, max_nodes, _MAX_DRAFTED)
         if drafter.block_size > 1:
             max_depth = self._choose_length(drafter, min(max_depth, drafter.block_size))
-        limit = Budget(max_depth, min(self.limit.nodes, _MAX_DRAFTED), call.window, _LEAST_REACH)
+            limit = Budget(max_depth, min(self.limit.nodes, _MAX_DRAFTED), call.window, _LEAST_REACH)
+        else:
+            limit = Budget(max_depth, self.limit.nodes, call.window, self._find_reach(drafter))
         for _ in self._drafters.expand(drafter, tree.tree, self.tokens, limit):
             call.units.append(min(drafter.block_size, max_depth))
-            if not self._pays_to_continue(drafter, tree, max_depth):
+            if not self._pays_to_continue(drafter, tree, limit):
                 break
         if call.units and not drafter.is_drawn:
             self.ask_free(tree)
+
+    def _find_reach(self, drafter: Drafter) -> float:
+        """The probability from which on a path is worth a row of the draft's forward and one of the target's, taken
+        that rows cost the draft as much more time as the target; 1 where only one path can be continued.
+        """
+        if self._is_chain or not drafter.grows_trees:
+            return 1.0
+        row_s = (self.seconds(1 + TREE_WIDTH) - self.seconds(1)) / TREE_WIDTH
+        drafting = self._cost.model.unit_s(drafter.name) / self.seconds(1)
+        return self.price * row_s * (1.0 + drafting)
 
     def predict_chain(self, drafter: Drafter) -> list[float]:
         """[n] the probabilities of the tokens of a chain that is worth most, before any of them is known."""
@@ -315,20 +328,31 @@ class DraftRound:
                 best, chosen = worth, n
         return chosen
 
-    def _pays_to_continue(self, drafter: Drafter, tree: ScoredTree, max_depth: int) -> bool:
+    def _pays_to_continue(self, drafter: Drafter, tree: ScoredTree, limit: Budget) -> bool:
         """Whether one to `_LOOK_AHEAD` more units are worth their seconds, if accepted like best proposals are."""
-        last = tree.tree.deepest(drafter.name)
-        if last < 0 or tree.tree.depths[last] >= max_depth:
+        continued = [tree.probability(node) for node in _list_ends(tree.tree, drafter, limit)]
+        if not continued:
             return False
         measure = self.measure_chain if drafter.is_drawn else self.find_fastest_size
         unit_s = self._cost.model.unit_s(drafter.name)
-        rate, probability = self._stats.drafter(drafter).first_choice.value, tree.probability(last)
+        rate = self._stats.drafter(drafter).first_choice.value
         now = measure(tree)
         price = max(self.price, now.speed)
+        continued = nlargest(TREE_WIDTH, continued)
         ahead: list[float] = []
         for n in range(1, _LOOK_AHEAD + 1):
-            probability *= rate
-            ahead.append(probability)
+            continued = [probability * rate for probability in continued]
+            ahead += continued
             if measure(tree, ahead, n * unit_s).value(price) > now.value(price):
                 return True
         return False
+
+
+def _list_ends(tree: DraftTree, drafter: Drafter, limit: Budget) -> list[int]:
+    """The nodes that the next unit of `drafter` may continue: the deepest one, or all ends of a tree."""
+    if not drafter.grows_trees or limit.reach > 0.5:
+        last = tree.deepest(drafter.name)
+        return [last] if last >= 0 and tree.depths[last] < limit.depth else []
+    inner = {parent for parent, votes in zip(tree.parents, tree.votes, strict=True) if drafter.name in votes}
+    ends = [node for node, votes in enumerate(tree.votes) if drafter.name in votes and node not in inner]
+    return [node for node in ends if tree.depths[node] < limit.depth]

@@ -25,6 +25,7 @@ from edgespec.core.tree import DraftTree
 
 Confidence = Literal["probability", "length"]
 """What a drafter's confidence in a token is: a probability, or a number of matching tokens."""
+TREE_WIDTH = 8  # nodes that a unit continues at most where a drafter grows trees
 MATCH_GROWTH = 0.5  # tokens by which each token of a draft extends the match before it: less is known of it
 
 
@@ -64,6 +65,7 @@ class Drafter(Protocol):
     block_size  the most tokens on a path that one unit of work proposes; 1 where each takes a unit of its own
     is_drawn    whether its tokens are drawn from q in this generation, as a chain for the rejection rules
     is_async     whether `draft_async` makes chains in this generation
+    grows_trees  whether its units continue siblings too where the budget asks for a tree
     pads_batch  whether it drafts beside others only where further rows of a forward take little time
     waits       whether its units wait for another machine, so that their time varies
     """
@@ -74,6 +76,7 @@ class Drafter(Protocol):
     block_size: int = 1
     is_drawn: bool = False
     is_async: bool = False
+    grows_trees: bool = False
     pads_batch: bool = False
     waits: bool = False
 
@@ -133,6 +136,10 @@ class DraftSession(Protocol):
         """Whether `rollout` returns before the device has computed the chain."""
 
     @property
+    def takes_trees(self) -> bool:
+        """Whether `branch` may be called."""
+
+    @property
     def text(self) -> Sequence[int]:
         """The text that was read, and the provisional tokens after it."""
 
@@ -151,6 +158,13 @@ class DraftSession(Protocol):
 
     def step(self, token: int) -> Logits | None:
         """[V] after one more provisional token; None at the end of the context."""
+
+    def branch(self, tokens: Sequence[int], parents: Sequence[int]) -> list[Logits] | None:
+        """A row [V] after each of `tokens`, which are added to a tree of provisional tokens.
+
+        The first call after `read` begins the tree, in place of the tokens of `step`. `parents` are nodes that earlier
+        calls have added, numbered in that order; -1 is the text. None where the tree has no room.
+        """
 
     def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:
         """A chain of `n` best tokens after `text`, and the scores [n, V] that they were chosen from; None as `read`."""

@@ -73,6 +73,11 @@ class Draft:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def extend(self, tokens: Sequence[int], parents: Sequence[int]) -> Draft:
+        """A deterministic draft of these nodes and `tokens`, whose `parents` are nodes of both."""
+        more = np.asarray(tokens, np.int32), np.asarray(parents, np.int32)
+        return Draft(np.concatenate([self.tokens, more[0]]), np.concatenate([self.parents, more[1]]))
+
     @property
     def is_chain(self) -> bool:
         n = len(self.parents)
@@ -123,7 +128,8 @@ class Budget:
     """Limits of a draft: `depth` tokens on any path below the root, `nodes` tokens in all.
 
     A budget with more nodes than depth asks for a tree. `read` limits the tokens of the text that a drafter reads
-    first; None for no limit. A path that is less probable than `reach`, by the drafter's confidences, may end there.
+    first; None for no limit. A path that is less probable than `reach`, by the drafter's confidences, may end there;
+    above 1/2 that leaves one path.
     """
 
     depth: int

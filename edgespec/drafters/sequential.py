@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from heapq import nlargest
 from typing import Any
 
 import numpy as np
 
-from edgespec.core.drafter import Drafter, DraftSession, TokenDraw
+from edgespec.core.drafter import TREE_WIDTH, Drafter, DraftSession, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Session
 from edgespec.core.sampling import Logits, Probs, Rng, Sampler, highest, index_at, sum_blocks
 from edgespec.core.scores import Scores
@@ -25,6 +26,7 @@ class TextReader:
         self.text: list[int] = []  # the `_base` tokens that were emitted, then the drafted ones
         self._base = 0
         self._chain = NO_DRAFT  # drafted after them and not read by the host yet; the session may hold fewer tokens
+        self._tree = NO_DRAFT  # drafted after them; the session holds none of it
 
     def begin(self, text: Sequence[int]) -> None:
         """`text` follows; keeps what the session holds of it."""
@@ -64,7 +66,7 @@ class TextReader:
                 session.rewind(0)
             self._is_prefilled = True
         self.text += text[len(self.text) :]
-        self._base = len(text)
+        self._base, self._tree = len(text), NO_DRAFT
         return list(text[self._offset + session.position :])
 
     def close(self) -> None:
@@ -128,6 +130,10 @@ class ModelDraftSession(TextReader):
     def is_async(self) -> bool:
         return self.session.capabilities.is_async
 
+    @property
+    def takes_trees(self) -> bool:
+        return self.session.capabilities.tree
+
     def read(self, text: Sequence[int], window: int) -> Logits | None:
         unread = self.prepare(text, window)
         return None if unread is None else resize_logits(score_tokens(self.session, unread), self._vocab_size)
@@ -139,6 +145,19 @@ class ModelDraftSession(TextReader):
         logits = decode_one(session, token)
         self.text.append(token)
         return resize_logits(logits, self._vocab_size)
+
+    def branch(self, tokens: Sequence[int], parents: Sequence[int]) -> list[Logits] | None:
+        """All nodes run again beside the new ones, as rows of one forward."""
+        session, root = self.session, self._base - 1
+        tree, first = self._tree.extend(tokens, parents), 1 + len(self._tree)
+        del self.text[self._base :]
+        if session.rewind(root - self._offset) < root - self._offset or len(tree) > session.draft_limit:
+            return None
+        scores = session.forward(self.text[root], tree)
+        rows = [resize_logits(scores.logits(first + i), self._vocab_size).copy() for i in range(len(tokens))]
+        session.commit(())
+        self._tree = tree
+        return rows
 
     def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:
         unread = self.prepare(text, window, n - 1)
@@ -172,24 +191,55 @@ class SessionDrafter(Drafter):
 
 
 class SequentialDrafter(SessionDrafter):
-    """Proposes the most probable token and its siblings, unit by unit; or draws a chain."""
+    """Proposes the most probable token and its siblings, unit by unit; or draws a chain.
+
+    A chain continues the most probable token. A tree continues in each forward the nodes whose paths are the most
+    probable, siblings among them (EAGLE-2, Li et al. 2024, arXiv:2406.16858, which continues the deepest nodes).
+    """
 
     _session: DraftSession
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         self.is_async = self._session.is_async and draw is None
+        self.grows_trees = self._session.takes_trees and draw is None
         super().begin(text, draw)
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         session, parent = self._session, -1
         logits = session.read(text, len(text) if limit.read is None else limit.read)
+        if self.grows_trees and limit.nodes > limit.depth and limit.reach <= 0.5 and logits is not None:
+            yield from self._grow(tree, logits, limit)
+            return
         for depth in range(1, limit.depth + 1):
             if logits is None:  # a token that the draft does not know, or the end of its context
                 return
-            parent = self._propose(tree, parent, logits, limit.nodes)
+            parent = self._propose(tree, parent, logits)[0][0]
             yield
             if depth < limit.depth:
                 logits = session.step(tree.tokens[parent])
+
+    def _grow(self, tree: DraftTree, logits: Logits, limit: Budget) -> Iterator[None]:
+        """Add a tree, whose root has the scores `logits`, with `limit.depth` forwards at most."""
+        reached, waiting = {-1: 1.0}, list[int]()  # probabilities of paths; nodes that may be continued
+        places = {-1: -1}  # of nodes in the session's tree
+        nodes, rows = [-1], [logits]
+        for depth in range(1, limit.depth + 1):
+            for parent, row in zip(nodes, rows, strict=True):
+                found = self._propose(tree, parent, row)
+                reached |= {node: reached[parent] * probability for node, probability in found}
+                waiting += [node for node, _ in found if tree.depths[node] < limit.depth]
+            yield
+            best = nlargest(limit.nodes, reached.values())[-1]  # what is less probable leads to nothing that is kept
+            least = max(limit.reach, best if len(reached) > limit.nodes else 0.0)
+            nodes = nlargest(TREE_WIDTH, (node for node in waiting if reached[node] >= least), key=reached.__getitem__)
+            if not nodes or depth == limit.depth:
+                return
+            parents = [places[tree.parents[node]] for node in nodes]
+            places |= {node: len(places) - 1 + i for i, node in enumerate(nodes)}
+            waiting = [node for node in waiting if node not in nodes]
+            if (found_rows := self._session.branch([tree.tokens[node] for node in nodes], parents)) is None:
+                return
+            rows = found_rows
 
     def draft_async(self, text: Sequence[int], limit: Budget) -> Draft | None:
         if not self.is_async:
@@ -197,16 +247,13 @@ class SequentialDrafter(SessionDrafter):
         chain = self._session.rollout(text, len(text) if limit.read is None else limit.read, limit.depth)
         return None if chain is None else chain[0]
 
-    def _propose(self, tree: DraftTree, parent: int, logits: Logits, max_nodes: int) -> int:
-        """Add the candidates below `parent`; returns the one to continue."""
+    def _propose(self, tree: DraftTree, parent: int, logits: Logits) -> list[tuple[int, float]]:
+        """Add the candidates below `parent`, the most probable first; returns them with their probabilities."""
         if self._draw is not None:
             token, q = self._draw.draw(logits, self._session.text)
-            return tree.add(parent, token, self.name, float(q[token]), q)
-        tokens, probabilities = best_tokens(logits)
-        first = tree.add(parent, tokens[0], self.name, probabilities[0])
-        for token, probability in zip(tokens[1:], probabilities[1:], strict=True):
-            tree.add(parent, token, self.name, probability)
-        return first
+            return [(tree.add(parent, token, self.name, float(q[token]), q), float(q[token]))]
+        candidates = zip(*best_tokens(logits), strict=True)
+        return [(tree.add(parent, token, self.name, probability), probability) for token, probability in candidates]
 
 
 # PARD: a draft model that predicts several positions in one forward (An et al. 2025, arXiv:2504.18583).

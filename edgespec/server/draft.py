@@ -193,7 +193,7 @@ def _expand(drafter: Drafter, text: list[int], body: DraftRequest, draw: TokenDr
     """The answer with what `drafter` proposes after `text`."""
     tree, name = DraftTree(), drafter.name
     drafter.begin(text, draw)
-    for _ in drafter.expand(tree, text, Budget(body.depth, body.nodes)):
+    for _ in drafter.expand(tree, text, Budget(body.depth, body.nodes, reach=1.0)):  # one path: rows may cost much here
         node, reached = tree.deepest(name), 1.0
         while node >= 0:
             node, reached = tree.parents[node], reached * tree.votes[node][name]

@@ -15,7 +15,8 @@ from edgespec.backends.llamacpp.model import load
 from edgespec.backends.mlx import head_runner
 from edgespec.backends.options import LoadOptions
 from edgespec.core.drafter import BlockSession
-from edgespec.core.protocols import Draft
+from edgespec.core.protocols import NO_DRAFT, Draft
+from edgespec.core.tree import path_to
 from edgespec.errors import Cancelled
 from tests.backends import mlx_dflash_heads
 from tests.backends.assistant_heads import make_assistant, make_target
@@ -43,6 +44,7 @@ class Subject:
     target: Any
     head: Any
     tolerance: float
+    takes_trees: bool = False
 
     def open_pair(self, text: list[int], check: Any = lambda: None) -> Pair:
         return Pair(self.target, self.head, text, check, tolerance=self.tolerance)
@@ -60,7 +62,7 @@ def open_llama(name: str, folder: Path) -> Subject:
     target = load(TARGET, options)
     if name == "eagle3":
         made = make_head(folder / "head.gguf", size=HIDDEN)
-        return Subject(target, open_head(target, made.path, made.spec), 0.15)
+        return Subject(target, open_head(target, made.path, made.spec), 0.15, takes_trees=True)
     dialect = DIALECTS[name]
     return Subject(target, open_head(target, make_dflash(folder / "head.gguf", dialect), dialect.spec), 0.1)
 
@@ -86,7 +88,8 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         found = open_llama(kind, folder)
     else:
         target = load_target()
-        found = Subject(target, attach(target, make_folder(folder / "head", kind)), 5e-3)
+        head = attach(target, make_folder(folder / "head", kind))
+        found = Subject(target, head, 5e-3, takes_trees=kind in ("eagle3", "eagle", "mtp"))
     yield found
     found.head.close()
     found.target.close()
@@ -186,6 +189,42 @@ def test_the_ends_of_texts_and_contexts(subject: Subject) -> None:
     pair.restart(TEXT[:CONTEXT])
     assert ask(pair, pair.text) is not None
     assert ask(pair, [*pair.text, 4]) is None
+    pair.close()
+
+
+def test_rows_of_a_tree_are_those_of_its_paths(subject: Subject) -> None:
+    """Three calls add nodes anywhere in the tree; the last level, and a chain, follow as if there were no others."""
+    pair = subject.open_pair(TEXT[:40])
+    assert subject.takes_trees == (not isinstance(pair.draft, BlockSession) and pair.draft.takes_trees)
+    if not subject.takes_trees:
+        return
+    levels = [([50, 7, 90], [-1, -1, -1]), ([8, 9, 7, 50], [1, 1, 0, 2]), ([11, 12], [4, 6])]
+    for round_ in range(2):
+        pair.read()
+        nodes = NO_DRAFT
+        found: list[Any] = []
+        for tokens, parents in levels:
+            nodes = nodes.extend(tokens, parents)
+            found += pair.draft.branch(tokens, parents)
+        assert list(pair.draft.text) == pair.text
+        for node, row in enumerate(found):
+            pair.read()
+            for each in path_to(nodes, node):
+                expected = pair.step(int(nodes.tokens[each]))
+            assert is_close(row, expected, subject.tolerance), (round_, node)
+        pair.verify(nodes, path_to(nodes, 8)[:2], 33)
+    pair.close()
+
+
+def test_trees_end_with_the_context(subject: Subject) -> None:
+    pair = subject.open_pair(TEXT[: CONTEXT - 4])
+    assert subject.takes_trees == (not isinstance(pair.draft, BlockSession) and pair.draft.takes_trees)
+    if not subject.takes_trees:
+        return
+    pair.read()
+    assert len(pair.draft.branch([50, 7, 90], [-1, -1, -1])) == 3
+    assert pair.draft.branch([50, 7, 90], [0, 1, 2]) is None
+    assert is_close(pair.say(), pair.fresh().say(), subject.tolerance)
     pair.close()
 
 

@@ -34,10 +34,12 @@ def test_parity(program: Program) -> None:
 
 
 def test_lookups(program: Program) -> None:
-    arms = [word for name in ("ngram", "recycling:2/4") for word in ("--arm", name)]
+    names = ("ngram", "recycling:2/4", "model", "model:2/6")
+    arms = [word for name in names for word in ("--arm", name)]
     sizes = ("--prompts", 1, "--tokens", 8, "--repeats", 1)
-    result = program("benchmarks.lookups", *arms, *sizes, "--exact", "--curve", "9:1=1,64=1")
-    assert [arm["arm"] for arm in result["arms"]] == ["plain", "ngram", "recycling:2/4"]
+    prices = ("--draft", DRAFT, "--curve", "9:1=1,64=1", "--unit", 0.1)
+    result = program("benchmarks.lookups", *arms, *sizes, "--exact", *prices)
+    assert [arm["arm"] for arm in result["arms"]] == ["plain", *names]
     assert all(arm["tau"] >= 1 and arm["x plain"] > 0 and arm["same"] == 1 for arm in result["arms"])
 
 

@@ -45,6 +45,14 @@ class KeepsAnotherTextsCache(ModelDraftSession):
             super().begin(text)
 
 
+class MixesUpNodes(ModelDraftSession):
+    """The rows of a tree's level belong to other nodes."""
+
+    def branch(self, tokens: Sequence[int], parents: Sequence[int]) -> list[Logits] | None:
+        rows = super().branch(tokens, parents)
+        return None if rows is None else rows[::-1]
+
+
 class CommitsTheMasks(PardSession):
     """As if they were the tokens that were drafted in their places."""
 
@@ -157,6 +165,7 @@ MUTATIONS = {
     "one token is left out": Mutation("model", over(ForgetsTheLastToken), drafters.knows_what_is_unread),
     "the window is ignored": Mutation("model", over(IgnoresTheWindow), drafters.stays_within_limits),
     "another text's cache is kept": Mutation("model", over(KeepsAnotherTextsCache), drafters.reuses_prefixes),
+    "nodes are mixed up": Mutation("model", over(MixesUpNodes), drafters.continues_every_path),
     "mask rows are committed": Mutation("pard", pard(CommitsTheMasks), drafters.keeps_in_step),
     "the depth is ignored": Mutation("model", sequential(IgnoresTheDepth), drafters.stays_within_limits),
     "every unit is needed": Mutation("model", sequential(NeedsAllUnits), drafters.may_stop_anywhere),

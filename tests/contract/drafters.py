@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgespec.core.protocols import Budget
-from edgespec.core.tree import check_draft, depths
+from edgespec.core.tree import DraftTree, check_draft, depths
 from tests.contract.drafter_pair import (
     MAX_ROUNDS,
     MAX_TOKENS,
@@ -38,6 +38,27 @@ def keeps_in_step(subject: Subject, seed: int = 0) -> None:
         n_proposed += len(tree)
         play_round(pair, rng, tree)
     assert n_proposed, "it drafts"
+    pair.close()
+    reference.close()
+
+
+def continues_every_path(subject: Subject, seed: int = 0) -> None:
+    """What a draft model proposes below a node is what it proposes after the text with the node's path.
+
+    Drafts that read the target's states or cache have none of it for drafted tokens; tests/backends has their trees.
+    """
+    pair = Pair(subject)
+    reference = Reference(pair)
+    pair.begin(PROMPT, 97)
+    tree, name = pair.expand(Budget(3, 12)), pair.drafter.name
+    if pair.drafter.grows_trees and name == "model":
+        continued = [node for node in range(len(tree)) if tree.proposals(node, name)]
+        assert len(continued) > 2, "a chain of three tokens continues two"
+        for node in continued:
+            below = DraftTree()
+            for child in tree.proposals(node, name):
+                below.add(-1, tree.tokens[child], name, tree.votes[child][name])
+            reference.check(below, [*pair.text, *tree.path_tokens(node)], Budget(1, 1))
     pair.close()
     reference.close()
 

@@ -22,7 +22,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loader]:
 @pytest.mark.parametrize("name", SOUND)
 def test_the_same_on_the_toy_without_a_bug(toys: Loader, name: str) -> None:
     drafter, open_drafter = SOUND[name]
-    subject = toys.load(f"{drafter} on toy-linear")
+    subject = toys.load(f"{drafter} on toy-tree")
     for check in ROUNDS:
         check(subject.replaced(replace(subject.loaded.spec, open=open_drafter)))
 
@@ -30,6 +30,6 @@ def test_the_same_on_the_toy_without_a_bug(toys: Loader, name: str) -> None:
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_a_bug_on_the_toy_is_noticed(toys: Loader, name: str) -> None:
     mutation = MUTATIONS[name]
-    subject = toys.load(f"{mutation.drafter} on toy-linear")
+    subject = toys.load(f"{mutation.drafter} on toy-tree")
     with pytest.raises((AssertionError, ValueError)):  # the drafter may notice it too
         mutation.check(subject.replaced(replace(subject.loaded.spec, open=mutation.open)))

@@ -57,6 +57,7 @@ def test_the_toy_has_no_drafts_of_its_parts(loader: Loader) -> None:
 
 ROUNDS = [
     drafters.keeps_in_step,
+    drafters.continues_every_path,
     drafters.hears_of_every_round,
     drafters.may_stop_anywhere,
     drafters.knows_what_is_unread,

@@ -141,6 +141,42 @@ def test_unread_chains_are_those_of_expand(text: list[int], n: int, size: int) -
         text = [*text, *greedy[: min(emitted, common)], 0]
 
 
+@given(_texts, st.integers(2, 4), st.integers(5, 20), st.sampled_from([0.0, 0.05, 0.2]))
+@settings(deadline=None)
+def test_a_tree_continues_the_most_probable_paths(text: list[int], depth: int, nodes: int, reach: float) -> None:
+    session = CountingSession()
+    tree = expand(begin(open_drafter(session), text), text, Budget(depth, nodes, reach=reach))
+    reached: list[float] = []
+    for node, votes in enumerate(tree.votes):
+        path = tree.path_tokens(node)
+        assert votes["model"] == pytest.approx(probabilities([*text, *path[:-1]])[path[-1]], rel=1e-5)
+        reached.append(votes["model"] * (reached[tree.parents[node]] if tree.parents[node] >= 0 else 1.0))
+    assert max(tree.depths) <= depth and len(session.rows) <= depth
+    continued = [node for node in range(len(tree)) if tree.children(node)]
+    assert all(reached[node] >= reach for node in continued)
+    if len(session.rows) < depth:  # then nothing was left to continue
+        best = sorted(reached, reverse=True)[: nodes - 1]
+        left = [n for n in range(len(tree)) if tree.depths[n] < depth and n not in continued and reached[n] in best]
+        assert not [node for node in left if reached[node] >= max(reach, 1e-9) and reached[node] > best[-1]]
+    else:  # the most probable one was continued in every unit but the last
+        first = max(tree.children(-1), key=lambda node: reached[node])
+        assert first in continued or reached[first] < reach
+
+
+@pytest.mark.parametrize("limit", [Budget(4, 4), Budget(4, 12, reach=0.6)])
+def test_one_path_is_a_chain(limit: Budget) -> None:
+    session, text = CountingSession(), [1, 2, 3]
+    tree = expand(begin(open_drafter(session), text), text, limit)
+    assert session.rows == [1, 1, 1, 1], "none of it runs again"
+    assert sum(bool(tree.children(node)) for node in range(len(tree))) == 3
+
+
+def test_a_tree_ends_where_its_session_has_no_room() -> None:
+    session, text = CountingSession(most=5), [1, 2, 3]
+    tree = expand(begin(open_drafter(session), text), text, Budget(4, 20))
+    assert max(session.rows) <= 6 and max(tree.depths) < 4
+
+
 def find(tree: DraftTree, path: list[int]) -> int:
     node = -1
     for token in path:

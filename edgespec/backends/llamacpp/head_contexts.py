@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.backends.head_session import Features, HeadRunner
+from edgespec.backends.head_session import MAX_NODES, Features, HeadRunner
 from edgespec.backends.llamacpp.context import Floats, NativeBatch, NativeContext, SequenceSlot, float_rows
 from edgespec.backends.llamacpp.library import Library, find_function
-from edgespec.core.protocols import CheckCancelled
+from edgespec.core.protocols import CheckCancelled, Draft
 from edgespec.core.sampling import Logits, non_finite_error
+from edgespec.core.tree import branches, depths, leaves
 from edgespec.errors import RollbackError
 
 MAX_ROWS = 64  # of one call; llama.cpp reserves logits for all of them
@@ -24,9 +25,19 @@ class DraftContext(HeadRunner):
     """What the heads' contexts share: calls of at most MAX_ROWS rows, which are cancelled as `check` says."""
 
     def __init__(
-        self, lib: Library, model: Any, params: Any, *, vocab_size: int, check: CheckCancelled, sequence: int = 0
+        self,
+        lib: Library,
+        model: Any,
+        params: Any,
+        *,
+        vocab_size: int,
+        check: CheckCancelled,
+        sequence: int = 0,
+        n_branches: int = 1,
     ) -> None:
-        """`params` have the sizes and types of the cache. Raises BackendError."""
+        """`params` have the sizes and types of the cache, `n_branches` is the most leaves of a tree. Raises
+        BackendError.
+        """
         slot = SequenceSlot(sequence, check)
         self._api = lib.api
         self._sequence = sequence
@@ -36,7 +47,7 @@ class DraftContext(HeadRunner):
             params,
             vocab_size,
             max_outputs=MAX_ROWS,
-            sequences=sequence + 1,
+            sequences=sequence + n_branches,
             is_cancelled=lambda: slot.is_cancelled,
             max_tokens=MAX_ROWS,
         )
@@ -75,6 +86,7 @@ class HeadContext(DraftContext):
         self._next = 0  # position of the next drafted pair
         self._logits: Logits = np.empty(0, np.float32)  # after the last pair
         self._state: Floats = np.empty(0, np.float32)  # [1, size] of that pair
+        self._root_state = self._state  # before the first drafted pair
 
     def read(self, text: Sequence[int], first: int, features: Features[Floats]) -> int:
         last = len(text) - 1
@@ -84,7 +96,7 @@ class HeadContext(DraftContext):
             self.add(tokens, states, first)
         else:
             self._logits, self._state = self.decode(tokens, states, first)
-            self._next = last
+            self._next, self._root_state = last, self._state
         return end
 
     def score(self) -> Logits:
@@ -131,10 +143,33 @@ def _float_pointer(array: Floats) -> Any:
 class Eagle3Context(HeadContext):
     """Follows src/models/eagle3.cpp of llama.cpp, whose encoder fuses the inputs of the target's layers."""
 
+    takes_trees = True
+
     def __init__(self, lib: Library, model: Any, params: Any, *, width: int, **settings: Any) -> None:
         """`width`: numbers of a target's row. Raises BackendError, Unsupported."""
-        super().__init__(lib, model, params, **settings)
+        super().__init__(lib, model, params, n_branches=MAX_NODES, **settings)
         self._encoded = self._open_features(width)
+        self._outputs: Floats = np.empty((0, self.size), np.float32)  # of the text and of the nodes of a tree
+
+    def branch(self, tree: Draft, n: int, position: int) -> list[Logits]:
+        held = len(tree) - n
+        if not held:
+            self._outputs = self._root_state
+        self._inputs[: len(tree)] = self._outputs[tree.parents + 1]
+        self.trim(position)
+        ids = [self._sequence + i for i in range(len(leaves(tree)))]
+        for branch in ids[1:]:
+            self._api.llama_memory_seq_cp(self._native.memory, self._sequence, branch, -1, -1)
+        positions = (depths(tree) + position - 1).tolist()
+        sequences = [[ids[branch] for branch in each] for each in branches(tree)]
+        try:
+            self._native.batch.tree(tree.tokens.tolist(), positions, sequences)
+            rows = self._native.decode()[held : len(tree)].copy()
+        finally:
+            for branch in ids[1:]:
+                self._api.llama_memory_seq_rm(self._native.memory, branch, -1, -1)
+        self._outputs = np.concatenate([self._root_state, self._read_states(len(tree))])
+        return list(rows)
 
     def encode(self, features: Floats, position: int) -> Floats:
         n = len(features)

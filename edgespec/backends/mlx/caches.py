@@ -130,7 +130,7 @@ class KeyValues:
         self.keys: Any = None
         self.values: Any = None
         self.length = 0
-        self._context = context
+        self.context = context
         self.window = window
         self._start = 0  # position of the first row
         self._fetched = 0  # rows that the last update returned
@@ -143,7 +143,7 @@ class KeyValues:
         return self.length
 
     def update_and_fetch(self, keys: Any, values: Any) -> tuple[Any, Any]:
-        self._context.update(keys, values)
+        self.context.update(keys, values)
         self._drop_front()
         at = self.length - self._start
         self.keys = write_rows(self.keys, at, self._quantize(keys))
@@ -173,8 +173,8 @@ class KeyValues:
         used = self.length - self._start
         cached = used if self.window is None else min(used, self.window - 1)
         window = min((w for w in (self.window, window_size) if w is not None), default=None)
-        if self._context.tree is not None:
-            return self._context.mask(cached, window)
+        if self.context.tree is not None:
+            return self.context.mask(cached, window)
         if window is not None and cached + N > window:
             return create_causal_mask(N, cached, window_size=window)
         if N == 1:

@@ -44,6 +44,8 @@ class PairNetwork(HeadNetwork):
     the attention of its layer reads both parts.
     """
 
+    takes_trees = True
+
     def __init__(
         self,
         spec: HeadSpec,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, Self
 
 import mlx.core as mx
 
 from edgespec.backends.head_session import Features, HeadRunner
-from edgespec.backends.mlx.caches import ForwardContext, KeyValues
+from edgespec.backends.mlx.caches import ForwardContext, KeyValues, TreeRows, tree_positions
 from edgespec.backends.mlx.head_parts import DraftVocabulary, HeadWeights, ShortVocabulary, take_rows
 from edgespec.backends.mlx.library import map_errors, read
 from edgespec.backends.mlx.scores import greedy_chain
@@ -28,6 +29,7 @@ class HeadNetwork(ABC):
     layers       of the target, whose hidden states it reads; as in formats.heads.HeadSpec
     depth        layers with keys and values of their own; without any a draft reads the last state alone
     reads_pairs  whether a row is a state and the token after it; else it is a state alone
+    takes_trees  whether rows may be those of a tree of drafted tokens; its caches are KeyValues then
     n_drafts     the most tokens that it drafts after a text; None for no limit
     nbytes       bytes of its own weights
     dtype        of these weights; None where `run` takes states of any type
@@ -38,6 +40,7 @@ class HeadNetwork(ABC):
     layers: tuple[int, ...] = ()
     depth = 0
     reads_pairs = True
+    takes_trees = False
     n_drafts: int | None = None
     nbytes: int
     dtype: Any = None
@@ -59,6 +62,15 @@ class HeadNetwork(ABC):
 
         A head that reads no pairs of states and tokens returns the arrays that have to be computed.
         """
+
+    def run_tree(self, tree: Draft, states: Any, caches: Sequence[KeyValues]) -> Any:
+        """`run` for the nodes of a tree, with the states [n, h] of their parents."""
+        whole = TreeRows.from_draft(tree, caches[0].length - 1)
+        rows = TreeRows(caches[0].length, whole.depth[1:] - 1, whole.mask[1:, 1:])
+        with ExitStack() as built, tree_positions(rows.depth):
+            for cache in caches:
+                built.enter_context(cache.context.build(rows))
+            return self.run(mx.array(tree.tokens), states, caches)
 
     def start_draft(self, root: int, output: Any, caches: Any) -> Any:
         """What the draft after `root` begins with; `output` is that of the last `run`."""
@@ -98,12 +110,14 @@ class NetworkRunner(HeadRunner):
 
     def __init__(self, network: HeadNetwork, target: MlxSession, check: CheckCancelled) -> None:
         self.reads_pairs, self.has_cache, self.max_drafts = network.reads_pairs, network.depth > 0, network.n_drafts
+        self.takes_trees = network.takes_trees
         self._network = self._scorer = network
         self._target = target
         self._check = check
         self._first = 0  # position of the first row
         self._caches: Any = None
         self._output: Any = None  # of the last token
+        self._outputs: Any = None  # [1 + n, h] of the text and of the nodes of a tree
 
     def restart(self, first: int, last: int) -> None:
         self._first = first
@@ -126,7 +140,7 @@ class NetworkRunner(HeadRunner):
         short = self._network.short
         self._scorer = short.network if short is not None and short.suits(text) else self._network
         with map_errors():
-            self._output = self._scorer.start_draft(text[-1], self._output, self._caches)
+            self._output = self._outputs = self._scorer.start_draft(text[-1], self._output, self._caches)
 
     def score(self) -> Logits:
         return self.block(1)[0]
@@ -135,6 +149,15 @@ class NetworkRunner(HeadRunner):
         with map_errors():
             row: Logits = read(self._follow(mx.array([token])))[0][0]
         return row
+
+    def branch(self, tree: Draft, n: int, position: int) -> list[Logits]:
+        scorer, held = self._scorer, len(tree) - n
+        with map_errors():
+            root, states = self._outputs[:1], scorer.feed_back(self._outputs[mx.array(tree.parents + 1)])
+            self.trim(position)
+            output = scorer.run_tree(tree, states, self._caches)
+            self._outputs = mx.concatenate([root, output])
+            return list(read(scorer.score(output[held:], n))[0])
 
     def rollout(self, n: int) -> tuple[Draft, Scores]:
         """Nothing waits for the device."""
