@@ -73,6 +73,7 @@ class Setting:
     options: LoadOptions
     drafters: tuple[str, ...]
     draft_max: int
+    draft_tree: int | None
     only: tuple[str, ...]
     tokens: int
     temperature: float
@@ -81,6 +82,10 @@ class Setting:
     @property
     def files(self) -> list[Path]:
         return [path for path in (self.target, self.draft) if path]
+
+    def speculate(self, drafter: str) -> Speculation:
+        """How an arm drafts that has `drafter` alone."""
+        return Speculation((drafter,), self.draft_max, self.draft_tree)
 
     def describe(self) -> dict[str, Any]:
         """What the figures depend on."""
@@ -91,6 +96,7 @@ class Setting:
             "temperature": self.temperature,
             "processor_time": self.processor,
             "draft_max": self.draft_max,
+            "draft_tree": self.draft_tree,
             "llama_server": read_version(self.server) if self.server else None,
             **describe(*self.files),
         }
@@ -108,6 +114,7 @@ class Setting:
 )
 @click.option("--drafter", "drafters", multiple=True, help="As in edgespec's --draft: an arm that it has alone.")
 @click.option("--draft-max", type=click.IntRange(1, 63), default=4, show_default=True, help="Of those arms, in tokens.")
+@click.option("--draft-tree", type=click.IntRange(1, 63), help="Likewise in all; more than --draft-max make trees.")
 @click.option("--tokens", type=click.IntRange(8), default=128, show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=1, show_default=True)
 @click.option("--threads", type=click.IntRange(1), help="[default: idle cores]")
@@ -127,6 +134,7 @@ def main(
     forms: tuple[Form, ...],
     drafters: tuple[str, ...],
     draft_max: int,
+    draft_tree: int | None,
     tokens: int,
     repeats: int,
     threads: int | None,
@@ -144,7 +152,7 @@ def main(
         raise click.ClickException(NO_PEER)
     options = LoadOptions(context_size=ctx, threads=threads or idle_cores())
     setting = Setting(
-        backend, target, draft, binary, options, drafters, draft_max, only, tokens, temperature, processor
+        backend, target, draft, binary, options, drafters, draft_max, draft_tree, only, tokens, temperature, processor
     )
     conditions = setting.describe()
     rounds = Record(record, conditions)
@@ -215,7 +223,7 @@ def open_arms(setting: Setting, stack: ExitStack) -> list[Arm]:
     if setting.draft:
         head = read_head(setting.draft)
         drafter = "model" if head is None else head.kind
-        arms.append(Edgespec(f"edgespec {drafter}", *process, Speculation((drafter,), setting.draft_max)))
+        arms.append(Edgespec(f"edgespec {drafter}", *process, setting.speculate(drafter)))
     for word in setting.drafters:
         name, _, model = word.partition(":")
         spec = find_spec(name)
@@ -226,7 +234,7 @@ def open_arms(setting: Setting, stack: ExitStack) -> list[Arm]:
         except EdgespecError as error:
             click.echo(f"edgespec {word} is left out: {error.message}", err=True)
             continue
-        arms.append(Edgespec(f"edgespec {word}", *process, Speculation((spec.name,), setting.draft_max)))
+        arms.append(Edgespec(f"edgespec {word}", *process, setting.speculate(spec.name)))
     return arms
 
 

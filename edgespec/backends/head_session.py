@@ -142,7 +142,7 @@ class HeadRunner(ABC):
         raise NotImplementedError
 
     def branch(self, tree: Draft, n: int, position: int) -> list[Logits]:
-        """[V] after each of the last `n` nodes of a tree, which was the tree of the last call without them. Their
+        """[V] after each of the last `n` nodes of a tree, which `step` and earlier calls have made without them. Their
         parents are not among them. `position` is that of the first row below the text. Raises Cancelled, BackendError.
         """
         raise NotImplementedError
@@ -250,12 +250,13 @@ class HeadSession(_HeadReader):
             return None
         logits = self._runner.step(token)
         self.text.append(token)
+        self._tree = self._tree.extend([token], [len(self._tree) - 1])
         return logits
 
     def branch(self, tokens: Sequence[int], parents: Sequence[int]) -> list[Logits] | None:
         """All nodes run again beside the new ones, as rows of one forward."""
         tree = self._tree.extend(tokens, parents)
-        if len(tree) > min(MAX_NODES, self._most_drafts - 1):
+        if len(tree) > min(MAX_NODES, self._context_size - self._base):
             return None
         del self.text[self._base :]
         self._tree = tree

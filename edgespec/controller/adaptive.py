@@ -378,19 +378,15 @@ class RoundRecorder:
                 self._stats.exploration.charge(-gain)
 
     def _learn_path(self, call: DrafterCall, emitted: Sequence[int]) -> None:
-        """Proposals after the first wrong best one were made for another text and are not counted."""
-        tree, name, stats, parent = call.tree.tree, call.drafter.name, self._stats.drafter(call.drafter), -1
+        """Proposals below a token that is not in the text were made for another text and are not counted."""
+        tree, name, stats = call.tree.tree, call.drafter.name, self._stats.drafter(call.drafter)
+        nodes = tree.proposals(-1, name)
         for token in emitted:
-            nodes = tree.proposals(parent, name)
             for node in nodes:
                 stats.acceptance.observe(tree.votes[node][name], tree.tokens[node] == token)
-            if not nodes:
-                return
-            is_right = tree.tokens[nodes[0]] == token
-            stats.observe_choice(is_right)
-            if not is_right:
-                return
-            parent = nodes[0]
+            if nodes:
+                stats.observe_choice(tree.tokens[nodes[0]] == token)
+            nodes = [below for node in nodes if tree.tokens[node] == token for below in tree.proposals(node, name)]
 
     def _learn_chain(self, call: DrafterCall, done: Round) -> None:
         """Learn from a whole chain: one of drawn tokens, or one that was verified before the host had read it."""

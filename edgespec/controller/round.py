@@ -350,7 +350,7 @@ class DraftRound:
 
 def _list_ends(tree: DraftTree, drafter: Drafter, limit: Budget) -> list[int]:
     """The nodes that the next unit of `drafter` may continue: the deepest one, or all ends of a tree."""
-    if not drafter.grows_trees or limit.reach > 0.5:
+    if not (drafter.grows_trees and limit.has_branches):
         last = tree.deepest(drafter.name)
         return [last] if last >= 0 and tree.depths[last] < limit.depth else []
     inner = {parent for parent, votes in zip(tree.parents, tree.votes, strict=True) if drafter.name in votes}

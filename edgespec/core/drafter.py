@@ -157,13 +157,13 @@ class DraftSession(Protocol):
         """
 
     def step(self, token: int) -> Logits | None:
-        """[V] after one more provisional token; None at the end of the context."""
+        """[V] after one more provisional token, below the last one; None at the end of the context."""
 
     def branch(self, tokens: Sequence[int], parents: Sequence[int]) -> list[Logits] | None:
-        """A row [V] after each of `tokens`, which are added to a tree of provisional tokens.
+        """A row [V] after each of `tokens`, which are added to the tree of provisional tokens.
 
-        The first call after `read` begins the tree, in place of the tokens of `step`. `parents` are nodes that earlier
-        calls have added, numbered in that order; -1 is the text. None where the tree has no room.
+        `parents` are those that `step` and `branch` have added since `read`, numbered in that order; -1 is the text.
+        None where the tree has no room.
         """
 
     def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:

@@ -128,14 +128,18 @@ class Budget:
     """Limits of a draft: `depth` tokens on any path below the root, `nodes` tokens in all.
 
     A budget with more nodes than depth asks for a tree. `read` limits the tokens of the text that a drafter reads
-    first; None for no limit. A path that is less probable than `reach`, by the drafter's confidences, may end there;
-    above 1/2 that leaves one path.
+    first; None for no limit. A path that is less probable than `reach`, by the drafter's confidences, may end there.
     """
 
     depth: int
     nodes: int
     read: int | None = None
     reach: float = 0.0
+
+    @property
+    def has_branches(self) -> bool:
+        """Whether several paths may be continued: of those with a probability above 1/2 there is one."""
+        return self.nodes > self.depth and self.reach <= 0.5
 
 
 @dataclass(frozen=True, slots=True)

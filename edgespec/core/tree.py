@@ -201,9 +201,21 @@ class DraftTree:
         return found[::-1]
 
     def deepest(self, source: str) -> int:
-        """The deepest node that `source` has proposed, of several the most confident; -1 without one."""
+        """The deepest node that `source` has proposed, of several that with the most confident path; -1 without one."""
         nodes = [node for node, votes in enumerate(self.votes) if source in votes]
-        return max(nodes, key=lambda node: (self.depths[node], self.votes[node][source], -node), default=-1)
+        most = max((self.depths[node] for node in nodes), default=0)
+        deepest = [node for node in nodes if self.depths[node] == most]
+        if len(deepest) < 2:
+            return deepest[0] if deepest else -1
+        return max(deepest, key=lambda node: (self._reached(node, source), -node))
+
+    def _reached(self, node: int, source: str) -> float:
+        """The product of the confidences of `source` in what it has proposed on the path to `node`."""
+        reached = 1.0
+        while node >= 0:
+            reached *= self.votes[node].get(source, 1.0)
+            node = self.parents[node]
+        return reached
 
     def select(self, nodes: Collection[int]) -> Draft:
         """A deterministic draft of `nodes`; the parent of each must be among them."""

@@ -26,7 +26,7 @@ class TextReader:
         self.text: list[int] = []  # the `_base` tokens that were emitted, then the drafted ones
         self._base = 0
         self._chain = NO_DRAFT  # drafted after them and not read by the host yet; the session may hold fewer tokens
-        self._tree = NO_DRAFT  # drafted after them; the session holds none of it
+        self._tree = NO_DRAFT  # drafted after them one by one, or as a tree that the session does not hold
 
     def begin(self, text: Sequence[int]) -> None:
         """`text` follows; keeps what the session holds of it."""
@@ -88,7 +88,7 @@ class TextReader:
 # How a draft token is chosen from a draft's logits.
 
 
-MAX_SIBLINGS = 3  # candidates besides the best token
+MAX_SIBLINGS = 7  # candidates besides the best token
 _MAX_GAP = 4.0  # nats below the best token; less probable tokens are not candidates
 
 
@@ -144,6 +144,7 @@ class ModelDraftSession(TextReader):
             return None
         logits = decode_one(session, token)
         self.text.append(token)
+        self._tree = self._tree.extend([token], [len(self._tree) - 1])
         return resize_logits(logits, self._vocab_size)
 
     def branch(self, tokens: Sequence[int], parents: Sequence[int]) -> list[Logits] | None:
@@ -190,6 +191,9 @@ class SessionDrafter(Drafter):
         self._session.close()
 
 
+_MAX_TREE = 63  # nodes that are continued
+
+
 class SequentialDrafter(SessionDrafter):
     """Proposes the most probable token and its siblings, unit by unit; or draws a chain.
 
@@ -198,6 +202,7 @@ class SequentialDrafter(SessionDrafter):
     """
 
     _session: DraftSession
+    _is_path = True  # whether the session's tree is one
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         self.is_async = self._session.is_async and draw is None
@@ -207,7 +212,8 @@ class SequentialDrafter(SessionDrafter):
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         session, parent = self._session, -1
         logits = session.read(text, len(text) if limit.read is None else limit.read)
-        if self.grows_trees and limit.nodes > limit.depth and limit.reach <= 0.5 and logits is not None:
+        if self.grows_trees and limit.has_branches and logits is not None:
+            self._is_path = True
             yield from self._grow(tree, logits, limit)
             return
         for depth in range(1, limit.depth + 1):
@@ -222,24 +228,36 @@ class SequentialDrafter(SessionDrafter):
         """Add a tree, whose root has the scores `logits`, with `limit.depth` forwards at most."""
         reached, waiting = {-1: 1.0}, list[int]()  # probabilities of paths; nodes that may be continued
         places = {-1: -1}  # of nodes in the session's tree
-        nodes, rows = [-1], [logits]
-        for depth in range(1, limit.depth + 1):
+        nodes, rows, least = [-1], [logits], 0.0
+        for left in reversed(range(limit.depth)):  # forwards after this one
             for parent, row in zip(nodes, rows, strict=True):
-                found = self._propose(tree, parent, row)
+                found = self._propose(tree, parent, row, least / reached[parent])
                 reached |= {node: reached[parent] * probability for node, probability in found}
                 waiting += [node for node, _ in found if tree.depths[node] < limit.depth]
             yield
-            best = nlargest(limit.nodes, reached.values())[-1]  # what is less probable leads to nothing that is kept
-            least = max(limit.reach, best if len(reached) > limit.nodes else 0.0)
-            nodes = nlargest(TREE_WIDTH, (node for node in waiting if reached[node] >= least), key=reached.__getitem__)
-            if not nodes or depth == limit.depth:
+            if len(reached) > limit.nodes:  # what is less probable leads to nothing that is kept
+                least = nlargest(limit.nodes, reached.values())[-1]
+            room = max(1, _MAX_TREE + 1 - len(places) - left)  # one node for each further forward stays free
+            worth = [node for node in waiting if reached[node] >= max(limit.reach, least)]
+            nodes = nlargest(min(TREE_WIDTH, room), worth, key=reached.__getitem__)
+            if not nodes or not left:
                 return
             parents = [places[tree.parents[node]] for node in nodes]
+            is_path = len(nodes) == 1 and parents[0] == len(places) - 2 and self._is_path
             places |= {node: len(places) - 1 + i for i, node in enumerate(nodes)}
             waiting = [node for node in waiting if node not in nodes]
-            if (found_rows := self._session.branch([tree.tokens[node] for node in nodes], parents)) is None:
+            found_rows = self._continue([tree.tokens[node] for node in nodes], parents, is_path=is_path)
+            if found_rows is None:
                 return
             rows = found_rows
+
+    def _continue(self, tokens: list[int], parents: list[int], *, is_path: bool) -> list[Logits] | None:
+        """The rows after new nodes of the session's tree. While that is one path, nothing runs again."""
+        self._is_path = is_path
+        if not is_path:
+            return self._session.branch(tokens, parents)
+        logits = self._session.step(tokens[0])
+        return None if logits is None else [logits]
 
     def draft_async(self, text: Sequence[int], limit: Budget) -> Draft | None:
         if not self.is_async:
@@ -247,12 +265,16 @@ class SequentialDrafter(SessionDrafter):
         chain = self._session.rollout(text, len(text) if limit.read is None else limit.read, limit.depth)
         return None if chain is None else chain[0]
 
-    def _propose(self, tree: DraftTree, parent: int, logits: Logits) -> list[tuple[int, float]]:
-        """Add the candidates below `parent`, the most probable first; returns them with their probabilities."""
+    def _propose(self, tree: DraftTree, parent: int, logits: Logits, least: float = 0.0) -> list[tuple[int, float]]:
+        """Add the candidates below `parent`, the most probable first; returns them with their probabilities.
+
+        Those less probable than `least` are left out, but for the first.
+        """
         if self._draw is not None:
             token, q = self._draw.draw(logits, self._session.text)
             return [(tree.add(parent, token, self.name, float(q[token]), q), float(q[token]))]
-        candidates = zip(*best_tokens(logits), strict=True)
+        first, *others = zip(*best_tokens(logits), strict=True)
+        candidates = [first, *(each for each in others if each[1] >= least)]
         return [(tree.add(parent, token, self.name, probability), probability) for token, probability in candidates]
 
 

@@ -40,7 +40,7 @@ _MAX_CONNECTIONS = 4096
 _DESCRIPTORS = 10_240  # macOS may refuse more
 _SPARE_DESCRIPTORS = 96  # for engines, files, and connections that are about to be refused
 _HANDSHAKE_S = 10.0
-_PROBE_AGAIN_S = 0.2
+_PROBE_AGAIN_S, _MAX_PROBE_S = 0.2, 5.0
 _BACKLOG = 1024  # connections that the system keeps until they are accepted
 
 
@@ -94,18 +94,20 @@ class Connection(H11Protocol):
         TCP tells it from one that has gone by what becomes of further bytes. TLS ends with the client's half, and
         HTTP/1.0 has no bytes that a client passes over.
         """
-        is_answered = self.cycle is None or self.cycle.response_complete
+        is_answered = self.cycle is None or self.cycle.response_complete or self.cycle.more_body
         if is_answered or self.scope is None or self.scope["http_version"] != "1.1" or self.scheme == "https":
             return False
         self.cycle.keep_alive = False
-        for at_s in (0, _PROBE_AGAIN_S):  # what has gone answers the first by a reset, on which the second fails
-            self.loop.call_later(at_s, self._probe)
+        self._probe(_PROBE_AGAIN_S)
         return True
 
-    def _probe(self) -> None:
-        """Send an interim response, which every client passes over, unless the answer has begun."""
+    def _probe(self, pause_s: float) -> None:
+        """Send interim responses, which every client passes over, until the answer begins. What has gone replies to
+        one by a reset, on which the next fails.
+        """
         if not (self.cycle.response_started or self.transport.is_closing()):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.loop.call_later(pause_s, self._probe, min(2 * pause_s, _MAX_PROBE_S))
 
 
 class HttpServer(uvicorn.Server):

@@ -216,6 +216,7 @@ def test_a_run_on_the_packaged_model(program: Program, tmp_path: Path) -> None:
         1,
     ]
     command += ["--llama-server", shutil.which("llama-server") or "none", "--only", "ngram-mod", "--drafter", "ngram"]
+    command += ["--draft-tree", 8]
     command += ["--threads", 1, "--draft", DRAFT, "--processor-time", "--record", record, "--table", table]
     first = program("benchmarks.peers", *command)
     arms = {"edgespec plain", "edgespec auto", "edgespec model", "edgespec ngram"}

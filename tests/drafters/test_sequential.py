@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.backends.toy import ToySession
+from edgespec.backends.toy import ToyModel, ToySession
 from edgespec.core.protocols import Budget, Draft
 from edgespec.core.sampling import Probs, Sampler, SamplingParams, index_at
 from edgespec.core.tree import DraftTree
-from edgespec.drafters.sequential import ModelDraftSession, RequestDraw, SequentialDrafter, best_tokens
+from edgespec.drafters.sequential import MAX_SIBLINGS, ModelDraftSession, RequestDraw, SequentialDrafter, best_tokens
 from edgespec.errors import BackendError
 from tests.core.stats import assert_follows
 from tests.drafters.sessions import MODEL, CountingSession, V
@@ -55,7 +55,9 @@ def test_the_greedy_path_and_its_siblings(text: list[int], depth: int) -> None:
     path: list[int] = []
     for _ in range(depth):
         p = probabilities([*text, *path])
-        order = sorted((i for i in range(V) if p[i] >= p.max() * np.exp(-4.0)), key=lambda i: (-p[i], i))[:4]
+        order = sorted((i for i in range(V) if p[i] >= p.max() * np.exp(-4.0)), key=lambda i: (-p[i], i))[
+            : 1 + MAX_SIBLINGS
+        ]
         wanted |= {(*path, token): p[token] for token in order}
         path.append(order[0])
     found = {tuple(tree.path_tokens(node)): votes["model"] for node, votes in enumerate(tree.votes)}
@@ -169,6 +171,20 @@ def test_one_path_is_a_chain(limit: Budget) -> None:
     tree = expand(begin(open_drafter(session), text), text, limit)
     assert session.rows == [1, 1, 1, 1], "none of it runs again"
     assert sum(bool(tree.children(node)) for node in range(len(tree))) == 3
+
+
+def test_a_large_tree_has_room_for_all_forwards() -> None:
+    """A node for each further one stays free, so that predictable texts have long paths."""
+    session, text = CountingSession(model=ToyModel(seed=5, vocab_size=V, order=3, sharpness=9.0)), [1, 2, 3]
+    tree = expand(begin(open_drafter(session), text), text, Budget(15, 250))
+    assert max(tree.depths) > 12 and len(session.rows) == 15 and 32 < max(session.rows) <= 64
+
+
+def test_a_tree_that_is_one_path_runs_nothing_again() -> None:
+    session, text = CountingSession(model=ToyModel(seed=5, vocab_size=V, order=3, sharpness=9.0)), [1, 2, 3]
+    tree = expand(begin(open_drafter(session), text), text, Budget(5, 40, reach=0.3))
+    continued = sum(bool(tree.children(node)) for node in range(len(tree)))
+    assert session.rows == [1] * (1 + continued) and continued > 1
 
 
 def test_a_tree_ends_where_its_session_has_no_room() -> None:

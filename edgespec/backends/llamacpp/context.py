@@ -68,6 +68,11 @@ class NativeBatch:
             self._seq[row, : len(ids)] = ids
         self.native.n_tokens = end
 
+    def share(self) -> None:
+        """Put all rows into every sequence."""
+        n, count = self.native.n_tokens, self._seq.shape[1]
+        self._n_seq[:n], self._seq[:n] = count, np.arange(count)
+
     def clear(self) -> None:
         """Drop all rows."""
         self.native.n_tokens = 0

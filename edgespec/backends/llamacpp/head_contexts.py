@@ -13,7 +13,7 @@ from edgespec.backends.llamacpp.context import Floats, NativeBatch, NativeContex
 from edgespec.backends.llamacpp.library import Library, find_function
 from edgespec.core.protocols import CheckCancelled, Draft
 from edgespec.core.sampling import Logits, non_finite_error
-from edgespec.core.tree import branches, depths, leaves
+from edgespec.core.tree import branches, depths
 from edgespec.errors import RollbackError
 
 MAX_ROWS = 64  # of one call; llama.cpp reserves logits for all of them
@@ -86,7 +86,7 @@ class HeadContext(DraftContext):
         self._next = 0  # position of the next drafted pair
         self._logits: Logits = np.empty(0, np.float32)  # after the last pair
         self._state: Floats = np.empty(0, np.float32)  # [1, size] of that pair
-        self._root_state = self._state  # before the first drafted pair
+        self._outputs = self._state  # [1 + n, size] of the last pair of the text and of the nodes of a tree
 
     def read(self, text: Sequence[int], first: int, features: Features[Floats]) -> int:
         last = len(text) - 1
@@ -96,7 +96,7 @@ class HeadContext(DraftContext):
             self.add(tokens, states, first)
         else:
             self._logits, self._state = self.decode(tokens, states, first)
-            self._next, self._root_state = last, self._state
+            self._next, self._outputs = last, self._state
         return end
 
     def score(self) -> Logits:
@@ -104,6 +104,7 @@ class HeadContext(DraftContext):
 
     def step(self, token: int) -> Logits:
         self._logits, self._state = self.decode([token], self._state, self._next)
+        self._outputs = np.concatenate([self._outputs, self._state])
         self._next += 1
         return self._logits
 
@@ -129,6 +130,8 @@ class HeadContext(DraftContext):
     def _run(self, tokens: Sequence[int], states: Floats, position: int, *, outputs: int) -> Logits:
         self._inputs[: len(tokens)] = states
         self._native.batch.chain(tokens, position, self._sequence, outputs=outputs)
+        if self.takes_trees:
+            self._native.batch.share()
         return self._native.decode()
 
     def _read_states(self, n: int) -> Floats:
@@ -149,26 +152,18 @@ class Eagle3Context(HeadContext):
         """`width`: numbers of a target's row. Raises BackendError, Unsupported."""
         super().__init__(lib, model, params, n_branches=MAX_NODES, **settings)
         self._encoded = self._open_features(width)
-        self._outputs: Floats = np.empty((0, self.size), np.float32)  # of the text and of the nodes of a tree
+
+    def trim(self, position: int) -> None:
+        """Of all sequences: the text is in each, so that nothing is copied for the branches of a tree."""
+        self._api.llama_memory_seq_rm(self._native.memory, -1, position, -1)
 
     def branch(self, tree: Draft, n: int, position: int) -> list[Logits]:
-        held = len(tree) - n
-        if not held:
-            self._outputs = self._root_state
         self._inputs[: len(tree)] = self._outputs[tree.parents + 1]
         self.trim(position)
-        ids = [self._sequence + i for i in range(len(leaves(tree)))]
-        for branch in ids[1:]:
-            self._api.llama_memory_seq_cp(self._native.memory, self._sequence, branch, -1, -1)
-        positions = (depths(tree) + position - 1).tolist()
-        sequences = [[ids[branch] for branch in each] for each in branches(tree)]
-        try:
-            self._native.batch.tree(tree.tokens.tolist(), positions, sequences)
-            rows = self._native.decode()[held : len(tree)].copy()
-        finally:
-            for branch in ids[1:]:
-                self._api.llama_memory_seq_rm(self._native.memory, branch, -1, -1)
-        self._outputs = np.concatenate([self._root_state, self._read_states(len(tree))])
+        self._native.batch.tree(tree.tokens.tolist(), (depths(tree) + position - 1).tolist(), branches(tree))
+        rows = self._native.decode()[len(tree) - n : len(tree)].copy()
+        self._outputs = np.concatenate([self._outputs[:1], self._read_states(len(tree))])
+        self.trim(position)
         return list(rows)
 
     def encode(self, features: Floats, position: int) -> Floats:

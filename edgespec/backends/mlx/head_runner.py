@@ -148,15 +148,17 @@ class NetworkRunner(HeadRunner):
     def step(self, token: int) -> Logits:
         with map_errors():
             row: Logits = read(self._follow(mx.array([token])))[0][0]
+            if self.takes_trees:
+                self._outputs = mx.concatenate([self._outputs, self._output])
         return row
 
     def branch(self, tree: Draft, n: int, position: int) -> list[Logits]:
         scorer, held = self._scorer, len(tree) - n
         with map_errors():
-            root, states = self._outputs[:1], scorer.feed_back(self._outputs[mx.array(tree.parents + 1)])
+            states = scorer.feed_back(self._outputs[mx.array(tree.parents + 1)])
             self.trim(position)
             output = scorer.run_tree(tree, states, self._caches)
-            self._outputs = mx.concatenate([root, output])
+            self._outputs = mx.concatenate([self._outputs[:1], output])
             return list(read(scorer.score(output[held:], n))[0])
 
     def rollout(self, n: int) -> tuple[Draft, Scores]:
