@@ -305,9 +305,9 @@ class DraftRound:
         """
         if self._is_chain or not drafter.grows_trees:
             return 1.0
-        row_s = (self.seconds(1 + TREE_WIDTH) - self.seconds(1)) / TREE_WIDTH
-        drafting = self._cost.model.unit_s(drafter.name) / self.seconds(1)
-        return self.price * row_s * (1.0 + drafting)
+        rows, whole = 1 + TREE_WIDTH, self._cost.model.seconds  # which other generations have no part in
+        drafted_s = self._cost.model.unit_s(drafter.name) * (whole(rows) / whole(1) - 1.0)
+        return self.price * (self.seconds(rows) - self.seconds(1) + drafted_s) / TREE_WIDTH
 
     def predict_chain(self, drafter: Drafter) -> list[float]:
         """[n] the probabilities of the tokens of a chain that is worth most, before any of them is known."""

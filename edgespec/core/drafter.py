@@ -3,7 +3,7 @@
 There are three kinds of drafters:
 
 lookup      no model: n-grams, suffixes of earlier texts                  implements Drafter
-sequential  one forward for each token: a draft model, a self-draft       drafters.sequential over a DraftSession
+sequential  one forward for each depth: a draft model, a self-draft       drafters.sequential over a DraftSession
 block       one forward for several tokens: PARD                          drafters.block over a BlockSession
 
 A draft on another machine is one of the last two there, and `drafters.remote` asks for its proposals.

@@ -1,4 +1,4 @@
-"""Drafters that run one forward for each token (Leviathan et al. 2023)."""
+"""Drafters that run one forward for each token of a chain (Leviathan et al. 2023), or for several of a tree."""
 
 from __future__ import annotations
 

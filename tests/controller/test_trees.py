@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from benchmarks.lookups import FixedCosts
 from edgespec.backends.toy import Kind, ToyModel
 from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.cost_model import DraftCost, Profile
+from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget
@@ -20,6 +19,15 @@ from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from tests.core.toys import open_session
 
 V = 6
+
+
+class FixedCosts(CostModel):
+    """Costs that no measurement changes."""
+
+    def observe(self, rows: int, position: int, seconds: float) -> None:
+        super().observe(rows, position, self.profile.seconds(rows))
+
+    def observe_drafting(self, drafter: str, seconds: float, expected_s: float) -> None: ...
 
 
 class Recorder(SequentialDrafter):
