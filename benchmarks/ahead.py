@@ -169,7 +169,7 @@ class AheadDrafter(SequentialDrafter):
         if n:
             self._ahead.run_ahead(self._last, n + 1)
 
-    def _propose(self, tree: DraftTree, parent: int, logits: Logits, least: float = 0.0) -> list[tuple[int, float]]:
-        found = super()._propose(tree, parent, logits, least)
+    def _propose(self, tree: DraftTree, parent: int, logits: Logits) -> list[tuple[int, float]]:
+        found = super()._propose(tree, parent, logits)
         self._last = tree.tokens[found[0][0]]
         return found

@@ -236,8 +236,9 @@ class NgramDrafter(Drafter):
                 if start + _PART < n:
                     yield
             return
+        before = len(tree)  # of others, which may have proposed more than will be verified
         for end, length in lookup.find_matches():
-            if len(tree) >= limit.nodes:
+            if len(tree) - before >= limit.nodes:
                 return
             tokens = continue_from(lookup.tokens, end, limit.depth)
             tree.add_chain(tokens, self.name, _confidences(length, len(tokens)))

@@ -228,15 +228,15 @@ class SequentialDrafter(SessionDrafter):
         """Add a tree, whose root has the scores `logits`, with `limit.depth` forwards at most."""
         reached, waiting = {-1: 1.0}, list[int]()  # probabilities of paths; nodes that may be continued
         places = {-1: -1}  # of nodes in the session's tree
-        nodes, rows, least = [-1], [logits], 0.0
+        nodes, rows = [-1], [logits]
         for left in reversed(range(limit.depth)):  # forwards after this one
             for parent, row in zip(nodes, rows, strict=True):
-                found = self._propose(tree, parent, row, least / reached[parent])
+                found = self._propose(tree, parent, row)
                 reached |= {node: reached[parent] * probability for node, probability in found}
                 waiting += [node for node, _ in found if tree.depths[node] < limit.depth]
             yield
-            if len(reached) > limit.nodes:  # what is less probable leads to nothing that is kept
-                least = nlargest(limit.nodes, reached.values())[-1]
+            best = nlargest(limit.nodes, reached.values())[-1]  # what is less probable leads to nothing that is kept
+            least = best if len(reached) > limit.nodes else 0.0
             room = max(1, _MAX_TREE + 1 - len(places) - left)  # one node for each further forward stays free
             worth = [node for node in waiting if reached[node] >= max(limit.reach, least)]
             nodes = nlargest(min(TREE_WIDTH, room), worth, key=reached.__getitem__)
@@ -265,16 +265,12 @@ class SequentialDrafter(SessionDrafter):
         chain = self._session.rollout(text, len(text) if limit.read is None else limit.read, limit.depth)
         return None if chain is None else chain[0]
 
-    def _propose(self, tree: DraftTree, parent: int, logits: Logits, least: float = 0.0) -> list[tuple[int, float]]:
-        """Add the candidates below `parent`, the most probable first; returns them with their probabilities.
-
-        Those less probable than `least` are left out, but for the first.
-        """
+    def _propose(self, tree: DraftTree, parent: int, logits: Logits) -> list[tuple[int, float]]:
+        """Add the candidates below `parent`, the most probable first; returns them with their probabilities."""
         if self._draw is not None:
             token, q = self._draw.draw(logits, self._session.text)
             return [(tree.add(parent, token, self.name, float(q[token]), q), float(q[token]))]
-        first, *others = zip(*best_tokens(logits), strict=True)
-        candidates = [first, *(each for each in others if each[1] >= least)]
+        candidates = zip(*best_tokens(logits), strict=True)
         return [(tree.add(parent, token, self.name, probability), probability) for token, probability in candidates]
 
 
