@@ -10,11 +10,10 @@ size. "x plain" and "x first" are geometric means over prompts of the ratio of t
 first arm. A prompt's ratio is the median over the repeats. tau is tokens a round; "accepted" is the share of verified
 draft tokens; "draft_us" is the median time of a round for the sake of drafts. --curve gives the milliseconds of a plain
 step, and the plain steps of forwards by their rows. Forwards are then charged with these times, and the autopilot
-believes them; the time of drafting is the measured one, but for the draft model where --unit gives the plain steps of
-its forward. With --memory each arm remembers the texts of the prompts
-before; repeats then recite. Rounding depends on the rows of a forward, so arms differ in some texts ("same" counts
-those that plain decoding has too). With --exact all have the same, from slower forwards. stdout ends with one JSON
-line.
+believes them. The time of drafting is the measured one, but for the draft model where --unit gives the plain steps of
+its forward. With --memory each arm remembers the texts of the prompts before; repeats then recite. Rounding depends on
+the rows of a forward, so arms differ in some texts ("same" counts those that plain decoding has too). With --exact all
+have the same, from slower forwards. stdout ends with one JSON line.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     uv run python -m benchmarks.traces OUT.json.gz [--target T] [--draft D] [--tokens 128] [--temperature 0]
 
 OUT holds the target's text for each prompt and, at each position of the text, the draft model's greedy continuation:
-eight tokens, each with up to three runners-up and the draft's probabilities. stdout ends with one JSON line.
+eight tokens, each with up to seven runners-up and the draft's probabilities. stdout ends with one JSON line.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def record_trace(engine: Engine, drafter: Drafter, prompt: list[int], request: R
 
 
 def record_spine(drafter: Drafter, tokens: list[int]) -> list[tuple[list[int], list[float]]]:
-    """[DEPTH] pairs of up to four tokens and their probabilities: the draft's greedy continuation of `tokens`."""
+    """[DEPTH] pairs of up to eight tokens and their probabilities: the draft's greedy continuation of `tokens`."""
     tree, name = DraftTree(), drafter.name
     for _ in drafter.expand(tree, tokens, Budget(DEPTH, DEPTH)):
         pass

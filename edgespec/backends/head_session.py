@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from edgespec.backends.attached_draft import OTHER_HEAD, Unsupported
 from edgespec.backends.sequence import shared_prefix
+from edgespec.core.drafter import MAX_TREE
 from edgespec.core.protocols import NO_DRAFT, Draft, Session
 from edgespec.core.sampling import Logits
 from edgespec.core.scores import HostScores, Scores
@@ -227,9 +228,6 @@ class _HeadReader:
         return True
 
 
-MAX_NODES = 63  # of a head's tree
-
-
 class HeadSession(_HeadReader):
     """A DraftSession of a head that drafts token by token. The rows of drafted tokens have the head's own states."""
 
@@ -256,7 +254,7 @@ class HeadSession(_HeadReader):
     def branch(self, tokens: Sequence[int], parents: Sequence[int]) -> list[Logits] | None:
         """All nodes run again beside the new ones, as rows of one forward."""
         tree = self._tree.extend(tokens, parents)
-        if len(tree) > min(MAX_NODES, self._context_size - self._base):
+        if len(tree) > min(MAX_TREE, self._context_size - self._base):
             return None
         del self.text[self._base :]
         self._tree = tree

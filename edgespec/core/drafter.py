@@ -25,7 +25,7 @@ from edgespec.core.tree import DraftTree
 
 Confidence = Literal["probability", "length"]
 """What a drafter's confidence in a token is: a probability, or a number of matching tokens."""
-TREE_WIDTH = 8  # nodes that a unit continues at most where a drafter grows trees
+TREE_WIDTH, MAX_TREE = 8, 63  # nodes that a drafter which grows trees continues at most: in a unit, and in all
 MATCH_GROWTH = 0.5  # tokens by which each token of a draft extends the match before it: less is known of it
 
 
@@ -59,15 +59,15 @@ class Drafter(Protocol):
     the generation, the user is told, and the answer goes on. A class with the base Drafter inherits methods that do
     nothing.
 
-    name        key of everything that is learned of it
-    is_free     whether its units take no measurable time; it is then asked wherever it may pay
-    confidence  what its confidences mean
-    block_size  the most tokens on a path that one unit of work proposes; 1 where each takes a unit of its own
-    is_drawn    whether its tokens are drawn from q in this generation, as a chain for the rejection rules
+    name         key of everything that is learned of it
+    is_free      whether its units take no measurable time; it is then asked wherever it may pay
+    confidence   what its confidences mean
+    block_size   the most tokens on a path that one unit of work proposes; 1 where each takes a unit of its own
+    is_drawn     whether its tokens are drawn from q in this generation, as a chain for the rejection rules
     is_async     whether `draft_async` makes chains in this generation
     grows_trees  whether its units continue siblings too where the budget asks for a tree
-    pads_batch  whether it drafts beside others only where further rows of a forward take little time
-    waits       whether its units wait for another machine, so that their time varies
+    pads_batch   whether it drafts beside others only where further rows of a forward take little time
+    waits        whether its units wait for another machine, so that their time varies
     """
 
     name: str

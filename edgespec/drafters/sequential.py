@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.core.drafter import TREE_WIDTH, Drafter, DraftSession, TokenDraw
+from edgespec.core.drafter import MAX_TREE, TREE_WIDTH, Drafter, DraftSession, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Session
 from edgespec.core.sampling import Logits, Probs, Rng, Sampler, highest, index_at, sum_blocks
 from edgespec.core.scores import Scores
@@ -191,9 +191,6 @@ class SessionDrafter(Drafter):
         self._session.close()
 
 
-_MAX_TREE = 63  # nodes that are continued
-
-
 class SequentialDrafter(SessionDrafter):
     """Proposes the most probable token and its siblings, unit by unit; or draws a chain.
 
@@ -202,7 +199,6 @@ class SequentialDrafter(SessionDrafter):
     """
 
     _session: DraftSession
-    _is_path = True  # whether the session's tree is one
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         self.is_async = self._session.is_async and draw is None
@@ -213,7 +209,6 @@ class SequentialDrafter(SessionDrafter):
         session, parent = self._session, -1
         logits = session.read(text, len(text) if limit.read is None else limit.read)
         if self.grows_trees and limit.has_branches and logits is not None:
-            self._is_path = True
             yield from self._grow(tree, logits, limit)
             return
         for depth in range(1, limit.depth + 1):
@@ -228,7 +223,7 @@ class SequentialDrafter(SessionDrafter):
         """Add a tree, whose root has the scores `logits`, with `limit.depth` forwards at most."""
         reached, waiting = {-1: 1.0}, list[int]()  # probabilities of paths; nodes that may be continued
         places = {-1: -1}  # of nodes in the session's tree
-        nodes, rows = [-1], [logits]
+        nodes, rows, is_path = [-1], [logits], True
         for left in reversed(range(limit.depth)):  # forwards after this one
             for parent, row in zip(nodes, rows, strict=True):
                 found = self._propose(tree, parent, row)
@@ -237,23 +232,21 @@ class SequentialDrafter(SessionDrafter):
             yield
             best = nlargest(limit.nodes, reached.values())[-1]  # what is less probable leads to nothing that is kept
             least = best if len(reached) > limit.nodes else 0.0
-            room = max(1, _MAX_TREE + 1 - len(places) - left)  # one node for each further forward stays free
+            room = max(1, MAX_TREE + 1 - len(places) - left)  # one node for each further forward stays free
             worth = [node for node in waiting if reached[node] >= max(limit.reach, least)]
             nodes = nlargest(min(TREE_WIDTH, room), worth, key=reached.__getitem__)
             if not nodes or not left:
                 return
             parents = [places[tree.parents[node]] for node in nodes]
-            is_path = len(nodes) == 1 and parents[0] == len(places) - 2 and self._is_path
+            is_path = is_path and parents == [len(places) - 2]
             places |= {node: len(places) - 1 + i for i, node in enumerate(nodes)}
             waiting = [node for node in waiting if node not in nodes]
-            found_rows = self._continue([tree.tokens[node] for node in nodes], parents, is_path=is_path)
-            if found_rows is None:
+            if (continued := self._continue([tree.tokens[node] for node in nodes], parents, is_path=is_path)) is None:
                 return
-            rows = found_rows
+            rows = continued
 
     def _continue(self, tokens: list[int], parents: list[int], *, is_path: bool) -> list[Logits] | None:
-        """The rows after new nodes of the session's tree. While that is one path, nothing runs again."""
-        self._is_path = is_path
+        """The rows after new nodes of the session's tree. While that `is_path`, nothing runs again."""
         if not is_path:
             return self._session.branch(tokens, parents)
         logits = self._session.step(tokens[0])

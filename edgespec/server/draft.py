@@ -192,12 +192,10 @@ class DraftModel:
 def _expand(drafter: Drafter, text: list[int], body: DraftRequest, draw: TokenDraw | None) -> dict[str, Any]:
     """The answer with what `drafter` proposes after `text`."""
     tree, name = DraftTree(), drafter.name
+    reach = body.reach if draw is None else 0.0  # how many tokens are drawn must not depend on them
     drafter.begin(text, draw)
     for _ in drafter.expand(tree, text, Budget(body.depth, body.nodes, reach=1.0)):  # one path: rows may cost much here
-        node, reached = tree.deepest(name), 1.0
-        while node >= 0:
-            node, reached = tree.parents[node], reached * tree.votes[node][name]
-        if draw is None and reached < body.reach:  # how many tokens are drawn must not depend on them
+        if tree.path_confidence(tree.deepest(name), name) < reach:
             break
     q = [(np.flatnonzero(each).tolist(), each[each != 0].tolist()) for each in tree.q if each is not None]
     return {

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.backends.head_session import MAX_NODES, Features, HeadRunner
+from edgespec.backends.head_session import Features, HeadRunner
 from edgespec.backends.llamacpp.context import Floats, NativeBatch, NativeContext, SequenceSlot, float_rows
 from edgespec.backends.llamacpp.library import Library, find_function
+from edgespec.core.drafter import MAX_TREE
 from edgespec.core.protocols import CheckCancelled, Draft
 from edgespec.core.sampling import Logits, non_finite_error
 from edgespec.core.tree import branches, depths
@@ -150,11 +151,11 @@ class Eagle3Context(HeadContext):
 
     def __init__(self, lib: Library, model: Any, params: Any, *, width: int, **settings: Any) -> None:
         """`width`: numbers of a target's row. Raises BackendError, Unsupported."""
-        super().__init__(lib, model, params, n_branches=MAX_NODES, **settings)
+        super().__init__(lib, model, params, n_branches=MAX_TREE, **settings)
         self._encoded = self._open_features(width)
 
     def trim(self, position: int) -> None:
-        """Of all sequences: the text is in each, so that nothing is copied for the branches of a tree."""
+        """Drops them in all sequences: the text is in each, so that nothing is copied for the branches of a tree."""
         self._api.llama_memory_seq_rm(self._native.memory, -1, position, -1)
 
     def branch(self, tree: Draft, n: int, position: int) -> list[Logits]:
