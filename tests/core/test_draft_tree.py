@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -101,5 +103,10 @@ def check_against(tree: DraftTree, known: dict[Path, dict[str, float]]) -> None:
             assert tree.proposals(node, source) == [paths.index(path) for path in below]
     for source in ("model", "ngram", "pard"):
         voted = [path for path in paths if source in known[path]]
-        voted.sort(key=lambda path: (-len(path), -known[path][source]))
+        voted.sort(key=lambda path: (-len(path), -path_confidence(known, path, source)))
         assert tree.deepest(source) == (paths.index(voted[0]) if voted else -1)
+
+
+def path_confidence(known: dict[Path, dict[str, float]], path: Path, source: str) -> float:
+    """The product from the end of the path to its start, since another order of factors may round otherwise."""
+    return math.prod(known[path[:n]].get(source, 1.0) for n in range(len(path), 0, -1))
