@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, sleep
 
+import psutil
+
 from edgespec.backends.workers import PROTOCOL, ask_worker
 from edgespec.errors import BackendError
 from tests.models import GgufBuilder
@@ -45,12 +47,13 @@ class WorkerProcess:
             assert self._process.poll() is None and monotonic() < until_s, self.end()
             sleep(0.05)
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)
+        """Send a signal to the command, or one that it cannot pass on to its child, which computes."""
+        if number in (signal.SIGINT, signal.SIGTERM):
+            self._process.send_signal(number)
+            return
+        for child in psutil.Process(self._process.pid).children():
+            child.send_signal(number)
 
     def read_until(self, line: str) -> str:
         """The output up to `line`, waiting for it; `end` returns the rest."""

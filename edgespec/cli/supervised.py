@@ -12,7 +12,7 @@ from contextlib import suppress
 from signal import SIG_DFL, SIG_IGN, SIGCHLD, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, getsignal, signal
 from time import time_ns
 
-_COMMANDS = ("adapt", "bench", "doctor", "draft", "export", "memory", "plan", "run", "tune", "verify")
+_COMMANDS = ("adapt", "bench", "doctor", "draft", "export", "memory", "plan", "run", "tune", "verify", "worker")
 _SENT = (SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM)  # by a person or another program
 _WHOLE = b"\0the command has ended in Python"  # the end of the output of a child that was not ended by native code
 
@@ -108,7 +108,8 @@ def _tell(code: int, output: int) -> int:
         if code in (INTERRUPTED, BackendError.exit_code):  # a second Ctrl-C, and a worker that is gone: they are told
             return code
         death = explain(code, file)
-    error = BackendError(f"{death.reason[:1].upper()}{death.reason[1:]}.", hint=death.hint or "Try another model file.")
+    hint = death.hint or ("Start it again." if sys.argv[1:2] == ["worker"] else "Try another model file.")
+    error = BackendError(f"{death.reason[:1].upper()}{death.reason[1:]}.", hint=hint)
     print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr)
     return error.exit_code
 

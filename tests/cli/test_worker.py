@@ -15,7 +15,7 @@ import edgespec.cli.worker as command
 from edgespec.backends import workers
 from edgespec.backends.llamacpp.library import library
 from edgespec.cli.serve import read_config
-from edgespec.errors import InvalidRequest
+from edgespec.errors import BackendError, InvalidRequest
 from tests.cli.conftest import Cli
 from tests.workers import WorkerProcess, free_port, started_worker
 
@@ -47,6 +47,12 @@ def test_ctrl_c_ends_a_worker_beside_a_client() -> None:
     with socket.create_connection(("127.0.0.1", worker.port)):
         code, output = worker.end(signal.SIGINT)
     assert code == 130 and "Traceback" not in output
+
+
+def test_a_crash_of_a_worker_is_told() -> None:
+    code, output = WorkerProcess(free_port()).end(signal.SIGSEGV)
+    assert code == BackendError.exit_code
+    assert "error: The engine's process ended with SIGSEGV" in output and "hint: Start it again.\n" in output
 
 
 def test_a_worker_on_a_network_says_what_that_means(cli: Cli) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -91,7 +90,7 @@ def test_a_worker_that_is_killed_while_weights_are_sent(engine: EngineProcess, t
     class Killer(Heard):
         def loading(self, name: str, fraction: float) -> None:
             if 0 < fraction < 1:
-                os.kill(worker.pid, signal.SIGKILL)
+                worker.send(signal.SIGKILL)
 
     with pytest.raises(BackendError, match=f"the worker {worker.address} does not answer any more"):
         engine.open(config(worker.address, model=str(path), draft="ngram"), Killer()).result()
