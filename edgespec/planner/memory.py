@@ -207,7 +207,7 @@ def check_fit(
     *,
     context: int,
     memory: Memory,
-    own: Memory | None = None,
+    own: tuple[Memory, float] | None = None,
     kv_type: str = "f16",
     caches: int = 1,
     flash: bool = True,
@@ -217,8 +217,8 @@ def check_fit(
 ) -> Fit:
     """Estimate target and drafts and compare with `memory`. Raises DoesNotFit unless `force`.
 
-    `drafts` are draft models, and trained heads with what their files say; they have to fit into `own`, the part of
-    `memory` on this machine, where it is given.
+    `drafts` are draft models, and trained heads with what their files say. `own` is for a target that workers share:
+    the part of `memory` on this machine, into which the drafts and this share of the target have to fit.
     `caches`, `context`, `flash` and `together` as in `estimate_memory`; a draft has a context for each cache. The
     target is split among `ranks` machines, of which this is one.
     """
@@ -229,22 +229,35 @@ def check_fit(
     ]
     price = estimate_memory(target, *sizes, flash=flash, together=together).split(ranks)
     fit = Fit(context, caches, price, reduce(add, added) if added else None, memory)
-    if own is not None and fit.draft is not None and fit.draft.total > own.usable and not force:
-        raise DoesNotFit(
-            f"the drafts need {gib(fit.draft.total)} on this machine, and {gib(own.usable)} are free.",
-            hint="Use --draft ngram.",
-        )
-    if fit.headroom >= 0 or force:
+    if force:
+        return fit
+    if own is not None:
+        _check_own_part(fit, *own)
+    if fit.headroom >= 0:
         return fit
     cache = f"its KV cache for {context:,} tokens {gib(price.kv)}"
     parts = f"target {gib(price.weights)}, {cache}, scratch {gib(price.compute)}"
     if fit.draft:
         parts += f", draft with its KV cache {gib(fit.draft.total)}"
-    found = "are free" if memory.usable != memory.limit else "are allowed"
     raise DoesNotFit(
-        f"{target.name} needs {gib(fit.needed)} and {gib(memory.usable)} {found} ({parts}).",
+        f"{target.name} needs {gib(fit.needed)} and {_say_usable(memory)} ({parts}).",
         hint="Try --draft ngram or layerskip:2, a smaller --ctx or quantisation, or --force.",
     )
+
+
+def _check_own_part(fit: Fit, own: Memory, share: float) -> None:
+    """Raise DoesNotFit where the drafts and `share` of the target take more than `own`, this machine's memory."""
+    drafts, layers = fit.draft.total if fit.draft else 0, int(share * fit.target.total)
+    if drafts + layers > own.usable:
+        parts = f"its layers need {gib(layers)}{f', the drafts {gib(drafts)}' if drafts else ''}"
+        raise DoesNotFit(
+            f"on this machine {parts}, and {_say_usable(own)}.",
+            hint="Use --draft ngram, or lend more memory." if drafts else "Lend more memory, or use a smaller --ctx.",
+        )
+
+
+def _say_usable(memory: Memory) -> str:
+    return f"{gib(memory.usable)} {'are free' if memory.usable != memory.limit else 'are allowed'}"
 
 
 def place_layers(target: Header, fit: Fit) -> tuple[int | None, int | None]:

@@ -277,7 +277,8 @@ def plan(
     own = replace(own, ram_available=own.ram_available + freed, limit=limit)
     network, memory = find_network(options, backend, facts, own, network)
     least = options.caches if is_open else 1
-    drafters, fit = _check_memory(request, options, memory, facts, drafters, reporter, own if network else None, least)
+    part = None if network is None else (own, network.split.share)
+    drafters, fit = _check_memory(request, options, memory, facts, drafters, reporter, part, least)
     options = _keep_flash_attention(replace(options, caches=fit.caches), facts, fit)
     if network is None:
         options = _place(options, facts, fit, reporter)
@@ -368,13 +369,13 @@ def _check_memory(
     target: ModelMetadata,
     drafters: list[PlannedDrafter],
     reporter: Reporter,
-    own: Memory | None,
+    own: tuple[Memory, float] | None,
     least: int,
 ) -> tuple[list[PlannedDrafter], Fit]:
     """The drafters, and the fit. So that the target fits, 'auto' drops draft models, the last one first; then there are
     fewer KV caches, `least` at least.
 
-    `own` is this machine's part of `memory`, into which the drafts have to fit; None for all of it. Raises DoesNotFit.
+    `own` as in `check_fit`. Raises DoesNotFit.
     """
     context = options.context_size
     assert context is not None  # set by _set_context_size

@@ -13,7 +13,7 @@ from edgespec.backends.workers import Worker
 from edgespec.errors import DoesNotFit, DraftRefused
 from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.hub import Hub
-from edgespec.planner.memory import check_fit
+from edgespec.planner.memory import check_fit, estimate_memory
 from edgespec.planner.plan import LoadConfig, Network, find_network, plan
 from edgespec.planner.speed import SpeedEstimate
 from edgespec.registry.schema import load_registry
@@ -53,9 +53,13 @@ def test_the_memory_of_a_worker_on_this_machine_is_not_counted_twice() -> None:
 
 def test_drafts_have_to_fit_on_this_machine() -> None:
     header, everywhere = read_file(TARGET), Memory(64 * GIB)
-    check_fit(header, [(header, None)], context=256, memory=everywhere, own=Memory(RESERVE_BYTES + GIB))
-    with pytest.raises(DoesNotFit, match=r"the drafts need .* on this machine, and 0\.0 MiB are free"):
-        check_fit(header, [(header, None)], context=256, memory=everywhere, own=Memory(RESERVE_BYTES))
+    check_fit(header, [(header, None)], context=256, memory=everywhere, own=(Memory(RESERVE_BYTES + GIB), 0.5))
+    with pytest.raises(DoesNotFit, match=r"on this machine its layers need .*, the drafts .*, and 0\.0 MiB are free"):
+        check_fit(header, [(header, None)], context=256, memory=everywhere, own=(Memory(RESERVE_BYTES), 0.0))
+    allowed = Memory(RESERVE_BYTES + GIB, limit=estimate_memory(header, 256).total // 2)
+    check_fit(header, [], context=256, memory=everywhere, own=(allowed, 0.5))
+    with pytest.raises(DoesNotFit, match=r"on this machine its layers need [\d.]+ MiB, and [\d.]+ MiB are allowed"):
+        check_fit(header, [], context=256, memory=everywhere, own=(allowed, 0.6))
 
 
 def test_a_draft_that_reads_the_targets_cache_is_left_out(tmp_path: Path) -> None:

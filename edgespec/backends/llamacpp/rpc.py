@@ -149,6 +149,11 @@ class Split:
         return tuple(map(sum, self.workers))
 
     @property
+    def share(self) -> float:
+        """This machine's share of the layers."""
+        return self.here / max(1, self.here + sum(self.remote))
+
+    @property
     def hops(self) -> int:
         """Devices of workers that have layers: each adds a round trip to a forward."""
         return sum(count > 0 for counts in self.workers for count in counts)
