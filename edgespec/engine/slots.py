@@ -131,8 +131,8 @@ class SlotPool:
         return found
 
     def release(self, slot: Slot, tokens: list[int]) -> None:
-        """End the use of a slot, which holds `tokens` now."""
-        slot.is_taken, slot.tokens, slot.earlier = False, tokens, ()
+        """End the use of a slot, whose text is `tokens` now; of one that was cancelled it holds the beginning."""
+        slot.is_taken, slot.tokens, slot.earlier = False, _held(slot, tokens), ()
 
     def drop(self, slot: Slot) -> None:
         """Close a slot whose state is undefined."""
@@ -167,7 +167,7 @@ class SlotPool:
     def _list_texts(self, chosen: Slot, owner: str) -> list[EarlierText]:
         """What the slots hold and have lost of an owner, as a request sees it for which `chosen` was chosen."""
         held = [
-            EarlierText(slot.tokens, "own" if slot is chosen else "other")
+            EarlierText(slot.tokens, "own") if slot is chosen else EarlierText(_held(slot, slot.tokens), "other")
             for slot in dict.fromkeys((*self._kept, chosen))
             if slot.owner == owner
         ]
@@ -190,6 +190,11 @@ class SlotPool:
                 slot.number = min({*range(len(self._kept) + 1)} - {each.number for each in self._kept})
                 return slot
         return free[0] if free else None
+
+
+def _held(slot: Slot, tokens: Sequence[int]) -> list[int]:
+    """What the cache holds of a text, and the token after it, which the next forward reads."""
+    return list(tokens[: slot.target.position + 1])
 
 
 def open_space(slot: Slot, memory: Memory | None, use: MemoryUse | None) -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
-from edgespec.core.protocols import Yield
+from edgespec.core.protocols import PrefillProgress, Step, Yield
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, PrefixLoss, Prompt, Request
 from edgespec.engine.prefixes import LEAST_LOSS, EarlierText, explain_loss
+from edgespec.errors import Cancelled
 from edgespec.text.chat_template import Message
 from tests.engine.conftest import PLAIN
 
@@ -86,9 +87,35 @@ def test_a_cache_that_can_only_go_back_to_certain_places() -> None:
 def test_a_cache_of_another_conversation_that_cannot_be_copied() -> None:
     engine = Engine(load("recurrent", LoadOptions(context_size=8192)), [], PLAIN, 2)
     first: Iterator[Event | Yield] = engine.generate(Request(SYSTEM, GREEDY, 8, seed=1))
-    next(event for event in first if not isinstance(event, Yield))
+    next(event for event in first if isinstance(event, Step))
     loss = lose(engine, SYSTEM + " And what else?")
     assert loss.cause == "busy" and loss.tokens == len(SYSTEM)
+    list(first)
+    engine.close()
+
+
+def test_what_a_cancelled_request_had_not_read_was_not_lost(engine: Engine) -> None:
+    is_begun = False
+
+    def check() -> None:
+        if is_begun:
+            raise Cancelled
+
+    for event in engine.stream(Request(SYSTEM, GREEDY, 8, seed=1), check):
+        is_begun = True
+        if isinstance(event, PrefillProgress):
+            read = event.done
+        else:
+            assert isinstance(event, Finished) and event.reason == "cancelled" and read < len(SYSTEM) // 2
+    finished = ask(engine, SYSTEM)
+    assert finished.loss is None and finished.metrics.cached_tokens == read
+
+
+def test_what_another_request_has_not_read_yet_is_not_lost() -> None:
+    engine = Engine(load("recurrent", LoadOptions(context_size=8192)), [], PLAIN, 2)
+    first: Iterator[Event | Yield] = engine.generate(Request(SYSTEM, GREEDY, 8, seed=1))
+    next(event for event in first if isinstance(event, PrefillProgress))
+    assert ask(engine, SYSTEM + " And what else?").loss is None
     list(first)
     engine.close()
 
