@@ -126,6 +126,13 @@ class Clock:
     def forward_s(self, rows: int, position: int) -> float:
         return self.curve(rows) + position * self.attention(rows)
 
+    def slowdown(self) -> float:
+        """How many times slower than usual forwards and drafts are now."""
+        return 1.0
+
+    def spend(self, n_tokens: int, seconds: float) -> None:
+        """A round took `seconds` for `n_tokens`."""
+
     def noise(self) -> float:
         if self.rng is None:
             return 1.0
@@ -141,14 +148,16 @@ def replay(controller: Controller, drafters: Sequence[ReplayDrafter], trace: Tra
     while len(history) < end:
         drafted = sum(each.drafted for each in drafters)
         draft = controller.propose(history, Budget(end - len(history) - 1, 63))
-        drafting = (sum(each.drafted for each in drafters) - drafted) * clock.draft_s
+        slowdown = clock.slowdown()
+        drafting = (sum(each.drafted for each in drafters) - drafted) * clock.draft_s * slowdown
         truth = trace.text[len(history) - len(trace.prompt) :]
         path = accepted(draft, truth[:-1])
         n = len(path)
         tested = n + bool(draft.children(path[-1] if path else -1))
         tokens = tuple(truth[: n + 1])
-        forward = clock.forward_s(len(draft) + 1, len(history) - 1)
+        forward = clock.forward_s(len(draft) + 1, len(history) - 1) * slowdown
         seconds += drafting + forward
+        clock.spend(len(tokens), drafting + forward)
         index += 1
         history += tokens
         noise = clock.noise()
