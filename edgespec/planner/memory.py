@@ -252,7 +252,7 @@ def _check_own_part(fit: Fit, own: Memory, share: float) -> None:
         parts = f"its layers need {gib(layers)}{f', the drafts {gib(drafts)}' if drafts else ''}"
         raise DoesNotFit(
             f"on this machine {parts}, and {_say_usable(own)}.",
-            hint="Use --draft ngram, or lend more memory." if drafts else "Lend more memory, or use a smaller --ctx.",
+            hint="Try --draft ngram, a smaller --ctx, workers with more memory, or --force.",
         )
 
 
