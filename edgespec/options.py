@@ -129,6 +129,8 @@ LOADING = (
            help="Layers of a draft model to offload to the GPU. [default: all, or none with --gpu-layers 0]"),
     Option(name="n_cpu_moe", kind=int, low=0, is_rare=True,
            help="Keep the experts of the first N layers in RAM. [default: as many as the GPU has no memory for]"),
+    Option(name="device", kind=str, metavar="NAME,...", is_rare=True,
+           help="GPUs to use, as `edgespec doctor` names them. [default: all]"),
     Option(name="kv_type", kind=("f16", "q8_0", "q4_0"), default="f16", is_rare=True,
            help="Data type of the KV cache."),
     Option(name="flash_attention", kind=bool, is_pair=True, is_rare=True,

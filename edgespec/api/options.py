@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from edgespec import options as table
+from edgespec.backends.devices import split_names
 from edgespec.backends.options import KvType, LoadOptions
 from edgespec.backends.workers import split_addresses
 from edgespec.conversations.database import adapted_folder, memory_folder
@@ -32,6 +33,7 @@ class LoadArguments(TypedDict, total=False):
     gpu_layers       layers on the GPU; None: as many as fit
     gpu_layers_draft layers of a draft model on the GPU; None: all, or none where `gpu_layers` is 0
     n_cpu_moe        layers whose experts stay in RAM, from the first on; None: as many as the GPU has no memory for
+    device           names of the GPUs to use, as `edgespec doctor` shows them; None: all
     kv_type          element type of the KV cache: 'f16' (the default), 'q8_0' or 'q4_0'
     flash_attention  None: where the device supports it, unless it was measured to be slower
     mmap             map the weights instead of reading them; True by default
@@ -61,6 +63,7 @@ class LoadArguments(TypedDict, total=False):
     gpu_layers: int | None
     gpu_layers_draft: int | None
     n_cpu_moe: int | None
+    device: str | Sequence[str] | None
     kv_type: KvType
     flash_attention: bool | None
     mmap: bool
@@ -148,6 +151,7 @@ def build_load_config(model: str | None, arguments: Mapping[str, Any]) -> LoadCo
             gpu_layers=values["gpu_layers"],
             gpu_layers_draft=values["gpu_layers_draft"],
             n_cpu_moe=values["n_cpu_moe"],
+            devices=None if values["device"] is None else split_names(values["device"]),
             kv_type=values["kv_type"],
             flash_attention=values["flash_attention"],
             mmap=values["mmap"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -14,6 +14,7 @@ from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDr
 from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.errors import InvalidRequest
 from edgespec.formats.heads import HeadSpec
 from edgespec.text.tokenizer import Tokenizer
 
@@ -143,8 +144,11 @@ def prefers_mlx() -> bool:
     return sys.platform == "darwin" and platform.machine() == "arm64" and importlib.util.find_spec("mlx_lm") is not None
 
 
-def device_memory(backend: BackendName) -> tuple[DeviceMemory, ...]:
-    """The accelerators that the runtime uses, with their free memory. Raises BackendUnavailable."""
+def device_memory(backend: BackendName, names: Sequence[str] | None = None) -> tuple[DeviceMemory, ...]:
+    """The accelerators that the runtime uses, with their free memory; of llama.cpp's those of these names alone.
+
+    Raises BackendUnavailable, and InvalidRequest for a name that none has.
+    """
     if backend == "mlx":
         from edgespec.backends.mlx.library import device
 
@@ -155,8 +159,15 @@ def device_memory(backend: BackendName) -> tuple[DeviceMemory, ...]:
         return ()
     from edgespec.backends.llamacpp.library import library
 
-    return tuple(
-        DeviceMemory(device.name, device.free, device.total, device.kind == "igpu" or sys.platform == "darwin")
+    found = {
+        device.name: DeviceMemory(
+            device.name, device.free, device.total, device.kind == "igpu" or sys.platform == "darwin"
+        )
         for device in library().devices()
         if device.kind in ("gpu", "igpu")
-    )
+    }
+    for name in names or ():
+        if name not in found:
+            hint = f"There are {', '.join(found)}." if found else "`edgespec doctor` says what llama.cpp was built for."
+            raise InvalidRequest(f"llama.cpp finds no GPU '{name}'.", hint=hint)
+    return tuple(found[name] for name in dict.fromkeys(found if names is None else names))

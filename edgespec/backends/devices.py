@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.errors import InvalidRequest
+
 # Left to the operating system and other programs, in RAM and on each device.
 RESERVE_BYTES = 512 * 2**20
 
@@ -50,6 +52,14 @@ class Memory:
         limits = [device.total for device in self.devices if device.holds_all]
         free = min(ram, *limits) if limits else ram + self.own_device_bytes
         return free if self.limit is None else min(free, self.limit)
+
+
+def split_names(names: str | Sequence[str]) -> tuple[str, ...]:
+    """The devices of an option, "NAME,..." or a sequence. Raises InvalidRequest where there are none."""
+    parts = [part.strip() for part in (names.split(",") if isinstance(names, str) else names)]
+    if not parts or not all(parts):
+        raise InvalidRequest("a device has no name.", hint="Name devices as `edgespec doctor` does: CUDA0,CUDA1.")
+    return tuple(parts)
 
 
 def host_memory(devices: Sequence[DeviceMemory] = ()) -> Memory:

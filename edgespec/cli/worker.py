@@ -32,12 +32,10 @@ _CAME, _WENT = "Accepted client connection", "Client connection closed"
 @click.option("--host", default=HOST, help="IPv4 address to listen on.")
 @click.option("--port", type=click.IntRange(1, 65535), default=PORT, help="Port to listen on.")
 @offer(OPTIONS["threads"], help="CPU threads. [default: the idle physical cores]")
-@click.option(
-    "--device",
-    "names",
-    multiple=True,
-    metavar="NAME",
-    help="Device to lend, as `edgespec doctor` names it; repeatable. [default: the GPUs, else the CPU]",
+@offer(
+    OPTIONS["device"],
+    cls=click.Option,
+    help="Devices to lend, as `edgespec doctor` names them. [default: the GPUs, else the CPU]",
 )
 @click.option(
     "--cache/--no-cache",
@@ -51,7 +49,7 @@ _CAME, _WENT = "Accepted client connection", "Client connection closed"
     help="Listen on a network, where whoever reaches the port can run code on this machine.",
 )
 def worker_command(
-    host: str, port: int, threads: int | None, names: tuple[str, ...], has_cache: bool, trust_network: bool
+    host: str, port: int, threads: int | None, device: str | None, has_cache: bool, trust_network: bool
 ) -> int:
     """Lend this machine to a model on another one: `edgespec chat REF --workers HOST:PORT` there.
 
@@ -64,7 +62,7 @@ def worker_command(
 
     address = _check_host(host, trust_network)
     require_rpc()
-    devices = _choose_devices(names)
+    devices = _choose_devices(device)
     cache = _open_cache() if has_cache else None
     listen_tcp(address, port).close()  # where that is not possible, ggml would end the process
     threads = threads or idle_cores()
@@ -94,11 +92,13 @@ def _check_host(host: str, trust_network: bool) -> str:
     return address
 
 
-def _choose_devices(names: tuple[str, ...]) -> list[Device]:
+def _choose_devices(text: str | None) -> list[Device]:
     """The devices of these names; without names the accelerators, else the processor."""
+    from edgespec.backends.devices import split_names
     from edgespec.backends.llamacpp.library import library
 
     found = {device.name: device for device in library().devices()}
+    names = () if text is None else split_names(text)
     for name in names:
         if name not in found:
             raise InvalidRequest(f"there is no device '{name}'.", hint=f"Devices are {', '.join(found)}.")

@@ -89,10 +89,12 @@ class Fit:
         return 0 < self.needed <= self.memory.own_device_bytes
 
 
-def read_memory(backend: FileBackend) -> Memory:
-    """The memory of this machine and of the runtime's devices; without them where the runtime is not installed."""
+def read_memory(backend: FileBackend, devices: Sequence[str] | None = None) -> Memory:
+    """The memory of this machine and of the runtime's `devices`, None for all; without them where the runtime is not
+    installed. Raises InvalidRequest for a device that there is not.
+    """
     try:
-        return host_memory(device_memory(backend))
+        return host_memory(device_memory(backend, devices))
     except BackendUnavailable:
         return host_memory()
 

@@ -32,13 +32,14 @@ def test_defaults_are_those_of_the_command_line() -> None:
 
 def test_values_mean_the_same_as_on_the_command_line() -> None:
     line = ["x", "--draft-max", "3", "--draft-tree", "5", "--acceptance", "sample", "--ctx", "512", "--kv-type", "q8_0"]
+    line += ["--device", "CUDA0, CUDA1"]
     line += ["--no-memory"]
     line += ["--top-p", "0.9", "--logit-bias", "7=-1.5", "--backend", "llamacpp", "--exact"]
     values = run_command.make_context("run", line).params
     config = options.build_load_config(
         None,
         {"draft_max": 3, "draft_tree": 5, "acceptance": "sample", "ctx": 512, "kv_type": "q8_0", "backend": "llamacpp",
-         "exact": True},
+         "exact": True, "device": ["CUDA0", "CUDA1"]},
     )  # fmt: skip
     assert config == command_line.load_config(None, values)
     sampling = options.resolve_sampling({"top_p": 0.9, "logit_bias": {7: -1.5}}, SamplingDefaults())

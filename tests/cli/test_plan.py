@@ -115,6 +115,15 @@ def test_chains_of_a_forecast() -> None:
     assert tiles.speculative(0.6)[0] == 3
 
 
+@pytest.mark.parametrize("command", ["run", "plan"])
+@pytest.mark.parametrize(
+    ("names", "words"), [("CUDA9", "llama.cpp finds no GPU 'CUDA9'"), ("CUDA0,", "A device has no name")]
+)
+def test_a_device_that_there_is_not(command: str, names: str, words: str, cli: Cli) -> None:
+    refused = cli(command, "python-6m", "--device", names)
+    assert refused.returncode == 2 and words in refused.stderr and "edgespec doctor" in refused.stderr
+
+
 def test_tune_is_kept_for_later_runs(cli: Cli) -> None:
     done = cli("tune", "--seconds", "1", "--max-tokens", "4", "--threads", "1", "--json")
     assert done.returncode == 0, done.stderr

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -77,6 +79,26 @@ def test_experts_may_stay_in_ram(tmp_path: Path, in_ram: int) -> None:
     mixture(path)
     on_device, shared = (write(str(path), draft="none", n_cpu_moe=n).tokens for n in (0, in_ram))
     require_same(path, PROMPT, on_device, shared)
+
+
+def test_named_devices_alone_are_used(devices: tuple[DeviceMemory, ...]) -> None:
+    """Vulkan makes two of one device; another runtime runs this with all that it finds and with the last."""
+    words = [*(sys.executable, "-m", "edgespec", "run", PROMPT, "--model", "python-6m", "--draft", "none", "--verbose")]
+    words += ["--max-tokens", "8", "--temperature", "0", "--ctx", "256", "--threads", "1", "--no-memory"]
+    last = "Vulkan1" if devices[0].name == "Vulkan0" else devices[-1].name
+    texts = set()
+    for option in ([], ["--device", last]):
+        done = subprocess.run(
+            [*words, *option],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"GGML_VK_VISIBLE_DEVICES": "0,0"},
+        )
+        texts.add(done.stdout)
+        used = set(re.findall(r"load_tensors: +(\w+) model buffer size", done.stderr)) - {"CPU", "CPU_Mapped"}
+        assert used == {last} if option else last in used
+    assert len(texts) == 1
 
 
 def test_the_device_is_named(devices: tuple[DeviceMemory, ...]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -102,6 +102,12 @@ def library() -> Library:
             hint="Reinstall it: pip install --force-reinstall --no-cache-dir llama-cpp-python",
         ) from error
     return Library(api)
+
+
+def list_handles(handles: Iterable[int]) -> Any:
+    """The devices of llama_model_params, which point to them: an array that ends with a null pointer."""
+    values = (*handles, None)
+    return (ctypes.c_void_p * len(values))(*values)
 
 
 @cache

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from edgespec.backends import device_memory
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec
 from edgespec.backends.devices import NewMemory
 from edgespec.backends.llamacpp.context import Context, NativeContext, float_rows
-from edgespec.backends.llamacpp.library import Library, keep_in_ram, library
+from edgespec.backends.llamacpp.library import Library, ggml, keep_in_ram, library, list_handles
 from edgespec.backends.llamacpp.rpc import RemoteDevices
 from edgespec.backends.llamacpp.session import (
     LlamaSession,
@@ -378,7 +379,11 @@ def load(
         if options.workers and not vocabulary_only:
             remote = RemoteDevices(options.workers)
             undo.callback(remote.close)
-            remote.place(params, path, options.gpu_layers)
+            remote.place(params, path, options)
+        elif options.devices is not None:
+            found = [gpu.name for gpu in device_memory("llamacpp", options.devices)]
+            handles = list_handles(ggml().ggml_backend_dev_by_name(name.encode()) for name in found)
+            params.devices = ctypes.cast(handles, ctypes.c_void_p)
         handle = api.llama_model_load_from_file(os.fsencode(path), params)
         if errors:
             raise errors[0]

@@ -22,7 +22,8 @@ from typing import Any
 
 from edgespec.backends import device_memory
 from edgespec.backends.devices import RESERVE_BYTES, Memory, host_memory
-from edgespec.backends.llamacpp.library import ggml, keep_in_ram, library
+from edgespec.backends.llamacpp.library import ggml, keep_in_ram, library, list_handles
+from edgespec.backends.options import LoadOptions
 from edgespec.backends.workers import Worker, find_workers, resolve
 from edgespec.errors import BackendError, BackendUnavailable, InvalidRequest
 from edgespec.formats.gguf_validate import read_file
@@ -230,22 +231,22 @@ class RemoteDevices:
             self._backends.append(api.ggml_backend_dev_init(devices[0], None))  # all uses share its connection
             notice_silence(resolve(address))
 
-    def place(self, params: Any, path: Path, gpu_layers: int | None) -> None:
+    def place(self, params: Any, path: Path, options: LoadOptions) -> None:
         """Divide the layers of the model at `path`, and write that into llama_model_params. Raises InvalidRequest.
 
         The output layer stays on this machine, since a row of scores is many times as large as one between layers.
         """
-        memory = host_memory(device_memory("llamacpp"))
+        memory = host_memory(device_memory("llamacpp", options.devices))
         if len(self._handles) + len(memory.devices) > _MAX_DEVICES:
             raise InvalidRequest(
                 f"{len(self._handles)} devices of workers and {len(memory.devices)} of this machine are too many.",
                 hint="Start workers with fewer: edgespec worker --device NAME.",
             )
-        split = split_layers(read_file(path).own("block_count") or 0, self.workers, memory, gpu_layers)
+        split = split_layers(read_file(path).own("block_count") or 0, self.workers, memory, options.gpu_layers)
         api = ggml()
         own = [api.ggml_backend_dev_by_name(gpu.name.encode()) for gpu in memory.devices]
         counts = [*(n for worker in split.workers for n in worker), *split.gpus]
-        handles = (ctypes.c_void_p * (len(counts) + 1))(*self._handles, *own, None)
+        handles = list_handles((*self._handles, *own))
         params.n_gpu_layers = sum(counts) + 1  # llama.cpp counts the output layer too, with those of the last device
         counts[-1] += 1
         shares = (ctypes.c_float * _MAX_SPLITS)(*counts)
