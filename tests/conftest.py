@@ -43,14 +43,14 @@ def find_marker(path: Path) -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the options
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Spread the whole suite over three processes, by files; a worker waits a fifth of its time.
+    """Spread the whole suite over four processes, by files; a worker waits a third of its time.
 
     Files and folders that are named run in this process, and so does everything with `-n 0` or `--pdb`.
     """
     is_worker = hasattr(config, "workerinput")
     is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if is_whole and not is_worker and config.option.numprocesses is None and not config.option.usepdb:
-        config.option.numprocesses, config.option.dist = 3, "loadfile"
+        config.option.numprocesses, config.option.dist = 4, "loadfile"
         config.option.loadscopereorder = False  # by numbers of tests: slow files with few tests would come last
 
 
