@@ -121,7 +121,7 @@ def test_a_model_without_memory_beside_the_open_one_takes_its_place(monkeypatch:
     fit = require_model(engine).fit
     assert fit is not None
 
-    def read(backend: str) -> Memory:
+    def read(*_: object) -> Memory:
         return Memory(RESERVE_BYTES + (fit.needed // 2 if engine.loaded is not None else 2 * fit.needed))
 
     monkeypatch.setattr("edgespec.planner.plan.read_memory", read)

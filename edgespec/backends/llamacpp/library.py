@@ -104,9 +104,9 @@ def library() -> Library:
     return Library(api)
 
 
-def list_handles(handles: Iterable[int]) -> Any:
-    """The devices of llama_model_params, which point to them: an array that ends with a null pointer."""
-    values = (*handles, None)
+def list_handles(names: Iterable[str], others: Iterable[int] = ()) -> Any:
+    """The devices of llama_model_params, which point to them: `others`, those of these names, and a null pointer."""
+    values = (*others, *(ggml().ggml_backend_dev_by_name(name.encode()) for name in names), None)
     return (ctypes.c_void_p * len(values))(*values)
 
 

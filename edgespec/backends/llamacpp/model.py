@@ -16,7 +16,7 @@ from edgespec.backends import device_memory
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec
 from edgespec.backends.devices import NewMemory
 from edgespec.backends.llamacpp.context import Context, NativeContext, float_rows
-from edgespec.backends.llamacpp.library import Library, ggml, keep_in_ram, library, list_handles
+from edgespec.backends.llamacpp.library import Library, keep_in_ram, library, list_handles
 from edgespec.backends.llamacpp.rpc import RemoteDevices
 from edgespec.backends.llamacpp.session import (
     LlamaSession,
@@ -350,10 +350,7 @@ def load(
     params.load_mtp = options.mtp
     params.n_gpu_layers = -1 if options.gpu_layers is None else options.gpu_layers
     keep_in_ram(params, [rb"^blk\.%d\.ffn_.*_exps" % layer for layer in range(options.n_cpu_moe or 0)])
-    if options.mlock:
-        params.load_mode = api.LLAMA_LOAD_MODE_MMAP_MLOCK if options.mmap else api.LLAMA_LOAD_MODE_MLOCK
-    else:
-        params.load_mode = api.LLAMA_LOAD_MODE_MMAP if options.mmap else api.LLAMA_LOAD_MODE_NONE
+    params.load_mode = _load_mode(api, options)
     if _is_row_invariant(lib, path, options):
         params.use_extra_bufts = False
         os.environ["GGML_CPU_TILED_MM"] = "0"  # ggml reads it at the first forward of the process
@@ -381,8 +378,7 @@ def load(
             undo.callback(remote.close)
             remote.place(params, path, options)
         elif options.devices is not None:
-            found = [gpu.name for gpu in device_memory("llamacpp", options.devices)]
-            handles = list_handles(ggml().ggml_backend_dev_by_name(name.encode()) for name in found)
+            handles = list_handles(gpu.name for gpu in device_memory("llamacpp", options.devices))
             params.devices = ctypes.cast(handles, ctypes.c_void_p)
         handle = api.llama_model_load_from_file(os.fsencode(path), params)
         if errors:
@@ -393,6 +389,15 @@ def load(
         model.remote = remote
         undo.pop_all()
     return model
+
+
+def _load_mode(api: Any, options: LoadOptions) -> int:
+    """The llama_load_mode of `options`."""
+    if options.mlock:
+        mode = api.LLAMA_LOAD_MODE_MMAP_MLOCK if options.mmap else api.LLAMA_LOAD_MODE_MLOCK
+    else:
+        mode = api.LLAMA_LOAD_MODE_MMAP if options.mmap else api.LLAMA_LOAD_MODE_NONE
+    return int(mode)
 
 
 def _load_error(path: Path, reason: str) -> EdgespecError:

@@ -243,16 +243,14 @@ class RemoteDevices:
                 hint="Start workers with fewer: edgespec worker --device NAME.",
             )
         split = split_layers(read_file(path).own("block_count") or 0, self.workers, memory, options.gpu_layers)
-        api = ggml()
-        own = [api.ggml_backend_dev_by_name(gpu.name.encode()) for gpu in memory.devices]
         counts = [*(n for worker in split.workers for n in worker), *split.gpus]
-        handles = list_handles((*self._handles, *own))
+        handles = list_handles((gpu.name for gpu in memory.devices), self._handles)
         params.n_gpu_layers = sum(counts) + 1  # llama.cpp counts the output layer too, with those of the last device
         counts[-1] += 1
         shares = (ctypes.c_float * _MAX_SPLITS)(*counts)
         params.devices, params.tensor_split = ctypes.cast(handles, ctypes.c_void_p), shares
         self._kept = [handles, shares]
-        if not own:
+        if not memory.devices:
             keep_in_ram(params, [rb"^(output|token_embd)"])
 
     def close(self) -> None:
