@@ -43,7 +43,7 @@ def find_marker(path: Path) -> str:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the options
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """Spread the whole suite over four processes, by files; a worker waits a third of its time.
+    """Spread the whole suite over four processes, by files: three leave a quarter of two cores idle.
 
     Files and folders that are named run in this process, and so does everything with `-n 0` or `--pdb`.
     """

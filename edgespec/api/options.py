@@ -151,7 +151,7 @@ def build_load_config(model: str | None, arguments: Mapping[str, Any]) -> LoadCo
             gpu_layers=values["gpu_layers"],
             gpu_layers_draft=values["gpu_layers_draft"],
             n_cpu_moe=values["n_cpu_moe"],
-            devices=None if values["device"] is None else split_names(values["device"]),
+            device=None if values["device"] is None else split_names(values["device"]),
             kv_type=values["kv_type"],
             flash_attention=values["flash_attention"],
             mmap=values["mmap"],

@@ -32,7 +32,7 @@ class LoadOptions:
     gpu_layers       None: all of them, where there is a device; a load plans as many as fit
     gpu_layers_draft of drafts; None: all, or none where `gpu_layers` is 0
     n_cpu_moe        layers, from the first on, whose experts stay in RAM; a load plans as many as are needed
-    devices          names of the accelerators to use, as `edgespec doctor` shows them; None: all
+    device           names of the accelerators to use, as `edgespec doctor` shows them; None: all
     kv_type          element type of keys and values in the cache
     flash_attention  None: where the device supports it, unless it was measured to be slower
     mmap             map the weights instead of reading them
@@ -53,7 +53,7 @@ class LoadOptions:
     gpu_layers: int | None = None
     gpu_layers_draft: int | None = None
     n_cpu_moe: int | None = None
-    devices: tuple[str, ...] | None = None
+    device: tuple[str, ...] | None = None
     kv_type: KvType = "f16"
     flash_attention: bool | None = None
     mmap: bool = True

@@ -47,7 +47,7 @@ class ProfileKey:
     workers: str = "none"
     gpu_layers_draft: int | None = None
     n_cpu_moe: int | None = None
-    devices: str | None = None
+    device: str | None = None
 
     @staticmethod
     def current(backend: BackendName, options: LoadOptions) -> ProfileKey:
@@ -66,7 +66,7 @@ class ProfileKey:
             exact_width=options.exact_width,
             gpu_layers_draft=options.gpu_layers_draft,
             n_cpu_moe=options.n_cpu_moe,
-            devices=None if options.devices is None else ", ".join(options.devices),
+            device=None if options.device is None else ", ".join(options.device),
             workers=", ".join(options.workers) or (f"{count_ranks()} ranks" if count_ranks() > 1 else "none"),
         )
 

@@ -192,9 +192,10 @@ class SlotPool:
         return free[0] if free else None
 
 
-def _held(slot: Slot, tokens: Sequence[int]) -> list[int]:
+def _held(slot: Slot, tokens: list[int]) -> list[int]:
     """What the cache holds of a text, and the token after it, which the next forward reads."""
-    return list(tokens[: slot.target.position + 1])
+    n = slot.target.position + 1
+    return tokens if n >= len(tokens) else tokens[:n]
 
 
 def open_space(slot: Slot, memory: Memory | None, use: MemoryUse | None) -> None:

@@ -272,7 +272,7 @@ def plan(
     if request.adapted is not None:
         drafters = use_adapted(drafters, target, request.adapted, hub, reporter.notice)
     options = _set_context_size(request.load, facts, reporter)
-    own = read_memory(backend, request.load.devices)
+    own = read_memory(backend, request.load.device)
     limit = None if request.max_bytes is None else max(0, request.max_bytes - PROCESS_BYTES)
     own = replace(own, ram_available=own.ram_available + freed, limit=limit)
     network, memory = find_network(options, backend, facts, own, network)

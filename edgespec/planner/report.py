@@ -175,7 +175,7 @@ def _estimate_alias(
     backend = request.backend or ("mlx" if prefers_mlx() else "llamacpp")
     if backend == "toy" or request.draft != AUTO or request.load.workers:
         return None
-    memory = read_memory(backend, request.load.devices)
+    memory = read_memory(backend, request.load.device)
     catalogue = Catalogue(registry, replace(hub, offline=True), backend, memory, check)
     found = catalogue.estimate(request.model or registry.default, report, measure=measure)
     if found is None:

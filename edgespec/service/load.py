@@ -64,10 +64,10 @@ def find_ignored_options(target: Model, speculation: Speculation, planned: Plan,
             yield f"--{option.replace('_', '-')} {value} has no effect, since {reason}."
     if target.no_tree_reason is not None and speculation.is_tree:
         yield f"This model takes chains, not trees, since {target.no_tree_reason}."
-    ignored = ("threads", "batch_threads", "gpu_layers", "gpu_layers_draft", "n_cpu_moe", "devices", "flash_attention")
-    for option in ignored if planned.backend == "mlx" else ():
-        if getattr(planned.options, option) is not None:
-            yield f"--{option.replace('devices', 'device').replace('_', '-')} has no effect on MLX."
+    ignored = ("threads", "batch_threads", "gpu_layers", "gpu_layers_draft", "n_cpu_moe", "device", "flash_attention")
+    for option in ignored:
+        if planned.backend == "mlx" and getattr(planned.options, option) is not None:
+            yield f"--{option.replace('_', '-')} has no effect on MLX."
 
 
 _PROFILE_S = 0.4  # of measuring a new pair of models, or a known one under new settings

@@ -377,8 +377,8 @@ def load(
             remote = RemoteDevices(options.workers)
             undo.callback(remote.close)
             remote.place(params, path, options)
-        elif options.devices is not None:
-            handles = list_handles(gpu.name for gpu in device_memory("llamacpp", options.devices))
+        elif options.device is not None:
+            handles = list_handles(gpu.name for gpu in device_memory("llamacpp", options.device))
             params.devices = ctypes.cast(handles, ctypes.c_void_p)
         handle = api.llama_model_load_from_file(os.fsencode(path), params)
         if errors:

@@ -236,7 +236,7 @@ class RemoteDevices:
 
         The output layer stays on this machine, since a row of scores is many times as large as one between layers.
         """
-        memory = host_memory(device_memory("llamacpp", options.devices))
+        memory = host_memory(device_memory("llamacpp", options.device))
         if len(self._handles) + len(memory.devices) > _MAX_DEVICES:
             raise InvalidRequest(
                 f"{len(self._handles)} devices of workers and {len(memory.devices)} of this machine are too many.",
