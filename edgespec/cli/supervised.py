@@ -35,7 +35,7 @@ def _supervise(output: int) -> int:
     """The exit code of a child that runs the command. A signal that somebody sends and that ends the child ends this
     process as well.
     """
-    alive, held = os.pipe()  # it ends with this process
+    alive, held = os.pipe()  # it ends with this process, and each byte is a Ctrl-C
     for each in (output, alive):
         os.set_inheritable(each, True)
     # What isolated.python_command gives; its import takes as long as all of this module.
@@ -46,8 +46,11 @@ def _supervise(output: int) -> int:
     early: list[int] = []
 
     def pass_on(number: int, _frame: object) -> None:
-        if number == SIGINT and _has_terminal():
-            return  # it has sent one to the child as well
+        if number == SIGINT:
+            if not _has_terminal():  # which has sent one to the child as well
+                with suppress(OSError):
+                    os.write(held, b"c")
+            return
         if not child:
             early.append(number)
             return
@@ -63,7 +66,6 @@ def _supervise(output: int) -> int:
     for sent in early:
         pass_on(sent, None)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    os.close(held)
     if -code in _SENT:
         signal(-code, SIG_DFL)
         os.kill(os.getpid(), -code)
@@ -117,7 +119,8 @@ def _tell(code: int, output: int) -> int:
 def run_supervised(output: int, alive: int, is_deaf: bool) -> None:
     """Run the command of sys.argv in a child: what is written to descriptor 2 by others than Python goes to `output`.
 
-    `alive` is a pipe that ends with the parent; `is_deaf` tells that SIGINT is ignored where nothing can be cancelled.
+    `alive` is a pipe that ends with the parent, and has a byte for each SIGINT that the parent gets. `is_deaf` tells
+    that SIGINT is ignored where nothing can be cancelled.
     """
     import faulthandler
     import threading
@@ -130,7 +133,8 @@ def run_supervised(output: int, alive: int, is_deaf: bool) -> None:
             raise KeyboardInterrupt
 
     def follow() -> None:
-        os.read(alive, 1)
+        while os.read(alive, 1):
+            PRESSES.pass_on()
         os.kill(os.getpid(), SIGTERM)
 
     sys.stderr = os.fdopen(os.dup(2), "w", encoding=sys.stderr.encoding, errors="replace", buffering=1)
@@ -138,7 +142,6 @@ def run_supervised(output: int, alive: int, is_deaf: bool) -> None:
     for each in (output, alive):
         os.set_inheritable(each, False)
     faulthandler.enable(file=2, all_threads=False)
-    PRESSES.same_s = 0.1
     signal(SIGINT, SIG_IGN if is_deaf else interrupt)
     threading.Thread(target=follow, name="edgespec-follow", daemon=True).start()
     try:

@@ -9,11 +9,8 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
-from math import inf
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
@@ -220,20 +217,26 @@ T = TypeVar("T")
 INTERRUPTED = 130  # the shells' exit code for Ctrl-C
 
 
-@dataclass(slots=True)
 class Presses:
-    """Tells the presses of Ctrl-C from their copies, which a parent that waits for this process passes on.
-
-    same_s  seconds in which another SIGINT is a copy; 0 without such a parent
+    """Counts the presses of Ctrl-C. A parent that waits for this process passes on those that it gets, and may have got
+    the same ones: there were as many as the larger of both numbers.
     """
 
-    same_s: float = 0.0
-    _last_s: float = -inf
+    def __init__(self) -> None:
+        self._received = 0  # by this process, those that were passed on among them
+        self._passed_on = 0
+        self._known = 0
+
+    def pass_on(self) -> None:
+        """The parent has got a SIGINT."""
+        self._passed_on += 1
+        os.kill(os.getpid(), signal.SIGINT)
 
     def is_new(self) -> bool:
-        """Whether the SIGINT that has come is another press."""
-        before, self._last_s = self._last_s, monotonic()
-        return self._last_s - before >= self.same_s
+        """Whether the SIGINT that has come is another press, not a copy of one."""
+        self._received += 1
+        before, self._known = self._known, max(self._known, self._passed_on, self._received - self._passed_on)
+        return self._known > before
 
 
 PRESSES = Presses()

@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import permutations
 from pathlib import Path
 from time import monotonic, sleep
 
 import psutil
 import pytest
 
-from edgespec.cli.terminal import INTERRUPTED
+from edgespec.cli.terminal import INTERRUPTED, Presses
 from edgespec.errors import BackendError
 from tests.cli.conftest import COMMAND
 from tests.models import REPOSITORY
@@ -64,10 +65,34 @@ def test_a_copy_of_ctrl_c_that_comes_late_is_no_second_one(environment: dict[str
     with answering(environment) as (run, _):
         os.kill(run.pid, signal.SIGSTOP)
         os.killpg(run.pid, signal.SIGINT)
-        sleep(0.03)
+        sleep(0.3)
         os.kill(run.pid, signal.SIGCONT)
         said = run.communicate(timeout=60)[1]
         assert run.returncode == INTERRUPTED and "(cancelled)" in said, said
+
+
+ORDERS = sorted({"".join(each) for each in permutations("ggcc")})
+
+
+@pytest.mark.parametrize("at", [*ORDERS, "gg", "cc", "ccg"])
+def test_presses_are_counted_whenever_their_copies_come(at: str) -> None:
+    """'g' reaches this process, 'c' is passed on by its parent: of two presses each, or of one of them alone."""
+    presses, found = Presses(), 0
+
+    def count(_number: int, _frame: object) -> None:
+        nonlocal found
+        found += presses.is_new()
+
+    before = signal.signal(signal.SIGINT, count)
+    try:
+        for each in at:
+            if each == "g":
+                signal.raise_signal(signal.SIGINT)
+            else:
+                presses.pass_on()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert found == 2
 
 
 def test_native_code_that_ends_the_process_is_told(tmp_path: Path) -> None:
