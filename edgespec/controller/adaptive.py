@@ -10,8 +10,8 @@ choices. A round takes five steps:
 4. Verify as many of the most probable nodes as are worth most (`controller/round.py`).
 5. Record the cost and the gain of the round (`RoundRecorder`).
 
-A regret budget (`controller/gate.py`) limits what drafting may lose against plain decoding. Where nothing was drafted
-of late, rounds go by without a decision. docs/autopilot.md gives the reasons and a worked round.
+A regret budget (`controller/gate.py`) limits what drafting may lose against plain decoding. Where drafts gain less than
+decisions take, rounds go by without one. docs/autopilot.md gives the reasons and a worked round.
 """
 
 from __future__ import annotations
@@ -31,36 +31,39 @@ from edgespec.core.protocols import NO_DRAFT, SOLO, BatchPeers, Budget, Decision
 
 _NO_DRAFT_REASON = "no draft is expected to pay"
 _LOOKUP_REASON = "a lookup is expected to pay"
-_PAUSE_REASON = "nothing was drafted of late"
-_MIN_IDLE = 4  # rounds without a draft before a pause
+_PAUSE_REASON = "drafts gain less than deciding takes"
+_MIN_DECIDED = 4  # rounds of a text before a pause
 _MAX_PAUSE = 32  # rounds
-_DECIDING_SHARE = 0.01  # of the time of plain decoding, that decisions may take where nothing is drafted
+_DECIDING_SHARE = 0.01  # of the time of plain decoding, that decisions may take beyond what drafts gain
 _MIN_PLAIN_ROUNDS = 3  # recent measurements of plain decoding without which nothing is drafted
 
 
 class DecisionPause:
-    """Skips the decisions of one text where nothing was drafted of late.
+    """Skips the decisions of one text where recent drafts gained less than they take, as where nothing was drafted.
 
-    As many rounds are skipped as keep decisions within a small share of the time. Nothing is drafted in them.
+    As many rounds are skipped as keep the loss within a small share of the time. Nothing is drafted in them.
 
     n_left  paused rounds that are to come
     """
 
     def __init__(self, decision_time: DecisionTime) -> None:
         self._decision_time = decision_time
-        self._n_idle = 0  # rounds since the last draft, without paused ones
+        self._n_decided = 0
+        self._gain = DecayedMean(0.0, 0.8)  # of a round with a decision, in plain steps
         self.n_left = 0
 
-    def record(self, step: Step, plain_s: float, *, is_free: bool) -> None:
-        """Record a round with a decision; `is_free`: no drafter that takes time was asked."""
-        if step.n_drafted:
-            self._n_idle = 0
-            return
-        self._n_idle += 1
-        if is_free:
+    def record(self, step: Step, plain_s: float, gain: float, *, is_free: bool) -> None:
+        """Record a round with a decision that gained so many plain steps; `is_free`: no drafter that takes time was
+        asked.
+        """
+        if is_free and not step.n_drafted:
             self._decision_time.observe(step.draft_s)
-        if self._n_idle >= _MIN_IDLE:
-            self.n_left = min(int(self._decision_time.seconds / (_DECIDING_SHARE * plain_s)), _MAX_PAUSE)
+        self._gain.observe(gain)
+        self._n_decided += 1
+        mean, _ = self._gain.local
+        lost = self._decision_time.seconds / plain_s - max(0.0, mean)
+        if self._n_decided >= _MIN_DECIDED and lost > 0:
+            self.n_left = min(int(lost / _DECIDING_SHARE), _MAX_PAUSE)
 
 
 class Adaptive:
@@ -103,7 +106,7 @@ class Adaptive:
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
         self._round = None
         if self._pause.n_left:
-            return self._decode_plain(_PAUSE_REASON)
+            return NO_DRAFT if self.decision.reason == _PAUSE_REASON else self._decode_plain(_PAUSE_REASON)
         self._cost.begin_round(len(tokens) - 1)
         self._recorder.begin_round(tokens)
         if (reason := self._forbid_drafts(limit)) is not None:
@@ -155,8 +158,8 @@ class Adaptive:
         elif self._round is None:
             self._recorder.record_plain(step)
         else:
-            self._recorder.record(self._round, step)
-            self._pause.record(step, self._cost.seconds(1), is_free=self._round.call is None)
+            gain = self._recorder.record(self._round, step)
+            self._pause.record(step, self._cost.seconds(1), gain, is_free=self._round.call is None)
         self._round = None
 
     def warning(self) -> str | None:
@@ -254,7 +257,7 @@ class RoundRecorder:
         self._stats = stats
         # What recent rounds have emitted and drafted: short discounts, since a text moves from one phase to another.
         self._tokens, self._steps = DecayedMean(1.0, 0.8), DecayedMean(1.0, 0.8)
-        self._drafted_share = DecayedMean(0.0, 0.9)
+        self._drafted_share = DecayedMean(0.0, 0.8)
         self._shadow: tuple[int, list[int], int] | None = None  # see `remember_shadow`
         self._n_passed = 0  # rounds that are not recorded yet
         self._passed_s: list[float] = []  # of their forwards that no other generation shared
@@ -345,8 +348,8 @@ class RoundRecorder:
         self._steps.observe(steps)
         self._drafted_share.observe(float(is_drafted))
 
-    def record(self, round_: DraftRound, step: Step) -> None:
-        """Record the costs, the gain and the loss of a round."""
+    def record(self, round_: DraftRound, step: Step) -> float:
+        """Record the costs, the gain and the loss of a round; returns the plain steps that it has gained."""
         cost, call, rows = self._cost, round_.call, step.n_drafted + 1
         is_unread = call is not None and call.drafter.is_async  # the forward's time contains the chain's
         if call is not None:
@@ -376,6 +379,7 @@ class RoundRecorder:
             self._stats.drafter(call.drafter).gain(cost.peers.sessions).observe(gain)
             if call.is_trial and gain < 0:
                 self._stats.exploration.charge(-gain)
+        return len(step.tokens) - steps
 
     def _learn_path(self, call: DrafterCall, emitted: Sequence[int]) -> None:
         """Proposals below a token that is not in the text were made for another text and are not counted."""

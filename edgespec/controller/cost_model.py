@@ -134,6 +134,10 @@ class Profile:
 
     def seconds(self, rows: int, context: int = 0) -> float:
         """Seconds of a target forward of `rows` rows after `context` tokens."""
+        return interpolate(self.curve(rows), context)
+
+    def curve(self, rows: int) -> ContextCurve:
+        """Seconds of a target forward of `rows` rows."""
         curve = {0: self._weights_s(rows)}
         for n in sorted(self.longer):
             measured = self.longer[n].rows
@@ -141,7 +145,7 @@ class Profile:
             added = {m: min(max(measured[m] - self._weights_s(m), one), m * one) for m in sorted(measured)}
             attention_s = float(np.interp(rows, list(added), list(added.values())))
             curve[n] = curve[0] + attention_s * max(1.0, rows / max(added))
-        return interpolate(curve, context)
+        return curve
 
     def unit_s(self, drafter: str, n: int, context: int) -> float:
         """Seconds of a unit of `drafter` that proposes `n` tokens on a path. Raises KeyError if it was not measured."""
@@ -165,10 +169,12 @@ def interpolate(curve: ContextCurve, context: int) -> float:
     """Seconds after `context` tokens: linear, and beyond the last context what exceeds the first in proportion."""
     if len(curve) == 1 or context <= 0:
         return curve[0]
-    last = max(curve)
-    if context >= last:
-        return curve[0] + (curve[last] - curve[0]) * context / last
-    return float(np.interp(context, list(curve), list(curve.values())))
+    left = 0
+    for right in curve:
+        if context < right:
+            return curve[left] + (curve[right] - curve[left]) * (context - left) / (right - left)
+        left = right
+    return curve[0] + (curve[left] - curve[0]) * context / left
 
 
 def choose_chain_length(
@@ -199,6 +205,7 @@ class CostModel:
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self._position = 0  # for which seconds were looked up in the profile
+        self._curves: dict[int, ContextCurve] = {}  # rows -> what the profile says, computed once
         self._rows_s: dict[int, float] = {}  # by the profile, near the position
         self._units_s: dict[tuple[str, int], float] = {}
         self._measured = BandMedians()  # over what the profile says; by rows, and by drafter
@@ -264,7 +271,9 @@ class CostModel:
 
     def _predict_s(self, rows: int) -> float:
         if (found := self._rows_s.get(rows)) is None:
-            found = self._rows_s[rows] = self.profile.seconds(rows, self._position)
+            if (curve := self._curves.get(rows)) is None:
+                curve = self._curves[rows] = self.profile.curve(rows)
+            found = self._rows_s[rows] = interpolate(curve, self._position)
         return found
 
     def _forget_predictions(self) -> None:

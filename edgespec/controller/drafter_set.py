@@ -72,9 +72,10 @@ class DrafterSet:
     def observe_passed(self, done: Round) -> None:
         """The drafters that take time hear of the round; the others hear of it together with a later one."""
         self._passed += done.emitted
-        for drafter in self.timed:
-            with self._dropping(drafter), limit_time(drafter):
-                drafter.observe(done)
+        for drafter in self._drafters:
+            if not drafter.is_free and type(drafter).observe is not Drafter.observe:
+                with self._dropping(drafter), limit_time(drafter):
+                    drafter.observe(done)
 
     def pending_tokens(self, drafter: Drafter, text: Sequence[int]) -> int:
         """Tokens that it has yet to read; all of the text for a drafter that fails."""
