@@ -52,9 +52,12 @@ class _LoadedWeights(HeadWeights):
 class HeadNetwork(nn.Module):  # type: ignore[misc]
     """The tensors of a head as parameters."""
 
-    def __init__(self, trained: Mapping[str, Any], arrays: Mapping[str, Any], make: Maker) -> None:
-        """`arrays` are all of the file, `trained` those that are trained, both by their names."""
+    def __init__(self, trained: Mapping[str, Any], arrays: Mapping[str, Any], make: Maker, output: str | None) -> None:
+        """`arrays` are all of the file, `trained` those that are trained, both by their names; `output` is that of the
+        output matrix, if the head has its own.
+        """
         super().__init__()
+        self._output = output
         self._names = list(trained)
         self._others = {name: each for name, each in arrays.items() if name not in trained}
         self._make = make
@@ -69,6 +72,10 @@ class HeadNetwork(nn.Module):  # type: ignore[misc]
     def arrays(self) -> dict[str, Any]:
         """All tensors of the head by the names of the file."""
         return {**self._others, **self.trained}
+
+    def is_inner(self, path: str, weight: mx.array) -> bool:
+        """Whether the parameter at `path` is a matrix, and not the output matrix."""
+        return weight.ndim == 2 and self._names[int(path.rpartition(".")[2])] != self._output
 
     def build(self) -> PairNetwork:
         """The head with the present tensors."""
@@ -122,7 +129,7 @@ class HeadStudent:
                 return PairNetwork(spec, shape, _LoadedWeights(arrays, names), target, shifts)
 
             trained = {name: each.astype(mx.float32) for name, each in arrays.items() if name in own}
-            self.network = HeadNetwork(trained, arrays, make)
+            self.network = HeadNetwork(trained, arrays, make, names.get("output"))
             self.network.build()  # checks the shapes
             mx.eval(self.network.parameters())
 

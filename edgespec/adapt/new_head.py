@@ -50,7 +50,7 @@ _CONTEXT = 1024  # tokens of a conversation
 _STREAMS = 8  # conversations that are written at once
 _LEAST = 10_000  # tokens of answers to train on
 _EACH, _MOST = 5, 60  # one conversation of so many is held out, and so many at most
-_WRITING, _TRAINING = 0.25, 0.5  # shares of the time; reading the texts takes less than writing them
+_WRITING, _READING, _TRAINING = 0.25, 0.25, 0.5  # shares of the time
 _EPOCHS = 8
 _NEW = "new"  # the head before any training, in the folder of a run
 
@@ -67,7 +67,9 @@ class HeadConfig:
     load: LoadConfig
     questions: Sequence[str] = ()
     n_tokens: int = 500_000
-    train: TrainOptions = field(default_factory=lambda: TrainOptions(learning_rate=1e-3, epochs=_EPOCHS))
+    train: TrainOptions = field(
+        default_factory=lambda: TrainOptions(learning_rate=2e-3, muon_rate=0.05, epochs=_EPOCHS)
+    )
     throttle: Throttle = field(default_factory=Throttle)
 
 
@@ -114,6 +116,7 @@ class HeadTrainer:
             if file.n_tokens < (_LEAST if has_begun else config.n_tokens):
                 self._write_texts(target, file, config, check)
             train, held_out = split_conversations(file.texts())
+            train.reverse()  # the newest ones, which no earlier head has read, are read first
             materials = Materials(
                 target=target,
                 target_path=path,
@@ -124,6 +127,8 @@ class HeadTrainer:
                 folder=folder,
                 check=check,
                 reading=self.reporter.reading,
+                # A training that has begun goes on with what it had read.
+                reading_s=0.0 if has_begun else _READING * throttle.limit_s,
             )
             return self._train(materials, pair, planned.name, opened)
 
@@ -153,8 +158,8 @@ class HeadTrainer:
                 method="eagle3",
                 base=NO_BASE,
                 target=target,
-                n_texts=len(materials.train),
-                n_tokens=count_tokens(materials.train),
+                n_texts=len(trainee.texts),
+                n_tokens=count_tokens(trainee.texts),
                 first_s=time(),
                 last_s=time(),
                 loss=materials.options.loss,

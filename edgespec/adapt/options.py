@@ -25,7 +25,8 @@ class TrainOptions:
     """How a network is trained.
 
     loss           distance of the draft's distribution from the target's
-    learning_rate  the highest one, at the end of the warm-up; it then falls to 0 as a half cosine
+    learning_rate  AdamW's highest one, at the end of the warm-up; it then falls to 0 as a half cosine
+    muon_rate      likewise Muon's, which trains the inner matrices of a head; 0: AdamW trains them too
     epochs         how often every text is read, where the time allows it
     warm_up        share of the steps in which the learning rate rises
     weight_decay   AdamW's
@@ -37,6 +38,7 @@ class TrainOptions:
 
     loss: LossName = "forward-kl"
     learning_rate: float = 1e-4
+    muon_rate: float = 0.0
     epochs: int = 3
     warm_up: float = 0.05
     weight_decay: float = 0.01

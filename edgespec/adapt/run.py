@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from math import prod
+from math import inf, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -161,8 +161,8 @@ class Adapter:
                     method=drafter.spec.name,
                     base=str(model.reference),
                     target=planned.name,
-                    n_texts=len(train),
-                    n_tokens=count_tokens(train),
+                    n_texts=len(trainee.texts),
+                    n_tokens=count_tokens(trainee.texts),
                     first_s=min(text.time for text in train),
                     last_s=max(text.time for text in train),
                     loss=config.train.loss,
@@ -255,6 +255,7 @@ class Materials:
     folder    of the checkpoints, and of what the target says of the texts
     check     polled between forwards; waits while engines work
     reading   gets the numbers of tokens that the target has read, and of all
+    reading_s seconds in which it reads texts to train on; it leaves out what it has not read then
     """
 
     target: Model
@@ -266,17 +267,20 @@ class Materials:
     folder: Path
     check: CheckCancelled
     reading: Callable[[int, int], None]
+    reading_s: float = inf
 
 
 @dataclass(frozen=True, slots=True)
 class Trainee:
     """A draft in training.
 
+    texts    that it is trained on
     train    trains it, from the last checkpoint on, and reports each step
     measure  the matrices of the held-out conversations, for drafts of DEPTH tokens
     save     writes the draft to a path, which it creates
     """
 
+    texts: Sequence[TrainingText]
     train: Callable[[Callable[[Progress], None]], Progress]
     measure: Callable[[], Mapping[str, Matrix]]
     save: Callable[[Path], None]
@@ -306,13 +310,15 @@ def open_trainee(
         student.train_lora(RANK)
     else:
         student.train_all()
-    parts = _make_parts(materials.train, Teacher(session, materials.check, student.vocab_size), materials)
+    teacher = Teacher(session, materials.check, student.vocab_size)
+    parts = _make_parts(materials.train, teacher, materials, materials.reading_s)
     batches: Batches[Any] = parts
     objective: Callable[[Any, Any], Any] = distillation(options.loss)
     if mask_token is not None:
         batches, objective = PardBatches(parts, mask_token, seed=options.seed), parallel(options.loss)
 
     return Trainee(
+        texts=parts.used_texts,
         train=_descend(student.network, objective, batches, materials),
         measure=lambda: measure_network(drafter, student.network, materials.held_out, materials.check),
         save=lambda to: student.save(to, mask_token),
@@ -380,33 +386,39 @@ def open_head(
     parts = read_parts(target, materials.target_path)
     student = HeadStudent(path, spec, parts, target.layer_count, is_new=is_new)
 
-    def read(texts: Sequence[TrainingText]) -> Parts:
+    def read(texts: Sequence[TrainingText], limit_s: float) -> Parts:
         session = target.open_session(materials.check)
         opened.callback(session.close)
-        return _make_parts(texts, Teacher(session, materials.check, layers=student.layers), materials)
+        return _make_parts(texts, Teacher(session, materials.check, layers=student.layers), materials, limit_s)
 
-    held_out = read(materials.held_out)
+    held_out, train = read(materials.held_out, inf), read(materials.train, materials.reading_s)
+    objective = recursion(materials.options.loss)
     return Trainee(
-        train=_descend(student.network, recursion(materials.options.loss), read(materials.train), materials),
+        texts=train.used_texts,
+        train=_descend(student.network, objective, train, materials, student.network.is_inner),
         measure=lambda: measure_heads(student.network, held_out, DEPTH, materials.check),
         save=student.save,
     )
 
 
-def _make_parts(texts: Sequence[TrainingText], teacher: Teacher, materials: Materials) -> Parts:
+def _make_parts(texts: Sequence[TrainingText], teacher: Teacher, materials: Materials, limit_s: float) -> Parts:
     """The parts of `texts`, of which the target has read as many as are kept. Raises Cancelled, BackendError."""
     parts = Parts(texts, teacher, materials.folder, seed=materials.options.seed)
-    parts.fill(materials.reading)
+    parts.fill(materials.reading, limit_s)
     return parts
 
 
 def _descend(
-    network: Any, objective: Callable[[Any, Any], Any], batches: Batches[Any], materials: Materials
+    network: Any,
+    objective: Callable[[Any, Any], Any],
+    batches: Batches[Any],
+    materials: Materials,
+    is_inner: Callable[[str, Any], bool] = lambda path, weight: False,
 ) -> Callable[[Callable[[Progress], None]], Progress]:
     """What trains by gradients."""
     from edgespec.adapt.trainer import Trainer
 
-    trainer = Trainer(network, objective, batches, materials.options, materials.folder, materials.throttle)
+    trainer = Trainer(network, objective, batches, materials.options, materials.folder, materials.throttle, is_inner)
     return lambda report: trainer.run(report, materials.check)
 
 

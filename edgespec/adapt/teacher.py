@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import Any, Protocol, TypeVar, cast
 from zipfile import BadZipFile
 
@@ -123,6 +125,7 @@ def _to_half(rows: Any) -> npt.NDArray[np.float16]:
 B_co = TypeVar("B_co", covariant=True)
 
 BATCH_TOKENS = 1024
+_LEAST_READ = 10_000  # tokens
 _STEP = 32  # tokens: the lengths of batches are multiples of it
 
 
@@ -192,36 +195,60 @@ class Parts:
         self._folder = folder
         self._left_bytes = max_bytes - sum(file.stat().st_size for file in folder.glob(f"*{_SUFFIX}"))
         self._seed = seed
-        sizes = np.array([window.stop - window.start for window in self.windows])
+        self._batch_tokens = batch_tokens
+        self._arrange(self.windows)
+
+    def _arrange(self, windows: list[Window]) -> None:
+        """Make batches of these windows."""
+        self.windows = windows
+        sizes = np.array([window.stop - window.start for window in windows])
         self._lengths = -(-sizes // _STEP) * _STEP
-        self._groups = _group(np.sort(self._lengths).tolist(), batch_tokens)
+        self._groups = _group(np.sort(self._lengths).tolist(), self._batch_tokens)
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def fill(self, report: Callable[[int, int], None]) -> None:
+    def fill(self, report: Callable[[int, int], None], limit_s: float = inf) -> None:
         """Read the first windows, as many as fit; `report` gets the numbers of tokens read and in all.
 
-        Raises Cancelled, BackendError, InvalidRequest.
+        After `limit_s` seconds, and 10,000 tokens at least, windows from the first one on that is not kept are left
+        out. Raises Cancelled, BackendError, InvalidRequest.
         """
+        began_s = monotonic()
         ends = np.cumsum([window.stop - window.start for window in self.windows]).tolist()
         for index, end in enumerate(ends):
+            is_late = monotonic() - began_s >= limit_s and index and ends[index - 1] >= _LEAST_READ
+            if is_late and not self._find_file(index).exists():
+                self._arrange(self.windows[:index])
+                break
             self.read(index)
             report(end, ends[-1])
             if self._left_bytes <= 0:
                 break
 
+    @property
+    def used_texts(self) -> list[TrainingText]:
+        """Those of which there are windows."""
+        return [self.texts[i] for i in sorted({window.text for window in self.windows})]
+
     def read(self, index: int) -> Part:
         """The part of `windows[index]`. Raises Cancelled, BackendError, InvalidRequest."""
-        window, teacher = self.windows[index], self._teacher
-        tokens, first = self.texts[window.text].tokens[window.start : window.stop], window.first - window.start
-        key = blake2b(f"{teacher.reads} {first} ".encode() + tokens.tobytes(), digest_size=16).hexdigest()
-        file = self._folder / f"{key}{_SUFFIX}"
+        file = self._find_file(index)
         if (part := _load_part(file)) is None:
-            part = teacher.read(tokens, first)
+            part = self._teacher.read(*self._cut_text(index))
             if self._left_bytes > 0:
                 self._keep(part, file)
         return part
+
+    def _cut_text(self, index: int) -> tuple[Ints, int]:
+        """The tokens of a window, and the first row that counts."""
+        window = self.windows[index]
+        return self.texts[window.text].tokens[window.start : window.stop], window.first - window.start
+
+    def _find_file(self, index: int) -> Path:
+        tokens, first = self._cut_text(index)
+        key = blake2b(f"{self._teacher.reads} {first} ".encode() + tokens.tobytes(), digest_size=16).hexdigest()
+        return self._folder / f"{key}{_SUFFIX}"
 
     def _keep(self, part: Part, file: Path) -> None:
         """Write a file, the last one where the disk is full. Raises InvalidRequest where the folder was removed."""

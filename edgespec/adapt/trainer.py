@@ -1,4 +1,4 @@
-"""Training of a network by AdamW: clipped gradients, warm-up and cosine, checkpoints, and a throttle from outside."""
+"""Training of a network by AdamW or Muon: clipped gradients, warm-up, cosine, checkpoints, a throttle from outside."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from edgespec.files import replace_file
 B = TypeVar("B")
 Objective = Callable[[Any, B], mx.array]
 """(network, batch) -> the loss, a scalar that is minimized."""
+IsInner = Callable[[str, mx.array], bool]
+"""Whether a weight, by its path in the network, is a matrix between hidden states."""
 
 _TIMED = range(2, 10)  # steps that tell how many the time allows
 
@@ -54,17 +56,23 @@ class Trainer(Generic[B]):
         options: TrainOptions,
         folder: Path,
         throttle: Throttle,
+        is_inner: IsInner = lambda path, weight: False,
     ) -> None:
-        """Trains what is not frozen in `network`. `folder` exists and holds the checkpoints."""
+        """Trains what is not frozen in `network`. `folder` exists and holds the checkpoints.
+
+        `is_inner` says which weights Muon trains (Jordan et al. 2024), if the options have a rate for it; all of them
+        are matrices. AdamW trains the others.
+        """
         self._network = network
         self._objective = objective
         self._batches = batches
         self._options = options
         self._folder = folder
         self._throttle = throttle
-        self._optimizer = optim.AdamW(
-            learning_rate=options.learning_rate, weight_decay=options.weight_decay, bias_correction=True
-        )
+        muon = optim.Muon(options.muon_rate, weight_decay=0.0)
+        adamw = optim.AdamW(options.learning_rate, weight_decay=options.weight_decay, bias_correction=True)
+        self._optimizer = optim.MultiOptimizer([muon, adamw], [is_inner]) if options.muon_rate else adamw
+        self._rates = [(adamw, options.learning_rate), (muon, options.muon_rate)]
 
     def run(self, report: Callable[[Progress], None], check: CheckCancelled) -> Progress:
         """Train to the end, or until the throttle stops it. Its last act is a checkpoint, also after Cancelled.
@@ -103,7 +111,9 @@ class Trainer(Generic[B]):
         """Make one step; returns its loss."""
         options, step = self._options, state.step
         mx.random.seed(options.seed * 1_000_003 + step)
-        self._optimizer.learning_rate = options.learning_rate * schedule(step, state.n_steps, options.warm_up)
+        share = schedule(step, state.n_steps, options.warm_up)
+        for optimizer, rate in self._rates:
+            optimizer.learning_rate = rate * share
         loss, gradients = gradient(self._batches.take(step))
         gradients, _ = optim.clip_grad_norm(gradients, options.max_norm)
         self._optimizer.update(self._network, gradients)

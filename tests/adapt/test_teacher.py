@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -123,6 +124,23 @@ def test_what_fits_is_kept(tmp_path: Path) -> None:
     assert later.read(0).ids.tolist() == expected[0].ids.tolist() and n_reads > before
     with pytest.raises(InvalidRequest, match="was removed while it ran"):
         Parts(texts, teacher, tmp_path / "missing").fill(lambda done, total: None)
+
+
+def test_what_is_not_read_in_time_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a run that goes on has what was read, and no more."""
+    monkeypatch.setattr("edgespec.adapt.teacher._LEAST_READ", 100)
+    teacher = Teacher(ToySession(SMALL_RULE, context_size=512), lambda: None)
+    texts = [TrainingText(TEXT[:n] % 97, 0, 1, str(n), 0.0) for n in (90, 40, 60, 50)]
+    batches: list[int] = []
+    for limit_s, n_read in ((0.0, 2), (0.0, 2), (inf, 4), (0.0, 4)):
+        parts = Parts(texts, teacher, tmp_path, batch_tokens=64)
+        parts.fill(lambda done, total: None, limit_s)
+        assert [text.source for text in parts.used_texts] == ["90", "40", "60", "50"][:n_read]
+        assert sorted(len(part.tokens) for step in range(len(parts)) for part in parts.take(step)) == sorted(
+            [89, 39, 59, 49][:n_read]
+        )
+        batches.append(len(parts))
+    assert batches == [2, 2, 4, 4]
 
 
 @pytest.mark.parametrize("max_length", [16, 64, 512])
