@@ -190,8 +190,9 @@ class PassKeys(KeyValues):
         return mx.concatenate([first, *(column == row - depth + i for i in range(1, depth + 1))], axis=1)
 
 
-def run_passes(network: PairNetwork, tokens: Any, features: Any, depth: int) -> list[Any]:
-    """Scores [n - 1, W] of each of `depth` passes, for tokens [n] and features [n, width]; W: the head's vocabulary.
+def run_passes(network: PairNetwork, tokens: Any, features: Any, depth: int, rows: Any = slice(None)) -> list[Any]:
+    """Scores of `rows` of [n - 1, W] in each of `depth` passes, for tokens [n] and features [n, width]; W: the head's
+    vocabulary.
 
     Row p of pass d predicts token p + 2 as the head does after d tokens of its own, all of which are in the text. The
     first d rows of pass d are not those of any draft.
@@ -199,7 +200,7 @@ def run_passes(network: PairNetwork, tokens: Any, features: Any, depth: int) -> 
     states, keys, scores = network.fuse(features[:-1]), [PassKeys() for _ in range(network.depth)], []
     for _ in range(depth):
         output = network.run(tokens[1:], states, keys)
-        scores.append(network.score_known(output))
+        scores.append(network.score_known(output[rows]))
         states = network.feed_back(output)
         states = mx.concatenate([mx.zeros_like(states[:1]), states[:-1]])
     return scores
@@ -212,13 +213,15 @@ def recursion(name: LossName, depth: int = DEPTH, decay: float = DECAY) -> Objec
     def objective(network: HeadNetwork, batch: Sequence[Part]) -> mx.array:
         head, total = network.build(), mx.array(0.0)
         for text in batch:
-            passes = run_passes(head, mx.array(text.tokens), mx.array(text.features), depth)
             ids, log_probs, is_known = find_known(head.vocabulary, text.ids[1:], text.log_probs[1:])
-            ids, log_probs = mx.array(ids), mx.array(log_probs)
+            rows = np.flatnonzero(text.mask[1:] * is_known)
+            if not len(rows):
+                continue
+            known = mx.array(ids[None, rows]), mx.array(log_probs[None, rows])
+            passes = run_passes(head, mx.array(text.tokens), mx.array(text.features), depth, mx.array(rows))
             for d, scores in enumerate(passes):
                 scores = mx.concatenate([scores, mx.full((len(scores), 1), _LEAST)], axis=-1)
-                mask = mx.array(text.mask[1:] * is_known * (np.arange(len(text.mask) - 1) >= d))
-                total = total + decay**d * loss(scores[None], ids[None], log_probs[None], mask[None])
+                total = total + decay**d * loss(scores[None], *known, mx.array(rows[None] >= d))
         return total / (len(batch) * total_weight)
 
     return objective
