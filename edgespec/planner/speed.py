@@ -46,7 +46,6 @@ _FEW, _MANY, _NARROW = 2, 18, 256  # blocks, and their width, from which the tim
 _TYPE_PROFILE_S = 0.6  # for each type
 _MEASURED_CONTEXT = 512
 _LEAST = 0.05  # of a measured time: what is left of it at least where others are taken off
-_TRIES, _DISTURBED = 3, 0.9  # a forward of more rows that takes less than this of one row's: other programs disturbed
 _ROUND_S = 4e-4  # of the loop in each round, outside of the forward
 COMMON = frozenset({"Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "F16"})
 _MEASURABLE = GGML_NAMES.keys() - {"F32", "F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"}
@@ -260,10 +259,7 @@ def _time_shape(header: Header, path: Path, options: LoadOptions) -> dict[int, f
         closing(open_model("llamacpp", path, small, progress=lambda fraction: None, check=lambda: None)) as model,
         closing(model.open_session(lambda: None)) as session,
     ):
-        for _ in range(_TRIES):
-            rows = measure_rows(session, _TYPE_PROFILE_S, clock=clock)
-            if min(rows.values()) > _DISTURBED * rows[1]:
-                break
+        rows = measure_rows(session, _TYPE_PROFILE_S, clock=clock)
     path.unlink()
     return rows
 

@@ -53,6 +53,34 @@ def block(session: ToySession, size: int = 16) -> BlockDrafter:
     return BlockDrafter("pard", pard)
 
 
+class Busy(ToySession):
+    """Beside a program that doubles the time of one row while the first `n_disturbed` forwards of one row run."""
+
+    def __init__(self, n_disturbed: int) -> None:
+        super().__init__(MODEL, context_size=256)
+        self.n_disturbed, self.now = n_disturbed, 0.0
+
+    def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
+        rows = 1 + len(draft)
+        is_disturbed = rows == 1 and self.n_disturbed > 0
+        self.n_disturbed -= rows == 1
+        self.now += (1.0 + 0.1 * rows) * (1 + is_disturbed)
+        return super().forward(root, draft)
+
+
+@pytest.mark.parametrize("n_disturbed", [0, 4, 20])
+def test_a_measurement_that_others_disturb_is_repeated(n_disturbed: int) -> None:
+    session = Busy(n_disturbed)
+    times = measure_rows(session, 10.0, clock=lambda: session.now)
+    assert times == pytest.approx({rows: 1.0 + 0.1 * rows for rows in times}) and max(times) == 64
+
+
+def test_a_measurement_that_stays_disturbed_has_no_cheap_rows() -> None:
+    session = Busy(10_000)
+    times = measure_rows(session, 0.0, clock=lambda: session.now)
+    assert times[1] == pytest.approx(2.2) and min(times.values()) == times[1]
+
+
 def test_a_sequential_drafter_has_one_kind_of_unit() -> None:
     session = Recorded()
     cost = measure_drafter(sequential(session), TEXT)
