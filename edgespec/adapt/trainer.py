@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import median
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
@@ -29,7 +28,7 @@ Objective = Callable[[Any, B], mx.array]
 IsInner = Callable[[str, mx.array], bool]
 """Whether a weight, by its path in the network, is a matrix between hidden states."""
 
-_TIMED = range(2, 10)  # steps that tell how many the time allows
+_TIMED = 10  # steps that tell how many the time allows
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,6 @@ class Trainer(Generic[B]):
         """
         state, loss, stopped = self._resume(), math.nan, None
         saved_s = perf_counter()
-        times: list[float] = []
         gradient = nn.value_and_grad(self._network, lambda batch: self._objective(self._network, batch))
         try:
             while state.step < state.n_steps:
@@ -91,11 +89,9 @@ class Trainer(Generic[B]):
                     break
                 start_s = perf_counter()
                 loss = self._advance(gradient, state)
-                times.append(perf_counter() - start_s)
-                state = replace(state, step=state.step + 1, seconds=state.seconds + times[-1])
-                if state.step == _TIMED.stop:
-                    state = self._fit_time(state, times)
-                if perf_counter() >= saved_s + self._options.checkpoint_s or state.step == _TIMED.stop:
+                state = replace(state, step=state.step + 1, seconds=state.seconds + perf_counter() - start_s)
+                if perf_counter() >= saved_s + self._options.checkpoint_s or state.step == _TIMED:
+                    state = self._fit_time(state)
                     self._save(state)
                     saved_s = perf_counter()
                 is_epoch = state.step % len(self._batches) == 0 and state.step < state.n_steps
@@ -122,13 +118,12 @@ class Trainer(Generic[B]):
             raise BackendError(f"the loss of step {step + 1} is not a number.", hint="Use a lower learning rate.")
         return found
 
-    def _fit_time(self, state: _State, times: list[float]) -> _State:
+    def _fit_time(self, state: _State) -> _State:
         """`state` with as many steps as the time allows, so that the learning rate falls to 0 in it."""
-        left_s = self._throttle.limit_s - state.seconds
-        step_s = median(times[-len(_TIMED) :])
-        if left_s >= step_s * (state.n_steps - state.step):
-            return state
-        return replace(state, n_steps=state.step + max(1, int(left_s / step_s)))
+        n_all, left_s = self._options.epochs * len(self._batches), self._throttle.limit_s - state.seconds
+        if state.step < _TIMED or left_s * state.step >= state.seconds * (n_all - state.step):
+            return replace(state, n_steps=n_all)
+        return replace(state, n_steps=state.step + max(1, int(left_s * state.step / state.seconds)))
 
     def _resume(self) -> _State:
         """The state after the last good checkpoint, whose weights the network then has; else that of a new run."""

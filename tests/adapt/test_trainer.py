@@ -93,11 +93,15 @@ def test_a_run_waits_for_an_engine(tmp_path: Path) -> None:
 
 
 def test_a_run_is_fitted_to_its_time(tmp_path: Path) -> None:
-    """The learning rate falls to 0 within the time."""
+    """The learning rate falls to 0 within the time, also where steps become slower or faster."""
     _, trainer = make_trainer(tmp_path, OPTIONS, replace(FREE, limit_s=1.0))
-    state = _State(n_steps=1000, step=10, seconds=0.5)
-    assert trainer._fit_time(state, [0.01] * 10).n_steps == 60
-    assert trainer._fit_time(replace(state, n_steps=40), [0.01] * 10).n_steps == 40
+    n_all = OPTIONS.epochs * len(make_batches())
+    assert n_all > 20
+    state = _State(n_steps=n_all, step=10, seconds=0.61)
+    assert trainer._fit_time(state).n_steps == 16
+    assert trainer._fit_time(replace(state, n_steps=16, step=12)).n_steps == 19
+    assert trainer._fit_time(replace(state, seconds=0.01)).n_steps == n_all
+    assert trainer._fit_time(replace(state, step=12, seconds=1.0)).n_steps == 13
     result = make_trainer(tmp_path, OPTIONS, replace(FREE, limit_s=0))[1].run(ignore, idle)
     assert (result.step, result.stopped) == (0, "time")
 
