@@ -257,7 +257,7 @@ class RoundRecorder:
         self._stats = stats
         # What recent rounds have emitted and drafted: short discounts, since a text moves from one phase to another.
         self._tokens, self._steps = DecayedMean(1.0, 0.8), DecayedMean(1.0, 0.8)
-        self._drafted_share = DecayedMean(0.0, 0.8)
+        self._drafted_share = DecayedMean(0.0, 0.9)
         self._shadow: tuple[int, list[int], int] | None = None  # see `remember_shadow`
         self._n_passed = 0  # rounds that are not recorded yet
         self._passed_s: list[float] = []  # of their forwards that no other generation shared
