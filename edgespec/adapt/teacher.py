@@ -188,15 +188,15 @@ class Parts:
         Raises ValueError where no row counts.
         """
         self.texts = texts
-        self.windows = cut_windows(texts, min(max_length, teacher.context_size))
-        if not self.windows:
+        windows = cut_windows(texts, min(max_length, teacher.context_size))
+        if not windows:
             raise ValueError("the texts have no tokens of their own")
         self._teacher = teacher
         self._folder = folder
         self._left_bytes = max_bytes - sum(file.stat().st_size for file in folder.glob(f"*{_SUFFIX}"))
         self._seed = seed
         self._batch_tokens = batch_tokens
-        self._arrange(self.windows)
+        self._arrange(windows)
 
     def _arrange(self, windows: list[Window]) -> None:
         """Make batches of these windows."""

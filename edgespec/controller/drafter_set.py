@@ -72,8 +72,8 @@ class DrafterSet:
     def observe_passed(self, done: Round) -> None:
         """The drafters that take time hear of the round; the others hear of it together with a later one."""
         self._passed += done.emitted
-        for drafter in self._drafters:
-            if not drafter.is_free and type(drafter).observe is not Drafter.observe:
+        for drafter in self.timed:
+            if type(drafter).observe is not Drafter.observe:
                 with self._dropping(drafter), limit_time(drafter):
                     drafter.observe(done)
 
