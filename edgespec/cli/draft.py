@@ -71,8 +71,8 @@ def serve_command(model: str | None, target: str | None, **options: Any) -> int:
         config = load_config(model or target, options)
         draft = DraftModel(lambda: _load(config, is_paired=model is None), options["parallel"])
         urls = ", ".join(url.removesuffix("/v1") for url in listening.urls)
-        click.echo(f"Serving the draft {draft.name} at {urls}; press Ctrl-C to stop.")
-        return run_app(draft_application(draft, rules), listening, "warning")  # a line for each draft is of no use
+        greeting = f"Serving the draft {draft.name} at {urls}"
+        return run_app(draft_application(draft, rules), listening, greeting, "warning")  # no line for each draft
 
 
 def _load(config: LoadConfig, *, is_paired: bool) -> ServedDraft:

@@ -270,15 +270,14 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
         raise InvalidRequest(f"--preload names no model: '{unknown[0]}'.", hint=hint)
     app = application(served, rules, metrics, options["preload"])
     with listen(options) as listening:
-        click.echo(f"Serving {', '.join(found)} at {', '.join(listening.urls)}; press Ctrl-C to stop.")
         for name, each in found.items():
             if isinstance(each, RemoteModel) and each.sends_plain_key:
                 click.echo(f"warning: the key of '{name}' crosses the network as plain text; use https.", err=True)
-        return run_app(app, listening, log_level)
+        return run_app(app, listening, f"Serving {', '.join(found)} at {', '.join(listening.urls)}", log_level)
 
 
-def run_app(app: Callable[..., Any], listening: Listening, log_level: str) -> int:
-    """Serve an ASGI application until Ctrl-C."""
+def run_app(app: Callable[..., Any], listening: Listening, greeting: str, log_level: str) -> int:
+    """Serve an ASGI application until Ctrl-C. `greeting` is said when a signal can end it in order."""
     import asyncio
     import logging
 
@@ -288,8 +287,13 @@ def run_app(app: Callable[..., Any], listening: Listening, log_level: str) -> in
         format="%(asctime)s %(levelname)s %(message)s", level=log_level.upper(), datefmt="%Y-%m-%d %H:%M:%S"
     )
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request of a download
+
+    async def run() -> None:
+        click.echo(f"{greeting}; press Ctrl-C to stop.")
+        await serve(app, listening.sockets, listening.tls)
+
     try:
-        asyncio.run(serve(app, listening.sockets, listening.tls))
+        asyncio.run(run())
     except KeyboardInterrupt:  # raised again by uvicorn after its shutdown
         return INTERRUPTED
     return 0

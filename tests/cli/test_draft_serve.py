@@ -91,3 +91,9 @@ def test_port_in_use(cli: Cli, environment: dict[str, str]) -> None:
     with serve(environment) as (url, _):
         found = cli("draft", "serve", "--port", url.rsplit(":", 1)[1])
         assert found.returncode == 2 and "Address already in use" in found.stderr
+
+
+def test_it_ends_in_order_as_soon_as_it_says_that_it_serves(environment: dict[str, str]) -> None:
+    with serve(environment) as (_, process):
+        process.terminate()
+        assert process.wait(30) == 0
