@@ -142,9 +142,10 @@ class HeadRunner(ABC):
         """[V] after one more drafted token. Raises Cancelled, BackendError."""
         raise NotImplementedError
 
-    def branch(self, tree: Draft, n: int, position: int) -> list[Logits]:
-        """[V] after each of the last `n` nodes of a tree, which `step` and earlier calls have made without them. Their
-        parents are not among them. `position` is that of the first row below the text. Raises Cancelled, BackendError.
+    def branch(self, tree: Draft, n: int) -> list[Logits]:
+        """[V] after each of the last `n` nodes of a tree, which `step` and earlier calls have made without them.
+
+        Their parents are not among them. Raises Cancelled, BackendError.
         """
         raise NotImplementedError
 
@@ -252,13 +253,13 @@ class HeadSession(_HeadReader):
         return logits
 
     def branch(self, tokens: Sequence[int], parents: Sequence[int]) -> list[Logits] | None:
-        """All nodes run again beside the new ones, as rows of one forward."""
+        """[V] after each new node below `parents`, which are nodes of earlier calls or -1; None where no more fit."""
         tree = self._tree.extend(tokens, parents)
         if len(tree) > min(MAX_TREE, self._context_size - self._base):
             return None
         del self.text[self._base :]
         self._tree = tree
-        return self._runner.branch(tree, len(tokens), self._base - 1)
+        return self._runner.branch(tree, len(tokens))
 
     def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:
         """A chain of best tokens and their scores."""

@@ -193,17 +193,18 @@ def test_the_ends_of_texts_and_contexts(subject: Subject) -> None:
 
 
 def test_rows_of_a_tree_are_those_of_its_paths(subject: Subject) -> None:
-    """Three calls add nodes anywhere in the tree; the last level, and a chain, follow as if there were no others."""
+    """Calls add nodes anywhere, in the second round below a chain too; rows are as if no others were there."""
     pair = subject.open_pair(TEXT[:40])
     assert subject.takes_trees == (not isinstance(pair.draft, BlockSession) and pair.draft.takes_trees)
     if not subject.takes_trees:
         return
     levels = [([50, 7, 90], [-1, -1, -1]), ([8, 9, 7, 50], [1, 1, 0, 2]), ([11, 12], [4, 6])]
+    below_chain = [([7, 8], [-1, 0]), ([9, 7, 50], [0, 1, 2]), ([11, 12], [3, 5])]
     for round_ in range(2):
         pair.read()
-        nodes = NO_DRAFT
-        found: list[Any] = []
-        for tokens, parents in levels:
+        nodes = NO_DRAFT.extend([50], [-1]) if round_ else NO_DRAFT
+        found: list[Any] = [pair.step(50)] if round_ else []
+        for tokens, parents in below_chain if round_ else levels:
             nodes = nodes.extend(tokens, parents)
             found += pair.draft.branch(tokens, parents)
         assert list(pair.draft.text) == pair.text
@@ -212,7 +213,7 @@ def test_rows_of_a_tree_are_those_of_its_paths(subject: Subject) -> None:
             for each in path_to(nodes, node):
                 expected = pair.step(int(nodes.tokens[each]))
             assert is_close(row, expected, subject.tolerance), (round_, node)
-        pair.verify(nodes, path_to(nodes, 8)[:2], 33)
+        pair.verify(nodes, path_to(nodes, len(nodes) - 1)[:2], 33)
     pair.close()
 
 

@@ -14,7 +14,6 @@ from edgespec.backends.llamacpp.library import Library, find_function
 from edgespec.core.drafter import MAX_TREE
 from edgespec.core.protocols import CheckCancelled, Draft
 from edgespec.core.sampling import Logits, non_finite_error
-from edgespec.core.tree import branches, depths
 from edgespec.errors import RollbackError
 
 MAX_ROWS = 64  # of one call; llama.cpp reserves logits for all of them
@@ -87,7 +86,6 @@ class HeadContext(DraftContext):
         self._next = 0  # position of the next drafted pair
         self._logits: Logits = np.empty(0, np.float32)  # after the last pair
         self._state: Floats = np.empty(0, np.float32)  # [1, size] of that pair
-        self._outputs = self._state  # [1 + n, size] of the last pair of the text and of the nodes of a tree
 
     def read(self, text: Sequence[int], first: int, features: Features[Floats]) -> int:
         last = len(text) - 1
@@ -97,7 +95,7 @@ class HeadContext(DraftContext):
             self.add(tokens, states, first)
         else:
             self._logits, self._state = self.decode(tokens, states, first)
-            self._next, self._outputs = last, self._state
+            self._next = last
         return end
 
     def score(self) -> Logits:
@@ -105,7 +103,6 @@ class HeadContext(DraftContext):
 
     def step(self, token: int) -> Logits:
         self._logits, self._state = self.decode([token], self._state, self._next)
-        self._outputs = np.concatenate([self._outputs, self._state])
         self._next += 1
         return self._logits
 
@@ -131,8 +128,6 @@ class HeadContext(DraftContext):
     def _run(self, tokens: Sequence[int], states: Floats, position: int, *, outputs: int) -> Logits:
         self._inputs[: len(tokens)] = states
         self._native.batch.chain(tokens, position, self._sequence, outputs=outputs)
-        if self.takes_trees:
-            self._native.batch.share()
         return self._native.decode()
 
     def _read_states(self, n: int) -> Floats:
@@ -145,7 +140,11 @@ def _float_pointer(array: Floats) -> Any:
 
 
 class Eagle3Context(HeadContext):
-    """Follows src/models/eagle3.cpp of llama.cpp, whose encoder fuses the inputs of the target's layers."""
+    """Follows src/models/eagle3.cpp of llama.cpp, whose encoder fuses the inputs of the target's layers.
+
+    The text is in all sequences. A drafted node is in one: that of its parent, or where another child of it has that, a
+    copy of the parent's path. So a node runs once, and attends to its path alone.
+    """
 
     takes_trees = True
 
@@ -153,19 +152,48 @@ class Eagle3Context(HeadContext):
         """`width`: numbers of a target's row. Raises BackendError, Unsupported."""
         super().__init__(lib, model, params, n_branches=MAX_TREE, **settings)
         self._encoded = self._open_features(width)
+        self._places: list[tuple[int, int]] = []  # (sequence, position) of each drafted node
+        self._ends: dict[int, int] = {}  # of the sequences that have such nodes, the position of the last one
+        self._outputs: list[Floats] = []  # [1, size] of each of them
 
     def trim(self, position: int) -> None:
-        """Drops them in all sequences: the text is in each, so that nothing is copied for the branches of a tree."""
         self._api.llama_memory_seq_rm(self._native.memory, -1, position, -1)
+        self._places, self._ends, self._outputs = [], {}, []
 
-    def branch(self, tree: Draft, n: int, position: int) -> list[Logits]:
-        self._inputs[: len(tree)] = self._outputs[tree.parents + 1]
-        self.trim(position)
-        self._native.batch.tree(tree.tokens.tolist(), (depths(tree) + position - 1).tolist(), branches(tree))
-        rows = self._native.decode()[len(tree) - n : len(tree)].copy()
-        self._outputs = np.concatenate([self._outputs[:1], self._read_states(len(tree))])
-        self.trim(position)
-        return list(rows)
+    def step(self, token: int) -> Logits:
+        self._logits = self._grow([token], [len(self._places) - 1])[0]
+        return self._logits
+
+    def branch(self, tree: Draft, n: int) -> list[Logits]:
+        return list(self._grow(tree.tokens[-n:].tolist(), tree.parents[-n:].tolist()))
+
+    def _grow(self, tokens: list[int], parents: list[int]) -> Logits:
+        """[n, V] after new nodes below `parents`, of which -1 is the root."""
+        n = len(tokens)
+        places = [self._place(parent) for parent in parents]
+        self._inputs[:n] = np.concatenate([self._outputs[p] if p >= 0 else self._state for p in parents])
+        self._native.batch.tree(tokens, [position for _, position in places], [[sequence] for sequence, _ in places])
+        rows = self._native.decode()[:n].copy()
+        if np.isnan(rows.max()):
+            raise non_finite_error()
+        self._outputs += np.split(self._read_states(n), n)
+        self._places += places
+        return rows
+
+    def _place(self, parent: int) -> tuple[int, int]:
+        """The place of a new node below `parent`."""
+        sequence, position = self._places[parent] if parent >= 0 else (0, self._next - 1)
+        if self._ends.get(sequence, position) > position:  # another child has it
+            copied, sequence = sequence, len(self._ends)
+            self._api.llama_memory_seq_cp(self._native.memory, copied, sequence, self._next, position + 1)
+        self._ends[sequence] = position + 1
+        return sequence, position + 1
+
+    def _run(self, tokens: Sequence[int], states: Floats, position: int, *, outputs: int) -> Logits:
+        self._inputs[: len(tokens)] = states
+        self._native.batch.chain(tokens, position, 0, outputs=outputs)
+        self._native.batch.share()
+        return self._native.decode()
 
     def encode(self, features: Floats, position: int) -> Floats:
         n = len(features)

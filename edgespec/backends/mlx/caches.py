@@ -26,10 +26,10 @@ POLL_ROWS = 32  # forwards of at least so many rows run layer by layer and can b
 
 @dataclass(frozen=True, slots=True)
 class TreeRows:
-    """A root at `position` and its n draft nodes.
+    """A root at `position` and its draft nodes: m rows, of which a forward has the last n, and the cache the others.
 
-    depth  [n + 1] below the root
-    mask   [n + 1, n + 1] which rows each row attends to
+    depth  [m] below the root
+    mask   [n, m] which rows each row attends to
     """
 
     position: int
@@ -70,14 +70,16 @@ class ForwardContext:
             self.poll()
 
     def mask(self, cached: int, window: int | None) -> Any:
-        """[n, cached + n] what n tree rows attend to of the last `cached` tokens and each other, in a `window`."""
+        """[n, cached + n] what n tree rows attend to of the last `cached` rows and each other, in a `window`."""
         tree = self.tree
         assert tree is not None
-        mask = mx.concatenate([mx.ones((tree.depth.size, cached), mx.bool_), tree.mask], axis=1)
+        n, m = tree.mask.shape
+        n_text = cached + n - m
+        mask = mx.concatenate([mx.ones((n, n_text), mx.bool_), tree.mask], axis=1)
         if window is not None:
-            queries = tree.position + tree.depth
-            keys = mx.concatenate([mx.arange(tree.position - cached, tree.position), queries])
-            mask = mask & (queries[:, None] - keys[None] < window)
+            rows = tree.position + tree.depth
+            keys = mx.concatenate([mx.arange(tree.position - n_text, tree.position), rows])
+            mask = mask & (rows[m - n :, None] - keys[None] < window)
         return mask
 
 

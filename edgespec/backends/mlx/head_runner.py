@@ -64,13 +64,15 @@ class HeadNetwork(ABC):
         """
 
     def run_tree(self, tree: Draft, states: Any, caches: Sequence[KeyValues]) -> Any:
-        """`run` for the nodes of a tree, with the states [n, h] of their parents."""
-        whole = TreeRows.from_draft(tree, caches[0].length - 1)
-        rows = TreeRows(caches[0].length, whole.depth[1:] - 1, whole.mask[1:, 1:])
-        with ExitStack() as built, tree_positions(rows.depth):
+        """`run` for the last nodes of a tree, with the states [n, h] of their parents; `caches` hold the others."""
+        n = len(states)
+        held = len(tree) - n
+        whole = TreeRows.from_draft(tree, caches[0].length - held - 1)
+        rows = TreeRows(whole.position + 1, whole.depth[1:] - 1, whole.mask[1 + held :, 1:])
+        with ExitStack() as built, tree_positions(rows.depth[held:] - held):
             for cache in caches:
                 built.enter_context(cache.context.build(rows))
-            return self.run(mx.array(tree.tokens), states, caches)
+            return self.run(mx.array(tree.tokens[held:]), states, caches)
 
     def start_draft(self, root: int, output: Any, caches: Any) -> Any:
         """What the draft after `root` begins with; `output` is that of the last `run`."""
@@ -152,14 +154,13 @@ class NetworkRunner(HeadRunner):
                 self._outputs = mx.concatenate([self._outputs, self._output])
         return row
 
-    def branch(self, tree: Draft, n: int, position: int) -> list[Logits]:
-        scorer, held = self._scorer, len(tree) - n
+    def branch(self, tree: Draft, n: int) -> list[Logits]:
+        scorer = self._scorer
         with map_errors():
-            states = scorer.feed_back(self._outputs[mx.array(tree.parents + 1)])
-            self.trim(position)
+            states = scorer.feed_back(self._outputs[mx.array(tree.parents[-n:] + 1)])
             output = scorer.run_tree(tree, states, self._caches)
-            self._outputs = mx.concatenate([self._outputs[:1], output])
-            return list(read(scorer.score(output[held:], n))[0])
+            self._outputs = mx.concatenate([self._outputs, output])
+            return list(read(scorer.score(output, n))[0])
 
     def rollout(self, n: int) -> tuple[Draft, Scores]:
         """Nothing waits for the device."""
