@@ -225,7 +225,7 @@ def main(
         with tempfile.TemporaryDirectory() as folder:
             Parts(texts, reader, Path(folder)).fill(lambda done, total: None)
         for size, weight, loss, rate in itertools.product(sizes, weights, losses, rates):
-            run = Run(size, weight, TrainOptions(loss, rate, epochs))
+            run = Run(size, weight, TrainOptions(loss=loss, learning_rate=rate, epochs=epochs))
             newest = take_newest(train_texts, size)
             student, found = train(run, draft, reader, newest[::-1])
             if save is not None:

@@ -31,7 +31,7 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
 from edgespec.engine.drafting import LoadedDrafter, Rule, Speculation, list_drafters
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Finished, Request
+from edgespec.engine.events import Finished, Prompt, Request
 from edgespec.errors import ContextOverflow, EdgespecError
 from edgespec.formats.head_file import read_head
 
@@ -100,9 +100,9 @@ def main(
     print_result("heads", {"tokens": tokens, "draft_max": length, "draft_tree": nodes, "heads": results}, target)
 
 
-def fits(engine: Engine, text: str, size: int) -> bool:
+def fits(engine: Engine, prompt: Prompt, size: int) -> bool:
     try:
-        return len(engine.encode(text)) < size
+        return len(engine.encode(prompt)) < size
     except ContextOverflow:
         return False
 

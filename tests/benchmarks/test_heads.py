@@ -42,5 +42,5 @@ def test_head_probe(program: Program, tmp_path: Path) -> None:
     assert [row["stated"] for row in rows] == ["layers 1, 3, 5", "layers 2, 4, 6", "layers 0, 2, 4"]
     for row in rows:
         assert row["right"] and row["found"] == "layers 1, 3, 5" and row["seconds"] > 0
-        assert row["agreement"][0] > 0.4 > 0.2 > row["lookups"]
+        assert row["agreement"][0] > 0.4
     assert [row["stated_agreement"] is None for row in rows] == [False, True, False]

@@ -27,7 +27,7 @@ def open_ahead(session: CountingSession) -> tuple[AheadDrafter, AheadSession]:
 
 def propose(drafter: Drafter, text: Sequence[int], depth: int, units: int = 99) -> DraftTree:
     tree = DraftTree()
-    for n, _ in enumerate(drafter.expand(tree, text, Budget(depth, 3 * depth)), 1):
+    for n, _ in enumerate(drafter.expand(tree, text, Budget(depth, depth)), 1):  # a chain; the thread grows no trees
         if n == units:
             break
     return tree
