@@ -34,6 +34,8 @@ class LoadArguments(TypedDict, total=False):
     gpu_layers_draft layers of a draft model on the GPU; None: all, or none where `gpu_layers` is 0
     n_cpu_moe        layers whose experts stay in RAM, from the first on; None: as many as the GPU has no memory for
     device           names of the GPUs to use, as `edgespec doctor` shows them; None: all
+    tensor_split     shares of the layers of each of these, such as '3,1'; None: by their free memory
+    override_tensor  'PATTERN=BUFFER,...': CPU or a GPU, for the memory of tensors whose names match
     kv_type          element type of the KV cache: 'f16' (the default), 'q8_0' or 'q4_0'
     flash_attention  None: where the device supports it, unless it was measured to be slower
     mmap             map the weights instead of reading them; True by default
@@ -64,6 +66,8 @@ class LoadArguments(TypedDict, total=False):
     gpu_layers_draft: int | None
     n_cpu_moe: int | None
     device: str | Sequence[str] | None
+    tensor_split: str | None
+    override_tensor: str | None
     kv_type: KvType
     flash_attention: bool | None
     mmap: bool
@@ -152,6 +156,8 @@ def build_load_config(model: str | None, arguments: Mapping[str, Any]) -> LoadCo
             gpu_layers_draft=values["gpu_layers_draft"],
             n_cpu_moe=values["n_cpu_moe"],
             device=None if values["device"] is None else split_names(values["device"]),
+            tensor_split=values["tensor_split"],
+            override_tensor=values["override_tensor"],
             kv_type=values["kv_type"],
             flash_attention=values["flash_attention"],
             mmap=values["mmap"],

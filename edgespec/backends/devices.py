@@ -62,6 +62,33 @@ def split_names(names: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(parts)
 
 
+def split_shares(text: str | None) -> tuple[float, ...]:
+    """The shares of devices in an option, "N,...". Raises InvalidRequest."""
+    if text is None:
+        return ()
+    with suppress(ValueError):
+        shares = tuple(float(part) for part in text.split(","))
+        if all(0 <= share < 1e9 for share in shares) and any(shares):
+            return shares
+    raise InvalidRequest(f"'{text}' are no shares of GPUs.", hint="Give a number for each, such as 3,1.")
+
+
+def split_places(text: str | None) -> tuple[tuple[str, str], ...]:
+    """(regular expression, buffer) of an option, "PATTERN=BUFFER,...". Raises InvalidRequest."""
+    hint = r"Give PATTERN=BUFFER, such as 'blk\.1\d\.ffn_.*_exps=CPU'."
+    places = []
+    for part in text.split(",") if text is not None else ():
+        pattern, _, buffer = part.rpartition("=")
+        if not pattern or not buffer:
+            raise InvalidRequest(f"'{part}' places no tensors.", hint=hint)
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise InvalidRequest(f"'{pattern}' is no regular expression: {error}.", hint=hint) from error
+        places.append((pattern, buffer))
+    return tuple(places)
+
+
 def host_memory(devices: Sequence[DeviceMemory] = ()) -> Memory:
     """This machine's available RAM, and `devices`."""
     import psutil

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import psutil
 
+from edgespec.backends.devices import split_places, split_shares
 from edgespec.backends.workers import check_addresses
 from edgespec.errors import InvalidRequest
 
@@ -33,6 +34,8 @@ class LoadOptions:
     gpu_layers_draft of drafts; None: all, or none where `gpu_layers` is 0
     n_cpu_moe        layers, from the first on, whose experts stay in RAM; a load plans as many as are needed
     device           names of the accelerators to use, as `edgespec doctor` shows them; None: all
+    tensor_split     "N,...", the shares of the layers of these; None: by their free memory
+    override_tensor  "PATTERN=BUFFER,...": CPU or an accelerator, for the memory of tensors whose names match
     kv_type          element type of keys and values in the cache
     flash_attention  None: where the device supports it, unless it was measured to be slower
     mmap             map the weights instead of reading them
@@ -54,6 +57,8 @@ class LoadOptions:
     gpu_layers_draft: int | None = None
     n_cpu_moe: int | None = None
     device: tuple[str, ...] | None = None
+    tensor_split: str | None = None
+    override_tensor: str | None = None
     kv_type: KvType = "f16"
     flash_attention: bool | None = None
     mmap: bool = True
@@ -70,7 +75,7 @@ class LoadOptions:
     def alone(self) -> LoadOptions:
         """The same on this machine alone, for models that are small: drafts and heads."""
         of_draft = 0 if self.gpu_layers_draft is None and self.gpu_layers == 0 else self.gpu_layers_draft
-        return replace(self, workers=(), gpu_layers=of_draft, n_cpu_moe=None)
+        return replace(self, workers=(), gpu_layers=of_draft, n_cpu_moe=None, tensor_split=None, override_tensor=None)
 
     def context_for(self, trained: int | None) -> int:
         """Tokens of context for a model trained on `trained` of them (None: unknown)."""
@@ -97,6 +102,12 @@ class LoadOptions:
             )
         if self.kv_type != "f16" and self.flash_attention is False:
             raise InvalidRequest("a quantized cache needs flash attention.", hint="Drop one of the two options.")
+        split_shares(self.tensor_split)
+        split_places(self.override_tensor)
+        if self.workers and (self.tensor_split or self.override_tensor):
+            raise InvalidRequest(
+                "beside workers, layers are divided by memory alone.", hint="Drop --tensor-split and --override-tensor."
+            )
         check_addresses(self.workers, trusts_network=self.trusts_network)
 
 

@@ -48,6 +48,8 @@ class ProfileKey:
     gpu_layers_draft: int | None = None
     n_cpu_moe: int | None = None
     device: str | None = None
+    tensor_split: str | None = None
+    override_tensor: str | None = None
 
     @staticmethod
     def current(backend: BackendName, options: LoadOptions) -> ProfileKey:
@@ -67,6 +69,8 @@ class ProfileKey:
             gpu_layers_draft=options.gpu_layers_draft,
             n_cpu_moe=options.n_cpu_moe,
             device=None if options.device is None else ", ".join(options.device),
+            tensor_split=options.tensor_split,
+            override_tensor=options.override_tensor,
             workers=", ".join(options.workers) or (f"{count_ranks()} ranks" if count_ranks() > 1 else "none"),
         )
 

@@ -335,7 +335,8 @@ def _set_context_size(options: LoadOptions, facts: ModelMetadata, reporter: Repo
 
 def _place(options: LoadOptions, target: ModelMetadata, fit: Fit, reporter: Reporter) -> LoadOptions:
     """`options` with the layers that accelerators have memory for, where the user has not set them."""
-    if not isinstance(target, Header) or options.gpu_layers is not None or options.n_cpu_moe is not None:
+    chosen = (options.gpu_layers, options.n_cpu_moe, options.tensor_split, options.override_tensor)
+    if not isinstance(target, Header) or any(each is not None for each in chosen):
         return options
     layers, in_ram = place_layers(target, fit)
     count = target.own("block_count") or 0

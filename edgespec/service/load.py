@@ -65,7 +65,7 @@ def find_ignored_options(target: Model, speculation: Speculation, planned: Plan,
     if target.no_tree_reason is not None and speculation.is_tree:
         yield f"This model takes chains, not trees, since {target.no_tree_reason}."
     ignored = ("threads", "batch_threads", "gpu_layers", "gpu_layers_draft", "n_cpu_moe", "device", "flash_attention")
-    for option in ignored:
+    for option in (*ignored, "tensor_split", "override_tensor"):
         if planned.backend == "mlx" and getattr(planned.options, option) is not None:
             yield f"--{option.replace('_', '-')} has no effect on MLX."
 

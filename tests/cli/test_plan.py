@@ -124,6 +124,28 @@ def test_a_device_that_there_is_not(command: str, names: str, words: str, cli: C
     assert refused.returncode == 2 and words in refused.stderr and "edgespec doctor" in refused.stderr
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--tensor-split", "3,x", "'3,x' are no shares of GPUs"),
+        ("--tensor-split", "0", "'0' are no shares of GPUs"),
+        ("--tensor-split", "1,1", "--tensor-split has 2 shares, and there are 0 GPUs"),
+        ("--override-tensor", "blk", "'blk' places no tensors"),
+        ("--override-tensor", "([=CPU", "'([' is no regular expression"),
+        ("--override-tensor", "blk.*=CUDA9", "llama.cpp finds no GPU 'CUDA9'"),
+    ],
+)
+def test_places_that_there_are_not(option: str, value: str, words: str, cli: Cli) -> None:
+    refused = cli("run", "hi", "--model", "python-6m", "--no-memory", option, value)
+    assert refused.returncode == 2 and words in refused.stderr and "hint: " in refused.stderr
+
+
+def test_tensors_may_be_said_to_lie_in_ram(cli: Cli) -> None:
+    words = ("run", "def f():", "--model", "python-6m", "--no-memory", "--temperature", "0", "--max-tokens", "4")
+    texts = [cli(*words, *options).stdout for options in ((), ("--override-tensor", "blk.*=CPU"))]
+    assert texts[0] == texts[1] != ""
+
+
 def test_tune_is_kept_for_later_runs(cli: Cli) -> None:
     done = cli("tune", "--seconds", "1", "--max-tokens", "4", "--threads", "1", "--json")
     assert done.returncode == 0, done.stderr

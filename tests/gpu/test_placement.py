@@ -81,24 +81,47 @@ def test_experts_may_stay_in_ram(tmp_path: Path, in_ram: int) -> None:
     require_same(path, PROMPT, on_device, shared)
 
 
-def test_named_devices_alone_are_used(devices: tuple[DeviceMemory, ...]) -> None:
-    """Vulkan makes two of one device; another runtime runs this with all that it finds and with the last."""
+LAST = "Vulkan1"  # of the two that Vulkan makes of one device
+
+
+def read_buffers(*options: str) -> tuple[str, dict[str, float]]:
+    """(the text, MiB of weights by device) of `edgespec run` on all devices, of which Vulkan finds one twice."""
     words = [*(sys.executable, "-m", "edgespec", "run", PROMPT, "--model", "python-6m", "--draft", "none", "--verbose")]
     words += ["--max-tokens", "8", "--temperature", "0", "--ctx", "256", "--threads", "1", "--no-memory"]
-    last = "Vulkan1" if devices[0].name == "Vulkan0" else devices[-1].name
-    texts = set()
-    for option in ([], ["--device", last]):
-        done = subprocess.run(
-            [*words, *option],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=os.environ | {"GGML_VK_VISIBLE_DEVICES": "0,0"},
-        )
-        texts.add(done.stdout)
-        used = set(re.findall(r"load_tensors: +(\w+) model buffer size", done.stderr)) - {"CPU", "CPU_Mapped"}
-        assert used == {last} if option else last in used
-    assert len(texts) == 1
+    done = subprocess.run(
+        [*words, *options],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"GGML_VK_VISIBLE_DEVICES": "0,0"},
+    )
+    found = re.findall(r"load_tensors: +(\w+) model buffer size = +([\d.]+) MiB", done.stderr)
+    return done.stdout, {name: float(size) for name, size in found}
+
+
+def test_named_devices_alone_are_used(devices: tuple[DeviceMemory, ...]) -> None:
+    """Another runtime than Vulkan runs this with all that it finds and with the last."""
+    last = LAST if devices[0].name == "Vulkan0" else devices[-1].name
+    text, used = read_buffers()
+    other, alone = read_buffers("--device", last)
+    assert text == other and last in used and alone.keys() - {"CPU", "CPU_Mapped"} == {last}
+
+
+def test_layers_are_divided_as_the_user_says(devices: tuple[DeviceMemory, ...]) -> None:
+    first = devices[0].name
+    text, by_memory = read_buffers()
+    other, all_on_first = read_buffers("--tensor-split", "1")
+    assert text == other and all_on_first.keys() - {"CPU", "CPU_Mapped"} == {first}
+    assert all_on_first[first] >= by_memory[first]
+
+
+def test_tensors_lie_where_the_user_says(devices: tuple[DeviceMemory, ...]) -> None:
+    first = devices[0].name
+    text, before = read_buffers("--device", first)
+    other, after = read_buffers("--device", first, "--override-tensor", r"blk\.[0-3]\.ffn_.*=CPU")
+    assert after[first] < before[first]
+    moved, there = read_buffers("--gpu-layers", "0", "--override-tensor", rf"blk\.0\.ffn_up={first}")
+    assert 0 < there[first] < after[first] and text == other == moved
 
 
 def test_the_device_is_named(devices: tuple[DeviceMemory, ...]) -> None:

@@ -129,6 +129,7 @@ def ggml() -> Any:
         ("ggml_backend_reg_dev_count", size, [pointer]),
         ("ggml_backend_reg_dev_get", pointer, [pointer, size]),
         ("ggml_backend_dev_by_name", pointer, [text]),
+        ("ggml_backend_dev_buffer_type", pointer, [pointer]),
         ("ggml_backend_dev_init", pointer, [pointer, text]),
         ("ggml_backend_free", None, [pointer]),
         ("ggml_backend_cpu_buffer_type", pointer, []),
@@ -145,10 +146,18 @@ class _Override(ctypes.Structure):
     _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
 
 
-def keep_in_ram(params: Any, patterns: Sequence[bytes]) -> None:
-    """Have llama_model_params place the tensors whose names match in RAM."""
-    ram = ggml().ggml_backend_cpu_buffer_type()
-    overrides = (_Override * (len(patterns) + 1))(*(_Override(each, ram) for each in patterns))
+RAM = "CPU"
+"""Stands for a device where tensors are placed."""
+
+
+def place_tensors(params: Any, places: Sequence[tuple[str, str]]) -> None:
+    """Have llama_model_params place tensors by (regular expression for names, RAM or a device), the first that fits."""
+    api = ggml()
+    overrides = (_Override * (len(places) + 1))()
+    for override, (pattern, name) in zip(overrides, places, strict=False):
+        override.pattern = pattern.encode()
+        device = None if name == RAM else api.ggml_backend_dev_by_name(name.encode())
+        override.buft = api.ggml_backend_dev_buffer_type(device) if device else api.ggml_backend_cpu_buffer_type()
     params.tensor_buft_overrides = ctypes.cast(overrides, ctypes.c_void_p)
     params.overrides = overrides  # lives as long as what points to it
 

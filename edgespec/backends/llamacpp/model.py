@@ -14,9 +14,9 @@ import numpy as np
 
 from edgespec.backends import device_memory
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec
-from edgespec.backends.devices import NewMemory
+from edgespec.backends.devices import NewMemory, split_places, split_shares
 from edgespec.backends.llamacpp.context import Context, NativeContext, float_rows
-from edgespec.backends.llamacpp.library import Library, keep_in_ram, library, list_handles
+from edgespec.backends.llamacpp.library import RAM, Library, library, list_handles, place_tensors
 from edgespec.backends.llamacpp.rpc import RemoteDevices
 from edgespec.backends.llamacpp.session import (
     LlamaSession,
@@ -30,7 +30,7 @@ from edgespec.backends.options import LoadOptions, RuntimeSettings, idle_cores
 from edgespec.backends.sequence import IdRange, check_ids
 from edgespec.core.protocols import YIELD, CheckCancelled, Yield
 from edgespec.core.sampling import Logits
-from edgespec.errors import BackendError, DoesNotFit, EdgespecError, InvalidModelFile
+from edgespec.errors import BackendError, DoesNotFit, EdgespecError, InvalidModelFile, InvalidRequest
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadSpec
 
@@ -341,7 +341,7 @@ def load(
     """Load a GGUF file whose header formats.gguf_validate has checked. `progress` gets 0.0 to 1.0.
 
     With `vocabulary_only` it has a tokenizer and a chat template, but opens no sessions. Raises InvalidModelFile,
-    BackendUnavailable, Cancelled; BackendError and InvalidRequest for workers.
+    BackendUnavailable, Cancelled, BackendError; InvalidRequest for devices and workers.
     """
     lib = library()
     api = lib.api
@@ -349,7 +349,7 @@ def load(
     params.vocab_only = vocabulary_only
     params.load_mtp = options.mtp
     params.n_gpu_layers = -1 if options.gpu_layers is None else options.gpu_layers
-    keep_in_ram(params, [rb"^blk\.%d\.ffn_.*_exps" % layer for layer in range(options.n_cpu_moe or 0)])
+    _place(api, params, options)
     params.load_mode = _load_mode(api, options)
     if _is_row_invariant(lib, path, options):
         params.use_extra_bufts = False
@@ -377,9 +377,6 @@ def load(
             remote = RemoteDevices(options.workers)
             undo.callback(remote.close)
             remote.place(params, path, options)
-        elif options.device is not None:
-            handles = list_handles(gpu.name for gpu in device_memory("llamacpp", options.device))
-            params.devices = ctypes.cast(handles, ctypes.c_void_p)
         handle = api.llama_model_load_from_file(os.fsencode(path), params)
         if errors:
             raise errors[0]
@@ -389,6 +386,27 @@ def load(
         model.remote = remote
         undo.pop_all()
     return model
+
+
+def _place(api: Any, params: Any, options: LoadOptions) -> None:
+    """Write what devices get into llama_model_params. Raises InvalidRequest for a device that there is not."""
+    places = [*split_places(options.override_tensor)]
+    places += [(rf"^blk\.{layer}\.ffn_.*_exps", RAM) for layer in range(options.n_cpu_moe or 0)]
+    device_memory("llamacpp", [name for _, name in places if name != RAM])
+    place_tensors(params, places)
+    shares = split_shares(options.tensor_split)
+    if options.device is None and not shares:
+        return
+    names = [gpu.name for gpu in device_memory("llamacpp", options.device)]
+    if len(shares) > len(names):
+        raise InvalidRequest(
+            f"--tensor-split has {len(shares)} shares, and there are {len(names)} GPUs.",
+            hint="Give one for each; `edgespec doctor` lists them.",
+        )
+    params.handles = list_handles(names)  # lives as long as what points to it
+    params.devices = ctypes.cast(params.handles, ctypes.c_void_p)
+    if shares:
+        params.tensor_split = (ctypes.c_float * api.llama_max_devices())(*shares)
 
 
 def _load_mode(api: Any, options: LoadOptions) -> int:

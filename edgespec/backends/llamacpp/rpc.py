@@ -22,7 +22,7 @@ from typing import Any
 
 from edgespec.backends import device_memory
 from edgespec.backends.devices import RESERVE_BYTES, Memory, host_memory
-from edgespec.backends.llamacpp.library import ggml, keep_in_ram, library, list_handles
+from edgespec.backends.llamacpp.library import RAM, ggml, library, list_handles, place_tensors
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.workers import Worker, find_workers, resolve
 from edgespec.errors import BackendError, BackendUnavailable, InvalidRequest
@@ -251,7 +251,7 @@ class RemoteDevices:
         params.devices, params.tensor_split = ctypes.cast(handles, ctypes.c_void_p), shares
         self._kept = [handles, shares]
         if not memory.devices:
-            keep_in_ram(params, [rb"^(output|token_embd)"])
+            place_tensors(params, [("^(output|token_embd)", RAM)])
 
     def close(self) -> None:
         """Leave the workers. What uses their devices is freed before."""
