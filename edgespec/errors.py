@@ -53,6 +53,11 @@ def reason_of(error: BaseException) -> str:
     return _ERRNO.sub("", " ".join(text.split()) or type(error).__name__).rstrip(".")
 
 
+def names_memory(text: str) -> bool:
+    """Tells whether a runtime's words mean that there was not enough memory."""
+    return any(word in text.lower() for word in ("allocat", "bad_alloc", "out of memory", "outofdevicememory"))
+
+
 class InvalidRequest(EdgespecError):
     """A value, prompt or combination of options that is not possible."""
 

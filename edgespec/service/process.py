@@ -31,7 +31,7 @@ import psutil
 
 from edgespec.backends.ranks import get_rank_address, set_rank_address
 from edgespec.controller.store import calibration_folder
-from edgespec.errors import BackendError, Cancelled, EdgespecError, InvalidRequest, reason_of
+from edgespec.errors import BackendError, Cancelled, EdgespecError, InvalidRequest, names_memory, reason_of
 from edgespec.files import write_atomically
 from edgespec.isolated import block_sigint, python_command
 from edgespec.planner.plan import Reporter
@@ -319,6 +319,8 @@ def explain(exit_code: int, output: IO[bytes]) -> Death:
     with suppress(ValueError):  # a real-time signal has no name
         name = signal.Signals(-exit_code).name if exit_code < 0 else ""
     hint = "The system kills processes when memory runs out." if name == "SIGKILL" else ""
+    if names_memory(words):
+        hint = "Memory ran out: close other programs, or use a smaller --ctx or fewer --gpu-layers."
     end = f"{name or f'code {exit_code}'}{words and ': '}{words}"
     return Death(name or "exit", f"the engine's process ended with {end}", log=log, hint=hint)
 

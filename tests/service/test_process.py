@@ -22,7 +22,7 @@ import pytest
 from edgespec.errors import BackendError, InvalidRequest
 from edgespec.planner.plan import MemoryOptions
 from edgespec.service import process
-from edgespec.service.process import Death, EngineProcess, Link, Outbox, Update, find_last_words
+from edgespec.service.process import Death, EngineProcess, Link, Outbox, Update, explain, find_last_words
 from edgespec.text.stream import Piece
 from tests.service.requests import TOY, Heard, endless, request, tokens_of, until_it_speaks
 
@@ -54,6 +54,23 @@ def test_messages_arrive_in_order_and_sending_never_waits():
 )
 def test_last_words(text: str, words: str) -> None:
     assert find_last_words(text) == words
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "hint"),
+    [
+        (-6, "  what():  std::bad_alloc\n", "Memory ran out: "),
+        (-6, "  what():  vk::Device::allocateMemory: ErrorOutOfDeviceMemory\n", "Memory ran out: "),
+        (-6, "x.cpp:9: GGML_ASSERT(a) failed\n", ""),
+        (-9, "", "The system kills processes when memory runs out."),
+    ],
+)
+def test_what_to_do_after_a_death(code: int, text: str, hint: str, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    output.write_text(text)
+    with output.open("rb") as file:
+        found = explain(code, file).hint
+    assert found.startswith(hint) and bool(found) == bool(hint)
 
 
 class Sent:

@@ -30,7 +30,7 @@ from edgespec.backends.options import LoadOptions, RuntimeSettings, idle_cores
 from edgespec.backends.sequence import IdRange, check_ids
 from edgespec.core.protocols import YIELD, CheckCancelled, Yield
 from edgespec.core.sampling import Logits
-from edgespec.errors import BackendError, DoesNotFit, EdgespecError, InvalidModelFile, InvalidRequest
+from edgespec.errors import BackendError, DoesNotFit, EdgespecError, InvalidModelFile, InvalidRequest, names_memory
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadSpec
 
@@ -424,7 +424,7 @@ def _load_error(path: Path, reason: str) -> EdgespecError:
             f"a worker has no memory for its part of {path.name}: {reason}.",
             hint="Add a worker, use a smaller --ctx, or give the workers fewer layers (--gpu-layers N).",
         )
-    if any(word in reason.lower() for word in ("allocat", "out of memory", "outofdevicememory")):
+    if names_memory(reason):
         return DoesNotFit(
             f"{path.name} does not fit: {reason}.",
             hint="Use fewer --gpu-layers, another quantization, or a smaller --ctx.",
