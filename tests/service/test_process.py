@@ -65,6 +65,7 @@ def test_last_words(text: str, words: str) -> None:
         (-9, "", "The system kills processes when memory runs out."),
     ],
 )
+@pytest.mark.usefixtures("folders")
 def test_what_to_do_after_a_death(code: int, text: str, hint: str, tmp_path: Path) -> None:
     output = tmp_path / "output"
     output.write_text(text)
