@@ -44,3 +44,11 @@ def test_head_probe(program: Program, tmp_path: Path) -> None:
         assert row["right"] and row["found"] == "layers 1, 3, 5" and row["seconds"] > 0
         assert row["agreement"][0] > 0.4
     assert [row["stated_agreement"] is None for row in rows] == [False, True, False]
+
+
+def test_a_head_among_lookups(program: Program, tmp_path: Path) -> None:
+    head = convert(state_layers(tmp_path / "head", LAYERS))
+    sizes = ("--prompts", 1, "--tokens", 8, "--repeats", 1, "--exact", "--curve", "9:1=1,64=1", "--unit", 0.1)
+    result = program("benchmarks.lookups", "--draft", head, "--arm", "ngram+eagle3", "--arm", "eagle3:2/6", *sizes)
+    assert [arm["arm"] for arm in result["arms"]] == ["plain", "ngram+eagle3", "eagle3:2/6"]
+    assert all(arm["tau"] > 1 and arm["same"] == 1 for arm in result["arms"][1:])
