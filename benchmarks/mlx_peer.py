@@ -15,6 +15,7 @@ import statistics
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -165,7 +166,8 @@ class Comparison:
 
     def _compare_output(self, name: str, prompt: list[int], reference: Sequence[int], output: Sequence[int]) -> None:
         found = self.divergences[name]
-        fork = first_divergence(self.engine.target.open_session(lambda: None), prompt, reference, output)
+        with closing(self.engine.target.open_session(lambda: None)) as session:
+            fork = first_divergence(session, prompt, reference, output)
         if fork:
             found.append({"position": fork.position, "gap": fork.gap, "noise": fork.noise, "near": fork.is_near_tie})
 

@@ -12,7 +12,7 @@ the events; give the servers cores of their own where the machine has some to sp
 With --front one more arm is the last server behind an `edgespec serve` that passes requests on to it.
 
 Columns: milliseconds from a call to its first text (median, 95th percentile), tokens/s of all streams together, and the
-median, over repeats, of the ratio to the first peer. stdout ends with one JSON line.
+median, over repeats, of the ratio to the last peer. stdout ends with one JSON line.
 """
 
 from __future__ import annotations

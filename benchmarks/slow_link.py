@@ -42,7 +42,6 @@ class SlowLink:
         """`is_lossy`: packets are as short as on Ethernet, for experiments with a loss."""
         if reason := find_obstacle():
             raise OSError(reason)
-        self.n_hosts = n_hosts
         self._holders: list[subprocess.Popen[bytes]] = []
         devices: list[int] = []
         try:
@@ -90,9 +89,9 @@ class SlowLink:
         as_user = [] if os.geteuid() == 0 else ["--user", "--preserve-credentials"]
         return ["nsenter", f"--target={self._holders[host].pid}", "--net", *as_user, "--", *arguments]
 
-    def measure_rtt(self, n: int = 50) -> float:
-        """Median seconds of `n` pings from host 0 to host 1; it includes the time of the forwarding process."""
-        command = self.command(0, [*_self(_PING), self.address(1), str(n)])
+    def measure_rtt(self) -> float:
+        """Median seconds of 50 pings from host 0 to host 1; it includes the time of the forwarding process."""
+        command = self.command(0, [*_self(_PING), self.address(1), "50"])
         return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
     def _end_holders(self) -> None:

@@ -109,7 +109,7 @@ def require_positions(matrices: Mapping[str, Matrix]) -> None:
         )
 
 
-def compare(before: Mapping[str, Matrix], after: Mapping[str, Matrix], seed: int = 0) -> Gain:
+def compare(before: Mapping[str, Matrix], after: Mapping[str, Matrix]) -> Gain:
     """The gain of the second over the first in expected tokens, both by conversation, of the same positions and depth.
 
     The interval is a paired bootstrap over conversations, because the positions of one resemble each other. Raises
@@ -120,7 +120,7 @@ def compare(before: Mapping[str, Matrix], after: Mapping[str, Matrix], seed: int
     sizes = np.array([len(before[name]) for name in names], np.float64)
     first, second = (np.array([count_rounds(part[name]) for name in names]) for part in (before, after))
     n = len(names)
-    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES).astype(np.float64)
+    drawn = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=_RESAMPLES).astype(np.float64)
     gains = (drawn @ sizes) / (drawn @ second) - (drawn @ sizes) / (drawn @ first)
     low, high = np.percentile(gains, _INTERVAL)
     total = sizes.sum()

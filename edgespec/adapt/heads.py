@@ -206,9 +206,9 @@ def run_passes(network: PairNetwork, tokens: Any, features: Any, depth: int, row
     return scores
 
 
-def recursion(name: LossName, depth: int = DEPTH, decay: float = DECAY) -> Objective[Sequence[Part]]:
+def recursion(name: LossName, depth: int = DEPTH) -> Objective[Sequence[Part]]:
     """The objective of a head: the scores of each pass are compared with the target's."""
-    loss, total_weight = LOSSES[name], sum(decay**d for d in range(depth))
+    loss, total_weight = LOSSES[name], sum(DECAY**d for d in range(depth))
 
     def objective(network: HeadNetwork, batch: Sequence[Part]) -> mx.array:
         head, total = network.build(), mx.array(0.0)
@@ -221,7 +221,7 @@ def recursion(name: LossName, depth: int = DEPTH, decay: float = DECAY) -> Objec
             passes = run_passes(head, mx.array(text.tokens), mx.array(text.features), depth, mx.array(rows))
             for d, scores in enumerate(passes):
                 scores = mx.concatenate([scores, mx.full((len(scores), 1), _LEAST)], axis=-1)
-                total = total + decay**d * loss(scores[None], *known, mx.array(rows[None] >= d))
+                total = total + DECAY**d * loss(scores[None], *known, mx.array(rows[None] >= d))
         return total / (len(batch) * total_weight)
 
     return objective

@@ -55,13 +55,11 @@ class PardBatch:
 class PardBatches:
     """Batches[PardBatch] of the windows of texts. Each has cuts of its own, other ones in each epoch."""
 
-    def __init__(
-        self, parts: Parts, mask_token: int, *, depth: int = DEPTH, decay: float = DECAY, seed: int = 0
-    ) -> None:
-        """`depth` tokens are drafted in one forward; each further one weighs `decay` times as much."""
+    def __init__(self, parts: Parts, mask_token: int, *, depth: int = DEPTH, seed: int = 0) -> None:
+        """`depth` tokens are drafted in one forward."""
         self._parts = parts
         self._mask_token = mask_token
-        self._depth, self._decay, self._seed = depth, decay, seed
+        self._depth, self._seed = depth, seed
 
     def __len__(self) -> int:
         return len(self._parts)
@@ -71,7 +69,7 @@ class PardBatches:
         counts = batch.mask.any(axis=0)
         stop = int(np.flatnonzero(counts)[-1]) + 1
         cuts, depths = choose_cuts(int(counts.argmax()), stop, self._depth, np.random.default_rng([self._seed, step]))
-        return pack_batch(batch, cuts, depths, self._mask_token, self._decay)
+        return pack_batch(batch, cuts, depths, self._mask_token, DECAY)
 
 
 def choose_cuts(first: int, size: int, depth: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
@@ -159,7 +157,7 @@ def parallel(name: LossName) -> Objective[PardBatch]:
 def measure_packed(
     network: Any, texts: Sequence[TrainingText], mask_token: int, depth: int, check: CheckCancelled
 ) -> dict[str, Matrix]:
-    """The Matrix of each conversation, for blocks of `depth` tokens: what evaluate.measure_blocks would find.
+    """The Matrix of each conversation, for blocks of `depth` tokens.
 
     All blocks of a part of a text lie in one forward. Raises Cancelled.
     """

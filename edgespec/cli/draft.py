@@ -71,8 +71,9 @@ def serve_command(model: str | None, target: str | None, **options: Any) -> int:
         config = load_config(model or target, options)
         draft = DraftModel(lambda: _load(config, is_paired=model is None), options["parallel"])
         urls = ", ".join(url.removesuffix("/v1") for url in listening.urls)
-        greeting = f"Serving the draft {draft.name} at {urls}"
-        return run_app(draft_application(draft, rules), listening, greeting, "warning")  # no line for each draft
+        line = f"Serving the draft {draft.name} at {urls}; press Ctrl-C to stop."
+        application = draft_application(draft, rules)
+        return run_app(application, listening, lambda: click.echo(line), "warning")  # no line for each draft
 
 
 def _load(config: LoadConfig, *, is_paired: bool) -> ServedDraft:

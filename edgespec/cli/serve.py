@@ -270,14 +270,18 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
         raise InvalidRequest(f"--preload names no model: '{unknown[0]}'.", hint=hint)
     app = application(served, rules, metrics, options["preload"])
     with listen(options) as listening:
-        for name, each in found.items():
-            if isinstance(each, RemoteModel) and each.sends_plain_key:
-                click.echo(f"warning: the key of '{name}' crosses the network as plain text; use https.", err=True)
-        return run_app(app, listening, f"Serving {', '.join(found)} at {', '.join(listening.urls)}", log_level)
+
+        def announce() -> None:
+            click.echo(f"Serving {', '.join(found)} at {', '.join(listening.urls)}; press Ctrl-C to stop.")
+            for name, each in found.items():
+                if isinstance(each, RemoteModel) and each.sends_plain_key:
+                    click.echo(f"warning: the key of '{name}' crosses the network as plain text; use https.", err=True)
+
+        return run_app(app, listening, announce, log_level)
 
 
-def run_app(app: Callable[..., Any], listening: Listening, greeting: str, log_level: str) -> int:
-    """Serve an ASGI application until Ctrl-C. `greeting` is said when a signal can end it in order."""
+def run_app(app: Callable[..., Any], listening: Listening, announce: Callable[[], None], log_level: str) -> int:
+    """Serve an ASGI application until Ctrl-C. `announce` is called once a signal ends it in order."""
     import asyncio
     import logging
 
@@ -289,7 +293,7 @@ def run_app(app: Callable[..., Any], listening: Listening, greeting: str, log_le
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request of a download
 
     async def run() -> None:
-        click.echo(f"{greeting}; press Ctrl-C to stop.")
+        announce()
         await serve(app, listening.sockets, listening.tls)
 
     try:

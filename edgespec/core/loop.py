@@ -166,8 +166,9 @@ class _Text:
         tokens = tuple(self.tokens[start:])
         if len(tokens) <= n_path:  # cut within the path: nothing is known of the tokens behind
             return tokens, len(tokens), len(tokens)
-        was_rejected = bool(draft.children(verdict.path[-1] if n_path else -1))
-        return tokens, n_path, n_path + was_rejected
+        # A token that was drafted and is the last one of a verdict that was cut was no rejection.
+        others = {int(draft.tokens[child]) for child in draft.children(verdict.path[-1] if n_path else -1)}
+        return tokens, n_path, n_path + bool(others and verdict.next_token not in others)
 
 
 # Log probabilities of emitted tokens under the model, from the scores that a verifier reads.

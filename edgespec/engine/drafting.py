@@ -161,7 +161,8 @@ def make_fixed_controller(
     if spec.is_plain or spec.draft_max is None:
         return FixedLength((), Budget(0, 0), vocab_size)
     takes_tree = spec.is_tree and target.capabilities.tree
-    budget = Budget(spec.draft_max, spec.draft_tree if spec.draft_tree is not None and takes_tree else spec.draft_max)
+    nodes = spec.draft_max if spec.draft_tree is None else spec.draft_tree
+    budget = Budget(spec.draft_max, nodes if takes_tree else min(nodes, spec.draft_max))
     return FixedLength(drafters, budget, vocab_size, draw, spec.draft_min)
 
 

@@ -136,10 +136,12 @@ class Engine:
                 generation, spec, slot, sampler, costs, can_pause=speculation is None
             )
             yield from generation.run(slot.target, controller, verifier, costs, check)
-        except Cancelled:
-            generation.reason = "cancelled"
+        except (Cancelled, GeneratorExit) as stop:
             if slot is not None:  # drop a forward that was not committed
                 slot.target.rewind(slot.target.position)
+            if isinstance(stop, GeneratorExit):
+                raise
+            generation.reason = "cancelled"
         except Exception as error:
             if slot is not None:
                 self._slots.discard(slot, error)

@@ -120,7 +120,9 @@ class SlotPool:
             else:
                 self._adopts = self._adopts and held[source] <= cheap_prefill(context_size)  # a copy may not pay
                 if best is not None and not self._loses_much(best, common[best]):
-                    found = best  # the slot that was opened beside it stays for others
+                    if found not in self._kept:  # the slot that was opened beside it stays for others
+                        self._kept.insert(0, found)
+                    found = best
                     found.held = held[best]
         found.earlier = self._list_texts(found, owner)
         if len(found.tokens) - common.get(found, 0) >= LEAST_LOSS:

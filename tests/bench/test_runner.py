@@ -37,7 +37,7 @@ class Watched(Engine):
 
     def stream(self, request: Request, check: Callable[[], None] = lambda: None) -> Iterator[Event]:
         self.seen.append((self.speculation, self.draft_stats, request))
-        yield Piece("hm", "reasoning", False)
+        yield Piece("hm", "reasoning", "")
         yield from super().stream(self.change(request), check)
 
 

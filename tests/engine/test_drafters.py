@@ -13,8 +13,10 @@ from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
 from edgespec.controller.cost_model import DraftCost
 from edgespec.controller.stats import DraftStats
+from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
+from edgespec.drafters import drafter_specs
+from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 from edgespec.errors import Cancelled, DraftRefused
@@ -140,4 +142,14 @@ def test_what_is_measured() -> None:
     assert set(found.drafts) == {"model", "working"} and found.drafts["working"] == known
     assert found.rows == profile.rows and 0 < found.drafts["model"].seconds(1) < 100
     assert generate(engine, TALE)[1].tokens == answer(engine, TALE, Speculation(("model",), 3)).tokens
+    engine.close()
+
+
+@pytest.mark.parametrize("kind", ["tree", "linear"])
+def test_the_tokens_of_a_tree_bound_a_longer_path_too(kind: str) -> None:
+    drafted = LoadedDrafter(drafter_specs()["model"], "model", load("draft", LoadOptions(context_size=512)))
+    engine = Engine(load(kind, LoadOptions(context_size=512)), [drafted], Speculation(("model",), 7, 3))
+    request = Request("hello", SamplingParams(temperature=0), 30)
+    drafts = [event.n_drafted for event in engine.stream(request) if isinstance(event, Step) and event.index]
+    assert max(drafts) == 3
     engine.close()

@@ -76,6 +76,7 @@ def test_a_conversation_goes_on_in_its_own_slot_where_no_other_can_take_over_its
         assert metrics[0].cached_tokens == len(long) and len(engine._slots._kept) == 2
     else:
         assert engine._slots._kept[-1].tokens[: len(long)] == list(long.encode()) and not engine._slots._adopts
+        assert len(engine._slots._kept) == 2, "the slot that was opened beside it stays for others"
     engine.close()
 
 

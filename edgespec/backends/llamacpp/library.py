@@ -13,7 +13,7 @@ from typing import Any
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.errors import BackendUnavailable
 
-_LOG_INFO, _LOG_WARN, _LOG_ERROR, _LOG_CONT = 2, 3, 4, 5
+_LOG_INFO, _LOG_ERROR, _LOG_CONT = 2, 4, 5
 
 
 class NativeLog:
@@ -151,10 +151,14 @@ RAM = "CPU"
 
 
 def place_tensors(params: Any, places: Sequence[tuple[str, str]]) -> None:
-    """Have llama_model_params place tensors by (regular expression for names, RAM or a device), the first that fits."""
+    """Have llama_model_params place tensors by (regular expression for names, RAM or a device), the first that fits.
+
+    Earlier calls come first.
+    """
     api = ggml()
-    overrides = (_Override * (len(places) + 1))()
-    for override, (pattern, name) in zip(overrides, places, strict=False):
+    params.places = [*getattr(params, "places", ()), *places]
+    overrides = (_Override * (len(params.places) + 1))()
+    for override, (pattern, name) in zip(overrides, params.places, strict=False):
         override.pattern = pattern.encode()
         device = None if name == RAM else api.ggml_backend_dev_by_name(name.encode())
         override.buft = api.ggml_backend_dev_buffer_type(device) if device else api.ggml_backend_cpu_buffer_type()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from functools import cached_property
@@ -277,6 +278,10 @@ class LlamaModel:
         if self.remote is not None:
             self.remote.close()
             self.remote = None
+
+    def close_with_tokenizer(self) -> None:
+        """Free the model where its tokenizer is collected, in place of `close`."""
+        weakref.finalize(self.tokenizer, self._lib.api.llama_model_free, self._handle).atexit = False
 
     def open_embedder(self, cells: int, check: CheckCancelled) -> LlamaEmbedder:
         return LlamaEmbedder(self._lib, self._handle, self._params(cells), self.tokenizer.vocab_size, check)

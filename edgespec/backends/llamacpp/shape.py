@@ -1,4 +1,4 @@
-"""A model file with the shapes and types of another, fewer blocks and zero weights, to time forwards on."""
+"""Model files made of others: of fewer blocks and zero weights, to time forwards on; of fewer bits; of fewer layers."""
 
 from __future__ import annotations
 

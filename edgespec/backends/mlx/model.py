@@ -333,6 +333,7 @@ def _load_gguf(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
     from edgespec.backends.llamacpp.model import load as load_gguf
 
     vocabulary = load_gguf(path, LoadOptions(), vocabulary_only=True)
+    vocabulary.close_with_tokenizer()
     model, config = load_gguf_llama(path)
     return model, vocabulary.tokenizer, vocabulary.chat_template, config["max_position_embeddings"]
 
