@@ -17,7 +17,7 @@ from edgespec.api.options import resolve_sampling
 from edgespec.cli.completion import complete_conversation, complete_model
 from edgespec.cli.engine import Answer, open_engine
 from edgespec.cli.options import generation_options, load_config, offer, rare_option
-from edgespec.cli.terminal import TerminalReporter, format_summary, interruptible, report_bug
+from edgespec.cli.terminal import TerminalReporter, finish, format_summary, report_bug
 from edgespec.conversations import Store
 from edgespec.conversations.chat import (
     ALIASES,
@@ -185,7 +185,7 @@ class Repl:
     def open_model(self) -> ModelInfo:
         """Open the model, unless it is open; the engine may have died. Raises any EdgespecError, Cancelled."""
         if self._engine.model_info is None:
-            list(interruptible(self._engine.open(self._request, TerminalReporter())))
+            finish(self._engine.open(self._request, TerminalReporter()))
             if self._spec_given:
                 self._engine.speculate(self._spec_given).result()
         return require_model(self._engine)
@@ -310,7 +310,7 @@ class Repl:
         self.open_model()
         if argument:
             request = replace(self._request, draft=argument)
-            list(interruptible(self._engine.change_draft(request, TerminalReporter())))
+            finish(self._engine.change_draft(request, TerminalReporter()))
             self._request = request
         choices = "" if argument else f" (choose from {describe_words()})"
         click.echo(f"draft: {require_model(self._engine).draft}{choices}")

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 _PROBE_S = 60
 _GPU_REPORT = Path("edgespec-gpu.json")
+_FREE_BYTES = 2**20  # with less a disk counts as full
 _REINSTALL = "pip install --force-reinstall --no-cache-dir llama-cpp-python"
 
 
@@ -230,24 +231,34 @@ def find_huge_page_problems(huge_pages: dict[str, Any] | None) -> list[dict[str,
 
 
 def _describe_cache() -> dict[str, Any]:
+    from edgespec.controller.store import calibration_folder
     from edgespec.conversations.database import data_folder, describe_memory
     from edgespec.hub.hub import Hub
     from edgespec.registry.schema import config_dir
 
     hub = Hub.from_environment()
-    existing = hub.cache_dir
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
+    own = {"config": config_dir(), "conversations": data_folder(), "measurements": calibration_folder()}
     return {
         "path": str(hub.cache_dir),
         "endpoint": hub.endpoint,
         "offline": hub.offline,
-        "free_bytes": shutil.disk_usage(existing).free,
-        "writable": existing.is_dir() and os.access(existing, os.W_OK),
-        "config": str(config_dir()),
-        "conversations": str(data_folder()),
+        "free_bytes": shutil.disk_usage(_find_existing(hub.cache_dir)).free,
+        "writable": _can_write(hub.cache_dir),
+        **{name: str(folder) for name, folder in own.items()},
+        "unwritable": [str(folder) for folder in own.values() if not _can_write(folder)],
         "memory": describe_memory(),
     }
+
+
+def _find_existing(folder: Path) -> Path:
+    """The folder, or the lowest one above it that is there."""
+    return next(each for each in (folder, *folder.parents) if each.exists())
+
+
+def _can_write(folder: Path) -> bool:
+    """Whether files can be written into the folder, which is made where it is missing."""
+    there = _find_existing(folder)
+    return there.is_dir() and os.access(there, os.W_OK) and shutil.disk_usage(there).free > _FREE_BYTES
 
 
 def _describe_drafters() -> list[dict[str, Any]]:
@@ -300,6 +311,12 @@ def _find_problems(report: dict[str, Any]) -> Iterator[dict[str, str]]:
             yield {"problem": problem, "fix": f"update the driver, or report it with {_GPU_REPORT}; --gpu-layers 0"}
     if not report["cache"]["writable"]:
         yield {"problem": f"the model cache {report['cache']['path']} is not writable", "fix": "set HF_HOME"}
+    for folder in report["cache"]["unwritable"]:
+        problem = f"{folder} cannot be written, or its disk is full: nothing is kept there"
+        yield {
+            "problem": problem,
+            "fix": "change its permissions, free some space, or set EDGESPEC_DATA_DIR and the like",
+        }
 
 
 def _format_runtime(name: str, runtime: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeVar
 
-from edgespec.cli.terminal import TerminalReporter, interruptible, report_activity
+from edgespec.cli.terminal import TerminalReporter, finish, interruptible, report_activity
 from edgespec.core.metrics import ReadingClock
 from edgespec.core.protocols import CheckCancelled, PrefillProgress, Step
 from edgespec.engine.events import Event, Finished, Notice
@@ -31,7 +31,7 @@ def open_engine(
     try:
         if verbose:
             engine.submit(_echo_native_log).result()  # on the thread that loads the runtime
-        list(interruptible(engine.open(config, reporter or TerminalReporter(), settings_s=settings_s)))
+        finish(engine.open(config, reporter or TerminalReporter(), settings_s=settings_s))
     except BaseException:
         engine.close()
         raise

@@ -164,8 +164,13 @@ def _run(argv: Sequence[str] | None) -> int:
     except (Cancelled, KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return INTERRUPTED
+    except SystemExit as end:
+        if end.code == 1:  # click's end where the reader of the output has left
+            return OUTPUT_LOST
+        raise
     except OSError as error:
-        click.echo(f"error: The operating system reports: {error.strerror or error}.", err=True)
+        file = f" of {error.filename}" if error.filename else ""
+        click.echo(f"error: The operating system reports{file}: {error.strerror or error}.", err=True)
         click.echo("hint: Check free disk space and the permissions of the files.", err=True)
         return OUTPUT_LOST
     except Exception as error:  # noqa: BLE001 - an internal error: the traceback goes to a file
@@ -192,4 +197,4 @@ def _to_sentence(text: str) -> str:
     first = text.split(" ", 1)[0].rstrip(":,")
     if first.isalpha() and first != "edgespec":  # not a file name, a model name or the command
         text = text[:1].upper() + text[1:]
-    return text if text.endswith((".", "!", "?")) else text + "."
+    return text if text.endswith((".", "!", "?", "?)")) else text + "."

@@ -93,7 +93,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "bench": (
         ("edgespec bench", "the demo model"),
-        ("edgespec bench llama-8b-q4 --category code --draft-max 4", "one length of drafts on code"),
+        ("edgespec bench llama-8b-q4 --category code_edit --draft-max 4", "one length of drafts on edits of code"),
     ),
     "verify": (
         ("edgespec verify smollm2-135m", "60 requests with every drafter"),

@@ -14,6 +14,7 @@ import click
 from edgespec.cli.completion import complete_model
 from edgespec.cli.options import generation_options, load_config, rare_option
 from edgespec.cli.terminal import INTERRUPTED, explain_rounds, format_summary
+from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from edgespec.engine.events import Finished, Request
@@ -58,6 +59,8 @@ def run_command(
     from edgespec.service.client import require_model
 
     text = _read_prompt(prompt, file)
+    if not (text if raw else text.strip()):
+        raise InvalidRequest("the prompt is empty.", hint="Give one as an argument, with --file, or on standard input.")
     resolve_sampling(options, SamplingDefaults())  # raises before anything is loaded
     answer = Answer({"answer": "", "reasoning": ""})
 
@@ -143,6 +146,8 @@ def _read_prompt(argument: str | None, file: BinaryIO | None) -> str:
 
 
 def _join(data: bytes, question: str | None) -> str:
+    if b"\0" in data:
+        raise InvalidRequest("the input is not text.", hint="Give a text file, or text on standard input.")
     text = data.decode("utf-8", "replace")
     if question is None or not text.strip():
         return text if question is None else question

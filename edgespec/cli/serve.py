@@ -263,7 +263,7 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
         strict_names=options["strict_names"],
         remembers=options["memory"] is not False,
     )
-    found = _read_models(models, options)
+    found = read_models(models, options)
     served = Models(found, policy, metrics, {EMBEDDED_ALIAS: _EMBEDDED})  # as the other commands call that model
     if unknown := sorted({*options["preload"]} - served.slots.keys()):
         hint = f"There are: {', '.join(served.slots) or 'none; models of other servers are not loaded here'}."
@@ -303,7 +303,7 @@ def run_app(app: Callable[..., Any], listening: Listening, announce: Callable[[]
     return 0
 
 
-def _read_models(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, LocalModel | RemoteModel]:
+def read_models(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, LocalModel | RemoteModel]:
     """The models, by the names that clients use: those of the file and those named.
 
     Raises what the first request for a model would, where that is known now: a name or a file that is not there.
@@ -317,10 +317,11 @@ def _read_models(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, 
         name, equals, reference = text.partition("=")
         if not equals:
             name, reference = public_name(text), text
-        if not name or name in found:
-            message = f"two models have the name '{name}'." if name else f"'{text}' has no name."
+        if not name or not reference or name in found:
+            is_whole = name and reference
+            message = f"two models have the name '{name}'." if is_whole else f"'{text}' lacks a name or a model."
             raise InvalidRequest(message, hint="Name each model: edgespec serve NAME=REF.")
-        found[name] = LocalModel(load_config(reference or None, options))
+        found[name] = LocalModel(load_config(reference, options))
     for name, each in found.items():
         if isinstance(each, LocalModel):  # for the tables too
             found[name] = each._replace(config=_limit_memory(each.config, options))

@@ -16,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from edgespec.cli.options import add_options, json_option
-from edgespec.cli.serve import PORT, serve_command
+from edgespec.cli.serve import PORT, read_models, serve_command
 from edgespec.cli.terminal import format_speed, format_table, print_result
 from edgespec.errors import HubError, InvalidRequest, reason_of
 from edgespec.units import count, gib
@@ -119,7 +119,7 @@ def http_json(
 
     is_unix = url.startswith(_UNIX)
     transport = httpx.HTTPTransport(uds=url.removeprefix(_UNIX)) if is_unix else None
-    base = "http://localhost" if is_unix else url.rstrip("/")
+    base = "http://localhost" if is_unix else url.rstrip("/").removesuffix("/v1")  # as `serve` prints it
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         with httpx.Client(transport=transport, timeout=timeout_s) as client:
@@ -134,7 +134,10 @@ def http_json(
     if response.status_code != 200:
         message = answer.get("error", {}).get("message", "") if isinstance(answer, dict) else ""
         raise InvalidRequest(
-            f"the server rejects the request: {message or response.status_code}", hint="`edgespec ps` lists its models."
+            f"the server rejects the request: {message or response.status_code}",
+            hint="Give --api-key, or set EDGESPEC_API_KEY."
+            if response.status_code == 401
+            else "`edgespec ps` lists its models.",
         )
     return answer
 
@@ -502,6 +505,7 @@ def service_command(manager: str, arguments: tuple[str, ...]) -> None:
     context = serve_command.make_context("edgespec serve", list(arguments))
     if context.get_parameter_source("api_key") is ParameterSource.COMMANDLINE:
         raise InvalidRequest("a unit is no place for a key.", hint="Use --keys FILE; `edgespec key add` makes keys.")
+    read_models(context.params["models"], context.params)  # raises for one that the service could not serve
     command = [sys.executable, "-P", "-m", "edgespec", "serve", *arguments]
     environment = {name: value for name, value in sorted(os.environ.items()) if _KEPT.fullmatch(name)}
     for line in _STEPS[manager]:

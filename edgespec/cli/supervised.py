@@ -9,7 +9,19 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from signal import SIG_DFL, SIG_IGN, SIGCHLD, SIGHUP, SIGINT, SIGPIPE, SIGQUIT, SIGTERM, getsignal, signal
+from signal import (
+    SIG_DFL,
+    SIG_IGN,
+    SIGCHLD,
+    SIGHUP,
+    SIGINT,
+    SIGPIPE,
+    SIGQUIT,
+    SIGTERM,
+    default_int_handler,
+    getsignal,
+    signal,
+)
 from time import time_ns
 
 _COMMANDS = ("adapt", "bench", "doctor", "draft", "export", "memory", "plan", "run", "tune", "verify", "worker")
@@ -19,6 +31,8 @@ _WHOLE = b"\0the command has ended in Python"  # the end of the output of a chil
 
 def main() -> None:
     """Run the command of sys.argv and exit with its code."""
+    if is_python := getsignal(SIGINT) is default_int_handler:
+        signal(SIGINT, SIG_DFL)  # which ends this process without a traceback while modules are imported
     name = sys.argv[1:2]
     is_native = set(name) & set(_COMMANDS) or (name == ["chat"] and "--verbose" in sys.argv)
     is_whole = None not in (sys.stdin, sys.stdout, sys.stderr)  # else a descriptor below might be taken for theirs
@@ -28,6 +42,8 @@ def main() -> None:
             sys.exit(_supervise(output))
     from edgespec.cli.main import main as run_here
 
+    if is_python:
+        signal(SIGINT, default_int_handler)
     run_here()
 
 
@@ -41,7 +57,8 @@ def _supervise(output: int) -> int:
     # What isolated.python_command gives; its import takes as long as all of this module.
     start = f"import sys; sys.path[:] = {sys.path!r}; from edgespec.cli.supervised import run_supervised"
     is_deaf = getsignal(SIGINT) is SIG_IGN  # as in the background of a script; an answer can be cancelled all the same
-    command = [sys.executable, "-c", f"{start}; run_supervised({output}, {alive}, {is_deaf})", *sys.argv[1:]]
+    early_end = "" if is_deaf else "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    command = [sys.executable, "-c", f"{early_end}{start}; run_supervised({output}, {alive}, {is_deaf})", *sys.argv[1:]]
     child = 0
     early: list[int] = []
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from edgespec.errors import CacheError, InvalidRequest, make_harmless, reason_of
+from edgespec.errors import CacheError, Cancelled, InvalidRequest, make_harmless, reason_of
 from edgespec.files import replace_file, save_traceback
 
 if TYPE_CHECKING:
@@ -242,9 +242,21 @@ class Presses:
 PRESSES = Presses()
 
 
-def interruptible(stream: Stream[T]) -> Iterator[T]:
+def finish(stream: Stream[Any]) -> None:
+    """Let `stream` end, as `interruptible` does. Raises Cancelled also where SIGINT came too late to end it early."""
+    events = interruptible(stream)
+    while True:
+        try:
+            next(events)
+        except StopIteration as end:
+            if end.value:
+                raise Cancelled from None
+            return
+
+
+def interruptible(stream: Stream[T]) -> Generator[T, None, bool]:
     """Events of `stream`. Until it ends, SIGINT cancels it, and another one ends this process; it is cancelled too when
-    its reader leaves.
+    its reader leaves. Returns whether SIGINT came.
 
     The handler only sets a flag, so it is safe during native calls.
     """
@@ -266,3 +278,4 @@ def interruptible(stream: Stream[T]) -> Iterator[T]:
     finally:
         signal.signal(signal.SIGINT, before)
         stream.cancel()
+    return is_pressed

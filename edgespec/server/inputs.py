@@ -72,6 +72,7 @@ def embedding_route(
 
     async def handle(request: Request, body: EmbeddingRequest) -> Response:
         inputs, slot = body.inputs(), models.choose(body.model)
+        body = body.model_copy(update={"model": body.model or slot.name})
         slot.apply_keep_alive(body.keep_alive)
 
         async def embed() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from edgespec.drafters import SELF
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Prompt, Request
-from edgespec.errors import ContextOverflow, DraftRefused, EdgespecError, InvalidRequest
+from edgespec.errors import ContextOverflow, DraftRefused, EdgespecError, InvalidRequest, UnknownModel
 from edgespec.formats.heads import HeadSpec
 from edgespec.planner.head_probe import HeadProbe, ProbeResult, ProbeStore
 from edgespec.planner.plan import LoadConfig, Plan, Reporter
@@ -112,6 +112,13 @@ def compare_drafts(
     raises.
     """
     loader = Loader(reporter, check)
+    for draft in drafts:
+        try:
+            loader.plan(replace(config, draft=draft))
+        except (UnknownModel, InvalidRequest):  # what is mistyped is told before the target answers
+            raise
+        except EdgespecError:  # what is refused is told in the table
+            continue
     with loader.open_target(loader.plan(replace(config, draft="none"))) as (target, path, planned):
         passages = list(_answer(target, prompts, max_tokens, check))
         if not passages:

@@ -109,7 +109,7 @@ async def copy(app: ChatApp, argument: str) -> None:
     text = texts[-1]
     if argument:
         blocks = list_code_blocks(text)
-        message = f"the answer has {len(blocks)} code blocks."
+        message = f"the answer has {count(len(blocks), 'code block')}."
         text = blocks[_parse_number(argument, len(blocks), message, "/copy copies the whole answer.") - 1]
     app.copy_to_clipboard(text)
     await app.show_notice(f"copied {len(text):,} characters")
@@ -188,11 +188,11 @@ async def load(app: ChatApp, argument: str) -> None:
 def _rewind(app: ChatApp, argument: str, *, keep_question: bool = False) -> str:
     """Go back to before a question or its answer, and return the question; it is the last one without an argument."""
     app.activity.require_idle()
-    count = len(app.recorder.questions)
-    if not count:
+    n = len(app.recorder.questions)
+    if not n:
         raise InvalidRequest("there is no question yet.", hint="Ask something first.")
-    message, hint = f"there are questions 1 to {count}.", "Each question starts with its number."
-    number = _parse_number(argument or str(count), count, message, hint)
+    message = f"there are questions 1 to {n}." if n > 1 else "there is one question."
+    number = _parse_number(argument or str(n), n, message, "Each question starts with its number.")
     app.query_one(Transcript).cut(number, keep_question=keep_question)
     return app.recorder.rewind(number, keep_question=keep_question)
 

@@ -127,3 +127,26 @@ def test_a_tokenizer_of_another_kind_is_told(cli: Cli, tmp_path: Path) -> None:
     done = cli("run", "def f(x):", "--model", "other.gguf", "--threads", "1", "--draft", "none")
     assert done.returncode == InvalidModelFile.exit_code
     assert "The tokenizer of this model gives tokens that the model does not have." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("run", ""), 2, "The prompt is empty"),
+        (("run", "-"), 2, "The prompt is empty"),
+        (("run", "--file", "binary", "hi"), 2, "The input is not text"),
+        (("serve", "x="), 2, "'x=' lacks a name or a model"),
+        (("service", "systemd", "nosuch"), 3, "There is no model called 'nosuch'"),
+        (("draft", "compare", "python-6m", "nosuch"), 3, "There is no model called 'nosuch'"),
+    ],
+)
+def test_what_is_missing_is_told_at_once(
+    arguments: tuple[str, ...], code: int, told: str, cli: Cli, tmp_path: Path
+) -> None:
+    (tmp_path / "binary").write_bytes(b"text\0and more")
+    refused(cli, code, told, *arguments)
+
+
+def test_doctor_names_folders_that_cannot_be_written(cli: Cli) -> None:
+    done = cli("doctor", EDGESPEC_DATA_DIR="/proc/nosuch")
+    assert "problem: /proc/nosuch cannot be written" in done.stdout and "No problems found" not in done.stdout

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.cli.main import OUTPUT_LOST
 from edgespec.cli.terminal import format_summary
 from edgespec.core.metrics import Meter
 from edgespec.core.protocols import Decision, Step
@@ -170,5 +171,5 @@ def test_a_reader_that_leaves_is_no_error(environment: dict[str, str], tmp_path:
     child.stdout.close()
     assert child.stderr is not None
     err = child.stderr.read()
-    assert child.wait(timeout=60) == 1  # what click makes of a broken pipe
+    assert child.wait(timeout=60) == OUTPUT_LOST
     assert "Traceback" not in err and "Exception" not in err

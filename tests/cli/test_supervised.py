@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import permutations
@@ -15,8 +16,9 @@ from time import monotonic, sleep
 import psutil
 import pytest
 
-from edgespec.cli.terminal import INTERRUPTED, Presses
-from edgespec.errors import BackendError
+from edgespec.cli.terminal import INTERRUPTED, Presses, finish
+from edgespec.errors import BackendError, Cancelled
+from edgespec.service.client import Stream
 from tests.cli.conftest import COMMAND
 from tests.models import REPOSITORY
 
@@ -133,3 +135,18 @@ def test_the_end_of_one_is_the_end_of_the_other(environment: dict[str, str]) -> 
         while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
             assert monotonic() < end, "the command goes on for nobody"
             sleep(0.05)
+
+
+def test_an_interrupt_that_comes_too_late_to_stop_the_work_is_not_lost() -> None:
+    stream = Stream[int]()
+
+    def press() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        stream.end()
+
+    threading.Timer(0.2, press).start()
+    with pytest.raises(Cancelled):
+        finish(stream)
+    other = Stream[int]()
+    other.end()
+    finish(other)
