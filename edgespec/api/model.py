@@ -206,6 +206,9 @@ def _require_text(prompt: str) -> str:
 
 
 def _to_messages(messages: str | Messages) -> Messages:
+    """Raises InvalidRequest where there are none."""
+    if not messages:
+        raise InvalidRequest("the prompt is empty.", hint="Give a text, or messages.")
     return (Message("user", messages),) if isinstance(messages, str) else messages
 
 

@@ -51,7 +51,9 @@ TokenId = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
 Bias = Annotated[float, BeforeValidator(check_number), Field(ge=-100, le=100)]
 _MAX_BIASES = 4096
 GrammarText = Annotated[str, StringConstraints(min_length=1, max_length=2**16)]
-Choices = Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]], Field(max_length=256)]
+Choices = Annotated[
+    list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]], Field(min_length=1, max_length=256)
+]
 
 
 def _limit_length(value: object) -> object:

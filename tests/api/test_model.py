@@ -148,6 +148,12 @@ def test_a_model_that_does_not_exist() -> None:
         edgespec.load(ctx=1)
 
 
+@pytest.mark.parametrize("messages", ["", []])
+def test_an_empty_prompt_is_refused(messages: Any) -> None:
+    with edgespec.load("tree", backend="toy") as model, pytest.raises(edgespec.InvalidRequest, match="prompt is empty"):
+        model.chat(messages)
+
+
 def test_a_closed_model_is_refused() -> None:
     toy = edgespec.load("linear", backend="toy")
     toy.close()
