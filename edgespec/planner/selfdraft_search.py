@@ -315,6 +315,7 @@ def list_cached_drafts() -> list[CachedSelfDraft]:
         entries = read_entries(folder / _CHOICES, "choice")
         choices = [
             f"{each['setting'].get('asked')}: {each['choice'].get('method')}, {each['choice'].get('reason')}"
+            + ("" if each["choice"].get("pays") else "; it is not expected to pay")
             for each in entries
         ]
         for each in read_entries(folder / _UNFINISHED, "unfinished"):
