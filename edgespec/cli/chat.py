@@ -17,7 +17,7 @@ from edgespec.api.options import resolve_sampling
 from edgespec.cli.completion import complete_conversation, complete_model
 from edgespec.cli.engine import Answer, open_engine
 from edgespec.cli.options import generation_options, load_config, offer, rare_option
-from edgespec.cli.terminal import TerminalReporter, finish, format_summary, report_bug
+from edgespec.cli.terminal import TerminalReporter, finish, format_summary, interruptible, report_bug
 from edgespec.conversations import Store
 from edgespec.conversations.chat import (
     ALIASES,
@@ -310,7 +310,7 @@ class Repl:
         self.open_model()
         if argument:
             request = replace(self._request, draft=argument)
-            finish(self._engine.change_draft(request, TerminalReporter()))
+            list(interruptible(self._engine.change_draft(request, TerminalReporter())))
             self._request = request
         choices = "" if argument else f" (choose from {describe_words()})"
         click.echo(f"draft: {require_model(self._engine).draft}{choices}")

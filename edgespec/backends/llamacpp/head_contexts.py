@@ -128,6 +128,8 @@ class HeadContext(DraftContext):
     def _run(self, tokens: Sequence[int], states: Floats, position: int, *, outputs: int) -> Logits:
         self._inputs[: len(tokens)] = states
         self._native.batch.chain(tokens, position, self._sequence, outputs=outputs)
+        if self.takes_trees:
+            self._native.batch.share()
         return self._native.decode()
 
     def _read_states(self, n: int) -> Floats:
@@ -188,12 +190,6 @@ class Eagle3Context(HeadContext):
             self._api.llama_memory_seq_cp(self._native.memory, copied, sequence, self._next, position + 1)
         self._ends[sequence] = position + 1
         return sequence, position + 1
-
-    def _run(self, tokens: Sequence[int], states: Floats, position: int, *, outputs: int) -> Logits:
-        self._inputs[: len(tokens)] = states
-        self._native.batch.chain(tokens, position, 0, outputs=outputs)
-        self._native.batch.share()
-        return self._native.decode()
 
     def encode(self, features: Floats, position: int) -> Floats:
         n = len(features)

@@ -397,7 +397,8 @@ def _place(api: Any, params: Any, options: LoadOptions) -> None:
     """Write what devices get into llama_model_params. Raises InvalidRequest for a device that there is not."""
     places = [*split_places(options.override_tensor)]
     places += [(rf"^blk\.{layer}\.ffn_.*_exps", RAM) for layer in range(options.n_cpu_moe or 0)]
-    device_memory("llamacpp", [name for _, name in places if name != RAM])
+    if others := [name for _, name in places if name != RAM]:
+        device_memory("llamacpp", others)
     place_tensors(params, places)
     shares = split_shares(options.tensor_split)
     if options.device is None and not shares:
