@@ -20,7 +20,7 @@ WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 """What is trained: all weights, or low-rank changes of them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOptions:
     """How a network is trained.
 

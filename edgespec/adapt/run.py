@@ -6,7 +6,9 @@ both drafts are compared on the conversations that were held out.
 
 from __future__ import annotations
 
+import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -28,7 +30,7 @@ from edgespec.adapt.options import Progress, StopReason, Throttle, TrainOptions,
 from edgespec.adapt.teacher import BATCH_TOKENS, Batches, Parts, Teacher
 from edgespec.adapt.texts import RUN, TrainingText, count_tokens, read_texts, split_texts
 from edgespec.backends import Model, open_model
-from edgespec.backends.mlx.library import load_mlx
+from edgespec.backends.mlx.library import device, load_mlx
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendUnavailable, CacheError, DoesNotFit, DraftRefused, InvalidRequest, reason_of
 from edgespec.files import lock_file
@@ -341,6 +343,18 @@ def load_trainer() -> None:
         raise BackendUnavailable(
             f"a draft is trained by MLX, and {error.message}", hint="Install it: pip install 'edgespec[adapt]'."
         ) from error
+
+
+def notice_slow_blas(reporter: Reporter) -> None:
+    """Tell `reporter` where MLX computes on a processor with the reference BLAS of its wheel. Raises BackendUnavailable
+    without MLX.
+    """
+    load_trainer()
+    if sys.platform == "linux" and not device().on_gpu and "LD_PRELOAD" not in os.environ:
+        reporter.notice(
+            "MLX's wheels have a slow BLAS on Linux; OpenBLAS trains several times faster: docs/adapt.md has the line"
+            " that preloads it."
+        )
 
 
 def measure_draft(

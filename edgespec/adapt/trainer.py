@@ -28,7 +28,7 @@ Objective = Callable[[Any, B], mx.array]
 IsInner = Callable[[str, mx.array], bool]
 """Whether a weight, by its path in the network, is a matrix between hidden states."""
 
-_TIMED = 10  # steps that tell how many the time allows
+_TIMED = 10  # steps that tell how many the time allows, where a checkpoint does not come before
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Trainer(Generic[B]):
     def _fit_time(self, state: _State) -> _State:
         """`state` with as many steps as the time allows, so that the learning rate falls to 0 in it."""
         n_all, left_s = self._options.epochs * len(self._batches), self._throttle.limit_s - state.seconds
-        if state.step < _TIMED or left_s * state.step >= state.seconds * (n_all - state.step):
+        if not state.step or left_s * state.step >= state.seconds * (n_all - state.step):
             return replace(state, n_steps=n_all)
         return replace(state, n_steps=state.step + max(1, int(left_s * state.step / state.seconds)))
 

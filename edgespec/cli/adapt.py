@@ -284,12 +284,12 @@ def train_command(
     Training pauses while a model answers on this machine. Ctrl-C stops it; the same command goes on.
     """
     from edgespec.adapt.options import Throttle, lower_priority
-    from edgespec.adapt.run import AdaptConfig, Adapter
+    from edgespec.adapt.run import AdaptConfig, Adapter, notice_slow_blas
     from edgespec.cli.engine import run_work
     from edgespec.conversations.database import memory_folder
     from edgespec.service.learn import is_on_battery
 
-    train = TrainOptions(loss, learning_rate, epochs)
+    train = TrainOptions(loss=loss, learning_rate=learning_rate, epochs=epochs)
     limit_s = inf if minutes is None else 60 * minutes
     throttle = Throttle(limit_s, must_stop=(lambda: False) if on_battery else is_on_battery)
     config = AdaptConfig(load_config(model, options), method, train, documents, throttle, newest)
@@ -300,6 +300,7 @@ def train_command(
 
     def work(check: CheckCancelled) -> Iterator[Adaptation]:
         check = _with_leave(check, parent, drafts)
+        notice_slow_blas(reporter)
         yield Adapter(*open_hub(), memory_folder(), drafts, reporter, check).run(config)
 
     (done,) = run_work(work, is_training=True)

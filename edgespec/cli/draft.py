@@ -253,6 +253,7 @@ def train_command(
     """
     from edgespec.adapt.new_head import HeadConfig, HeadTrainer
     from edgespec.adapt.options import Throttle, lower_priority
+    from edgespec.adapt.run import notice_slow_blas
     from edgespec.bench.prompt_sets import read_prompts
     from edgespec.cli.adapt import TrainingReporter, describe_result, format_result, open_drafts
     from edgespec.cli.engine import run_work
@@ -265,6 +266,7 @@ def train_command(
     lower_priority()
 
     def work(check: CheckCancelled) -> Iterator[Adaptation]:
+        notice_slow_blas(reporter)
         yield HeadTrainer(*open_hub(), open_drafts(), reporter, check).run(config)
 
     (done,) = run_work(work, is_training=True)

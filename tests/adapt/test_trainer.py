@@ -300,3 +300,10 @@ def test_half_precision_rows_and_scores(name: str) -> None:
     expected = case.loss(name, case.draft.astype(np.float16).astype(float))
     assert loss.item() == pytest.approx(expected, rel=0.1 if name == "reverse-kl" else 2e-3)
     assert np.isfinite(np.array(gradient)).all()
+
+
+def test_slow_steps_are_fitted_at_the_first_checkpoint(tmp_path: Path) -> None:
+    _, trainer = make_trainer(tmp_path, OPTIONS, replace(FREE, limit_s=240.0))
+    state = _State(n_steps=OPTIONS.epochs * len(make_batches()), step=2, seconds=70.0)
+    assert trainer._fit_time(state).n_steps == 2 + 4
+    assert trainer._fit_time(replace(state, step=0, seconds=0.0)) == replace(state, step=0, seconds=0.0)

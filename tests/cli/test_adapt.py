@@ -77,6 +77,8 @@ def test_a_draft_is_trained_used_and_put_back(cli: Cli, tmp_path: Path, draft: s
     assert json.loads(cli("adapt", "data", "status", "--json").stdout)["allowed"]
     (pair,) = (path for path in (tmp_path / "data" / "adapted").iterdir() if path.is_dir())
     assert not (pair / "training").exists()
+    options = json.loads((pair / "1" / "card.json").read_bytes())["options"]
+    assert (options["epochs"], options["learning_rate"], options["muon_rate"]) == (1, 0.1, 0)
     assert {each.stat().st_mode & 0o077 for each in (pair.parent, *pair.parent.rglob("*"))} == {0}
 
     changed = ("--method", "lora", "--learning-rate", "1e-8")
