@@ -142,7 +142,7 @@ def test_bodies_that_are_too_large(toy: Server) -> None:
         (["--host", "0.0.0.0"], "other machines could use a server at 0.0.0.0 without a key"),
         (["--host", "no.such.host.invalid", "--no-key"], "cannot listen on"),
         (["a=tree", "a=linear"], "two models have the name 'a'"),
-        (["=tree"], "has no name"),
+        (["=tree"], "lacks a name or a model"),
         (["--allow-origin", "*"], "any web page could use a server without a key"),
         (["--allow-origin", "localhost:3000"], "'localhost:3000' is not the origin of a web page"),
         (["--allow-origin", "http://a/b"], "'http://a/b' is not the origin of a web page"),
