@@ -54,6 +54,7 @@ class TerminalReporter:
             )  # fmt: skip
         if self._bar is None:
             return
+        self._bar.length = max(total, 1)  # a training is fitted to its time while it runs
         self._bar.update(done - self._bar.pos, detail)
         if done >= total:
             self.end_bar()

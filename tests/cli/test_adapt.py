@@ -171,11 +171,13 @@ def test_progress_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatc
             reporter.reading(i, 100)
         for i in range(1, 4):
             reporter.training(i, 100, 10.123, 2.5)
+        reporter.training(4, 5, 10.123, 2.5)
         terminal.flush()
         drawn = ""
         while select.select([screen], [], [], 0)[0]:
             drawn += screen.read(2**16).decode()
     lines = [re.sub(r"\x1b\[[?0-9]*[a-zA-Z]", "", line) for line in re.split(r"[\r\n]+", drawn)]
+    assert "80%" in drawn, "of the steps that the time allows"
     assert "2.50 tokens a round" in drawn and "00:0" in drawn and 40 < max(map(len, lines)) <= columns
 
 
