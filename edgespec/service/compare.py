@@ -108,17 +108,11 @@ def compare_drafts(
 ) -> Iterator[Answers | Compared]:
     """Measure each of `drafts`, as --draft takes them, on greedy answers to `prompts` of the target of `config`.
 
-    Yields the Answers first. Raises InvalidRequest where no prompt gets an answer, and whatever a load of the target
-    raises.
+    Yields the Answers first. Raises UnknownModel, InvalidRequest for a draft that is mistyped, before the target
+    answers; InvalidRequest where no prompt gets an answer, and whatever a load of the target raises.
     """
     loader = Loader(reporter, check)
-    for draft in drafts:
-        try:
-            loader.plan(replace(config, draft=draft))
-        except (UnknownModel, InvalidRequest):  # what is mistyped is told before the target answers
-            raise
-        except EdgespecError:  # what is refused is told in the table
-            continue
+    plans = {draft: _plan_draft(loader, replace(config, draft=draft)) for draft in drafts}
     with loader.open_target(loader.plan(replace(config, draft="none"))) as (target, path, planned):
         passages = list(_answer(target, prompts, max_tokens, check))
         if not passages:
@@ -129,11 +123,22 @@ def compare_drafts(
             for draft in drafts:
                 check()
                 try:
-                    asked = loader.plan(replace(config, draft=draft))
+                    if isinstance(asked := plans[draft], EdgespecError):
+                        raise asked
                     with _open_draft(loader, asked, target, path, planned, session) as (opened, memory):
                         yield Compared(draft, evaluator.evaluate(opened), memory)
                 except EdgespecError as refusal:
                     yield Compared(draft, refusal=refusal.message)
+
+
+def _plan_draft(loader: Loader, config: LoadConfig) -> Plan | EdgespecError:
+    """The plan of a draft, or why it is refused. Raises UnknownModel, InvalidRequest for one that is mistyped."""
+    try:
+        return loader.plan(config)
+    except (UnknownModel, InvalidRequest):
+        raise
+    except EdgespecError as refusal:
+        return refusal
 
 
 def _answer(target: Model, prompts: Sequence[Prompt], max_tokens: int, check: CheckCancelled) -> Iterator[Passage]:
