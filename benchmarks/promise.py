@@ -28,6 +28,7 @@ import gguf
 import numpy as np
 
 from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, list_loaded, load_model, print_result
+from benchmarks.heads import fits
 from edgespec.backends import Model
 from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.options import LoadOptions
@@ -39,7 +40,6 @@ from edgespec.core.scores import Scores
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
-from edgespec.errors import ContextOverflow
 
 AUTOPILOT = Speculation(("ngram", "model"))
 AGAIN = Speculation(("ngram",), draft_max=0)  # plain decoding too
@@ -92,13 +92,6 @@ def take_in_turn(n: int, categories: Sequence[str]) -> list[BenchPrompt]:
     shipped = read_shipped_prompts(categories or None)
     by_category = [[each for each in shipped if each.category == name] for name in CATEGORIES]
     return [each for row in zip_longest(*by_category) for each in row if each is not None][:n]
-
-
-def fits(engine: Engine, prompt: BenchPrompt, size: int) -> bool:
-    try:
-        return len(engine.encode(prompt.turns[0])) < size
-    except ContextOverflow:
-        return False
 
 
 def run_once(
@@ -227,7 +220,8 @@ def main(
             model = TimedModel(load_model("llamacpp", path, options))
             engine = Engine(load_target(target, options, model), list_loaded(model=cast(Model, model)), PLAIN)
             other = AGAIN if kind == "none" else AUTOPILOT
-            fitting = [each for each in take_in_turn(n, categories) if fits(engine, each, context - tokens)]
+            prompts = take_in_turn(n, categories)
+            fitting = [each for each in prompts if fits(engine, each.turns[0], context - tokens)]
             for temperature in temperatures:
                 row = {"draft": kind, **compare(engine, other, fitting, temperature, tokens, repeats, model)}
                 rows.append(row)
