@@ -313,10 +313,7 @@ def _find_problems(report: dict[str, Any]) -> Iterator[dict[str, str]]:
         yield {"problem": f"the model cache {report['cache']['path']} is not writable", "fix": "set HF_HOME"}
     for folder in report["cache"]["unwritable"]:
         problem = f"{folder} cannot be written, or its disk is full: nothing is kept there"
-        yield {
-            "problem": problem,
-            "fix": "change its permissions, free some space, or set EDGESPEC_DATA_DIR and the like",
-        }
+        yield {"problem": problem, "fix": "change its permissions, or free some space"}
 
 
 def _format_runtime(name: str, runtime: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -64,8 +64,8 @@ def find_ignored_options(target: Model, speculation: Speculation, planned: Plan,
             yield f"--{option.replace('_', '-')} {value} has no effect, since {reason}."
     if target.no_tree_reason is not None and speculation.is_tree:
         yield f"This model takes chains, not trees, since {target.no_tree_reason}."
-    ignored = ("threads", "batch_threads", "gpu_layers", "gpu_layers_draft", "n_cpu_moe", "device", "flash_attention")
-    for option in (*ignored, "tensor_split", "override_tensor"):
+    places = ("gpu_layers", "gpu_layers_draft", "n_cpu_moe", "device", "tensor_split", "override_tensor")
+    for option in ("threads", "batch_threads", *places, "flash_attention"):
         if planned.backend == "mlx" and getattr(planned.options, option) is not None:
             yield f"--{option.replace('_', '-')} has no effect on MLX."
 
