@@ -90,11 +90,11 @@ def test_a_worker_that_is_killed_while_weights_are_sent(engine: EngineProcess, t
     class Killer(Heard):
         def loading(self, name: str, fraction: float) -> None:
             if 0 < fraction < 1:
-                worker.send(signal.SIGKILL)
+                worker.end(signal.SIGKILL)
 
     with pytest.raises(BackendError, match=f"the worker {worker.address} does not answer any more"):
         engine.open(config(worker.address, model=str(path), draft="ngram"), Killer()).result()
-    worker.end()
+    assert worker.end()[0] != 0
 
 
 def test_a_worker_that_takes_long_is_waited_for() -> None:
