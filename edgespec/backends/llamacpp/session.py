@@ -474,9 +474,9 @@ class LlamaSession:
         n = len(tokens)
         if self._prompt is None or self._prompt[0] != n or self.tokens[:n] != list(tokens):
             return None
-        if self._slot.tap is not None:  # the hidden states have to be computed
-            return None
-        return self._prompt[1] if self.rewind(n) == n else None
+        known = self._prompt[1] if self.rewind(n) == n else None
+        tap = self._slot.tap
+        return known if tap is None or tap.features.start < n else None  # a head reads the state before the next token
 
     def _append(self, tokens: Sequence[int], states: Floats | None) -> None:
         """The cache holds `tokens` for good; `states` are of a tapped session."""
