@@ -242,15 +242,14 @@ def plan(
     registry: Registry,
     hub: Hub,
     reporter: Reporter,
-    network: Network | None = None,
     *,
-    freed: int = 0,
-    is_open: bool = False,
+    opened: Plan | None = None,
+    stays: bool = False,
 ) -> Plan:
     """Choose the runtime, resolve the models, read their headers, compare tokenizers, check memory.
 
-    `network` has the workers where the target is open on them already: they serve it, and answer nobody else. `freed`
-    are bytes that a model will have freed before the load, or `is_open` has taken: the target, with its caches.
+    `opened` is that of a model that is open, whose memory the plan counts as free. Where it `stays`, it is the target
+    itself, which keeps its caches, layers and workers; else it will have been closed before the load.
 
     Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, DoesNotFit.
     """
@@ -272,15 +271,19 @@ def plan(
     if request.adapted is not None:
         drafters = use_adapted(drafters, target, request.adapted, hub, reporter.notice)
     options = _set_context_size(request.load, facts, reporter)
-    own = read_memory(backend, request.load.device)
+    if opened is not None and stays:
+        placed = opened.options
+        options = replace(options, caches=placed.caches, gpu_layers=placed.gpu_layers, n_cpu_moe=placed.n_cpu_moe)
     limit = None if request.max_bytes is None else max(0, request.max_bytes - PROCESS_BYTES)
-    own = replace(own, ram_available=own.ram_available + freed, limit=limit)
-    network, memory = find_network(options, backend, facts, own, network)
-    least = options.caches if is_open else 1
+    own = replace(read_memory(backend, request.load.device), limit=limit)
+    if opened is not None:
+        own = _free(own, opened.fit, stays)
+    network, memory = find_network(options, backend, facts, own, opened.network if opened else None)
+    least = options.caches if stays else 1
     part = None if network is None else (own, network.split.share)
     drafters, fit = _check_memory(request, options, memory, facts, drafters, reporter, part, least)
     options = _keep_flash_attention(replace(options, caches=fit.caches), facts, fit)
-    if network is None:
+    if network is None and not stays:
         options = _place(options, facts, fit, reporter)
     options = replace(options, mtp=backend == "llamacpp" and any(each.is_in_target for each in drafters))
     drafts = [each.model.reference for each in drafters if each.model and each.spec.name == "model"]
@@ -331,6 +334,15 @@ def _set_context_size(options: LoadOptions, facts: ModelMetadata, reporter: Repo
     if size > trained:
         reporter.notice(f"The model was trained for {trained:,} tokens; beyond them its answers lose quality.")
     return replace(options, context_size=size)
+
+
+def _free(own: Memory, opened: Fit, stays: bool) -> Memory:
+    """`own` without what an open model takes of it. Where it `stays`, mapped weights count as available RAM."""
+    taken = opened.target.kv + opened.target.compute if stays else opened.needed
+    if opened.fits_on_devices:
+        taken = 0
+    # What the devices had before the load; those of workers, which come last, are asked in find_network.
+    return replace(own, ram_available=own.ram_available + taken, devices=opened.memory.devices[: len(own.devices)])
 
 
 def _place(options: LoadOptions, target: ModelMetadata, fit: Fit, reporter: Reporter) -> LoadOptions:

@@ -49,7 +49,7 @@ Table = dict[str, Any]
 
 _FILE_NAME = "models.toml"
 _STALE = {  # what was stated for another model
-    "target": ("acceptance",),
+    "target": ("acceptance", "package", "verified"),
     "draft": ("acceptance",),
     "pard": ("pard_token",),
     "head": ("head_kind", "head_verified"),

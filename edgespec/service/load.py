@@ -111,8 +111,7 @@ class Loader:
     def prepare(self, config: LoadConfig, opened: LoadedModel) -> None:
         """Raise what `load` raises before it reads weights, as if `opened` were closed; download what is missing."""
         if config.backend != "toy":
-            freed = opened.info.fit.needed if opened.info.fit is not None else 0
-            for source in self.plan(config, opened.planned, freed).sources:
+            for source in self.plan(config, opened.planned).sources:
                 self.fetch(source)
 
     def change_draft(self, loaded: LoadedModel, config: LoadConfig) -> LoadedModel:
@@ -121,10 +120,8 @@ class Loader:
             return self._load_toy(config, loaded.engine.memory)
         opened = loaded.planned
         assert opened is not None  # only the toy runtime has no plan
-        config = replace(config, load=replace(config.load, caches=opened.options.caches))
         config = replace(config, backend=opened.backend)
-        taken = opened.fit.target.kv + opened.fit.target.compute  # mapped weights count as available
-        planned = self.plan(config, opened, taken, is_open=True)
+        planned = self.plan(config, opened, stays=True)
         target, memory = loaded.engine.target, loaded.engine.memory
         changed = self._build_any(config, planned, target, loaded.target_path, loaded.settings, memory)
         with ExitStack() as undo:
@@ -151,9 +148,8 @@ class Loader:
             settings = choose_settings(target, path, planned, self.settings_s, self.check)
             yield target, path, apply_settings(settings, planned)
 
-    def plan(self, config: LoadConfig, opened: Plan | None = None, freed: int = 0, *, is_open: bool = False) -> Plan:
-        network = opened.network if opened else None
-        planned = make_plan(config, self.registry, self.hub, self.reporter, network, freed=freed, is_open=is_open)
+    def plan(self, config: LoadConfig, opened: Plan | None = None, *, stays: bool = False) -> Plan:
+        planned = make_plan(config, self.registry, self.hub, self.reporter, opened=opened, stays=stays)
         check_ranks(planned)
         require(planned.backend)
         return planned
@@ -181,7 +177,7 @@ class Loader:
                 raise
             self.reporter.notice(f"Drafting without what was adapted: {refusal.message}")
         base = replace(config, backend=planned.backend, adapted=None, force=True)
-        return self._build(config, self.plan(base, planned), *parts)
+        return self._build(config, self.plan(base, planned, stays=True), *parts)
 
     def _build(
         self,

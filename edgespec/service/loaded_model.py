@@ -113,6 +113,12 @@ def describe_model(engine: Engine, name: str, planned: Plan | None, settings: Ru
     )
 
 
+_NOT_IN_CELLS = (  # settings that differ from load to load, as by the memory that is free
+    "threads", "batch_threads", "gpu_layers", "gpu_layers_draft", "n_cpu_moe", "device", "tensor_split",
+    "override_tensor",
+)  # fmt: skip
+
+
 def open_prefixes(
     options: MemoryOptions | None, memory: Memory | None, key: ProfileKey, target: Model, path: Path
 ) -> PrefixFiles | None:
@@ -122,8 +128,7 @@ def open_prefixes(
     config = path / "config.json"
     setting = {
         **asdict(key),
-        "threads": None,
-        "batch_threads": None,
+        **dict.fromkeys(_NOT_IN_CELLS),
         "weights": fingerprint_weights(path) if path.exists() else path.name,  # the toy has none
         "config": config.read_text(encoding="utf-8") if config.is_file() else None,
         "context_size": target.context_size,  # on which rotary factors may depend

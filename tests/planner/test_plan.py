@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.backends.devices import RESERVE_BYTES, Memory
+from edgespec.backends.devices import RESERVE_BYTES, DeviceMemory, Memory
 from edgespec.backends.options import LoadOptions
 from edgespec.errors import DoesNotFit, DraftRefused, UnknownModel
 from edgespec.formats.gguf_validate import read_file
@@ -17,6 +17,7 @@ from edgespec.planner.plan import PROCESS_BYTES, LoadConfig, MemoryOptions, Plan
 from edgespec.planner.report import describe_plan, format_plan
 from edgespec.registry.schema import Registry, load_registry
 from tests.formats.ggufs import TOKENS, write_gguf
+from tests.models import TARGET
 from tests.reporter import Heard
 
 CONTEXT = 256
@@ -177,6 +178,31 @@ def test_flash_attention_stays_on_where_scores_do_not_fit(folder: Path, paired: 
     assert fit(scores, flash=False).fit.headroom == 0
     with pytest.raises(DoesNotFit):
         fit(scores - 1, flash=False)
+
+
+@pytest.mark.parametrize("share", [2.0, 0.6])
+def test_what_an_open_model_takes_of_a_gpu_counts_as_free(
+    share: float, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft that is changed leaves the target's layers where they are, and another model has room as without it."""
+
+    def leave_free(n: int) -> None:
+        gpu = DeviceMemory("CUDA0", RESERVE_BYTES + n, 2 * RESERVE_BYTES, shares_ram=False)
+        monkeypatch.setattr("edgespec.planner.memory.host_memory", lambda _=(): Memory(2 * RESERVE_BYTES, (gpu,)))
+
+    def ask(opened: Plan | None = None, *, stays: bool = False) -> Plan:
+        load = LoadOptions(threads=1, context_size=CONTEXT)
+        request = LoadConfig(str(TARGET), "llamacpp", "none", load=load, force=True)
+        return plan(request, load_registry(), Hub.from_environment(), heard, opened=opened, stays=stays)
+
+    leave_free(int(share * estimate_memory(read_file(TARGET), CONTEXT, together=True).total))
+    opened = ask()
+    assert (opened.options.gpu_layers is None) == (share > 1) == (heard.notices == [])
+    heard.notices.clear()
+    leave_free(0)
+    kept, other = ask(opened, stays=True), ask(opened)
+    assert kept.options == other.options == opened.options and kept.fit.memory.devices == opened.fit.memory.devices
+    assert len(heard.notices) == (share < 1)  # what the load of another model says too
 
 
 def test_the_report_shows_all_drafters(folder: Path, paired: Registry, heard: Heard) -> None:

@@ -118,6 +118,13 @@ def test_the_users_file_changes_single_keys(tmp_path: Path) -> None:
     assert (mine.target, mine.draft) == (LocalPath(Path("/models/mine.gguf")), HubQuant("a/b", "Q8_0"))
 
 
+def test_a_target_of_the_user_is_not_that_of_a_package(tmp_path: Path) -> None:
+    assert isinstance(shipped(tmp_path).get("smollm2-135m").pair("llamacpp").target, PackagedFile)  # type: ignore[union-attr]
+    own = load(tmp_path, '[smollm2-135m.gguf]\ntarget = "/models/mine.gguf"\n').get("smollm2-135m").pair("llamacpp")
+    assert own is not None
+    assert (own.target, own.verified) == (LocalPath(Path("/models/mine.gguf")), False)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
