@@ -26,9 +26,13 @@ def time_limit(seconds: float) -> Iterator[None]:
     watch, thread = _watch(), threading.get_ident()
     watch.begin(thread, monotonic() + seconds)
     try:
-        yield
-    finally:
-        watch.end(thread)
+        try:
+            yield
+        finally:
+            watch.end(thread)
+    except TookTooLong:
+        watch.end(thread)  # it may have come within the first call, which had not ended the block yet
+        raise
 
 
 class _Watch:
@@ -43,7 +47,7 @@ class _Watch:
 
     def end(self, thread: int) -> None:
         with self._lock:
-            if self._ends.pop(thread) <= monotonic():
+            if self._ends.pop(thread, monotonic()) <= monotonic():
                 _raise_in(thread, None)  # it may have been raised, but not yet arrived
 
     def _look(self) -> None:

@@ -150,11 +150,12 @@ def device_memory(backend: BackendName, names: Sequence[str] | None = None) -> t
     Raises BackendUnavailable, and InvalidRequest for a name that none has.
     """
     if backend == "mlx":
-        from edgespec.backends.mlx.library import device
+        from edgespec.backends.mlx.library import device, load_mlx
 
         gpu = device()
-        size = gpu.working_set
-        return (DeviceMemory(gpu.name, size, size, shares_ram=True, holds_all=True),) if gpu.on_gpu and size else ()
+        free = max(0, gpu.working_set - load_mlx().get_active_memory())  # of what this process may take
+        found_gpu = DeviceMemory(gpu.name, free, gpu.working_set, shares_ram=True, holds_all=True)
+        return (found_gpu,) if gpu.on_gpu and gpu.working_set else ()
     if backend == "toy":
         return ()
     from edgespec.backends.llamacpp.library import library

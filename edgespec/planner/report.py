@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.backends import prefers_mlx
-from edgespec.backends.options import RuntimeSettings
+from edgespec.backends.options import LoadOptions, RuntimeSettings
 from edgespec.controller.cost_model import Profile
 from edgespec.controller.store import SettingsStore
 from edgespec.core.protocols import CheckCancelled
@@ -133,6 +133,8 @@ def _describe_speed(planned: Plan, check: CheckCancelled, report: Callable[[str]
     draft = models.get("model")
     if not isinstance(planned.metadata, Header) or not (draft is None or isinstance(draft, Header)):
         return {"not_foretold": "only GGUF models can be measured"}
+    if planned.fit.memory.devices and _is_split(planned.options, planned.metadata):
+        return {"not_foretold": "a part of it is on the GPU and the processor computes the rest"}
     target, drafted = describe_model(planned.metadata), read_by_type(draft) if draft is not None else {}
     types = {*target.read, *find_similar(target.read), *drafted}
     speed = measure_speed(types, report, check, planned.options)
@@ -148,6 +150,14 @@ def _describe_speed(planned: Plan, check: CheckCancelled, report: Callable[[str]
         without = {a: round(alone.speculative(a)[1], 2) for a in planned.acceptance or ASSUMED}
         facts["speedup_without_network"] = without
     return facts
+
+
+def _is_split(options: LoadOptions, target: Header) -> bool:
+    """Whether GPUs compute a part of the target's layers or experts, where no workers share it."""
+    layers, count = options.gpu_layers, target.own("block_count") or 0
+    has_some = layers is not None and 0 < layers <= count
+    in_ram = bool(options.n_cpu_moe) or "=CPU" in (options.override_tensor or "")
+    return not options.workers and (has_some or in_ram)
 
 
 def describe_faster(target: ModelMetadata) -> str | None:

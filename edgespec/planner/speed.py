@@ -175,7 +175,7 @@ def find_similar(read: Mapping[str, float]) -> frozenset[str]:
 
 
 def load_speed(options: LoadOptions = LoadOptions()) -> MachineSpeed:  # noqa: B008 - frozen
-    """What is stored for this machine and runtime; of `options`, threads and GPU layers count."""
+    """What is stored for this machine and runtime; of `options` count threads, devices, and whether GPUs are used."""
     return load_entry(_path(), "rates", _setting(options), _read_rates) or MachineSpeed()
 
 
@@ -253,7 +253,13 @@ def _time_shape(header: Header, path: Path, options: LoadOptions) -> dict[int, f
     """
     write_shape(header, count_blocks(header), path)
     threads = options.threads or idle_cores()
-    small = LoadOptions(context_size=_MEASURED_CONTEXT, mmap=False, threads=threads, gpu_layers=options.gpu_layers)
+    small = LoadOptions(
+        context_size=_MEASURED_CONTEXT,
+        mmap=False,
+        threads=threads,
+        gpu_layers=_layers(options),
+        device=options.device,
+    )
     clock = perf_counter if device_memory("llamacpp") else lambda: process_time() / threads
     with (
         closing(open_model("llamacpp", path, small, progress=lambda fraction: None, check=lambda: None)) as model,
@@ -312,8 +318,14 @@ def _path() -> Path:
     return calibration_folder() / "weights.json"
 
 
+def _layers(options: LoadOptions) -> int | None:
+    """0 where the processor computes all layers, else None: what is measured is all in one place."""
+    return 0 if options.gpu_layers == 0 else None
+
+
 def _setting(options: LoadOptions) -> dict[str, Any]:
     """Returns the key of an entry as JSON reads it back."""
     key = ProfileKey.current("llamacpp", options)
-    stated = {"threads": options.threads, "gpu_layers": options.gpu_layers}
+    devices = None if options.device is None else list(options.device)
+    stated = {"threads": options.threads, "gpu_layers": _layers(options), "devices": devices}
     return {"processor": key.processor, "runtime": key.runtime, "shape": _VERSION, **stated}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec import deadline
 from edgespec.controller import drafter_set
 from edgespec.controller.acceptance import AcceptanceModel
 from edgespec.controller.drafter_set import DrafterSet
@@ -137,6 +138,22 @@ def test_a_drafter_that_does_not_return_is_dropped(method: str, monkeypatch: pyt
     drive(drafters)
     assert drafters.failures == {"bad": "it took more than 0.3 seconds."}
     assert drive(drafters).votes == [{"good": 0.5}] * 4
+
+
+def test_an_error_that_comes_while_a_block_ends_is_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch, ends = deadline._watch(), []
+
+    def end(thread: int) -> None:
+        ends.append(thread)
+        if len(ends) == 1:
+            raise deadline.TookTooLong  # as where the block takes until its limit
+        deadline._Watch.end(watch, thread)
+
+    monkeypatch.setattr(watch, "end", end)
+    with pytest.raises(deadline.TookTooLong), deadline.time_limit(0):
+        pass
+    assert len(ends) == 2 and not watch._ends
+    sleep(3 * deadline._LOOK_S)  # nothing is raised here
 
 
 def test_the_time_between_units_is_not_the_drafters(monkeypatch: pytest.MonkeyPatch) -> None:

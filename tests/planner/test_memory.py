@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from edgespec.backends import device_memory
 from edgespec.backends.devices import RESERVE_BYTES, DeviceMemory, Memory
+from edgespec.backends.mlx import library
 from edgespec.errors import DoesNotFit, InvalidRequest
 from edgespec.formats.gguf import GGML_TYPES, Header, TensorInfo, join_parts
 from edgespec.formats.gguf_validate import read_file
@@ -183,6 +185,15 @@ def test_a_device_that_has_to_hold_everything() -> None:
     device = DeviceMemory("M", 8 * GIB, 8 * GIB, shares_ram=True, holds_all=True)
     assert Memory(RESERVE_BYTES + 20 * GIB, (device,)).usable == 8 * GIB
     assert Memory(RESERVE_BYTES + 3 * GIB, (device,)).usable == 3 * GIB
+
+
+def test_what_mlx_has_taken_of_its_gpu_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = library.Device("M", on_gpu=True, working_set=8 * GIB)
+    monkeypatch.setattr(library, "device", lambda: gpu)
+    held = library.load_mlx().zeros(2**20)
+    library.load_mlx().eval(held)
+    (found,) = device_memory("mlx")
+    assert found.total == 8 * GIB and found.total - found.free >= held.nbytes == 4 * 2**20
 
 
 def layered(layers: int, experts: int = 0) -> Header:

@@ -14,7 +14,8 @@ from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.hub import Hub
 from edgespec.planner.memory import estimate_memory, score_bytes
 from edgespec.planner.plan import PROCESS_BYTES, LoadConfig, MemoryOptions, Plan, list_used_files, plan
-from edgespec.planner.report import describe_plan, format_plan
+from edgespec.planner.report import describe_plan, format_plan, report_plan
+from edgespec.planner.speed import MachineSpeed
 from edgespec.registry.schema import Registry, load_registry
 from tests.formats.ggufs import TOKENS, write_gguf
 from tests.models import TARGET
@@ -203,6 +204,27 @@ def test_what_an_open_model_takes_of_a_gpu_counts_as_free(
     kept, other = ask(opened, stays=True), ask(opened)
     assert kept.options == other.options == opened.options and kept.fit.memory.devices == opened.fit.memory.devices
     assert len(heard.notices) == (share < 1)  # what the load of another model says too
+
+
+@pytest.mark.parametrize(("layers", "foretold"), [(None, True), (0, True), (3, False), (99, True)])
+def test_no_speed_is_foretold_for_a_model_that_is_partly_on_a_gpu(
+    layers: int | None, foretold: bool, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is measured is in one place, and its rates are kept by that place."""
+    gpu = DeviceMemory("CUDA0", 2**34, 2**34, shares_ram=False)
+    monkeypatch.setattr("edgespec.planner.memory.host_memory", lambda _=(): Memory(2**34, (gpu,)))
+    measured: list[LoadOptions] = []
+
+    def measure(types: object, report: object, check: object, options: LoadOptions) -> MachineSpeed:
+        measured.append(options)
+        return MachineSpeed()
+
+    monkeypatch.setattr("edgespec.planner.report.measure_speed", measure)
+    load = LoadOptions(threads=1, context_size=CONTEXT, gpu_layers=layers)
+    request = LoadConfig(str(TARGET), "llamacpp", "none", load=load)
+    *_, facts = report_plan(request, load_registry(), Hub.from_environment(), heard, lambda: None)
+    assert bool(measured) == foretold
+    assert facts["not_foretold"].startswith("its type" if foretold else "a part of it is on the GPU")
 
 
 def test_the_report_shows_all_drafters(folder: Path, paired: Registry, heard: Heard) -> None:

@@ -17,9 +17,9 @@ from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileStore
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Request
+from edgespec.engine.events import MemoryUse, Request
 from edgespec.errors import UnknownModel
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.plan import LoadConfig, MemoryOptions
 from edgespec.planner.selfdraft_search import Choice, SelfDraftCache
 from edgespec.service.load import Loader
 from edgespec.service.loaded_model import LoadedModel
@@ -100,6 +100,19 @@ def test_another_setting_is_measured_and_said(open_: Open, measured: list[float]
     open_(LoadConfig(load=LoadOptions(threads=2, context_size=64)))
     open_(LoadConfig(load=ONE))
     assert len(measured) == 2, "both are known, and the context's size does not matter"
+
+
+def test_a_saved_cache_is_found_wherever_the_layers_are(measured: list[float], heard: Heard, tmp_path: Path) -> None:
+    """As many layers are on a GPU as there is memory for, which differs from load to load."""
+    memory, prompt = MemoryOptions(tmp_path / "memory"), "x = 1\n" * 100
+    cached = []
+    for layers in (None, 2, 0):
+        options = LoadOptions(threads=1, context_size=1024, gpu_layers=layers)
+        config = LoadConfig("python-6m", draft="none", load=options, memory=memory)
+        with closing(Loader(heard, lambda: None).load(config).engine) as engine:
+            _, finished = generate(engine, Request(prompt, SamplingParams(0), 4, memory=MemoryUse()))
+            cached.append(finished.metrics.cached_tokens)
+    assert cached[0] == 0 and min(cached[1:]) > 200
 
 
 def test_another_draft_and_back(open_: Open, measured: list[float], heard: Heard) -> None:
