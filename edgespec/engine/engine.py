@@ -241,9 +241,13 @@ class Engine:
     def release_draft(self) -> None:
         """Free the sessions and the drafts, so that another engine can take over the target and the memory."""
         self._grammars.close()
+        self.release_slots()
+        self._drafters.close()
+
+    def release_slots(self) -> None:
+        """Free the sessions, so that another engine can open some of the target; the next requests open new ones."""
         self._store_prefixes()
         self._slots.close()
-        self._drafters.close()
 
     def _store_prefixes(self) -> None:
         """Keep the caches of the slots for another engine of this model, perhaps in another process."""

@@ -115,7 +115,10 @@ class Loader:
                 self.fetch(source)
 
     def change_draft(self, loaded: LoadedModel, config: LoadConfig) -> LoadedModel:
-        """Load another draft for the same target, which is not loaded again. On failure `loaded` is unchanged."""
+        """Load another draft for the same target, which is not loaded again.
+
+        On failure `loaded` is unchanged but for the caches of its slots.
+        """
         if loaded.info.backend == "toy":
             return self._load_toy(config, loaded.engine.memory)
         opened = loaded.planned
@@ -127,6 +130,7 @@ class Loader:
         with ExitStack() as undo:
             undo.callback(changed.engine.release_draft)
             loaded.save_stats()  # the new draft may be the same one
+            loaded.engine.release_slots()  # they may be all that the target has
             self._profile(changed)
             undo.pop_all()
         loaded.engine.release_draft()

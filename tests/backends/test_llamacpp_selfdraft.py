@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import NO_DRAFT, Draft, Session
 from edgespec.core.sampling import Logits
 from edgespec.errors import Cancelled, DoesNotFit, InvalidModelFile, InvalidRequest
+from edgespec.files import lock_file
 from tests.contract.runtimes import prefill
 from tests.models import TARGET, hybrid, llama, mamba, sliding_window
 
@@ -162,6 +164,19 @@ def test_a_sparse_session_reads_a_text_of_its_own(target: LlamaModel, tmp_path: 
     idle.close()
 
 
+def test_cells_are_lent_as_long_as_a_draft_copies_them(tmp_path: Path) -> None:
+    """Meanwhile all slots are over the same ones, and attention passes over the texts of the others."""
+    target = load(TARGET, replace(OPTIONS, caches=2))
+    assert target.has_streams
+    first, second, pruned = (draft_of(target, method, tmp_path) for method in ("sparse:2,8", "qspec:2", "layerskip:2"))
+    for each in (first, first, pruned):
+        each.close()
+    assert not target.has_streams
+    second.close()
+    assert target.has_streams
+    target.close()
+
+
 def test_low_bits_are_made_once_and_found_again(target: LlamaModel, tmp_path: Path) -> None:
     seen: list[float] = []
     made = low_bit_copy(TARGET, 2, tmp_path / "a", seen.append, lambda: None)
@@ -185,7 +200,24 @@ def test_a_build_that_is_stopped_leaves_nothing_to_be_used(tmp_path: Path) -> No
     other.write_bytes(b"what another process is writing")
     with pytest.raises(Cancelled):
         low_bit_copy(TARGET, 2, tmp_path / "x", lambda fraction: None, check)
-    assert list((tmp_path / "x").iterdir()) == [other]
+    assert {*(tmp_path / "x").iterdir()} == {other, tmp_path / "x" / "lock"}
+
+
+def test_what_another_process_makes_is_waited_for(tmp_path: Path) -> None:
+    """It is used then, and neither removed nor made once more."""
+    (tmp_path / "target-q2_k.gguf.part").write_bytes(b"what it has written")
+    asked: list[None] = []
+
+    def check() -> None:
+        asked.append(None)
+        if len(asked) == 2:
+            (tmp_path / "target-q2_k.gguf.part").rename(tmp_path / "target-q2_k.gguf")
+            theirs.close()
+
+    with ExitStack() as theirs:
+        theirs.enter_context(lock_file(tmp_path / "lock", wait=False))
+        made = low_bit_copy(TARGET, 2, tmp_path, lambda fraction: None, check)
+    assert made.read_bytes() == b"what it has written" and len(asked) == 2
 
 
 def test_a_damaged_source_is_refused(tmp_path: Path) -> None:

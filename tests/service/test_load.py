@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
 from typing import TypeVar
@@ -107,12 +108,28 @@ def test_a_saved_cache_is_found_wherever_the_layers_are(measured: list[float], h
     memory, prompt = MemoryOptions(tmp_path / "memory"), "x = 1\n" * 100
     cached = []
     for layers in (None, 2, 0):
-        options = LoadOptions(threads=1, context_size=1024, gpu_layers=layers)
+        options = LoadOptions(threads=1, context_size=1024, gpu_layers=layers, flash_attention=True)
         config = LoadConfig("python-6m", draft="none", load=options, memory=memory)
         with closing(Loader(heard, lambda: None).load(config).engine) as engine:
             _, finished = generate(engine, Request(prompt, SamplingParams(0), 4, memory=MemoryUse()))
             cached.append(finished.metrics.cached_tokens)
     assert cached[0] == 0 and min(cached[1:]) > 200
+
+
+def test_a_draft_changes_where_all_slots_hold_texts(
+    heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new drafts are measured in a slot, and the old engine had them all."""
+    monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path))
+    config = LoadConfig("python-6m", draft="ngram", load=LoadOptions(threads=1, context_size=512, caches=2))
+    loaded = Loader(heard, lambda: None).load(config)
+    for prompt in ("x = 1\n" * 60, "def f(a):\n" * 60):
+        generate(loaded.engine, Request(prompt, SamplingParams(0), 4))
+    assert len(loaded.engine.slots) == 2
+    new = changed(loaded, replace(config, draft="ngram+model"), heard)
+    assert list(new.engine.draft_stats.costs.profile.drafts) == ["model"]
+    generate(new.engine, Request("x = 1\n" * 60, SamplingParams(0), 4))
+    new.engine.close()
 
 
 def test_another_draft_and_back(open_: Open, measured: list[float], heard: Heard) -> None:

@@ -169,7 +169,7 @@ class LlamaModel:
         self.tokenizer = LlamaTokenizer(api, api.llama_model_get_vocab(handle))
         self.context_size: int = options.context_for(api.llama_model_n_ctx_train(handle))
         self._shared_context: Context | None = None
-        self.lends_cells = False  # self-drafts copy the cells of its sessions
+        self.lends_cells = 0  # number of self-drafts that copy the cells of its sessions
         self.is_recurrent = bool(api.llama_model_is_recurrent(handle) or api.llama_model_is_hybrid(handle))
         self.is_row_invariant = _is_row_invariant(lib, path, options)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Unsupported
@@ -20,6 +21,7 @@ from edgespec.backends.sequence import check_prompt, shared_prefix
 from edgespec.core.protocols import CheckCancelled, Draft, PrefillProgress, Session, Yield
 from edgespec.core.scores import HostScores, Scores
 from edgespec.errors import BackendError, CacheError, RollbackError
+from edgespec.files import lock_file
 from edgespec.formats.gguf_validate import read_file
 from edgespec.isolated import ChildDied, run_in_child
 
@@ -29,6 +31,7 @@ from edgespec.isolated import ChildDied, run_in_child
 MAX_CACHE_BYTES = 40 * 2**30  # of all copies; the least recently used are removed first
 _SPARE_BYTES = 512 * 2**20  # left free on the disk
 _MAX_OVERHEAD_BITS = 1.5  # a weight, for scales and for tensors of larger types
+_LOOK_S = 0.2  # between two looks at what another process does
 _TYPES = {2: "Q2_K", 3: "Q3_K_M", 4: "Q4_0", 5: "Q5_K_M", 6: "Q6_K"}  # none needs an importance matrix
 
 
@@ -51,17 +54,41 @@ def low_bit_copy(path: Path, bits: int, folder: Path, progress: Callable[[float]
             hint="Use fewer bits, or layerskip.",
         )
     copy = folder / f"{path.stem}-{_TYPES[bits].lower()}.gguf"
-    if copy.exists():
+    needed = int(weights * (bits + _MAX_OVERHEAD_BITS) / 8)
+    try:
+        if not copy.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            with _alone_in(folder, check):
+                if not copy.exists():
+                    _make_copy(path, bits, copy, needed, progress, check)
         with suppress(OSError):
             copy.touch()  # the least recently used copy is removed first
-        return copy
-    needed, unfinished = int(weights * (bits + _MAX_OVERHEAD_BITS) / 8), f".{copy.name}.*"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        evict(folder.parent, MAX_CACHE_BYTES - needed)
-        free = shutil.disk_usage(folder).free
     except OSError as error:
         raise CacheError(f"cannot write to {folder}: {error.strerror}.", hint="Set EDGESPEC_CACHE_DIR.") from error
+    return copy
+
+
+@contextmanager
+def _alone_in(folder: Path, check: CheckCancelled) -> Iterator[None]:
+    """Waits until no other process makes a copy in `folder`. Raises Cancelled, OSError."""
+    with ExitStack() as held:
+        while True:
+            try:
+                held.enter_context(lock_file(folder / "lock", wait=False))
+                break
+            except BlockingIOError:
+                check()
+                sleep(_LOOK_S)
+        yield
+
+
+def _make_copy(
+    path: Path, bits: int, copy: Path, needed: int, progress: Callable[[float], None], check: CheckCancelled
+) -> None:
+    """Raises CacheError, BackendError, Cancelled, OSError."""
+    folder, unfinished = copy.parent, f".{copy.name}.*"
+    evict(folder.parent, MAX_CACHE_BYTES - needed)
+    free = shutil.disk_usage(folder).free
     if free < needed + _SPARE_BYTES:
         raise CacheError(
             f"a {bits}-bit copy of {path.name} takes {needed / 2**30:.1f} GiB, and {folder} has "
@@ -83,7 +110,6 @@ def low_bit_copy(path: Path, bits: int, folder: Path, progress: Callable[[float]
     finally:
         for file in folder.glob(unfinished):  # of a build that was interrupted
             file.unlink(missing_ok=True)
-    return copy
 
 
 def copies(root: Path) -> list[Path]:
@@ -226,6 +252,9 @@ class LlamaSelfDraft(AttachedDraft):
         self.name = str(method)
         self.extra_bytes = extra_bytes
         self._own = model if model is not target else None
+        self._lender = target if method.kept is None and not target.is_recurrent else None
+        if self._lender is not None:
+            self._lender.lends_cells += 1
         self._model = model
         self._method = method
 
@@ -240,6 +269,9 @@ class LlamaSelfDraft(AttachedDraft):
         return model.open_as(partial(SparseSession, *method.sparse, target), check, sum(method.sparse) + SLACK)
 
     def close(self) -> None:
+        if self._lender is not None:
+            self._lender.lends_cells -= 1
+            self._lender = None
         if self._own is not None:
             self._own.close()
 
@@ -258,18 +290,12 @@ def open_self_draft(
             "sparse needs attention layers only, and this model has recurrent states.",
             hint="Use layerskip or --draft ngram.",
         )
-    target.lends_cells = target.lends_cells or (method.kept is None and not target.is_recurrent)
     path, options = target.path, replace(target.options.alone, gpu_layers=target.options.gpu_layers)
     if method.bits is not None:
         path = low_bit_copy(path, method.bits, folder, progress, check)
     if method.kept is not None:
         with prune(path, method.layers(target.layer_count), check) as (part, size):
-            return LlamaSelfDraft(
-                target,
-                load(part, options, progress=progress, check=check),
-                method,
-                size,
-            )
+            return LlamaSelfDraft(target, load(part, options, progress=progress, check=check), method, size)
     if method.bits is None:
         return LlamaSelfDraft(target, target, method, 0)
     return LlamaSelfDraft(target, load(path, options, check=check), method, path.stat().st_size)
