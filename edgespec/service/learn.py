@@ -13,6 +13,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from time import monotonic, time
@@ -24,10 +25,12 @@ from edgespec.errors import EdgespecError, InvalidRequest, reason_of
 from edgespec.files import lock_file, write_private
 from edgespec.isolated import python_command
 from edgespec.memory.store import TextStore
+from edgespec.options import LOADING
 from edgespec.planner.plan import LearnOptions, LoadConfig
 from edgespec.registry.adapted import BASE, may_train
 from edgespec.registry.tokenizer_compat import identify_tokenizer
 from edgespec.service.loaded_model import LoadedModel
+from edgespec.units import GIB
 
 
 def is_on_battery() -> bool:
@@ -164,17 +167,19 @@ def open_learner(loaded: LoadedModel, notice: Callable[[str], None], notify: Cal
 def _make_command(config: LoadConfig, backend: str) -> tuple[str, ...]:
     """The training, for the models of `config`, loaded as the engine loads them."""
     learn, load = config.learn or LearnOptions(), config.load
-    values = {
-        "--draft": config.draft,
-        "--backend": backend,
-        "--minutes": learn.minutes,
-        "--ctx": load.context_size,
-        "--threads": load.threads,
-        "--batch-threads": load.batch_threads,
-        "--gpu-layers": load.gpu_layers,
-        "--kv-type": load.kv_type,
+    values = asdict(load) | {
+        "ctx": load.context_size,
+        "device": None if load.device is None else ",".join(load.device),
+        "max_memory": None if config.max_bytes is None else config.max_bytes / GIB,
+        "force": config.force,
     }
-    options = [word for name, value in values.items() if value is not None for word in (name, str(value))]
+    options = ["--draft", config.draft, "--backend", backend, "--minutes", str(learn.minutes)]
+    for option in LOADING:
+        value, name = values[option.name], option.name.replace("_", "-")
+        if isinstance(value, bool):
+            options += [f"--{name}" if value else f"--no-{name}"] if value != option.default else []
+        elif value is not None:
+            options += [f"--{name}", str(value)]
     command = (*python_command("edgespec.cli.main", "main"), "adapt", "train", "--newest", "--no-documents", "--json")
     return (*command, *options, *learn.training, *(() if config.model is None else ("--", config.model)))
 

@@ -12,14 +12,17 @@ import psutil
 import pytest
 
 from edgespec.backends.options import LoadOptions
+from edgespec.cli.adapt import adapt_command
 from edgespec.conversations.database import adapted_folder, memory_folder
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Finished, MemoryUse, Notice, Request
 from edgespec.planner.plan import LearnOptions, LoadConfig, MemoryOptions
 from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, allow_training
 from edgespec.service.client import require_model
+from edgespec.service.learn import _make_command
 from edgespec.service.local import LocalEngine
 from edgespec.service.process import EngineProcess
+from edgespec.units import GIB
 from tests.cli.test_adapt import keep_texts
 from tests.models import TARGET, llama
 from tests.reporter import Heard
@@ -92,6 +95,21 @@ def test_the_draft_learns_while_its_engine_is_idle(config: LoadConfig, pair: Ada
         assert [text.partition(" of the draft")[0] for text in notices] == ["Drafting with version 1"]
         sleep(1)
         assert not trainings(), "there is nothing new to learn"
+
+
+def test_a_training_loads_the_models_as_the_engine_does() -> None:
+    load = LoadOptions(
+        context_size=512, threads=1, device=("CUDA1", "CUDA2"), gpu_layers=7, flash_attention=False, mmap=False,
+        mlock=True, tensor_split="3,1", n_cpu_moe=2,
+    )  # fmt: skip
+    config = LoadConfig("python-6m", draft="model", load=load, max_bytes=2 * GIB, force=True)
+    words = _make_command(config, "llamacpp")
+    context = adapt_command.commands["train"].make_context("train", list(words[words.index("train") + 1 :]))
+    stated = ("ctx", "device", "gpu_layers", "flash_attention", "mmap", "mlock", "tensor_split", "n_cpu_moe")
+    expected = (512, "CUDA1,CUDA2", 7, False, False, True, "3,1", 2)
+    assert tuple(context.params[name] for name in stated) == expected
+    assert (context.params["max_memory"], context.params["force"], context.params["exact"]) == (2.0, True, False)
+    assert (context.params["draft"], context.params["model"]) == ("model", "python-6m")
 
 
 def test_nothing_is_learned_without_consent_or_texts(config: LoadConfig, pair: AdaptedPair) -> None:
