@@ -135,7 +135,7 @@ def open_arms(model: Model, session: Session, sources: dict[str, Model | Attache
     arms = [Arm("plain", (), unknown)]
     names = [("ngram",), *(("ngram", name) for name in sources), ("ngram", *sources)]
     for each in dict.fromkeys(names):
-        drafters = [loaded[name].open(session, vocab_size, None, lambda: None, SlotMemory()) for name in each]
+        drafters = [loaded[name].open(session, vocab_size, lambda: None, SlotMemory()) for name in each]
         for drafter in drafters:
             undo.callback(drafter.close)
         arms.append(Arm("+".join(each), drafters, unknown))

@@ -116,10 +116,6 @@ class Drafter(Protocol):
         """
         return ()
 
-    def save(self) -> bytes | None:
-        """What outlives the slot, such as a memory of texts; None for nothing. The next slot is opened with it."""
-        return None
-
     def close(self) -> None:
         """Free what it holds. Called once."""
         return

@@ -57,7 +57,6 @@ class SlotResources:
     vocab_size  the target's; a proposal outside it is refused
     session     a session of the draft that was loaded for this drafter; the drafter closes it. None if it needs none
     mask_token  the id that stands for an unknown token in a PARD model; None where the model names none
-    saved       what `Drafter.save` of an earlier slot of the engine has returned; None if nothing
     head        a session of the trained head that was loaded for this drafter, likewise
     memory      the memory of earlier texts, whose `space` may change from generation to generation
     link        a connection to the draft on another machine; the drafter closes it
@@ -67,7 +66,6 @@ class SlotResources:
     vocab_size: int
     session: Session | None = None
     mask_token: int | None = None
-    saved: bytes | None = None
     head: DraftSession | BlockSession | None = None
     memory: SlotMemory = field(default_factory=SlotMemory)
     link: Link | None = None

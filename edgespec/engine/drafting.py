@@ -103,18 +103,8 @@ class LoadedDrafter:
     source: Model | AttachedDraft | AttachedHead | RemoteDraft | None = None
     mask_token: int | None = None
 
-    def open(
-        self,
-        target: Session,
-        vocab_size: int,
-        saved: bytes | None,
-        check: CheckCancelled,
-        memory: SlotMemory,
-    ) -> Drafter:
-        """The drafter of one slot, whose target session is `target`. Raises EdgespecError, ValueError.
-
-        `saved` is what an earlier drafter of this name has left, `memory` that of the slot.
-        """
+    def open(self, target: Session, vocab_size: int, check: CheckCancelled, memory: SlotMemory) -> Drafter:
+        """The drafter of one slot, whose target session is `target`. Raises EdgespecError, ValueError."""
         made: dict[str, Any] = {}  # what the source opens for this slot
         if isinstance(self.source, AttachedHead):
             target.rewind(0)  # it needs the hidden states of the whole text
@@ -125,9 +115,8 @@ class LoadedDrafter:
             made["link"] = cast("RemoteDraft", self.source).open_link(vocab_size, check)
         elif self.source is not None:
             made["session"] = cast(Model, self.source).open_session(check)
-        known: dict[str, Any] = {"mask_token": self.mask_token, "saved": saved, "memory": memory}
         try:
-            return self.spec.open(SlotResources(target, vocab_size, **known, **made))
+            return self.spec.open(SlotResources(target, vocab_size, mask_token=self.mask_token, memory=memory, **made))
         except BaseException:
             for each in made.values():
                 each.close()

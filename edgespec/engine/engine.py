@@ -341,7 +341,7 @@ class Engine:
         ), verifier
 
     def _open_slot(self) -> Slot:
-        slot = Slot(self._drafters.saved)
+        slot = Slot()
         slot.target = self.target.open_session(slot.poll, shared=True)
         with ExitStack() as undo:
             undo.callback(slot.close)

@@ -32,7 +32,6 @@ _MAX_GIVEN = 8
 class Slot:
     """A session of the target, its drafters by name, the tokens of their last text, and the request's check.
 
-    saved   what drafters have left when they were closed, by name; the slots of an engine share it
     prompt  how many of those tokens were the prompt
     earlier the texts of this and other slots when the request came
     owner   whose text it is
@@ -43,7 +42,6 @@ class Slot:
     memory  the earlier texts that its drafters may use
     """
 
-    saved: dict[str, bytes]
     target: Session = field(init=False)
     drafters: dict[str, Drafter] = field(default_factory=dict)
     tokens: list[int] = field(default_factory=list)
@@ -62,16 +60,12 @@ class Slot:
         """The check of the session and the drafters, which outlive requests."""
         self.check()
 
-    def close_drafter(self, name: str, *, has_failed: bool = False) -> None:
-        """Close a drafter and keep what it saves, unless it has failed; what it raises does not matter any more."""
+    def close_drafter(self, name: str) -> None:
+        """Close a drafter, unless the whole slot was closed; what it raises does not matter any more."""
         drafter = self.drafters.pop(name, None)
-        if drafter is None:  # the whole slot was closed
-            return
         with suppress(Exception):
-            if not has_failed and (saved := drafter.save()) is not None:
-                self.saved[name] = saved
-        with suppress(Exception):
-            drafter.close()
+            if drafter is not None:
+                drafter.close()
 
     def close(self) -> None:
         for name in tuple(self.drafters):  # they may read the target's cache
@@ -255,7 +249,6 @@ class DrafterPool:
                     f"this draft does not fit this target: {reason}.", hint="Use --draft ngram, or another."
                 )
         self.loaded = {each.spec.name: each for each in loaded}
-        self.saved: dict[str, bytes] = {}  # see Slot
         self._vocab_size = target.tokenizer.vocab_size
         self._refused: set[str] = set()  # drafters that cannot be opened
         self._warned: set[str] = set()  # drafters that the user knows to have failed
@@ -271,8 +264,7 @@ class DrafterPool:
             if name in slot.drafters or name in self._refused:
                 continue
             try:
-                saved = slot.saved.get(name)
-                drafter = loaded.open(slot.target, self._vocab_size, saved, slot.poll, slot.memory)
+                drafter = loaded.open(slot.target, self._vocab_size, slot.poll, slot.memory)
                 if reason := _find_fault(drafter, name):
                     drafter.close()
                     raise ValueError(reason)
@@ -309,7 +301,7 @@ class DrafterPool:
     def drop(self, slot: Slot, failures: Mapping[str, str]) -> None:
         """Close drafters of `slot` that have failed; the next generation opens them anew."""
         for name, reason in failures.items():
-            slot.close_drafter(name, has_failed=True)
+            slot.close_drafter(name)
             self._warn_once(name, f"failed and was left out: {reason}")
 
     def take_notices(self) -> list[str]:

@@ -102,7 +102,7 @@ class Subject:
         return self.target.tokenizer.vocab_size
 
     def open(self, target: Session, check: CheckCancelled = lambda: None) -> Drafter:
-        return self.loaded.open(target, self.vocab_size, None, check, self.open_slot_memory())
+        return self.loaded.open(target, self.vocab_size, check, self.open_slot_memory())
 
     def open_slot_memory(self) -> SlotMemory:
         """A slot's, with the letters."""

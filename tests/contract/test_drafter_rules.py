@@ -104,9 +104,7 @@ def test_distribution_with_a_draft_server(rule: type[TokenRejection] | type[Bloc
     server = DraftServer(lambda: ToyRuntimeModel("recurrent", DRAFT, LoadOptions(context_size=256)))
     remote = server.connect()
     target = open_session("linear", MODEL)
-    drafter = LoadedDrafter(drafter_specs()["remote"], "remote", remote).open(
-        target, V, None, lambda: None, SlotMemory()
-    )
+    drafter = LoadedDrafter(drafter_specs()["remote"], "remote", remote).open(target, V, lambda: None, SlotMemory())
     check_distribution(drafter, rule, "fixed", RUNS // 2)
     drafter.close()
     remote.close()
