@@ -20,7 +20,7 @@ from edgespec.backends.sequence import check_prompt, shared_prefix
 from edgespec.core.protocols import BatchPeers, CheckCancelled, Draft, PrefillProgress, Session, Yield
 from edgespec.core.sampling import Ints, Logits, SamplingParams
 from edgespec.core.scores import Scores
-from edgespec.core.verify import greedy_rollout, read_prompt
+from edgespec.core.verify import read_prompt
 from edgespec.formats.heads import HeadSpec
 
 # Long contexts for measurements, on any runtime: filled by copies, not computed.
@@ -94,9 +94,6 @@ class FixedWidthSession:
         filler = [tokens[-1]] * (self._width - len(tokens))  # the same token again takes the same experts
         scores = self.inner.forward(root, Draft.chain([*tokens[1:], *filler]))
         return cast(Scores, _FirstRows(scores, len(tokens), self._width))
-
-    def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
-        return greedy_rollout(self, tokens, n, vocab_size)
 
     def rewind(self, position: int) -> int:
         left = self.inner.rewind(position)

@@ -12,7 +12,7 @@ from edgespec.backends.sequence import shared_prefix
 from edgespec.core.drafter import MAX_TREE
 from edgespec.core.protocols import NO_DRAFT, Draft, Session
 from edgespec.core.sampling import Logits
-from edgespec.core.scores import HostScores, Scores
+from edgespec.core.scores import Scores
 from edgespec.formats.heads import HeadSpec
 
 # Hidden states of a session's tokens, kept for a trained head until it has read them.
@@ -108,7 +108,7 @@ class HeadRunner(ABC):
 
     reads_pairs  whether rows are pairs
     has_cache    whether it has keys and values of its own; without them a draft reads the last row alone
-    is_async     whether `rollout` returns before the device has computed the chain
+    is_async     whether there is a `rollout`, which returns before the device has computed the chain
     takes_trees  whether there is a `branch`
     max_drafts   the most tokens that it drafts after a text; None for no limit
     """
@@ -150,13 +150,8 @@ class HeadRunner(ABC):
         raise NotImplementedError
 
     def rollout(self, n: int) -> tuple[Draft, Scores]:
-        """A chain of `n` best tokens after the text, and the scores that they were chosen from."""
-        rows = [self.score()]
-        tokens = [int(rows[0].argmax())]
-        while len(rows) < n:
-            rows.append(self.step(tokens[-1]))
-            tokens.append(int(rows[-1].argmax()))
-        return Draft.chain(tokens), HostScores(rows)
+        """A chain of `n` best tokens after the text, and the scores that they were chosen from, where `is_async`."""
+        raise NotImplementedError
 
     def block(self, n: int) -> list[Logits]:
         """Up to `n` rows [V] of a head that drafts several tokens at once."""

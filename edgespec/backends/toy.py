@@ -31,7 +31,6 @@ from edgespec.core.protocols import (
 )
 from edgespec.core.sampling import Logits
 from edgespec.core.scores import HostScores, Scores
-from edgespec.core.verify import greedy_rollout
 from edgespec.errors import InvalidRequest, UnknownModel
 from edgespec.formats.heads import HeadSpec
 
@@ -117,9 +116,6 @@ class ToySession:
     def commit(self, path: Sequence[int]) -> None:
         self._cache += kept_tokens(self._pending, path)
         self._pending = None
-
-    def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
-        return greedy_rollout(self, tokens, n, vocab_size)
 
     def checkpoint(self) -> None:
         self._checkpoints.add(self.position, None, 0)

@@ -129,7 +129,7 @@ class DraftSession(Protocol):
 
     @property
     def is_async(self) -> bool:
-        """Whether `rollout` returns before the device has computed the chain."""
+        """Whether `rollout` may be called."""
 
     @property
     def takes_trees(self) -> bool:
@@ -163,7 +163,10 @@ class DraftSession(Protocol):
         """
 
     def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:
-        """A chain of `n` best tokens after `text`, and the scores [n, V] that they were chosen from; None as `read`."""
+        """A chain of `n` best tokens after `text`, and the scores [n, V] that they were chosen from; None as `read`.
+
+        It returns before the device has computed them.
+        """
 
     def close(self) -> None: ...
 

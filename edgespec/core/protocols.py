@@ -150,14 +150,12 @@ class Capabilities:
     context_size   tokens that the KV cache holds
     tree           whether forward() takes trees
     shares_kv      whether this is a draft session on another session's KV cache; it need not read that session's tokens
-    is_async        whether rollout() returns before the device has computed the tokens
     """
 
     vocab_size: int
     context_size: int
     tree: bool
     shares_kv: bool = False
-    is_async: bool = False
 
 
 class Session(Protocol):
@@ -205,14 +203,6 @@ class Session(Protocol):
     def commit(self, path: Sequence[int]) -> None:
         """Keep the root and the nodes of `path` of the last forward, and discard the rest."""
 
-    def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
-        """Run `tokens`, then decode greedily: a chain of `n` tokens, each the best id below `vocab_size`.
-
-        Row i of the scores is the one that token i was chosen from. The cache then holds `tokens`, with a checkpoint
-        after them, and the first n - 1 drafted tokens; all must fit the context, and len(tokens) - 1 <= draft_limit. A
-        device may still be at work when it returns; reading the tokens waits.
-        """
-
     def checkpoint(self) -> None:
         """Make the current position reachable by rewind(); free for caches that can be cut anywhere."""
 
@@ -220,6 +210,19 @@ class Session(Protocol):
         """Cut the cache to `position` tokens, a recurrent one to the last checkpoint before; returns what is left."""
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class AsyncSession(Protocol):
+    """A session of a draft whose device need not wait for the host between the tokens of a chain."""
+
+    def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
+        """Run `tokens`, then decode greedily: a chain of `n` tokens, each the best id below `vocab_size`.
+
+        Row i of the scores is the one that token i was chosen from. The cache then holds `tokens`, with a checkpoint
+        after them, and the first n - 1 drafted tokens; all must fit the context, and len(tokens) - 1 <= draft_limit.
+        The device may still be at work when it returns; reading the tokens waits.
+        """
 
 
 @runtime_checkable

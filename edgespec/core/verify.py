@@ -13,7 +13,7 @@ import numpy as np
 
 from edgespec.core.protocols import NO_DRAFT, Draft, Session, Verdict
 from edgespec.core.sampling import Distribution, Ints, Logits, Probs, RandomSource, SamplingParams
-from edgespec.core.scores import HostScores, Scores
+from edgespec.core.scores import Scores
 from edgespec.core.tree import depths
 
 
@@ -198,13 +198,3 @@ def resize_logits(logits: Logits, vocab_size: int) -> Logits:
     """[vocab_size] a draft model's logits, cut or padded with -inf to the target's ids."""
     missing = vocab_size - len(logits)
     return logits[:vocab_size] if missing <= 0 else np.pad(logits, (0, missing), constant_values=-np.inf)
-
-
-def greedy_rollout(session: Session, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
-    """`Session.rollout` with one forward per token, for backends that have nothing faster."""
-    rows = [score_tokens(session, tokens)]
-    best = [int(rows[0][:vocab_size].argmax())]
-    while len(best) < n:
-        rows.append(decode_one(session, best[-1]))
-        best.append(int(rows[-1][:vocab_size].argmax()))
-    return Draft.chain(best), HostScores(rows)

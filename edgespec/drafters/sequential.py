@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.core.drafter import MAX_TREE, TREE_WIDTH, Drafter, DraftSession, TokenDraw
-from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Session
+from edgespec.core.protocols import NO_DRAFT, AsyncSession, Budget, Draft, Session
 from edgespec.core.sampling import Logits, Probs, Rng, Sampler, highest, index_at, sum_blocks
 from edgespec.core.scores import Scores
 from edgespec.core.tree import DraftTree
@@ -128,7 +128,7 @@ class ModelDraftSession(TextReader):
 
     @property
     def is_async(self) -> bool:
-        return self.session.capabilities.is_async
+        return isinstance(self.session, AsyncSession)
 
     @property
     def takes_trees(self) -> bool:
@@ -165,6 +165,7 @@ class ModelDraftSession(TextReader):
         if unread is None:
             return None
         session = self.session
+        assert isinstance(session, AsyncSession)
         n = min(n, session.capabilities.context_size - session.position - len(unread) + 1)
         chain, scores = session.rollout(unread, n, self._vocab_size)
         self._chain = chain

@@ -30,6 +30,7 @@ from edgespec.drafters.ngram import NgramDrafter
 from edgespec.errors import DoesNotFit, DraftRefused, InvalidRequest
 from edgespec.formats.head_file import read_head
 from tests.adapt.runs import new_folder
+from tests.drafters.sessions import decode_greedily
 from tests.mlx_models import CONFIGS, DENSE, make_folder
 from tests.models import TARGET, llama3, mamba, qwen
 from tests.trained_heads import EAGLE3, convert
@@ -66,9 +67,9 @@ def make_text(target: Model, n: int = 60) -> TrainingText:
     """What the target says."""
     prompt = [0, 5, 9, 3, 17]
     session: Any = target.open_session(lambda: None)
-    chain, _ = session.rollout(prompt, n, target.tokenizer.vocab_size)
+    answer = decode_greedily(session, prompt, n, target.tokenizer.vocab_size)
     session.close()
-    return TrainingText(np.array([*prompt, *chain.tokens], np.int32), 0, len(prompt), "a", 0.0)
+    return TrainingText(np.array([*prompt, *answer], np.int32), 0, len(prompt), "a", 0.0)
 
 
 def measure(target: Model, path: Path, head: Path, text: TrainingText) -> tuple[np.ndarray, HeadStudent]:
@@ -98,7 +99,10 @@ def run_drafts(target: Model, head: Path, text: TrainingText) -> np.ndarray:
     proposed = []
     for position in range(text.answer + 1, len(tokens)):
         read_prompt(session, tokens[:position])
-        proposed.append(draft.rollout(tokens[:position], position, DEPTH)[0].tokens.tolist())
+        drafted = [int(draft.read(tokens[:position], position).argmax())]
+        while len(drafted) < DEPTH:
+            drafted.append(int(draft.step(drafted[-1]).argmax()))
+        proposed.append(drafted)
     draft.close()
     opened.close()
     return np.array(proposed)
@@ -124,9 +128,9 @@ def test_a_trained_head_on_llamacpp(packaged: Model, tmp_path: Path) -> None:
     head = convert(Path(shutil.copytree(EAGLE3, tmp_path / "head")))
     prompt = packaged.tokenizer.encode("def read_lines(path):\n", parse_special=False)
     session: Any = packaged.open_session(lambda: None)
-    chain, _ = session.rollout(prompt, 60, packaged.tokenizer.vocab_size)
+    answer = decode_greedily(session, prompt, 60, packaged.tokenizer.vocab_size)
     session.close()
-    text = TrainingText(np.array([*prompt, *chain.tokens], np.int32), 0, len(prompt), "a", 0.0)
+    text = TrainingText(np.array([*prompt, *answer], np.int32), 0, len(prompt), "a", 0.0)
     matrix, student = measure(packaged, TARGET, head, text)
     proposed = run_drafts(packaged, head, text)
     check_drafts(matrix, proposed, text)

@@ -37,6 +37,7 @@ from edgespec.errors import DraftRefused
 from edgespec.formats.gguf_validate import read_file
 from edgespec.registry.resolve import find_pard_token
 from tests.adapt.runs import new_folder
+from tests.drafters.sessions import decode_greedily
 from tests.mlx_models import CONFIGS, make_model
 from tests.models import DRAFT, REPOSITORY, TARGET
 
@@ -109,8 +110,7 @@ def answer() -> tuple[TrainingText, Teacher]:
     model = load_llamacpp(TARGET, OPTIONS)
     session = model.open_session()
     prompt = model.tokenizer.encode("def read_lines(path):\n", parse_special=False)
-    chain, _ = session.rollout(prompt, 100, V)
-    tokens = np.array([*prompt, *chain.tokens], np.int32)
+    tokens = np.array([*prompt, *decode_greedily(session, prompt, 100, V)], np.int32)
     return TrainingText(tokens, 0, len(prompt), "a", 0.0), Teacher(model.open_session(), lambda: None)
 
 

@@ -14,7 +14,7 @@ from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.controller.fixed import FixedLength
 from edgespec.controller.stats import DraftStats
 from edgespec.core.drafter import BlockSession, Drafter, DraftSession, Outcome, TokenDraw
-from edgespec.core.protocols import NO_DRAFT, Budget, Draft, PrefillProgress, Round, Session, Yield
+from edgespec.core.protocols import NO_DRAFT, AsyncSession, Budget, Draft, PrefillProgress, Round, Session, Yield
 from edgespec.core.sampling import Logits, Rng, Sampler, SamplingParams
 from edgespec.core.scores import Scores
 from edgespec.core.tree import DraftTree, path_to
@@ -57,8 +57,13 @@ class Computed:
         self.tokens += 1 + len(draft)
         return self._session.forward(root, draft, run_ahead=run_ahead)
 
+
+class ComputedAhead(Computed):
+    """Likewise of a session that makes chains which the host has not read."""
+
     def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
         self.tokens += len(tokens) + n - 1
+        assert isinstance(self._session, AsyncSession)
         return self._session.rollout(tokens, n, vocab_size)
 
 
@@ -125,7 +130,8 @@ class Pair:
             session = source.open_session(lambda: None)
         self.is_attached = session is not None and session.capabilities.shares_kv
         self.is_recurrent = "recurrent" in subject.name
-        self.computed = head if session is None else Computed(session)
+        counter = ComputedAhead if isinstance(session, AsyncSession) else Computed
+        self.computed = head if session is None else counter(session)
         computed: Any = None if session is None else self.computed
         resources = SlotResources(
             self.target,

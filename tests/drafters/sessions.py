@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import replace
 
 from edgespec.backends.toy import ToyModel, ToySession
-from edgespec.core.protocols import CheckCancelled, Draft, PrefillProgress, Yield
+from edgespec.core.protocols import CheckCancelled, Draft, PrefillProgress, Session, Yield
 from edgespec.core.sampling import Logits
 from edgespec.core.scores import HostScores, Scores
+from edgespec.core.verify import decode_one, score_tokens
 from edgespec.errors import Cancelled
 
 V = 8
@@ -26,11 +26,9 @@ class CountingSession(ToySession):
         check: CheckCancelled = lambda: None,
         *,
         model: ToyModel = MODEL,
-        is_async: bool = False,
     ) -> None:
         super().__init__(model, context_size=context_size, chunk=4, check=check)
         self._most = most
-        self.capabilities = replace(self.capabilities, is_async=is_async)
         self.prefills: list[list[int]] = []
         self.rows: list[int] = []
 
@@ -57,6 +55,14 @@ class CountingSession(ToySession):
         return super().forward(root, draft, run_ahead=run_ahead)
 
 
+class LazySession(CountingSession):
+    """Makes chains that the host has not read."""
+
+    def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
+        chain = decode_greedily(self, tokens, n, vocab_size)
+        return Draft.chain(chain), HostScores([])
+
+
 class LateScores(HostScores):
     def logits(self, row: int) -> Logits:
         raise Cancelled
@@ -70,6 +76,14 @@ class LateSession(CountingSession):
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
         scores = super().forward(root, draft, run_ahead=run_ahead)
         return LateScores(()) if len(self.rows) == self.cancelled else scores
+
+
+def decode_greedily(session: Session, tokens: Sequence[int], n: int, vocab_size: int) -> list[int]:
+    """Run `tokens`, then decode `n` tokens, each the best id below `vocab_size`; the last one is not run."""
+    found = [int(score_tokens(session, tokens)[:vocab_size].argmax())]
+    while len(found) < n:
+        found.append(int(decode_one(session, found[-1])[:vocab_size].argmax()))
+    return found
 
 
 def held(session: ToySession) -> list[int]:

@@ -14,7 +14,7 @@ from edgespec.core.tree import DraftTree
 from edgespec.drafters.sequential import MAX_SIBLINGS, ModelDraftSession, RequestDraw, SequentialDrafter, best_tokens
 from edgespec.errors import BackendError
 from tests.core.stats import assert_follows
-from tests.drafters.sessions import MODEL, CountingSession, V
+from tests.drafters.sessions import MODEL, CountingSession, LazySession, V
 
 PARAMS = SamplingParams(temperature=0.9, top_k=6, presence_penalty=0.4, penalty_window=6)
 _texts = st.lists(st.integers(0, V - 1), min_size=2, max_size=12)
@@ -126,7 +126,7 @@ def test_to_the_end_of_the_context(size: int, is_drawn: bool) -> None:
 @settings(deadline=None)
 def test_unread_chains_are_those_of_expand(text: list[int], n: int, size: int) -> None:
     """On a session that does not wait for the device; the next round is that after any chain."""
-    lazy, eager = CountingSession(is_async=True, context_size=size), CountingSession(context_size=size)
+    lazy, eager = LazySession(context_size=size), CountingSession(context_size=size)
     one, other = begin(open_drafter(lazy), text), begin(open_drafter(eager), text)
     assert other.draft_async(text, Budget(n, n)) is None
     for emitted in (2, 0, 1):
@@ -205,7 +205,7 @@ def find(tree: DraftTree, path: list[int]) -> int:
 def test_other_numbers_of_padding_ids(target_vocab: int, is_drawn: bool) -> None:
     """Only ids that both models have are proposed, with distributions over the target's ids."""
     drafter = open_drafter(CountingSession(), target_vocab)
-    lazy = open_drafter(CountingSession(is_async=True), target_vocab)
+    lazy = open_drafter(LazySession(), target_vocab)
     for first in range(6):
         text = [first, 1, 2, 3]
         begin(drafter, text, make_draw(first, target_vocab) if is_drawn else None)
@@ -219,7 +219,7 @@ def test_other_numbers_of_padding_ids(target_vocab: int, is_drawn: bool) -> None
 
 
 def test_nothing_is_proposed_after_tokens_that_the_draft_lacks() -> None:
-    drafter, lazy = open_drafter(CountingSession(), 11), open_drafter(CountingSession(is_async=True), 11)
+    drafter, lazy = open_drafter(CountingSession(), 11), open_drafter(LazySession(), 11)
     text = [1, 9, 2]
     assert not len(expand(begin(drafter, text), text, Budget(3, 3)))
     assert begin(lazy, text).draft_async(text, Budget(3, 3)) is None

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from edgespec.backends.sequence import shared_prefix
 from edgespec.backends.toy import ToySession
-from edgespec.core.verify import decode_one, greedy_rollout, score_tokens
+from edgespec.core.protocols import Draft
+from edgespec.core.verify import decode_one, score_tokens
 from edgespec.drafters.sequential import TextReader
 from edgespec.errors import Cancelled
 from tests.core.toys import KINDS, Alarm, open_session
-from tests.drafters.sessions import MODEL, TEXT, CountingSession, LateSession, V, held
+from tests.drafters.sessions import MODEL, TEXT, CountingSession, LateSession, V, decode_greedily, held
 
 ALL = 10**6
 _token = st.integers(0, V - 1)
@@ -79,9 +80,8 @@ class Model:
         rest = self.text[self.skipped + len(held(self.session)) :]
         if unread:
             n = min(n, size - self.session.position - len(rest) + 1)
-            chain, _ = greedy_rollout(self.session, rest, n, V)
-            self.reader._chain = chain
-            self.drafted, self.is_settled = chain.tokens.tolist(), False
+            self.drafted, self.is_settled = decode_greedily(self.session, rest, n, V), False
+            self.reader._chain = Draft.chain(self.drafted)
             return
         token = int(score_tokens(self.session, rest).argmax())
         while len(self.drafted) < n and self.session.position < size:

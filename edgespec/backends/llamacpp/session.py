@@ -24,7 +24,6 @@ from edgespec.backends.sequence import (
 from edgespec.core.protocols import YIELD, BatchPeers, Capabilities, Draft, PrefillProgress, Session, Yield
 from edgespec.core.scores import HostScores, Scores
 from edgespec.core.tree import branches, depths, leaves
-from edgespec.core.verify import greedy_rollout
 from edgespec.errors import BackendError, Cancelled, RollbackError
 
 # How a llama.cpp cache drops rejected tokens: trimming, a ring of recurrent states, or snapshot and replay.
@@ -328,9 +327,6 @@ class LlamaSession:
             replay = self.tokens[reached:]
             self._forget(reached)
             self._replay(replay)
-
-    def rollout(self, tokens: Sequence[int], n: int, vocab_size: int) -> tuple[Draft, Scores]:
-        return greedy_rollout(self, tokens, n, vocab_size)
 
     def checkpoint(self) -> None:
         _ = self.context  # raises once the session is closed

@@ -244,7 +244,7 @@ class MlxModel:
     def _session_parts(self, check: CheckCancelled) -> tuple[Any, ...]:
         """The arguments of a session."""
         has_trees = self.no_tree_reason is None
-        capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, has_trees, is_async=True)
+        capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, has_trees)
         return self._open_runner, self._open_hooks, capabilities, check
 
     def _open_runner(self) -> ModelRunner:
