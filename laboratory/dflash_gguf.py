@@ -64,7 +64,7 @@ def convert(folder: Path, target: Path, destination: Path) -> None:
         array = weights[name].astype(np.float32)
         writer.add_tensor(own, array.astype(np.float16) if array.ndim == 2 and min(array.shape) > 1 else array)
     if "d2t" in weights:
-        ids, _ = read_draft_ids(weights["d2t"], vocab_size)
+        ids = read_draft_ids(weights["d2t"], vocab_size)
         writer.add_tensor("d2t", ids.astype(np.int64))
     finish_gguf(writer)
 

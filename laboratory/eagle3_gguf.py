@@ -61,7 +61,7 @@ def convert(folder: Path, target: Path, destination: Path, quant: str = "F16") -
         kind = gguf.GGMLQuantizationType[quant if array.ndim == 2 else "F32"]
         writer.add_tensor(GGUF_NAMES[neutral], gguf.quants.quantize(array, kind), raw_dtype=kind)
     if "d2t" in names:
-        ids, _ = read_draft_ids(weights[names["d2t"]], vocab_size)
+        ids = read_draft_ids(weights[names["d2t"]], vocab_size)
         writer.add_tensor("d2t", ids.astype(np.int64))
     finish_gguf(writer)
 

@@ -365,10 +365,6 @@ class Header:
         """The shape of the tensor `name`, fastest dimension first; None where there is none."""
         return found.shape if (found := self.tensor(name)) is not None else None
 
-    def has_flag(self, key: str) -> bool:
-        """Tells whether `<architecture>.<key>` is true."""
-        return self.metadata.get(f"{self.architecture}.{key}") is True
-
     def invalid(self, detail: str) -> InvalidModelFile:
         """The error for a header that llama.cpp cannot use."""
         return InvalidModelFile(f"{self.name} is not a usable model: {detail}.", hint=PULL_AGAIN)

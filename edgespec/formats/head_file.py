@@ -39,9 +39,8 @@ def _read_eagle3(header: Header) -> HeadSpec:
         hidden_size,
         layers,
         size,
-        _count_draft_vocabulary(header),
-        norm_before_residual=header.has_flag("norm_before_residual"),
-        norm_before_fc="all" if header.has_flag("norm_before_fc") else "none",
+        norm_before_residual=header.metadata.get("eagle3.norm_before_residual") is True,
+        norm_before_fc="all" if header.metadata.get("eagle3.norm_before_fc") is True else "none",
     )
 
 
@@ -61,7 +60,6 @@ def _read_dflash(header: Header) -> HeadSpec:
         size,
         layers,
         size,
-        _count_draft_vocabulary(header),
         block_size=block,
         mask_token=mask,
         predicts_at_root=is_dspark and header.metadata.get("dflash.sample_from_anchor") is not False,
@@ -71,7 +69,7 @@ def _read_dflash(header: Header) -> HeadSpec:
 def _read_assistant(header: Header) -> HeadSpec:
     """A Gemma 4 assistant, which reads the target's last hidden state and attends to the target's cache."""
     hidden_size, size = header.size("embedding_length_out"), header.size("embedding_length")
-    return HeadSpec("gemma4-assistant", hidden_size, (), size, _count_draft_vocabulary(header), feeds_normed=True)
+    return HeadSpec("gemma4-assistant", hidden_size, (), size, feeds_normed=True)
 
 
 def _read_mtp(header: Header) -> HeadSpec | None:
@@ -84,9 +82,8 @@ def _read_mtp(header: Header) -> HeadSpec | None:
         return None
     held = {int(found[1]) for tensor in header.tensors if (found := _BLOCK.match(tensor.name))}
     size = header.size("embedding_length")
-    vocabulary = _count_draft_vocabulary(header)
     in_target = any(block < blocks - count for block in held)
-    return HeadSpec("mtp", size, (), size, vocabulary, feeds_normed=True, in_target=in_target)
+    return HeadSpec("mtp", size, (), size, feeds_normed=True, in_target=in_target)
 
 
 def _read_layers(header: Header, hidden_size: int, size: int) -> tuple[int, ...]:
@@ -103,11 +100,6 @@ def _read_layers(header: Header, hidden_size: int, size: int) -> tuple[int, ...]
         stated = "is missing" if shape is None else f"has the shape {shape}"
         raise header.invalid(f"fc.weight {stated}, where its metadata asks for {asked}")
     return layers
-
-
-def _count_draft_vocabulary(header: Header) -> int:
-    whole = header.shape("output.weight") or header.shape("token_embd.weight") or (len(header.tokens),)
-    return (header.shape("d2t") or whole)[-1]
 
 
 PICKLES = ("pytorch_model*.bin", "*lm_head*.pt", "model*.pt")

@@ -26,8 +26,6 @@ class HeadSpec:
                         layers names the output of the last one before the final norm. Empty: the last hidden state
                         after the final norm. None: the file does not say, see `complete`
     size                the head's own hidden size
-    draft_vocab_size    rows of its output matrix; the target's vocabulary size where it uses the target's matrix; 0
-                        where the file does not say
     norm_before_residual  EAGLE-3: whether the residual starts from the normed feature
     norm_before_fc      EAGLE-3: 'all' norms the concatenated features, 'each' every one of them (EAGLE-3.1)
     feeds_normed        whether the head's state is fed back after its last norm
@@ -41,7 +39,6 @@ class HeadSpec:
     hidden_size: int
     layers: tuple[int, ...] | None
     size: int
-    draft_vocab_size: int
     norm_before_residual: bool = False
     norm_before_fc: Literal["none", "all", "each"] = "none"
     feeds_normed: bool = False
@@ -210,7 +207,6 @@ def _read_eagle3(kind: HeadKind, settings: _Settings, own: Shapes) -> HeadSpec:
         hidden_size,
         layers,
         size,
-        _vocabulary(settings, own),
         norm_before_residual=settings.is_set("norm_before_residual"),
         norm_before_fc=before,
         feeds_normed=settings.is_set("norm_output"),
@@ -233,7 +229,6 @@ def _read_dflash(kind: HeadKind, settings: _Settings, own: Shapes) -> HeadSpec:
         size,
         layers,
         size,
-        _vocabulary(settings, own),
         block_size=settings.integer("block_size", "dspark_block_size", tables=[table]) or USUAL_BLOCK,
         mask_token=next((each for each in masks if type(each) is int and each >= 0), None),
         predicts_at_root=kind == "dspark" and _predicts_at_root(settings.own),
@@ -249,7 +244,7 @@ def _predicts_at_root(config: Mapping[str, Any]) -> bool:
 def _read_eagle(kind: HeadKind, settings: _Settings, own: Shapes) -> HeadSpec:
     size, width = _find_fc(settings, own)
     _check_width(width, 2, size)
-    return HeadSpec(kind, size, (), size, settings.integer("vocab_size") or _vocabulary(settings, own))
+    return HeadSpec(kind, size, (), size)
 
 
 def _read_independent(kind: HeadKind, settings: _Settings, own: Shapes) -> HeadSpec:
@@ -259,19 +254,18 @@ def _read_independent(kind: HeadKind, settings: _Settings, own: Shapes) -> HeadS
     outputs = (shape for name, shape in own.items() if _MEDUSA_OUTPUT.match(name) or _HYDRA_OUTPUT.match(name))
     output = next((shape for shape in outputs if len(shape) == 2), (0, 0))
     size = settings.integer("hidden_size") or (layer[0] if layer else 0) or output[1]
-    vocabulary = output[0] or _vocabulary(settings, own)
-    return HeadSpec(kind, size, (), size, vocabulary, in_target=_has_trunk(own))
+    return HeadSpec(kind, size, (), size, in_target=_has_trunk(own))
 
 
 def _read_mtp(kind: HeadKind, settings: _Settings, own: Shapes) -> HeadSpec:
     size = settings.integer("hidden_size") or 0
     in_target = not any(name.startswith("pre_fc_norm") for name in own) and _has_trunk(own)
-    return HeadSpec(kind, size, (), size, _vocabulary(settings, own), feeds_normed=True, in_target=in_target)
+    return HeadSpec(kind, size, (), size, feeds_normed=True, in_target=in_target)
 
 
 def _read_assistant(kind: HeadKind, settings: _Settings, own: Shapes) -> HeadSpec:
     hidden_size, size = settings.integer("backbone_hidden_size") or 0, settings.integer("hidden_size") or 0
-    return HeadSpec(kind, hidden_size, (), size, _vocabulary(settings, own), feeds_normed=True)
+    return HeadSpec(kind, hidden_size, (), size, feeds_normed=True)
 
 
 _READERS: Mapping[HeadKind, Callable[[HeadKind, _Settings, Shapes], HeadSpec]] = {
@@ -319,12 +313,6 @@ def _check_width(width: int | None, parts: int, hidden_size: int) -> None:
 def _has_trunk(own: Shapes) -> bool:
     """Whether there is a first layer that is no part of a head."""
     return any(_FIRST_LAYER.search(name) and not (_MTP.search(name) or name.startswith(_PREFIX)) for name in own)
-
-
-def _vocabulary(settings: _Settings, own: Shapes) -> int:
-    stated = settings.integer("draft_vocab_size")
-    rows = own.get("lm_head.weight") or own.get("d2t") or own.get("embed_tokens.weight")
-    return stated or (rows[0] if rows else 0) or settings.integer("vocab_size") or 0
 
 
 # Tensors of heads: one set of neutral names for the dialects of each kind, and the ids of a reduced vocabulary.
@@ -490,10 +478,10 @@ def _find(
     return {neutral: own[name] for neutral, name in (wanted | extra).items() if name in own}
 
 
-def read_draft_ids(d2t: np.ndarray, vocab_size: int) -> tuple[np.ndarray, Literal["absolute", "offsets"]]:
-    """The target's id of every draft id, int32 [draft vocabulary], and what `d2t` holds.
+def read_draft_ids(d2t: np.ndarray, vocab_size: int) -> np.ndarray:
+    """The target's id of every draft id, int32 [draft vocabulary].
 
-    Offsets (safetensors) are what is added to the draft id, absolute ids (GGUF) are the target's. Either way the
+    `d2t` has offsets (safetensors), which are added to the draft id, or the target's ids (GGUF). Either way the
     target's ids ascend and are below `vocab_size`, in tokens. Where both readings fit, `d2t` itself ascends, which
     offsets do only where no two neighbours of the vocabulary are kept: it is read as absolute. Raises InvalidModelFile
     where neither fits.
@@ -501,13 +489,13 @@ def read_draft_ids(d2t: np.ndarray, vocab_size: int) -> tuple[np.ndarray, Litera
     if d2t.ndim == 1 and len(d2t) and d2t.dtype.kind in "iu" and len(d2t) <= vocab_size:
         values = d2t.astype(np.int64)
         if _ascends(values, vocab_size):
-            return values.astype(np.int32), "absolute"
+            return values.astype(np.int32)
         if (
             values.min() >= 0
             and values.max() < vocab_size
             and _ascends(shifted := values + np.arange(len(values)), vocab_size)
         ):
-            return shifted.astype(np.int32), "offsets"
+            return shifted.astype(np.int32)
     raise InvalidModelFile(
         f"The head's table of draft tokens (d2t, {len(d2t) if d2t.ndim else 0:,} entries) does not name tokens of a "
         f"vocabulary of {vocab_size:,}.",

@@ -46,9 +46,11 @@ class Dialect:
 
     @property
     def spec(self) -> HeadSpec:
-        rows = DRAFT_VOCABULARY if self.is_reduced else 4096
         return HeadSpec(
-            *(self.kind, HIDDEN, LAYERS, HIDDEN, rows),
+            self.kind,
+            HIDDEN,
+            LAYERS,
+            HIDDEN,
             block_size=BLOCK,
             mask_token=MASK,
             predicts_at_root=bool(self.markov),

@@ -28,9 +28,8 @@ class Head:
 
     @property
     def spec(self) -> HeadSpec:
-        rows = DRAFT_VOCABULARY if self.size == HIDDEN else 4096
         norm = "all" if self.is_normed else "none"
-        return HeadSpec("eagle3", HIDDEN, LAYERS, self.size, rows, self.is_normed, norm)
+        return HeadSpec("eagle3", HIDDEN, LAYERS, self.size, self.is_normed, norm)
 
 
 def make_head(path: Path, *, size: int = HIDDEN, is_normed: bool = False, max_id: int | None = None) -> Head:

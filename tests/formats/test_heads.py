@@ -39,13 +39,13 @@ TRUNK = {"model.layers.0.input_layernorm.weight": (H,), "model.embed_tokens.weig
 LLAMA = {"model_type": "llama", "hidden_size": H, "vocab_size": V, "num_hidden_layers": 1}
 
 
-def spec(kind: Any, layers: tuple[int, ...] | None = (), vocabulary: int = V, **others: Any) -> HeadSpec:
-    return HeadSpec(kind, H, layers, others.pop("size", H), vocabulary, **others)
+def spec(kind: Any, layers: tuple[int, ...] | None = (), **others: Any) -> HeadSpec:
+    return HeadSpec(kind, H, layers, others.pop("size", H), **others)
 
 
 def test_gguf_files(tmp_path: Path) -> None:
     file = tmp_path / "h.gguf"
-    assert read_head(write_eagle3(file)) == spec("eagle3", (2, 16, 29), 32, norm_before_residual=True)
+    assert read_head(write_eagle3(file)) == spec("eagle3", (2, 16, 29), norm_before_residual=True)
     assert read_head(write_eagle3(file, norm_before_fc=True)).norm_before_fc == "all"  # type: ignore[union-attr]
     blocks = {"block_size": 16, "mask_token": 7}
     assert read_head(write_dflash(file)) == spec("dflash", (2, 10), **blocks)
@@ -98,21 +98,21 @@ SPECULATORS = {"speculators_config": {"algorithm": "eagle3"}, "transformer_layer
     ("config", "shapes", "expected"),
     [
         pytest.param({**EAGLE3, "architectures": ["LlamaForCausalLMEagle3"]}, eagle3_shapes(),
-                     spec("eagle3", None, 32), id="SafeAI"),
-        pytest.param(EAGLE3, eagle3_shapes(), spec("eagle3", None, 32), id="AngelSlim"),
-        pytest.param({}, eagle3_shapes(), spec("eagle3", None, 32), id="EAGLE-3 by its tensors"),
-        pytest.param({**EAGLE3, "eagle_config": NVIDIA}, eagle3_shapes(), spec("eagle3", (2, 16, 29), 32), id="NVIDIA"),
+                     spec("eagle3", None), id="SafeAI"),
+        pytest.param(EAGLE3, eagle3_shapes(), spec("eagle3", None), id="AngelSlim"),
+        pytest.param({}, eagle3_shapes(), spec("eagle3", None), id="EAGLE-3 by its tensors"),
+        pytest.param({**EAGLE3, "eagle_config": NVIDIA}, eagle3_shapes(), spec("eagle3", (2, 16, 29)), id="NVIDIA"),
         pytest.param({**EAGLE3, "eagle_config": {"use_aux_hidden_state": False}}, eagle3_shapes(features=1),
-                     spec("eagle3", (), 32), id="NVIDIA with the last state"),
+                     spec("eagle3", ()), id="NVIDIA with the last state"),
         pytest.param({**EAGLE3, "architectures": ["LlamaForCausalLMEagle3"], "eagle_config": NVIDIA,
-                      "target_hidden_size": H}, eagle3_shapes(), spec("eagle3", (2, 16, 29), 32), id="SpecForge"),
+                      "target_hidden_size": H}, eagle3_shapes(), spec("eagle3", (2, 16, 29)), id="SpecForge"),
         pytest.param({**SPECULATORS, "architectures": ["Eagle3Speculator"], "norm_before_residual": True,
                       "eagle_aux_hidden_state_layer_ids": [2, 16, 29]}, eagle3_shapes("layers.0."),
-                     spec("eagle3", (2, 16, 29), 32, norm_before_residual=True), id="speculators"),
+                     spec("eagle3", (2, 16, 29), norm_before_residual=True), id="speculators"),
         pytest.param({**EAGLE3, "norm_output": True},
                      {**eagle3_shapes(), **{f"fc_norm.{i}.weight": (H,) for i in range(3)}},
-                     spec("eagle3", None, 32, norm_before_fc="each", feeds_normed=True), id="EAGLE-3.1"),
-        pytest.param({**EAGLE3, "norm_before_fc": True}, {}, spec("eagle3", None, 32, norm_before_fc="all"),
+                     spec("eagle3", None, norm_before_fc="each", feeds_normed=True), id="EAGLE-3.1"),
+        pytest.param({**EAGLE3, "norm_before_fc": True}, {}, spec("eagle3", None, norm_before_fc="all"),
                      id="config alone"),
         pytest.param(LLAMA, EAGLE, spec("eagle"), id="EAGLE-1 by its tensors"),
         pytest.param({**LLAMA, "architectures": ["LlamaForCausalLMEagle"]}, EAGLE, spec("eagle"), id="EAGLE, SGLang"),
@@ -131,7 +131,7 @@ SPECULATORS = {"speculators_config": {"algorithm": "eagle3"}, "transformer_layer
         pytest.param({"medusa_num_heads": 2}, {f"{i}.{j}.weight": s for i in range(2) for j, s in
                       (("0.linear", (H, H)), ("1", (V, H)))}, spec("medusa"), id="Medusa, a matrix each"),
         pytest.param({"medusa_num_heads": 2}, {f"{i}.0.linear.weight": (H, H) for i in range(2)},
-                     spec("medusa", (), 0), id="Medusa, the target's matrix"),
+                     spec("medusa"), id="Medusa, the target's matrix"),
         pytest.param({"medusa_num_heads": 1}, {"0.0.linear.weight": (H, H), "0.1.linear.weight": (H, H),
                       "0.2.weight": (V, H)}, spec("medusa"), id="Medusa, two layers"),
         pytest.param({**LLAMA, "medusa_num_heads": 2}, {"medusa_head.0.0.linear.weight": (H, H), **TRUNK},
@@ -142,7 +142,7 @@ SPECULATORS = {"speculators_config": {"algorithm": "eagle3"}, "transformer_layer
                       (V, H), "prefix_embeding_layer.layers.0.self_attn.q_proj.weight": (H, H)},
                      spec("hydra"), id="Hydra++"),
         pytest.param({"hydra_num_heads": 1}, {"hydra_mlp.0.0.linear.weight": (H, 2 * H)},
-                     spec("hydra", (), 0), id="Hydra, the target's matrix"),
+                     spec("hydra"), id="Hydra, the target's matrix"),
         pytest.param({"text_config": LLAMA}, {**MTP, **TRUNK},
                      spec("mtp", feeds_normed=True, in_target=True), id="HF MTP"),
         pytest.param(LLAMA, MTP, spec("mtp", feeds_normed=True), id="HF MTP cut out"),

@@ -14,7 +14,7 @@ N = 6  # layers of the target
 
 
 def make(kind: HeadKind, layers: tuple[int, ...] | None) -> HeadSpec:
-    return HeadSpec(kind, 64, layers, 64, 100)
+    return HeadSpec(kind, 64, layers, 64)
 
 
 def readings(spec: HeadSpec, backend: BackendName) -> list[str]:

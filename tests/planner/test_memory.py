@@ -120,7 +120,7 @@ def head_8b() -> tuple[Header, HeadSpec]:
     }
     weights = TensorInfo("w", (2**20,), GGML_TYPES[1], 0)
     header = Header("head.gguf", metadata, (weights,), 0)  # type: ignore[arg-type]
-    return header, HeadSpec("eagle3", 4096, (2, 16, 29), 4096, 32000)
+    return header, HeadSpec("eagle3", 4096, (2, 16, 29), 4096)
 
 
 def test_the_price_of_a_head() -> None:

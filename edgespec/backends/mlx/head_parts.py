@@ -435,7 +435,7 @@ class TargetParts:
         """
         rows, ids = weights.shape(name)[0] if name in weights else self.vocab_size, None
         if "d2t" in weights:
-            ids = mx.array(read_draft_ids(np.array(weights.table("d2t")), self.vocab_size)[0])
+            ids = mx.array(read_draft_ids(np.array(weights.table("d2t")), self.vocab_size))
         if rows != (self.vocab_size if ids is None else ids.size):
             raise Unsupported(
                 f"the head scores {rows:,} tokens and does not name them in the vocabulary of {self.vocab_size:,}.",
