@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import os
 import re
 from collections.abc import Sequence
@@ -118,28 +117,9 @@ def read_mode(folder: Path = _KERNEL_FOLDER) -> str | None:
     return None
 
 
-def read_page_bytes(folder: Path = _KERNEL_FOLDER) -> int:
-    """Bytes of a huge page: 2 MiB where the kernel does not tell."""
-    with suppress(OSError, ValueError):
-        return int((folder / "hpage_pmd_size").read_text(encoding="ascii"))
-    return 2**21
-
-
 def is_set_by_user() -> bool:
     """Whether GLIBC_TUNABLES decides about huge pages; that setting is left as it is."""
     return "glibc.malloc.hugetlb=" in os.environ.get("GLIBC_TUNABLES", "")
-
-
-def are_granted() -> bool:
-    """Whether memory that asks for huge pages gets one now. They may be off for a process, or memory fragmented."""
-    size = read_page_bytes()
-    with suppress(OSError), mmap.mmap(-1, 2 * size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        memory.madvise(_MADV_HUGEPAGE)
-        before = _read_huge_kib()
-        for offset in range(0, len(memory), 4096):
-            memory[offset] = 1
-        return _read_huge_kib() > before
-    return False
 
 
 class NewMemory:
@@ -152,10 +132,10 @@ class NewMemory:
         """Ask for huge pages in its parts of 16 MiB and more, where the kernel waits to be asked. Never fails."""
         if read_mode() != "madvise" or is_set_by_user():
             return
-        libc, page = ctypes.CDLL(None), read_page_bytes()
+        libc = ctypes.CDLL(None)
         libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
         for low, high in _read_anonymous() - self._before:
-            start, end = -(-int(low, 16) // page) * page, int(high, 16) // page * page
+            start, end = int(low, 16), int(high, 16)
             if end - start >= _MIN_BYTES:
                 libc.madvise(start, end - start, _MADV_HUGEPAGE)
 
@@ -165,9 +145,3 @@ def _read_anonymous() -> set[tuple[bytes, bytes]]:
     with suppress(OSError):
         return set(_ANONYMOUS.findall(_MAPS.read_bytes()))
     return set()
-
-
-def _read_huge_kib() -> int:
-    text = Path("/proc/self/smaps_rollup").read_text(encoding="ascii")
-    found = re.search(r"AnonHugePages:\s+(\d+)", text)
-    return int(found[1]) if found else 0

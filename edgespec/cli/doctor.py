@@ -145,8 +145,7 @@ def _examine(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "memory", f"{gib(machine['ram_available_bytes'])} of {gib(machine['ram_bytes'])} available"
     pages = report["huge_pages"] = describe_huge_pages(HUGE_PAGES)
     if pages:
-        use = f"{gib(pages['page_bytes'])} each" if pages["granted"] else "not used"
-        yield "huge pages", f"{pages['mode']}, {'left to GLIBC_TUNABLES' if pages['set_by_user'] else use}"
+        yield "huge pages", f"{pages['mode']}{', left to GLIBC_TUNABLES' if pages['set_by_user'] else ''}"
     report_activity("loading drafters …")
     report["drafters"] = _describe_drafters()
     for i, drafter in enumerate(report["drafters"]):
@@ -210,24 +209,18 @@ def _check_runtime(name: str) -> dict[str, Any]:
 
 def describe_huge_pages(folder: Path) -> dict[str, Any] | None:
     """How the kernel gives huge pages, by the files of `folder`; None where it has none."""
-    from edgespec.backends.devices import are_granted, is_set_by_user, read_mode, read_page_bytes
+    from edgespec.backends.devices import is_set_by_user, read_mode
 
     mode = read_mode(folder)
-    if mode is None:
-        return None
-    granted = mode != "never" and are_granted()
-    return {"mode": mode, "page_bytes": read_page_bytes(folder), "granted": granted, "set_by_user": is_set_by_user()}
+    return None if mode is None else {"mode": mode, "set_by_user": is_set_by_user()}
 
 
 def find_huge_page_problems(huge_pages: dict[str, Any] | None) -> list[dict[str, str]]:
     """What keeps weights out of huge pages, unless the user has decided about them."""
-    if huge_pages is None or huge_pages["granted"] or huge_pages["set_by_user"]:
+    if huge_pages is None or huge_pages["mode"] != "never" or huge_pages["set_by_user"]:
         return []
-    if huge_pages["mode"] == "never":
-        problem = "huge pages are off, so models whose weights are repacked or read, not mapped, decode more slowly"
-        return [{"problem": problem, "fix": f"echo madvise | sudo tee {HUGE_PAGES / 'enabled'}"}]
-    problem = "the kernel gives this process no huge pages: its memory is fragmented, or they are off for the process"
-    return [{"problem": problem, "fix": "echo 1 | sudo tee /proc/sys/vm/compact_memory"}]
+    problem = "huge pages are off, so models whose weights are repacked or read, not mapped, decode more slowly"
+    return [{"problem": problem, "fix": f"echo madvise | sudo tee {HUGE_PAGES / 'enabled'}"}]
 
 
 def _describe_cache() -> dict[str, Any]:
@@ -368,7 +361,7 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
         engine.draft_stats = DraftStats(profile)
         interrupted = _practise(local, max_tokens)
         state, settings = engine.draft_stats.to_dict(), loaded.settings
-    chosen = settings.to_dict() if settings is not None else None
+    chosen = asdict(settings) if settings is not None else None
     facts = {"model": loaded.info.name, "interrupted": interrupted, "settings": chosen, **state}
     drafts = (
         f"{1000 * cost.seconds(1):.2f} ms for a token or block of {name}" for name, cost in profile.drafts.items()
