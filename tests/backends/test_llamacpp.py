@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.backends.llamacpp.library import library
+from edgespec.backends.llamacpp.library import NativeLog, library
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.shape import quantize
 from edgespec.backends.options import LoadOptions
@@ -248,7 +248,7 @@ def test_quantizing_leaves_nothing_half_done(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["broken.gguf"]
 
 
-def test_the_log_is_kept_and_quiet(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_log_is_quiet_unless_it_is_echoed(capfd: pytest.CaptureFixture[str]) -> None:
     load(TARGET, OPTIONS).close()
     assert capfd.readouterr().err == ""
     library().log.echo = True
@@ -257,6 +257,16 @@ def test_the_log_is_kept_and_quiet(capfd: pytest.CaptureFixture[str]) -> None:
     finally:
         library().log.echo = False
     assert "llama" in capfd.readouterr().err
+
+
+def test_the_reason_of_a_failure_is_its_first_error() -> None:
+    log = NativeLog()
+    assert log.reason() == "no reason given"
+    for line in (b"llama_load: loading\n", b"\n", *(b"llama_load: fault %d.\n" % n for n in range(25))):
+        log.write(2 if b"loading" in line else 4, line, None)
+    assert log.reason() == "fault 0"
+    log.clear_error()
+    assert log.reason() == "no reason given"
 
 
 # Contexts filled by copies of their own cells.

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgespec.backends.llamacpp import rpc
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.llamacpp.rpc import WeightsCache
 from edgespec.backends.options import LoadOptions
@@ -114,6 +115,20 @@ def test_a_worker_is_free_again_once_the_model_is_closed(addresses: tuple[str, s
             load(TARGET, LoadOptions(context_size=256, threads=1, workers=addresses))
     model.close()
     assert answer(addresses) == alone
+
+
+def test_a_worker_whose_name_is_not_known_is_not_connected(
+    addresses: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a name server answers no more; a later end of the process would blame the worker."""
+
+    def refuse(address: str) -> tuple[str, int]:
+        raise BackendError("unknown", hint="")
+
+    monkeypatch.setattr(rpc, "resolve", refuse)
+    with pytest.raises(BackendError, match="unknown"):
+        rpc.RemoteDevices(addresses)
+    assert not rpc.connected
 
 
 def test_layers_outside_of_the_processor(addresses: tuple[str, str], alone: tuple[int, ...]) -> None:

@@ -110,7 +110,7 @@ class NativeContext:
         params.n_outputs_max = max_outputs
         params.n_seq_max = sequences
         params.kv_unified = not has_streams
-        lib.log.clear_errors()
+        lib.log.clear_error()
         new_memory = NewMemory()
         # Advised when its size is logged: then the cache is allocated and not cleared yet.
         lib.log.on_line = lambda line: new_memory.advise() if "KV buffer size" in line else None
@@ -156,7 +156,7 @@ class NativeContext:
     def run(self, function: Callable[[Any, Any], int], batch: NativeBatch | None = None) -> None:
         """Have llama_decode or llama_encode run `batch`, or its own, and clear it. Raises as `decode`."""
         batch = batch or self.batch
-        self._lib.log.clear_errors()
+        self._lib.log.clear_error()
         is_wanted = self._prepare_abort(batch.native.n_tokens)
         code = function(self.handle, batch.native) if is_wanted else _ABORTED
         batch.clear()

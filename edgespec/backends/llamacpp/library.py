@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -17,12 +16,11 @@ _LOG_INFO, _LOG_ERROR, _LOG_CONT = 2, 4, 5
 
 
 class NativeLog:
-    """The last 2,000 lines of llama.cpp's log, in memory; echoed to stderr while `echo` is set."""
+    """Takes llama.cpp's log: keeps the first error, and echoes all lines to stderr while `echo` is set."""
 
     def __init__(self) -> None:
         self.echo = False
-        self._lines: deque[str] = deque(maxlen=2000)
-        self._errors: deque[str] = deque(maxlen=20)
+        self._error = ""
         self._level = _LOG_INFO
         self.on_line: Callable[[str], None] | None = None  # called before the library goes on; must not raise
 
@@ -32,20 +30,17 @@ class NativeLog:
             self._level = level
         if self.echo and sys.stderr is not None:
             sys.stderr.write(line)
-        self._lines.append(line)
         if self.on_line is not None:
             self.on_line(line)
-        if self._level == _LOG_ERROR and line.strip():
-            self._errors.append(line.strip())
+        if self._level == _LOG_ERROR and not self._error:
+            self._error = line.strip()
 
-    def clear_errors(self) -> None:
-        self._errors.clear()
+    def clear_error(self) -> None:
+        self._error = ""
 
     def reason(self) -> str:
-        """The first error since `clear_errors`, usually the cause of the later ones, without its function name."""
-        if not self._errors:
-            return "no reason given"
-        return self._errors[0].split(": ", 1)[-1].rstrip(".")
+        """The first error since `clear_error`, usually the cause of the later ones, without its function name."""
+        return self._error.split(": ", 1)[-1].rstrip(".") or "no reason given"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,23 +165,21 @@ def place_tensors(params: Any, places: Sequence[tuple[str, str]]) -> None:
 
 
 _ARGUMENTS = {"b": ctypes.c_bool, "i": ctypes.c_int32, "j": ctypes.c_uint32}
-# name: (arguments behind the context as GCC and Clang mangle them, as MSVC does, whether it returns an address)
+# name: (arguments behind the context as GCC and Clang mangle them, whether it returns an address)
 _FUNCTIONS = {
-    "llama_set_embeddings_layer_inp": ("jb", "I_N", False),
-    "llama_get_embeddings_layer_inp": ("j", "I", True),
-    "llama_set_embeddings_nextn": ("bb", "_N1", False),
-    "llama_set_nextn_layer_offset": ("i", "H", False),
-    "llama_get_embeddings_nextn": ("", "", True),
+    "llama_set_embeddings_layer_inp": ("jb", False),
+    "llama_get_embeddings_layer_inp": ("j", True),
+    "llama_set_embeddings_nextn": ("bb", False),
+    "llama_set_nextn_layer_offset": ("i", False),
+    "llama_get_embeddings_nextn": ("", True),
 }
 
 
 @cache
 def find_function(name: str) -> Any:
     """A function of llama-ext.h; pointers to floats are returned as addresses. Raises Unsupported without it."""
-    arguments, arguments_msvc, returns_address = _FUNCTIONS[name]
-    gcc = f"_Z{len(name)}{name}P13llama_context{arguments}"
-    msvc = f"?{name}@@YA{'PEAM' if returns_address else 'X'}PEAUllama_context@@{arguments_msvc}@Z"
-    for symbol in (name, gcc, msvc):
+    arguments, returns_address = _FUNCTIONS[name]
+    for symbol in (name, f"_Z{len(name)}{name}P13llama_context{arguments}"):
         try:
             function = library().api._lib[symbol]  # a function object of our own, with types of our own
         except AttributeError:

@@ -375,7 +375,7 @@ def load(
 
     callback = api.llama_progress_callback(report)
     params.progress_callback = callback
-    lib.log.clear_errors()
+    lib.log.clear_error()
     with ExitStack() as undo:
         remote: RemoteDevices | None = None
         if options.workers and not vocabulary_only:

@@ -218,10 +218,11 @@ class RemoteDevices:
         self._backends: list[int] = []
         self._kept: list[Any] = []  # what llama.cpp points to while it loads
         watch_end()
-        connected.extend(addresses)
+        endpoints = [resolve(address) for address in addresses]
         add_server = find("ggml_backend_rpc_add_server", ctypes.c_void_p, [ctypes.c_char_p])
         api = ggml()
-        for address in addresses:
+        connected.extend(addresses)
+        for address, endpoint in zip(addresses, endpoints, strict=True):
             reg = add_server(address.encode())
             if not reg:
                 self.close()
@@ -229,7 +230,7 @@ class RemoteDevices:
             devices = [api.ggml_backend_reg_dev_get(reg, i) for i in range(api.ggml_backend_reg_dev_count(reg))]
             self._handles += devices
             self._backends.append(api.ggml_backend_dev_init(devices[0], None))  # all uses share its connection
-            notice_silence(resolve(address))
+            notice_silence(endpoint)
 
     def place(self, params: Any, path: Path, options: LoadOptions) -> None:
         """Divide the layers of the model at `path`, and write that into llama_model_params. Raises InvalidRequest.

@@ -188,7 +188,7 @@ def quantize(source: Path, destination: Path, ftype: str) -> None:
     params.pure = ftype in ("F16", "Q4_0", "Q8_0")
     try:
         with replace_file(destination) as partial:
-            lib.log.clear_errors()
+            lib.log.clear_error()
             if lib.api.llama_model_quantize(os.fsencode(source), os.fsencode(partial), params) != 0:
                 raise BackendError(
                     f"llama.cpp could not quantize {source.name} to {ftype}: {lib.log.reason()}.",
