@@ -11,7 +11,7 @@ line.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -112,7 +112,7 @@ def main(
             for n in rows:
                 found.append({"context": length, "rows": n, **compare(arms, n, repeats)})
                 click.echo(str(found[-1]), err=True)
-    result = {"model": model.name, "threads": threads, "settings": settings.to_dict(), "forwards": found}
+    result = {"model": model.name, "threads": threads, "settings": asdict(settings), "forwards": found}
     print_result("settings", result, model)
 
 

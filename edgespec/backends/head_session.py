@@ -18,7 +18,7 @@ from edgespec.formats.heads import HeadSpec
 # Hidden states of a session's tokens, kept for a trained head until it has read them.
 
 
-_MOST_KEPT = 2048  # rows; of a long prompt a head that is not asked would keep hundreds of MB
+MAX_KEPT = 2048  # rows; of a long prompt a head that is not asked would keep hundreds of MB
 _KEPT_BEHIND = 64  # rows that a head has read, for rounds that go back: as many as a target scores in one forward
 A = TypeVar("A")  # an array with rows: numpy's or MLX's
 
@@ -42,7 +42,7 @@ class Features(Generic[A]):
         if n:
             self._chunks.append((self.end, rows))
             self.end += n
-            self.release(self.end - _MOST_KEPT)
+            self.release(self.end - MAX_KEPT)
 
     def checkpoint(self) -> None:
         """`rewind` may go back to the present end, and then has the row before it, released or not."""

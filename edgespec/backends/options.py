@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -25,20 +25,10 @@ EXACT_WIDTHS = (1, 2, 4, 8)  # rows of a forward, all of which one kernel comput
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How a model is loaded and run. Raises InvalidRequest for values out of range.
+    """How a model is loaded and run, by the options in edgespec/options.py. Raises InvalidRequest for values out of
+    range.
 
-    context_size     tokens; None: as many as the model was trained for, at most 8,192
-    threads          None: the machine's physical (performance) cores, less the busy ones; fewer where that was faster
     batch_threads    of forwards of more than one row; None: as `threads`, or fewer where that was faster
-    gpu_layers       None: all of them, where there is a device; a load plans as many as fit
-    gpu_layers_draft of drafts; None: all, or none where `gpu_layers` is 0
-    n_cpu_moe        layers, from the first on, whose experts stay in RAM; a load plans as many as are needed
-    device           names of the accelerators to use, as `edgespec doctor` shows them; None: all
-    tensor_split     "N,...", the shares of the layers of these; None: by their free memory
-    override_tensor  "PATTERN=BUFFER,...": CPU or an accelerator, for the memory of tensors whose names match
-    kv_type          element type of keys and values in the cache
-    flash_attention  None: where the device supports it, unless it was measured to be slower
-    mmap             map the weights instead of reading them
     mlock            keep the model in RAM; on MLX all memory of the GPU up to the size that the system recommends
     caches           conversations whose KV caches are kept, each of the whole context; also the limit of
                      parallel answers
@@ -184,13 +174,9 @@ class RuntimeSettings:
             lines.append(f"threads {one} for one row, {many} for more; fewer: {speeds}".replace("1 rows", "1 row"))
         return lines
 
-    def to_dict(self) -> dict[str, Any]:
-        """What `from_dict` takes, for JSON."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, stored: Any) -> RuntimeSettings:
-        """Raises ValueError for what to_dict does not give."""
+        """Raises ValueError for what `asdict` does not give."""
         try:
             speeds = [{int(n): float(x) for n, x in stored[name].items()} for name in _SPEEDS]
             flash, threads, batch = (stored[name] for name in _CHOICES)

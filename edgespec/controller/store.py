@@ -229,7 +229,7 @@ class SettingsStore:
 
     def save(self, backend: BackendName, options: LoadOptions, settings: RuntimeSettings) -> None:
         """Store `settings`. If the folder cannot be written, the next run has to measure again."""
-        entry = {"setting": _setting(backend, options), "chosen": settings.to_dict(), "model": self._model.name}
+        entry = {"setting": _setting(backend, options), "chosen": asdict(settings), "model": self._model.name}
         save_entry(self.path, entry, "chosen")
 
 

@@ -12,6 +12,7 @@ from operator import add
 
 from edgespec.backends import FileBackend, device_memory
 from edgespec.backends.devices import Memory, host_memory
+from edgespec.backends.head_session import MAX_KEPT
 from edgespec.backends.options import DEFAULT_CONTEXT
 from edgespec.controller.store import calibration_folder, load_entry, save_entry
 from edgespec.errors import BackendUnavailable, DoesNotFit, InvalidRequest
@@ -28,7 +29,6 @@ from edgespec.units import gib
 # llama.cpp's n_ubatch: the rows of a graph, which determine its scratch memory.
 MICRO_BATCH = 512
 
-_MAX_WAITING = 2048  # hidden states that a session keeps for a head, see backends.attached_draft
 _READ_PAIRS = ("eagle3", "eagle", "mtp", "hydra")  # heads that on MLX keep a state of each position
 _WITHOUT_CACHE = ("medusa", "gemma4-assistant")  # heads that have no keys and values of their own
 
@@ -185,7 +185,7 @@ def estimate_head(
     kv = math.ceil(_count_head_elements(model, head) * context * bits / 8)
     if on_mlx and head.kind in _READ_PAIRS:
         kv += 2 * head.size * context
-    waiting = min(context, _MAX_WAITING) * head.hidden_size * max(len(head.layers or ()), 1) * (2 if on_mlx else 4)
+    waiting = min(context, MAX_KEPT) * head.hidden_size * max(len(head.layers or ()), 1) * (2 if on_mlx else 4)
     compute = estimate_memory(model, context, kv_type, caches).compute + caches * waiting
     return MemoryEstimate(0 if head.in_target else model.weight_bytes, caches * kv, compute)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from edgespec.backends import prefers_mlx
@@ -124,7 +124,7 @@ def _describe_settings(planned: Plan, hub: Hub) -> dict[str, Any]:
         return {}
     path = find_local(planned.target, hub)
     stored = SettingsStore(path).load(planned.backend, planned.options) if path is not None else None
-    return {"settings": stored.to_dict() if stored is not None else None}
+    return {"settings": asdict(stored) if stored is not None else None}
 
 
 def _describe_speed(planned: Plan, check: CheckCancelled, report: Callable[[str], None]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -154,7 +155,7 @@ def test_every_kind_of_session_uses_the_threads(tmp_path: Path) -> None:
     "change", [{"threads": "4"}, {"threads": 2.7}, {"batch_threads": True}, {"flash_attention": 1.0}]
 )
 def test_stored_settings_of_other_types_are_refused(change: dict[str, object]) -> None:
-    stored = RuntimeSettings(True, 1, 2).to_dict()
+    stored = asdict(RuntimeSettings(True, 1, 2))
     assert RuntimeSettings.from_dict(stored) == RuntimeSettings(True, 1, 2)
     with pytest.raises(ValueError, match="out of range"):
         RuntimeSettings.from_dict({**stored, **change})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def test_settings_are_described(store: SettingsStore) -> None:
     other = store.path.with_name("settings-other.json")
     other.write_text(store.path.read_text().replace("model.gguf", "other.gguf"))
     assert list(list_settings()) == ["model.gguf", "other.gguf"]
-    nothing = {"setting": {}, "chosen": RuntimeSettings().to_dict(), "model": "other.gguf"}
+    nothing = {"setting": {}, "chosen": asdict(RuntimeSettings()), "model": "other.gguf"}
     other.write_text(json.dumps({"entries": [nothing]}))
     assert list_settings() == {"model.gguf": LINES}, "without a line where nothing could be measured"
     store.path.write_text(store.path.read_text().replace("1.3", '"fast"'))

@@ -183,12 +183,6 @@ class KeyValues:
             return None
         return create_causal_mask(N, cached) if return_array else "causal"
 
-    def size(self) -> int:
-        return self.length
-
-    def empty(self) -> bool:
-        return self.keys is None
-
     @property
     def state(self) -> tuple[Any, Any]:
         """The buffers, for mx.eval."""

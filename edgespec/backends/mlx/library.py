@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -31,8 +30,6 @@ class Device:
 @cache
 def load_mlx() -> Any:
     """The module mlx.core. Imports mlx-lm as well. Raises BackendUnavailable."""
-    if sys.platform == "win32":
-        raise BackendUnavailable("MLX does not run on Windows.", hint="Use --backend llamacpp.")
     try:
         with _keep_file_limits():
             import mlx.core
