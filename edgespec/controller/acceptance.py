@@ -67,8 +67,9 @@ class DecayedMean:
 
 LEAST_REACHED = 0.03  # probability that the next token of a chain is reached
 _KEPT = 0.8  # weight of an answer beside the next one
-_LOW = 0.5
+_LOW, _HOPELESS = 0.5, 0.05  # below the latter a draft model probably does not belong to the target
 _MANY_ANSWERS, _MANY_TESTED = 20, 200  # from which on a low share is no accident
+_ENOUGH_TESTED = 40  # likewise for a hopeless one
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,9 @@ class AcceptanceRecord:
 
     @property
     def is_low(self) -> bool:
-        """Whether many answers show that less than half of the tokens are accepted."""
+        """Whether many answers show that less than half of the tokens are accepted, or some that hardly any are."""
+        if self.tested >= _ENOUGH_TESTED and self.share < _HOPELESS:
+            return True
         return self.answers >= _MANY_ANSWERS and self.tested >= _MANY_TESTED and self.share < _LOW
 
     def add(self, accepted: int, tested: int) -> AcceptanceRecord:

@@ -162,10 +162,6 @@ class Adaptive:
             self._pause.record(step, self._cost.seconds(1), gain, is_free=self._round.call is None)
         self._round = None
 
-    def warning(self) -> str | None:
-        found = (self._stats.drafter(each).warning(each.name) for each in self._drafters if not each.is_free)
-        return next((text for text in found if text), None)
-
     def end(self) -> None:
         self._recorder.count_passed()  # since the last decision
         self._stats.merge()

@@ -70,9 +70,6 @@ class FixedLength:
     def set_phase(self, phase: str) -> None:
         """Drafts alike in all phases."""
 
-    def warning(self) -> str | None:
-        return None
-
     def end(self) -> None:
         """Keeps nothing."""
 
@@ -131,8 +128,8 @@ class SteeredController:
         self._seconds = seconds
         self._n_forced = 0
         self._is_free = True  # whether no grammar applies
-        self.begin, self.observe, self.set_phase = controller.begin, controller.observe, controller.set_phase
-        self.warning, self.end = controller.warning, controller.end
+        self.begin, self.observe, self.end = controller.begin, controller.observe, controller.end
+        self.set_phase = controller.set_phase
 
     @property
     def expects_plain(self) -> bool:

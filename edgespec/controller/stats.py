@@ -11,8 +11,6 @@ from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.core.drafter import Confidence, Drafter
 
 PHASES = ("answer", "reasoning")
-_MIN_TESTED = 12.0  # tested tokens, discounted, before a warning about a drafter
-_MIN_ACCEPTANCE = 0.05  # below it a draft model probably does not belong to the target
 _EXPLORED_SHARE = 0.003  # of the time, for rounds that measure drafters which do not pay
 _MAX_OUTLIER = 2.0  # limit of one decision's time, as a multiple of the usual one
 _WEIGHT, _WEIGHT_BELOW = 0.05, 0.3  # of a new time in the usual one, and of a shorter one
@@ -100,22 +98,6 @@ class DrafterStats:
         """Take in `text`, made by `fork`."""
         for rate, seen in zip(self.rates, text.rates, strict=True):
             rate.merge(seen)
-
-    def warning(self, name: str) -> str | None:
-        """A sentence for the user if the acceptance of the drafter `name` suggests a fault; else None."""
-        accepted, tested = self.first_choice.evidence
-        if tested >= _MIN_TESTED and accepted < _MIN_ACCEPTANCE * tested:
-            return (
-                f"The target accepts {accepted / tested:.0%} of the tokens of the drafter {name}: it may not belong to "
-                "this model, or a file is damaged."
-            )
-        local, evidence = self.first_choice.local
-        if evidence >= _MIN_TESTED and local < self.first_choice.prior / 2:
-            return (
-                f"The target accepts {local:.0%} of the tokens of the drafter {name}, {self.first_choice.prior:.0%} in "
-                "earlier texts: it may not know this language or subject."
-            )
-        return None
 
 
 class DraftStats:

@@ -284,9 +284,6 @@ class Controller(Protocol):
     def failures(self) -> Mapping[str, str]:
         """The drafters that have failed, and why. They are not asked again."""
 
-    def warning(self) -> str | None:
-        """A sentence for the user if a drafter's acceptance suggests a fault; else None."""
-
     def end(self) -> None:
         """The generation is over: completed, cancelled or failed."""
 

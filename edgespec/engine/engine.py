@@ -85,7 +85,6 @@ class Engine:
         reads = speculation.draft_max and any(each.source is not None for each in drafters)
         self._slots = SlotPool(self._open_slot, slots, adopts=target.no_batching_reason is None and not reads)
         self._draft_stats: DraftStats | None = None
-        self._has_warned = False
         self._is_closed = False
 
     @property
@@ -154,7 +153,7 @@ class Engine:
                 slot.loss = loss = generation.explain_loss(slot.earlier, self.target.context_size)
                 self._slots.release(slot, store_text(slot, request.memory, prompt, generation.emitted))
         yield from generation.finish()
-        yield from map(Notice, self._take_notices(controller))
+        yield from map(Notice, self._take_notices())
         yield replace(
             generation.finished(),
             records=dict(self._draft_stats.records) if self._draft_stats else {},
@@ -278,18 +277,15 @@ class Engine:
             raise
         return slot
 
-    def _take_notices(self, controller: Controller | None) -> Iterator[str]:
+    def _take_notices(self) -> Iterator[str]:
         """What the user has to know after an answer, in sentences."""
         yield from self._drafters.take_notices()
         while self.memory is not None and (notice := self.memory.take_notice()):
             yield notice
-        if controller is not None and not self._has_warned and (warning := controller.warning()):
-            self._has_warned = True
-            yield warning
         yield from self._warn_low_acceptance()
 
     def _warn_low_acceptance(self) -> Iterator[str]:
-        """A sentence for each drafter that many answers show to be right too seldom; it is told once."""
+        """A sentence for each drafter that its record shows to be right too seldom; it is told once."""
         records = self._draft_stats.records if self._draft_stats is not None else {}
         for name in tuple(records):  # other generations may add some meanwhile
             record = records[name]

@@ -186,9 +186,6 @@ class Maker:
 
     def set_phase(self, phase: str) -> None: ...
 
-    def warning(self) -> str | None:
-        return None
-
     def end(self) -> None: ...
 
 
