@@ -136,8 +136,6 @@ def _check_gpu(report: dict[str, Any], *, as_json: bool) -> None:
 
 def _examine(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Fill in `report`, and return each of its lines, a title and a text, as soon as it is known."""
-    from edgespec.controller.store import list_settings
-
     report_activity("measuring the load of the processor …")
     machine = report["machine"] = _describe_machine()
     yield "machine", f"{machine['system']}, Python {machine['python']}"
@@ -157,9 +155,6 @@ def _examine(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "config", cache["config"]
     yield "chats", cache["conversations"]
     yield "texts", f"{cache['memory']['path']}, {cache['memory']['state']}"
-    report["settings"] = list_settings()
-    for name, lines in report["settings"].items():
-        yield "settings", f"{name}: {'; '.join(lines)}"
     report["runtimes"] = {}
     for name, (title, *_) in _RUNTIMES.items():  # they take the longest, so they come last
         report_activity(f"loading {title} in a process of its own …")

@@ -74,19 +74,6 @@ class ProfileKey:
             workers=", ".join(options.workers) or (f"{count_ranks()} ranks" if count_ranks() > 1 else "none"),
         )
 
-    def describe_difference(self, other: dict[str, Any]) -> str:
-        """The fields of a stored key that differ, for the user: 'other settings (threads: 2, was 1)'."""
-        differences = ", ".join(
-            f"{name.replace('_', ' ')}: {_format(value)}, was {_format(other.get(name))}"
-            for name, value in asdict(self).items()
-            if other.get(name) != value
-        )
-        return f"other settings ({differences})" if differences else "another version of edgespec"
-
-
-def _format(value: Any) -> str:
-    return "automatic" if value is None else "on" if value is True else "off" if value is False else str(value)
-
 
 class ProfileStore:
     """The file of a target and its draft models. Their weights are read when its path is first needed."""
@@ -108,15 +95,9 @@ class ProfileStore:
         name = hashlib.sha256("+".join([*self.digests.values(), self._variant]).encode()).hexdigest()
         return calibration_folder() / f"{name[:24]}.json"
 
-    def load(self, key: ProfileKey) -> DraftStats | str | None:
-        """The statistics under `key`; else how the latest other key differs, for the user; None for an empty store.
-
-        A damaged entry reads as None.
-        """
-        setting, entries = asdict(key), read_entries(self.path, "experience")
-        if entries and all(entry["setting"] != setting for entry in entries):
-            return key.describe_difference(entries[0]["setting"])
-        return load_entry(self.path, "experience", setting, DraftStats.from_dict)
+    def load(self, key: ProfileKey) -> DraftStats | None:
+        """The statistics under `key`; None if there are none. A damaged entry reads as None."""
+        return load_entry(self.path, "experience", asdict(key), DraftStats.from_dict)
 
     def load_newest(self) -> DraftStats | None:
         """The statistics that were stored last on this processor, under whatever settings; None for none."""
@@ -206,9 +187,6 @@ def list_builds() -> str:
 # Measured runtime settings on disk, by model, machine, runtime and the user's own options.
 
 
-_PREFIX = "settings-"
-
-
 class SettingsStore:
     """The file of one model. The weights are read when its path is first needed."""
 
@@ -218,7 +196,7 @@ class SettingsStore:
     @cached_property
     def path(self) -> Path:
         """Raises CacheError if the model's files cannot be read."""
-        return calibration_folder() / f"{_PREFIX}{fingerprint_weights(self._model)}.json"
+        return calibration_folder() / f"settings-{fingerprint_weights(self._model)}.json"
 
     def load(self, backend: BackendName, options: LoadOptions) -> RuntimeSettings | None:
         """What was measured for a model loaded with `options`, the user's; None if nothing was.
@@ -229,19 +207,7 @@ class SettingsStore:
 
     def save(self, backend: BackendName, options: LoadOptions, settings: RuntimeSettings) -> None:
         """Store `settings`. If the folder cannot be written, the next run has to measure again."""
-        entry = {"setting": _setting(backend, options), "chosen": asdict(settings), "model": self._model.name}
-        save_entry(self.path, entry, "chosen")
-
-
-def list_settings() -> dict[str, list[str]]:
-    """The latest settings of each model that has some, by file name, as lines of RuntimeSettings.describe."""
-    found: dict[str, list[str]] = {}
-    for path in sorted(calibration_folder().glob(f"{_PREFIX}*.json")):
-        for entry in read_entries(path, "chosen")[:1]:
-            with suppress(ValueError):
-                if lines := RuntimeSettings.from_dict(entry["chosen"]).describe():
-                    found[str(entry.get("model", path.stem))] = lines
-    return found
+        save_entry(self.path, {"setting": _setting(backend, options), "chosen": asdict(settings)}, "chosen")
 
 
 def _setting(backend: BackendName, options: LoadOptions) -> dict[str, Any]:

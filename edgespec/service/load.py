@@ -260,13 +260,11 @@ class Loader:
         if not speculation.drafters or loaded.store is None:
             return
         stored = loaded.store.load(loaded.key)
-        if isinstance(stored, DraftStats):
+        if stored is not None:
             engine.draft_stats = stored  # for a fixed length too: /spec auto may come later
             if speculation.is_adaptive:
                 engine.measure_missing(self.check)
         elif speculation.is_adaptive:
-            if stored is not None:
-                self.reporter.notice(f"Measured before with {stored}; measuring again.")
             engine.draft_stats = DraftStats(engine.measure(_PROFILE_S, self.check))
 
     def _load_toy(self, config: LoadConfig, memory: Memory | None = None) -> LoadedModel:

@@ -82,10 +82,6 @@ def test_doctor_reports_the_machine_its_runtimes_and_its_drafters(cli: Cli, plug
     assert f"automaton (other): {summary}" in shown
     assert "problem: the drafter copy is refused: the name 'ngram' is taken" in shown
 
-    ((name, lines),) = report["settings"].items()
-    assert name == "target.gguf" and lines[0].startswith("flash attention")
-    assert f"settings   target.gguf: {lines[0]}\n" in shown
-
 
 def test_doctor_decodes_on_the_device_and_writes_a_report(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from edgespec.backends.options import LoadOptions, RuntimeSettings
-from edgespec.controller.store import SettingsStore, list_settings
+from edgespec.controller.store import SettingsStore
 from edgespec.errors import CacheError
 
 OPTIONS = LoadOptions(threads=2, context_size=8192)
@@ -51,22 +51,11 @@ def test_saved_settings_are_loaded_under_the_same_options(store: SettingsStore) 
     assert store.load("llamacpp", OPTIONS) == SETTINGS
 
 
-def test_settings_are_described(store: SettingsStore) -> None:
+def test_settings_are_described() -> None:
     assert SETTINGS.describe() == LINES
     kept = RuntimeSettings(without_flash={700: 0.98})
     assert kept.describe() == ["flash attention as llama.cpp decides; off: 0.98x at 700 tokens"]
     assert RuntimeSettings().describe() == []
-    assert list_settings() == {}
-    store.save("llamacpp", OPTIONS, SETTINGS)
-    assert list_settings() == {"model.gguf": LINES}
-    other = store.path.with_name("settings-other.json")
-    other.write_text(store.path.read_text().replace("model.gguf", "other.gguf"))
-    assert list(list_settings()) == ["model.gguf", "other.gguf"]
-    nothing = {"setting": {}, "chosen": asdict(RuntimeSettings()), "model": "other.gguf"}
-    other.write_text(json.dumps({"entries": [nothing]}))
-    assert list_settings() == {"model.gguf": LINES}, "without a line where nothing could be measured"
-    store.path.write_text(store.path.read_text().replace("1.3", '"fast"'))
-    assert list_settings() == {}
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def learned(plain_s: float = 0.02) -> DraftStats:
     return draft_stats
 
 
-def plain_of(found: DraftStats | str | None) -> float:
-    assert isinstance(found, DraftStats), found
+def plain_of(found: DraftStats | None) -> float:
+    assert found is not None
     return found.costs.profile.rows[1]
 
 
@@ -74,7 +74,7 @@ def test_saved_statistics_are_loaded(store: ProfileStore, cache: Path) -> None:
     store.save(HERE, saved)
     assert [store.path] == [*cache.rglob("*.json")]
     found = store.load(HERE)
-    assert isinstance(found, DraftStats)
+    assert found is not None
     assert found.to_dict() == saved.to_dict()
     assert found.costs.profile == saved.costs.profile
     rate = found.drafter(LOOKUP, "length").acceptance.rate(7)
@@ -84,18 +84,13 @@ def test_saved_statistics_are_loaded(store: ProfileStore, cache: Path) -> None:
     assert plain_of(store.load(HERE)) == 0.5, "the last one counts"
 
 
-def test_under_another_key_the_difference_is_described(store: ProfileStore) -> None:
+def test_each_key_has_its_own_statistics(store: ProfileStore) -> None:
     one = replace(HERE, threads=1)
     store.save(one, learned())
-    assert store.load(HERE) == "other settings (threads: 2, was 1)"
-    assert store.load(replace(HERE, kv_type="q8_0", exact=True)) == (
-        "other settings (threads: 2, was 1, kv type: q8_0, was f16, exact: on, was off)"
-    )
+    for other in (HERE, replace(one, kv_type="q8_0"), replace(one, processor="Z80")):
+        assert store.load(other) is None
     store.save(HERE, learned(0.5))
     assert (plain_of(store.load(one)), plain_of(store.load(HERE))) == (0.02, 0.5), "both are kept"
-    assert store.load(replace(HERE, processor="Z80")) == f"other settings (processor: Z80, was {HERE.processor})", (
-        "the latest"
-    )
 
 
 def test_the_current_key_describes_this_machine() -> None:
@@ -104,8 +99,6 @@ def test_the_current_key_describes_this_machine() -> None:
     assert HERE.processor and HERE.processor == describe_machine()["processor"]
     toy = replace(ProfileKey.current("toy", LoadOptions()), threads=2)
     assert toy.runtime.startswith("edgespec ")
-    assert HERE.describe_difference(asdict(toy)) == f"other settings (runtime: {HERE.runtime}, was {toy.runtime})"
-    assert HERE.describe_difference({**asdict(HERE), "of_later": 1}) == "another version of edgespec"
     versions = describe_machine()["versions"]
     assert versions["edgespec"] and HERE.runtime == f"llama-cpp-python {versions['llama-cpp-python']}"
 
@@ -114,7 +107,7 @@ def test_entries_that_are_saved_at_the_same_time_are_all_kept(store: ProfileStor
     keys = [replace(HERE, threads=threads) for threads in range(1, 8)]
     with ThreadPoolExecutor(7) as pool:
         list(pool.map(lambda key: store.save(key, learned()), keys))
-    assert all(isinstance(store.load(key), DraftStats) for key in keys)
+    assert all(store.load(key) is not None for key in keys)
 
 
 def test_eight_settings_are_kept(store: ProfileStore) -> None:
@@ -123,7 +116,7 @@ def test_eight_settings_are_kept(store: ProfileStore) -> None:
     store.save(replace(HERE, threads=3), learned(3.3))  # used again: no longer the oldest
     store.save(replace(HERE, threads=11), learned(1.1))
     found = {threads: store.load(replace(HERE, threads=threads)) for threads in range(1, 12)}
-    kept = {threads: plain_of(each) for threads, each in found.items() if isinstance(each, DraftStats)}
+    kept = {threads: plain_of(each) for threads, each in found.items() if each is not None}
     assert kept == {3: 3.3, 5: 0.5, 6: 0.6, 7: 0.7, 8: 0.8, 9: 0.9, 10: 1.0, 11: 1.1}
 
 
@@ -190,7 +183,7 @@ def test_damage_to_one_entry_spares_the_others(store: ProfileStore) -> None:
     written(store.path, of(5, {**entry(), "setting": asdict(other)}, entry(rows={})).encode())
     assert store.load(HERE) is None
     assert plain_of(store.load(other)) == 0.02
-    assert store.load(replace(HERE, threads=4)) == "other settings (threads: 4, was 1)"
+    assert store.load(replace(HERE, threads=4)) is None
     store.save(HERE, learned(0.5))
     assert (plain_of(store.load(HERE)), plain_of(store.load(other))) == (0.5, 0.02)
 
@@ -207,9 +200,9 @@ def test_the_autopilot_runs_with_any_statistics_that_load(store: ProfileStore) -
         written(store.path, bytes(content))
         found = store.load(HERE)
         outcomes[type(found)] += 1
-        if isinstance(found, DraftStats):
+        if found is not None:
             assert generated(found) == TEXT
-    assert min(outcomes.values()) > 5 and set(outcomes) == {DraftStats, str, type(None)}, outcomes
+    assert min(outcomes.values()) > 5 and set(outcomes) == {DraftStats, type(None)}, outcomes
 
 
 V = 6
