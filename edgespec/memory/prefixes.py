@@ -61,7 +61,10 @@ class PrefixFiles:
             return None
         best: SavedText | None = None
         wanted = np.asarray(prompt, "<i4")
-        for path in self._list(self._place(namespace)):
+        place = self._place(namespace)
+        listed = self._list(place)
+        self._texts = {path: text for path, text in self._texts.items() if path.parent != place or path in listed}
+        for path in listed:
             tokens = self._read_tokens(path)
             common = count_common(tokens, wanted)
             if common >= LEAST_TOKENS and (best is None or common > best.common):

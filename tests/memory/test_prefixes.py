@@ -36,6 +36,18 @@ def test_the_longest_common_beginning_is_found(tmp_path: Path) -> None:
     assert files.find("", TEXT[:200]) is None and files.find("", TEXT[: LEAST_TOKENS - 1]) is None, "it is short"
 
 
+def test_texts_of_files_that_are_gone_are_not_held(tmp_path: Path) -> None:
+    files = PrefixFiles(tmp_path, "model")
+    for at in range(3):
+        files.write("", [at, *TEXT], b"x")
+        files.write("key:a", [at, *TEXT], b"x")
+        assert files.find("", [at, *TEXT]) is not None and files.find("key:a", [at, *TEXT]) is not None
+    assert len(files._texts) == 6
+    remove_prefixes(tmp_path)
+    assert files.find("", TEXT) is None and files.find("key:a", TEXT) is None
+    assert not files._texts
+
+
 def test_a_longer_text_replaces_its_beginnings(tmp_path: Path) -> None:
     files = PrefixFiles(tmp_path, "model")
     for text in (TEXT[:300], OTHER, TEXT[:400], TEXT):
