@@ -58,8 +58,10 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The result of a memory check: tokens of context, KV caches of that size, and bytes. `draft` has draft models and
-    heads.
+    """The result of a memory check: tokens of context, KV caches of that size, and bytes.
+
+    draft  of draft models and heads
+    own    of a target that workers share: this machine's part of `memory`, and its share of the target
     """
 
     context: int
@@ -67,6 +69,7 @@ class Fit:
     target: MemoryEstimate
     draft: MemoryEstimate | None
     memory: Memory
+    own: tuple[Memory, float] | None = None
 
     @property
     def needed(self) -> int:
@@ -77,6 +80,19 @@ class Fit:
     def headroom(self) -> int:
         """Free bytes after loading; negative if the models do not fit."""
         return self.memory.usable - self.needed
+
+    @property
+    def own_headroom(self) -> int:
+        """Free bytes of this machine after loading its share of the target, and the drafts; 0 without workers."""
+        if self.own is None:
+            return 0
+        memory, share = self.own
+        return memory.usable - int(share * self.target.total) - (self.draft.total if self.draft else 0)
+
+    @property
+    def fits(self) -> bool:
+        """Tells whether there is memory for all, here and on the workers."""
+        return self.headroom >= 0 and self.own_headroom >= 0
 
     def kv_for(self, tokens: int) -> int:
         """Bytes of the KV caches of target and draft for `tokens` tokens of one slot."""
@@ -230,13 +246,11 @@ def check_fit(
         for model, head in drafts
     ]
     price = estimate_memory(target, *sizes, flash=flash, together=together).split(ranks)
-    fit = Fit(context, caches, price, reduce(add, added) if added else None, memory)
-    if force:
+    fit = Fit(context, caches, price, reduce(add, added) if added else None, memory, own)
+    if force or fit.fits:
         return fit
-    if own is not None:
-        _check_own_part(fit, *own)
-    if fit.headroom >= 0:
-        return fit
+    if own is not None and fit.own_headroom < 0:
+        raise _own_part_error(fit, *own)
     cache = f"its KV cache for {context:,} tokens {gib(price.kv)}"
     parts = f"target {gib(price.weights)}, {cache}, scratch {gib(price.compute)}"
     if fit.draft:
@@ -247,15 +261,13 @@ def check_fit(
     )
 
 
-def _check_own_part(fit: Fit, own: Memory, share: float) -> None:
-    """Raise DoesNotFit where the drafts and `share` of the target take more than `own`, this machine's memory."""
-    drafts, layers = fit.draft.total if fit.draft else 0, int(share * fit.target.total)
-    if drafts + layers > own.usable:
-        parts = f"its layers need {gib(layers)}{f', the drafts {gib(drafts)}' if drafts else ''}"
-        raise DoesNotFit(
-            f"on this machine {parts}, and {_say_usable(own)}.",
-            hint="Try --draft ngram, a smaller --ctx, workers with more memory, or --force.",
-        )
+def _own_part_error(fit: Fit, own: Memory, share: float) -> DoesNotFit:
+    """The error where the drafts and `share` of the target take more than `own`, this machine's memory."""
+    drafts = f", the drafts {gib(fit.draft.total)}" if fit.draft else ""
+    return DoesNotFit(
+        f"on this machine its layers need {gib(int(share * fit.target.total))}{drafts}, and {_say_usable(own)}.",
+        hint="Try --draft ngram, a smaller --ctx, workers with more memory, or --force.",
+    )
 
 
 def _say_usable(memory: Memory) -> str:

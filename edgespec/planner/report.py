@@ -97,9 +97,9 @@ def describe_plan(planned: Plan) -> dict[str, Any]:
         "draft_bytes": fit.draft.total if fit.draft else 0,
         "needed_bytes": fit.needed,
         "free_bytes": fit.memory.usable,
-        "fits": fit.headroom >= 0,
-        "fits_without_draft": fit.target.total <= fit.memory.usable,
-        **(network.to_dict() if network else {}),
+        "fits": fit.fits,
+        "fits_without_draft": replace(fit, draft=None).fits,
+        **({"lacking_here_bytes": max(0, -fit.own_headroom), **network.to_dict()} if network else {}),
     }
 
 
@@ -271,6 +271,8 @@ def _format_memory(facts: dict[str, Any]) -> Iterator[str]:
         yield from (f"  {line}" for line in lines)
     fits = "fits" if facts["fits"] else "DOES NOT FIT"
     yield f"  {fits}: needs {gib(facts['needed_bytes'])} of {gib(facts['free_bytes'])} free"
+    if facts.get("lacking_here_bytes"):
+        yield f"  this machine lacks {gib(facts['lacking_here_bytes'])} for its layers and the drafts"
     if not facts["fits"] and facts["fits_without_draft"]:
         added = " and ".join([models] * bool(facts["draft_models"]) + ["head"] * bool(heads))
         yield f"  fits without the {added}, which --draft auto leaves out"

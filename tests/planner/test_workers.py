@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.hub import Hub
 from edgespec.planner.memory import check_fit, estimate_memory
 from edgespec.planner.plan import LoadConfig, Network, find_network, plan
+from edgespec.planner.report import describe_plan, format_plan
 from edgespec.planner.speed import SpeedEstimate
 from edgespec.registry.schema import load_registry
 from tests.backends.assistant_heads import make_assistant, make_target
@@ -60,6 +62,24 @@ def test_drafts_have_to_fit_on_this_machine() -> None:
     check_fit(header, [], context=256, memory=everywhere, own=(allowed, 0.5))
     with pytest.raises(DoesNotFit, match=r"on this machine its layers need [\d.]+ MiB, and [\d.]+ MiB are allowed"):
         check_fit(header, [], context=256, memory=everywhere, own=(allowed, 0.6))
+
+
+def test_a_plan_that_is_forced_tells_what_this_machine_lacks() -> None:
+    """As `edgespec plan` makes it: there is memory for all, and too little of it here."""
+    with lending((64 * GIB, 65 * GIB)) as address:
+        config = LoadConfig(load=options(address), force=True)
+        found = plan(config, load_registry(), Hub.from_environment(), Heard())
+    assert found.fit.own is not None and describe_plan(found)["fits"]
+    assert found.fit.draft is not None
+    target, draft = found.fit.target.total, found.fit.draft.total
+    for lacking, fits_without_draft in ((draft, True), (draft + 1, False)):
+        here = Memory(RESERVE_BYTES + target // 2 + draft - lacking)
+        facts = describe_plan(replace(found, fit=replace(found.fit, own=(here, 0.5))))
+        assert not facts["fits"] and facts["fits_without_draft"] == fits_without_draft
+        assert facts["needed_bytes"] < facts["free_bytes"] and facts["lacking_here_bytes"] == lacking
+        told = "\n".join(format_plan(facts))
+        assert "DOES NOT FIT: needs" in told and "this machine lacks" in told
+        assert ("fits without the draft model" in told) == fits_without_draft
 
 
 def test_a_draft_that_reads_the_targets_cache_is_left_out(tmp_path: Path) -> None:
