@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -24,6 +24,7 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.terminal import TerminalReporter, format_groups, print_result, report_activity, shorten
 from edgespec.options import BACKEND, DRAFT, OPTIONS
+from edgespec.registry.schema import Task
 from edgespec.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -263,8 +264,7 @@ def _format_tensor_types(header: Header) -> str:
 def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: Any) -> None:
     """Show whether REF fits in memory, its runtime and draft, and its expected speed. Reads only its header.
 
-    The speed is estimated from how fast this machine reads weights of each type, which is measured once. Where the
-    header of an alias cannot be read, offline, it is estimated from what the registry says.
+    The speed is estimated from how fast this machine reads weights of each type, which is measured once.
     """
     from edgespec.cli.engine import run_work
     from edgespec.planner.report import format_plan, report_plan
@@ -285,12 +285,7 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
 
 @click.command("recommend")
 @click.argument("words", nargs=-1, metavar="[TEXT]...")
-@click.option(
-    "--for",
-    "use",
-    type=click.Choice(["chat", "code", "agents", "documents", "reasoning"]),
-    help="What the model is for; says which drafter suits it.",
-)
+@click.option("--for", "task", type=click.Choice(get_args(Task)), help="What the model is for.")
 @click.option("--max-size", type=FloatRange(0, min_open=True), metavar="GIB", help="Maximum size of the download.")
 @offer(BACKEND, help="Runtime that is to run the models.")
 @click.option("--again", is_flag=True, help="Measure this machine again, such as when it was busy the first time.")
@@ -298,7 +293,7 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
 @json_option
 def recommend_command(
     words: tuple[str, ...],
-    use: str | None,
+    task: Task | None,
     max_size: float | None,
     backend: str,
     again: bool,
@@ -316,12 +311,11 @@ def recommend_command(
     """
     from edgespec.backends import prefers_mlx
     from edgespec.cli.engine import run_work
-    from edgespec.planner.catalogue import DRAFTERS, TASKS, Catalogue, Query
+    from edgespec.planner.catalogue import Catalogue, Query
     from edgespec.planner.memory import read_memory
 
     chosen = parse_backend(backend) or ("mlx" if prefers_mlx() else "llamacpp")
     assert chosen != "toy"
-    task = TASKS[use] if use else None  # type: ignore[index]
     query = Query(" ".join(words), task, None if max_size is None else int(max_size * GIB))
     registry, hub = open_hub()
 
@@ -346,7 +340,6 @@ def recommend_command(
         types = ", ".join(f"{name} {cost:.1f}" for name, cost in costs.items())
         told += [f"Time of a weight on this machine, by type: {types}."] if costs else []
         told += found.advice
-        told += [f"Drafts for {use}: {DRAFTERS[use]}."] if use is not None else []  # type: ignore[index]
         told.append("`edgespec plan NAME` measures one of them, `edgespec chat NAME` downloads and opens it.")
     for line in told:
         click.echo(line, err=True)

@@ -54,18 +54,6 @@ _TAGS: dict[Task, tuple[str, ...]] = {"chat": ("conversational",), "code": ("cod
 FAST_ENOUGH = 20.0  # tokens/s, 50 ms a token
 _WORDS = ((1, "toy"), (3, "simple"), (7, "fair"), (20, "good"), (60, "strong"))  # below so many billion parameters
 
-Use = Literal["chat", "code", "agents", "documents", "reasoning"]
-TASKS: dict[Use, Task] = {
-    "chat": "chat", "code": "code", "agents": "code", "documents": "chat", "reasoning": "reasoning",
-}  # fmt: skip
-_LOOKUPS = "edits of a file ran at 2.11 times plain decoding with it, at 1.59 without (1B Q4_0)"
-DRAFTERS: dict[Use, str] = {  # figures of docs/benchmarks.md, "Earlier texts"
-    "chat": "a small draft model or a trained head, which `auto` takes",
-    "code": f"`auto`, which has the n-gram lookup in your past chats (suffix): {_LOOKUPS}",
-    "agents": f"`--draft ngram+suffix`, n-gram lookup in the conversation and in your past chats: {_LOOKUPS}",
-    "documents": "`--draft ngram`: a draft model reads the document too",
-    "reasoning": "a trained head or a draft model, which `auto` takes",
-}
 Group = Literal["fast", "slow", "unknown", "too large"]
 GROUPS: dict[Group, str] = {
     "fast": f"Fit, and fast enough ({FAST_ENOUGH:.0f} tokens/s or more)",
@@ -320,13 +308,6 @@ class Catalogue:
             kinds = {kind for each in facts if each.needed <= self.memory.usable for kind in each.read}
             speed = measure_speed(COMMON | kinds, report, self.check, again=again)
         return Recommendations(sorted((self._judge(each, speed) for each in kept), key=_rank), notices, speed)
-
-    def estimate(
-        self, alias: str, report: Callable[[str], None] = lambda text: None, *, measure: bool = True
-    ) -> Candidate | None:
-        """An alias with what is expected of it; None where the registry has no such alias. Raises Cancelled."""
-        found = self.recommend(Query(alias), report, measure=measure).models
-        return next((each for each in found if each.name == alias), None)
 
     def _list_aliases(self, query: Query) -> list[Candidate]:
         with ThreadPoolExecutor(_REQUESTS) as pool:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from edgespec.backends import prefers_mlx
 from edgespec.backends.options import LoadOptions, RuntimeSettings
 from edgespec.controller.cost_model import Profile
 from edgespec.controller.store import SettingsStore
@@ -16,9 +15,7 @@ from edgespec.formats.head_file import ModelMetadata
 from edgespec.hub.cache import shorten_names
 from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub
-from edgespec.planner.catalogue import Catalogue
-from edgespec.planner.draft_finder import AUTO
-from edgespec.planner.memory import ModelFacts, describe_model, estimate_head, read_memory
+from edgespec.planner.memory import ModelFacts, describe_model, estimate_head
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, plan
 from edgespec.planner.speed import (
     ASSUMED,
@@ -35,7 +32,6 @@ from edgespec.registry.schema import Acceptance, Registry
 from edgespec.units import gib, significant
 
 _TABLE_ROWS = (1, 4, 16)
-_USUAL_COST = (1 / 50, 1 / 10)  # of a draft token, in plain steps: c of Leviathan et al. (2023)
 _SLOW_DRAFT = 0.8  # from this cost on, a draft model is as slow as its target
 _ROWS_PAY, _ROWS_COST = 1.5, 2.0  # plain steps of four rows
 _NOT_FORETOLD = {"drafts_not_foretold": "`edgespec draft build` and `edgespec bench` measure them after a download"}
@@ -57,12 +53,11 @@ def report_plan(
     """
     try:
         planned = plan(request, registry, hub, reporter)
-    except HubUnreachable:
-        estimated = _estimate_alias(request, registry, hub, check, report, measure=measure)
-        if estimated is None:
+    except HubUnreachable as error:
+        if request.model not in registry.entries:
             raise
-        yield estimated
-        return
+        hint = f"`edgespec recommend {request.model}` says what to expect of it without the hub."
+        raise HubUnreachable(error.message, hint=hint) from error
     for told in planned.findings:
         reporter.notice(told)
     facts = describe_plan(planned) | _describe_settings(planned, hub)
@@ -169,47 +164,6 @@ def describe_faster(target: ModelMetadata) -> str | None:
     return None if faster is None else f"{faster} of this model"
 
 
-def _estimate_alias(
-    request: LoadConfig,
-    registry: Registry,
-    hub: Hub,
-    check: CheckCancelled,
-    report: Callable[[str], None],
-    *,
-    measure: bool,
-) -> dict[str, Any] | None:
-    """A plan by what the registry alone says of an alias, for whoever cannot read its header.
-
-    None where `request` names no alias, or asks for drafters or workers. Raises Cancelled.
-    """
-    backend = request.backend or ("mlx" if prefers_mlx() else "llamacpp")
-    if backend == "toy" or request.draft != AUTO or request.load.workers:
-        return None
-    memory = read_memory(backend, request.load.device)
-    catalogue = Catalogue(registry, replace(hub, offline=True), backend, memory, check)
-    found = catalogue.estimate(request.model or registry.default, report, measure=measure)
-    if found is None:
-        return None
-    facts = found.target.facts
-    described = {
-        "name": found.name,
-        "backend": found.backend,
-        "draft": str(found.draft.reference) if found.draft else found.draft_by or "ngram",
-        "estimated": True,
-        "download_bytes": found.missing,
-        "weights_bytes": facts.weights if facts else None,
-        "needed_bytes": facts.needed if facts else None,
-        "free_bytes": memory.usable,
-        "fits": found.fit != "does not fit",
-    }
-    if facts is None or found.expected is None:
-        return described
-    described |= _describe_forwards(found.expected, facts, found.faster)
-    if found.draft is not None and found.expected.draft_s is None:
-        return described | _NOT_FORETOLD
-    return described | _describe_drafts(found.expected, found.acceptance)
-
-
 def _describe_forwards(expected: SpeedEstimate, model: ModelFacts, faster: FasterType | None) -> dict[str, Any]:
     """What forwards without drafts take, and what they read."""
     low, high = expected.plain
@@ -241,7 +195,7 @@ def _describe_drafts(expected: SpeedEstimate, acceptance: Acceptance | None) -> 
 def format_plan(facts: dict[str, Any]) -> Iterator[str]:
     """The lines of the text report."""
     yield f"{shorten_names(facts['name'])} on {facts['backend']}, drafted by {shorten_names(facts['draft'])}"
-    yield from _format_memory_of_alias(facts) if facts.get("estimated") else _format_memory(facts)
+    yield from _format_memory(facts)
     yield from _format_speed(facts)
 
 
@@ -281,16 +235,6 @@ def _format_memory(facts: dict[str, Any]) -> Iterator[str]:
         yield from _format_workers(facts)
 
 
-def _format_memory_of_alias(facts: dict[str, Any]) -> Iterator[str]:
-    """Formats the sizes of an alias whose files were not read."""
-    if facts["weights_bytes"] is None:
-        yield "  size: not stated in the registry"
-        return
-    yield f"  the hub cannot be asked; estimated from the registry: weights about {gib(facts['weights_bytes'])}"
-    fits = "fits" if facts["fits"] else "DOES NOT FIT"
-    yield f"  {fits}: needs about {gib(facts['needed_bytes'])} of {gib(facts['free_bytes'])} free"
-
-
 def _format_speed(facts: dict[str, Any]) -> Iterator[str]:
     """The lines on speed, with and without drafts."""
     if "plain_tokens_per_second" not in facts:
@@ -322,7 +266,7 @@ def _format_drafts(facts: dict[str, Any]) -> Iterator[str]:
     """What drafts cost and gain."""
     cost = facts["drafted_token_cost"]
     if cost is not None:
-        yield f"  cost of a draft token, c, in plain steps: {cost:.3f}{_judge_cost(cost)}"
+        yield f"  cost of a draft token, c, in plain steps: {cost:.3f}"
     registered = ("the registry's low figure", "the registry's high figure")
     sources = registered if facts["acceptance_known"] else ("assumed", "assumed")
     for (acceptance, speedup), source in zip(facts["speedup_at_acceptance"].items(), sources, strict=False):
@@ -348,14 +292,6 @@ def _judge_rows(costs: Mapping[Any, float]) -> Iterator[str]:
         yield "  four rows cost much more than one: computing takes the time here, and drafts save only reading"
     elif four is not None and four < _ROWS_PAY:
         yield "  four rows cost little more than one: reading the weights takes the time here, and drafts save that"
-
-
-def _judge_cost(cost: float) -> str:
-    """What follows from a cost outside of the usual range."""
-    low, high = _USUAL_COST
-    if cost > high:
-        return "; 1/50 to 1/10 is usual, and a smaller draft model would gain more"
-    return "; 1/50 to 1/10 is usual, and a larger draft model may be right more often" if cost < low else ""
 
 
 def _format_workers(facts: dict[str, Any]) -> Iterator[str]:
