@@ -356,11 +356,6 @@ class Sampler:
         self._truncations = self._list_truncations()
 
     @property
-    def is_argmax(self) -> bool:
-        """Whether sampling is the argmax of the raw logits, so that rows need not leave the device."""
-        return self.params.temperature == 0 and not self.window and not len(self._bias)
-
-    @property
     def row_params(self) -> SamplingParams | None:
         """The parameters if the distribution depends on the row's logits alone; else None."""
         return None if self.window or len(self._bias) else self.params

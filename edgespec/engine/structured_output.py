@@ -248,7 +248,9 @@ class GrammarMask:
         """The distribution after `prefix`. Raises InvalidRequest where the grammar becomes too complex."""
         if self._follow(prefix):
             allowed = self._allowed()[: len(logits)]
-            if not self._sampler.is_argmax or not allowed[logits.argmax()]:
+            params = self._sampler.row_params
+            is_greedy = params is not None and params.temperature == 0
+            if not is_greedy or not allowed[logits.argmax()]:
                 logits = logits.copy()
                 logits[~allowed] = -np.inf
         return self._sampler.distribution(logits, prefix)

@@ -149,11 +149,9 @@ class SpaceStatus:
     tokenizer: str
     model: str | None
     namespace: str
-    n_texts: int
     n_tokens: int
     n_corpus_tokens: int
     n_documents: int
-    n_segments: int
     segment_bytes: int
     newest: float
 
@@ -202,10 +200,9 @@ class TextStore(Database):
     def status(self) -> list[SpaceStatus]:
         """What is stored, the tokenizer and namespace with the newest text first."""
         query = (
-            "SELECT tokenizer, (SELECT name FROM models WHERE tokenizer = spaces.tokenizer), namespace, count(*),"
+            "SELECT tokenizer, (SELECT name FROM models WHERE tokenizer = spaces.tokenizer), namespace,"
             " sum(length(tokens) / 4 - n_lead), sum((length(tokens) / 4 - n_lead) * is_corpus),"
             " count(DISTINCT CASE WHEN is_corpus THEN source END),"
-            " (SELECT count(*) FROM segments WHERE space = spaces.id),"
             " (SELECT coalesce(sum(bytes), 0) FROM segments WHERE space = spaces.id), max(time)"
             " FROM spaces JOIN texts ON texts.space = spaces.id GROUP BY spaces.id ORDER BY max(texts.id) DESC"
         )

@@ -15,7 +15,7 @@ from edgespec.backends.devices import Memory, host_memory
 from edgespec.backends.head_session import MAX_KEPT
 from edgespec.backends.options import DEFAULT_CONTEXT
 from edgespec.controller.store import calibration_folder, load_entry, save_entry
-from edgespec.errors import BackendUnavailable, DoesNotFit, InvalidRequest
+from edgespec.errors import BackendUnavailable, DoesNotFit
 from edgespec.formats.gguf import GGML_NAMES, Header
 from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.heads import HeadSpec
@@ -31,8 +31,6 @@ MICRO_BATCH = 512
 
 _READ_PAIRS = ("eagle3", "eagle", "mtp", "hydra")  # heads that on MLX keep a state of each position
 _WITHOUT_CACHE = ("medusa", "gemma4-assistant")  # heads that have no keys and values of their own
-
-KV_TYPE_NAMES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +128,7 @@ def estimate_memory(
     flash: bool = True,
     together: bool = False,
 ) -> MemoryEstimate:
-    """Estimate a model's memory with `caches` KV caches of `context` tokens. Raises InvalidRequest for an unknown type.
+    """Estimate a model's memory with `caches` KV caches of `context` tokens.
 
     `together`: all caches are in one llama.cpp context; otherwise each has its own scratch memory. `flash`: with flash
     attention.
@@ -164,9 +162,7 @@ def score_bytes(model: ModelMetadata, context: int) -> int:
 
 
 def kv_bytes(header: ModelMetadata, context: int, kv_type: str = "f16") -> int:
-    """Bytes of the KV cache at `context` tokens with elements of `kv_type` (a name in KV_TYPE_NAMES)."""
-    if kv_type not in KV_TYPE_NAMES:
-        raise InvalidRequest(f"{kv_type!a} is not a KV cache type.", hint=f"choose one of {', '.join(KV_TYPE_NAMES)}")
+    """Bytes of the KV cache at `context` tokens with elements of `kv_type`."""
     bits = GGML_NAMES[kv_type.upper()].bits
     if isinstance(header, Folder):
         return math.ceil(header.kv_elements(context) * bits / 8)

@@ -11,7 +11,7 @@ import pytest
 from edgespec.backends import device_memory
 from edgespec.backends.devices import RESERVE_BYTES, DeviceMemory, Memory
 from edgespec.backends.mlx import library
-from edgespec.errors import DoesNotFit, InvalidRequest
+from edgespec.errors import DoesNotFit
 from edgespec.formats.gguf import GGML_TYPES, Header, TensorInfo, join_parts
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadSpec
@@ -173,11 +173,6 @@ def test_devices_add_their_own_memory_only_once() -> None:
     assert Memory(32 * GIB, (card,)).usable == 56 * GIB - 2 * RESERVE_BYTES
     assert Memory(32 * GIB, (shared,)).usable == 32 * GIB - RESERVE_BYTES
     assert check_fit(llama_70b(), [], context=8, memory=Memory(GIB, (card, card))).fits_on_devices
-
-
-def test_unknown_kv_types_are_refused() -> None:
-    with pytest.raises(InvalidRequest, match="not a KV cache type"):
-        estimate_memory(llama_70b(), 8, "q3_k")
 
 
 def test_a_device_that_has_to_hold_everything() -> None:
