@@ -206,7 +206,7 @@ def run_passes(network: PairNetwork, tokens: Any, features: Any, depth: int, row
     return scores
 
 
-def recursion(name: LossName, depth: int = DEPTH) -> Objective[Sequence[Part]]:
+def recursion(name: LossName, depth: int = DEPTH) -> Objective:
     """The objective of a head: the scores of each pass are compared with the target's."""
     loss, total_weight = LOSSES[name], sum(DECAY**d for d in range(depth))
 

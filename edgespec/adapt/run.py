@@ -27,7 +27,7 @@ from edgespec.adapt.evaluate import (
     return_to_best,
 )
 from edgespec.adapt.options import Progress, StopReason, Throttle, TrainOptions, Weights
-from edgespec.adapt.teacher import BATCH_TOKENS, Batches, Parts, Teacher
+from edgespec.adapt.teacher import BATCH_TOKENS, Parts, Teacher
 from edgespec.adapt.texts import RUN, TrainingText, count_tokens, read_texts, split_texts
 from edgespec.backends import Model, open_model
 from edgespec.backends.mlx.library import device, load_mlx
@@ -246,7 +246,7 @@ def _check_memory(planned: Plan, drafter: PlannedDrafter, draft: Path, weights: 
 
 DEPTH = 4  # tokens of the drafts whose gain is measured
 RANK = 16  # of LoRA
-TRAINED = ("model", "pard", "mtp", "eagle", "eagle3")
+TRAINED = ("model", "mtp", "eagle", "eagle3")
 """The drafters that can be trained, as `auto` chooses among those of a target."""
 
 
@@ -300,12 +300,8 @@ def open_trainee(
             raise DraftRefused("heads are small, and are trained whole.", hint="Use --method full.")
         return open_head(drafter, path, materials, opened)
     student = open_student(path)
-    from edgespec.adapt.pard import PardBatches, check_packing, parallel
     from edgespec.adapt.trainer import distillation
 
-    options, mask_token = materials.options, _mask_token(drafter)
-    if mask_token is not None:
-        check_packing(student.network)
     session = materials.target.open_session(materials.check)
     opened.callback(session.close)
     if weights == "lora":
@@ -314,16 +310,11 @@ def open_trainee(
         student.train_all()
     teacher = Teacher(session, materials.check, student.vocab_size)
     parts = _make_parts(materials.train, teacher, materials, materials.reading_s)
-    batches: Batches[Any] = parts
-    objective: Callable[[Any, Any], Any] = distillation(options.loss)
-    if mask_token is not None:
-        batches, objective = PardBatches(parts, mask_token, seed=options.seed), parallel(options.loss)
-
     return Trainee(
         texts=parts.used_texts,
-        train=_descend(student.network, objective, batches, materials),
-        measure=lambda: measure_network(drafter, student.network, materials.held_out, materials.check),
-        save=lambda to: student.save(to, mask_token),
+        train=_descend(student.network, distillation(materials.options.loss), parts, materials),
+        measure=lambda: measure_chains(student.network, materials.held_out, DEPTH, materials.check),
+        save=student.save,
     )
 
 
@@ -365,23 +356,7 @@ def measure_draft(
         raise DraftRefused(
             "heads are not trained on the newest texts alone.", hint="Use `edgespec adapt` without --newest."
         )
-    return measure_network(drafter, open_student(path).network, texts, check)
-
-
-def measure_network(
-    drafter: PlannedDrafter, network: Any, texts: Sequence[TrainingText], check: CheckCancelled
-) -> dict[str, Matrix]:
-    """The matrices of a draft model that is open. Raises Cancelled."""
-    from edgespec.adapt.pard import measure_packed
-
-    if (mask_token := _mask_token(drafter)) is None:
-        return measure_chains(network, texts, DEPTH, check)
-    return measure_packed(network, texts, mask_token, DEPTH, check)
-
-
-def _mask_token(drafter: PlannedDrafter) -> int | None:
-    """The mask token of a drafter that proposes blocks; None for a PARD model that drafts one token after the other."""
-    return drafter.mask_token if drafter.spec.name == "pard" else None
+    return measure_chains(open_student(path).network, texts, DEPTH, check)
 
 
 def open_head(
@@ -425,14 +400,14 @@ def _make_parts(texts: Sequence[TrainingText], teacher: Teacher, materials: Mate
 def _descend(
     network: Any,
     objective: Callable[[Any, Any], Any],
-    batches: Batches[Any],
+    parts: Parts,
     materials: Materials,
     is_inner: Callable[[str, Any], bool] = lambda path, weight: False,
 ) -> Callable[[Callable[[Progress], None]], Progress]:
     """What trains by gradients."""
     from edgespec.adapt.trainer import Trainer
 
-    trainer = Trainer(network, objective, batches, materials.options, materials.folder, materials.throttle, is_inner)
+    trainer = Trainer(network, objective, parts, materials.options, materials.folder, materials.throttle, is_inner)
     return lambda report: trainer.run(report, materials.check)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,7 +30,7 @@ from edgespec.files import new_folder, replace_file
 from edgespec.formats.gguf import GGML_IDS, GGML_NAMES, GGML_TYPES
 from edgespec.formats.gguf_validate import ROPE_FACTORS, read_file, read_gguf_config, to_folder_name
 from edgespec.formats.head_file import read_head
-from edgespec.formats.mlx_folder import read_folder, read_json
+from edgespec.formats.mlx_folder import read_folder
 
 LORA_SCALE = 20.0  # by which the product of the two small matrices is multiplied; mlx-lm's default
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, None)  # None: of NumPy, which does not tell
@@ -83,12 +82,11 @@ class Student(ABC):
         """V"""
         return int(self.network.args.vocab_size)
 
-    def save(self, path: Path, mask_token: int | None = None) -> None:
+    def save(self, path: Path) -> None:
         """Write the trained model in the format that it was opened from, at once or not at all, for its owner only.
 
-        A file replaces one that exists; a folder must not exist. LoRA's matrices become a part of the weights. With
-        `mask_token` the metadata name this token as that of a PARD model.
-        Raises BackendError for weights that are not finite, CacheError where the path cannot be written.
+        A file replaces one that exists; a folder must not exist. LoRA's matrices become a part of the weights. Raises
+        BackendError for weights that are not finite, CacheError where the path cannot be written.
         """
         with map_errors():
             fused = [(name, each.fuse()) for name, each in self.network.named_modules() if isinstance(each, LoRALinear)]
@@ -96,10 +94,10 @@ class Student(ABC):
             weights = dict(tree_flatten(self.network.parameters()))
             require_finite(weights.values())
         with report_unwritable(path):
-            self._write(weights, path, mask_token)
+            self._write(weights, path)
 
     @abstractmethod
-    def _write(self, weights: Mapping[str, Any], path: Path, mask_token: int | None) -> None:
+    def _write(self, weights: Mapping[str, Any], path: Path) -> None:
         """Write the base with these weights, by name, at once or not at all. Raises OSError, BackendError."""
 
 
@@ -164,7 +162,7 @@ class FolderStudent(Student):
                 raise self._refuse(f"the weights of {name} are packed")
         mx.eval(self.network.parameters())
 
-    def _write(self, weights: Mapping[str, Any], path: Path, mask_token: int | None) -> None:
+    def _write(self, weights: Mapping[str, Any], path: Path) -> None:
         """Write a folder with these weights, by name, and the config and tokenizer of the base.
 
         Tensors have the types of the base; matrices that were quantized are quantized again, unless they did not
@@ -181,9 +179,6 @@ class FolderStudent(Student):
             for file in {each for pattern in _COPIED for each in self._path.glob(pattern)}:
                 if file.name != _INDEX:
                     shutil.copyfile(file, partial / file.name)
-            if mask_token is not None:
-                config = {**read_json(self._path / "config.json"), "pard_token": mask_token}
-                (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             write_tensors(partial / "model.safetensors", arrays, self._metadata)
             for file in partial.iterdir():
                 file.chmod(0o600)
@@ -213,7 +208,6 @@ class FolderStudent(Student):
         return dict(zip(names, base, strict=False))
 
 
-_MASK_TOKEN = gguf.Keys.Tokenizer.MASK_ID
 _COARSE = ("IQ1", "IQ2", "TQ")  # types that ruin a matrix without an importance matrix, or need training of their own
 _Q8_0 = GGML_NAMES["Q8_0"]
 
@@ -234,12 +228,12 @@ class GgufStudent(Student):
         with explain_errors(path):
             self.network = _make_network(config, {name: self._read(name) for name in self._tensors})
 
-    def _write(self, weights: Mapping[str, Any], path: Path, mask_token: int | None) -> None:
+    def _write(self, weights: Mapping[str, Any], path: Path) -> None:
         """Write the network with these weights, by name, to a GGUF file with the metadata of the base.
 
         Tensors whose weights did not change are copied. Raises OSError.
         """
-        rewrite_gguf(self._reader, path, lambda name: self._find_change(name, weights), mask_token)
+        rewrite_gguf(self._reader, path, lambda name: self._find_change(name, weights))
 
     def _read(self, name: str) -> npt.NDArray[np.float32]:
         tensor = self._tensors[name]
@@ -253,22 +247,16 @@ class GgufStudent(Student):
         return None if np.array_equal(self._read(name), found) else found
 
 
-def rewrite_gguf(
-    reader: Any, path: Path, change: Callable[[str], npt.NDArray[np.float32] | None], mask_token: int | None = None
-) -> None:
+def rewrite_gguf(reader: Any, path: Path, change: Callable[[str], npt.NDArray[np.float32] | None]) -> None:
     """Write the file of a GGUFReader to `path` for its owner only, with the tensors that `change` returns by name.
 
     They keep their type, and are Q8_0 where it is too coarse to be quantized without an importance matrix. Raises
     OSError.
     """
-    left_out = {"general.alignment"}
     with replace_file(path) as partial:
         partial.chmod(0o600)  # it has learned from the user's texts
         writer = gguf.GGUFWriter(partial, reader.fields["general.architecture"].contents())
-        if mask_token is not None:
-            writer.add_mask_token_id(mask_token)
-            left_out.add(_MASK_TOKEN)
-        copy_fields(writer, reader, lambda name: name not in left_out)
+        copy_fields(writer, reader, lambda name: name != "general.alignment")
         for tensor in reader.tensors:
             data, kind = tensor.data, GGML_TYPES[tensor.tensor_type]
             changed = change(tensor.name)

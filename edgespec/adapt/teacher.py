@@ -8,7 +8,7 @@ from hashlib import blake2b
 from math import inf
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, cast
 from zipfile import BadZipFile
 
 import numpy as np
@@ -122,21 +122,9 @@ def _to_half(rows: Any) -> npt.NDArray[np.float16]:
 # Texts as batches of about the same size, in an order that a seed decides.
 
 
-B_co = TypeVar("B_co", covariant=True)
-
 BATCH_TOKENS = 1024
 _LEAST_READ = 10_000  # tokens
 _STEP = 32  # tokens: the lengths of batches are multiples of it
-
-
-class Batches(Protocol[B_co]):
-    """What a network is trained on."""
-
-    def __len__(self) -> int:
-        """Batches of an epoch."""
-
-    def take(self, step: int) -> B_co:
-        """The batch of a step, whatever was taken before. Raises Cancelled, BackendError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +154,7 @@ def cut_windows(texts: Sequence[TrainingText], max_length: int) -> list[Window]:
 
 
 class Parts:
-    """Batches[Sequence[Part]] of windows of texts: of similar length, other ones in each epoch.
+    """What a network is trained on: batches of windows of texts, of similar length, other ones in each epoch.
 
     What the target says of a window is read once where it fits `max_bytes`, else whenever it is drawn. It is kept in
     files, so that a run that goes on does not read it again.
@@ -206,6 +194,7 @@ class Parts:
         self._groups = _group(np.sort(self._lengths).tolist(), self._batch_tokens)
 
     def __len__(self) -> int:
+        """Batches of an epoch."""
         return len(self._groups)
 
     def fill(self, report: Callable[[int, int], None], limit_s: float = inf) -> None:
@@ -260,6 +249,7 @@ class Parts:
             self._left_bytes = 0
 
     def take(self, step: int) -> list[Part]:
+        """The batch of a step, whatever was taken before. Raises Cancelled, BackendError, InvalidRequest."""
         epoch, i = divmod(step, len(self._groups))
         rng = np.random.default_rng([self._seed, epoch])
         order = np.lexsort((rng.random(len(self.windows)), self._lengths))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,13 +17,12 @@ import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
 
 from edgespec.adapt.options import CHECKPOINT, LossName, Progress, Throttle, TrainOptions
-from edgespec.adapt.teacher import Batches, Part, fill_up, removed_while_running
+from edgespec.adapt.teacher import Part, Parts, fill_up, removed_while_running
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, CacheError, Cancelled, reason_of
 from edgespec.files import replace_file
 
-B = TypeVar("B")
-Objective = Callable[[Any, B], mx.array]
+Objective = Callable[[Any, Sequence[Part]], mx.array]
 """(network, batch) -> the loss, a scalar that is minimized."""
 IsInner = Callable[[str, mx.array], bool]
 """Whether a weight, by its path in the network, is a matrix between hidden states."""
@@ -40,7 +39,7 @@ class _State:
     seconds: float = 0.0
 
 
-class Trainer(Generic[B]):
+class Trainer:
     """One run. A second one with the same folder and options goes on where the first one was stopped or killed.
 
     On a CPU, and with the same texts, the trained weights are the same to the last bit as those of a run that was not
@@ -50,8 +49,8 @@ class Trainer(Generic[B]):
     def __init__(
         self,
         network: nn.Module,
-        objective: Objective[B],
-        batches: Batches[B],
+        objective: Objective,
+        batches: Parts,
         options: TrainOptions,
         folder: Path,
         throttle: Throttle,
@@ -103,7 +102,7 @@ class Trainer(Generic[B]):
         self._save(state)
         return Progress(state.step, state.n_steps, loss, state.seconds, stopped=stopped)
 
-    def _advance(self, gradient: Callable[[B], tuple[mx.array, Any]], state: _State) -> float:
+    def _advance(self, gradient: Callable[[Sequence[Part]], tuple[mx.array, Any]], state: _State) -> float:
         """Make one step; returns its loss."""
         options, step = self._options, state.step
         mx.random.seed(options.seed * 1_000_003 + step)
@@ -239,7 +238,7 @@ LOSSES: dict[LossName, Loss] = {
 }
 
 
-def distillation(name: LossName) -> Objective[Sequence[Part]]:
+def distillation(name: LossName) -> Objective:
     """The objective of a sequential draft: its scores after each token are compared with the target's."""
     loss = LOSSES[name]
 

@@ -58,7 +58,7 @@ class Gain:
 class Card:
     """What is known of a version.
 
-    method               how the draft drafts, such as 'model' or 'pard'
+    method               how the draft drafts, such as 'model' or 'eagle3'
     base, target         what the user calls the draft that it was made from, and its target
     n_texts, n_tokens    it was trained on
     first_s, last_s      when the oldest and the newest of these texts were stored, in seconds since the epoch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,7 +14,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from edgespec.adapt.options import Progress, Throttle, TrainOptions
-from edgespec.adapt.teacher import Part, Parts, Teacher
+from edgespec.adapt.teacher import Parts, Teacher
 from edgespec.adapt.texts import TrainingText
 from edgespec.adapt.trainer import Trainer, distillation
 from edgespec.backends.toy import ToyModel, ToySession
@@ -65,9 +65,7 @@ def make_batches(seed: int = 0, n: int = 24) -> Parts:
     return Parts(texts, teacher, new_folder(), batch_tokens=256, max_length=48)
 
 
-def make_trainer(
-    folder: Path, options: TrainOptions = OPTIONS, throttle: Throttle = FREE
-) -> tuple[TinyDraft, Trainer[Sequence[Part]]]:
+def make_trainer(folder: Path, options: TrainOptions = OPTIONS, throttle: Throttle = FREE) -> tuple[TinyDraft, Trainer]:
     network = TinyDraft()
     folder.mkdir(exist_ok=True)
     return network, Trainer(network, distillation(options.loss), make_batches(), options, folder, throttle)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from edgespec.adapt.options import LOSS_NAMES, LossName, Progress, Throttle, TrainOptions
-from edgespec.adapt.teacher import Part, fill_up
+from edgespec.adapt.teacher import Part, Parts, fill_up
 from edgespec.adapt.trainer import LOSSES, Trainer, _State, distillation
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
@@ -133,7 +133,8 @@ def test_steps_are_those_of_adamw(tmp_path: Path) -> None:
 
     network = Dot()
     options = TrainOptions(learning_rate=0.1, epochs=1, warm_up=0.5, weight_decay=0.1)
-    Trainer(network, lambda net, batch: (net.w * batch).sum(), Two(), options, tmp_path, FREE).run(ignore, idle)
+    batches = cast(Parts, Two())
+    Trainer(network, lambda net, batch: (net.w * batch).sum(), batches, options, tmp_path, FREE).run(ignore, idle)
     w, m, v = np.array([1.0, -2.0]), np.zeros(2), np.zeros(2)
     for t, (gradient, rate) in enumerate((([0.6, 0.8], 0.1), ([0.1, -0.2], 0.1)), start=1):
         g = np.array(gradient)

@@ -130,7 +130,8 @@ def test_what_cannot_be_trained_is_said(cli: Cli, tmp_path: Path, draft: str) ->
     assert "no draft of llama is adapted" in refuse_choice(cli, "use", "1", "llama")
     assert "no draft is adapted" in refuse_choice(cli, "revert")
     keep_texts(tmp_path / "data")
-    assert "can be trained" in refuse("--draft", "ngram")
+    for draft in ("ngram", f"pard:{PARD}"):
+        assert "There is no draft of python-6m that can be trained" in refuse("--draft", draft)
     assert "learning-rate" in refuse("--learning-rate", "7")
     assert "nan is not in the range" in refuse("--minutes", "nan")
     assert "not downloaded" in refuse("llama-70b-q4") or "offline" in refuse("llama-70b-q4")
