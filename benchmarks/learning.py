@@ -104,7 +104,7 @@ class Learner:
             result = trainer.run(lambda progress: None, lambda: None)
         gain = compare(before, measure_chains(student.network, held_out, DEPTH, lambda: None))
         if gain.is_better:
-            card = Card("model", "", "", len(train), 0, 0.0, 0.0, "forward-kl", gain, result.seconds / 60)
+            card = Card("model", "", "", 0, "forward-kl", gain, result.seconds / 60)
             self.events[-1] += f"version {self.pair.add(card, student.save).version}"
         self.cpu_s += process_time() - began_s
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from time import monotonic, time
+from time import monotonic
 from typing import Protocol
 
 import numpy as np
@@ -25,6 +25,7 @@ from edgespec.adapt.run import (
     Adaptation,
     AdaptReporter,
     Materials,
+    keep_version,
     load_trainer,
     open_head,
     open_run,
@@ -43,7 +44,7 @@ from edgespec.formats.head_file import read_head
 from edgespec.hub.hub import Hub
 from edgespec.planner.draft_finder import PlannedDrafter
 from edgespec.planner.plan import LoadConfig, Quiet, fetch, plan
-from edgespec.registry.adapted import NO_BASE, AdaptedDrafts, AdaptedPair, Card
+from edgespec.registry.adapted import NO_BASE, AdaptedDrafts, AdaptedPair
 from edgespec.registry.schema import Registry
 
 _CONTEXT = 1024  # tokens of a conversation
@@ -152,22 +153,16 @@ class HeadTrainer:
             rivals["the head in use"] = trainee.measure()
         base = max(rivals, key=lambda name: expected_tokens(rivals[name].values()))
         result, gain = train_and_compare(trainee, rivals[base], self.reporter)
-        card = None
-        if gain.is_better:
-            named = Card(
-                method="eagle3",
-                base=NO_BASE,
-                target=target,
-                n_texts=len(trainee.texts),
-                n_tokens=count_tokens(trainee.texts),
-                first_s=time(),
-                last_s=time(),
-                loss=materials.options.loss,
-                gain=gain,
-                minutes=result.seconds / 60,
-                options={"rival": base, **asdict(materials.options)},
-            )
-            card = pair.add(named, trainee.save)
+        card = keep_version(
+            pair,
+            trainee,
+            result,
+            gain,
+            method="eagle3",
+            base=NO_BASE,
+            target=target,
+            options={"rival": base, **asdict(materials.options)},
+        )
         return Adaptation(gain, card, result.stopped, base=base)
 
     def _write_texts(self, target: Model, file: ConversationFile, config: HeadConfig, check: CheckCancelled) -> None:

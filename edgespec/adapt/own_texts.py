@@ -81,7 +81,7 @@ class ConversationFile:
     def texts(self) -> list[TrainingText]:
         """All of them, as texts to train on; their prompts are context alone."""
         return [
-            TrainingText(np.array(each.tokens, np.int32), each.n_prompt, each.n_prompt, f"own:{each.seed}", 0.0)
+            TrainingText(np.array(each.tokens, np.int32), each.n_prompt, each.n_prompt, f"own:{each.seed}")
             for each in self.conversations
         ]
 

@@ -42,7 +42,7 @@ from edgespec.hub.hub import Hub
 from edgespec.memory.store import TextStore
 from edgespec.planner.draft_finder import PlannedDrafter, PlannedModel
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, fetch, open_vocabulary, plan
-from edgespec.registry.adapted import AdaptedDrafts, Card, Gain
+from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Card, Gain
 from edgespec.registry.schema import Registry
 from edgespec.registry.tokenizer_compat import identify_tokenizer
 from edgespec.units import gib
@@ -157,22 +157,16 @@ class Adapter:
             before = trainee.measure()
             require_positions(before)
             result, gain = train_and_compare(trainee, before, self.reporter)
-            card = None
-            if gain.is_better:
-                named = Card(
-                    method=drafter.spec.name,
-                    base=str(model.reference),
-                    target=planned.name,
-                    n_texts=len(trainee.texts),
-                    n_tokens=count_tokens(trainee.texts),
-                    first_s=min(text.time for text in train),
-                    last_s=max(text.time for text in train),
-                    loss=config.train.loss,
-                    gain=gain,
-                    minutes=result.seconds / 60,
-                    options={"weights": weights, **asdict(options)},
-                )
-                card = pair.add(named, trainee.save)
+            card = keep_version(
+                pair,
+                trainee,
+                result,
+                gain,
+                method=drafter.spec.name,
+                base=str(model.reference),
+                target=planned.name,
+                options={"weights": weights, **asdict(options)},
+            )
         return Adaptation(gain, card, result.stopped, returned)
 
     def _split_texts(self, config: AdaptConfig) -> tuple[list[TrainingText], list[TrainingText]]:
@@ -205,6 +199,36 @@ def train_and_compare(trainee: Trainee, before: Mapping[str, Matrix], reporter: 
     if result.stopped == "battery":
         raise stopped_on_battery(f"the training stopped after {result.step} of {result.n_steps} steps")
     return result, compare(before, trainee.measure())
+
+
+def keep_version(
+    pair: AdaptedPair,
+    trainee: Trainee,
+    result: Progress,
+    gain: Gain,
+    *,
+    method: str,
+    base: str,
+    target: str,
+    options: Mapping[str, Any],
+) -> Card | None:
+    """Add what was trained to the versions of `pair`, and use it, if it gains; returns its card, None if it does not.
+
+    The last four are fields of the card. Raises BackendError, CacheError.
+    """
+    if not gain.is_better:
+        return None
+    card = Card(
+        method=method,
+        base=base,
+        target=target,
+        n_tokens=count_tokens(trainee.texts),
+        loss=options["loss"],
+        gain=gain,
+        minutes=result.seconds / 60,
+        options=options,
+    )
+    return pair.add(card, trainee.save)
 
 
 def _find_draft(planned: Plan) -> tuple[PlannedDrafter, PlannedModel]:

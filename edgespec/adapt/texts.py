@@ -39,14 +39,12 @@ class TrainingText:
     n_lead  the first so many are context only: another text has them too
     answer  the position where the model's answer starts; n where there is none, as in documents
     source  names the conversation or document, the same for all of its texts
-    time    when it was stored, in seconds since the epoch
     """
 
     tokens: Ints
     n_lead: int
     answer: int
     source: str
-    time: float
 
     @property
     def n_new(self) -> int:
@@ -58,9 +56,7 @@ def read_texts(store: TextStore, tokenizer: str, namespace: str = "", *, documen
     """The stored texts in the order of storing, with documents or without. Raises CacheError."""
     by_end: dict[bytes, str] = {}
     return [
-        TrainingText(
-            text.tokens.astype(np.int32), text.n_lead, text.answer, _name_source(text, by_end), text.origin.time
-        )
+        TrainingText(text.tokens.astype(np.int32), text.n_lead, text.answer, _name_source(text, by_end))
         for text in store.texts(tokenizer, namespace)
         if documents or not text.origin.is_corpus
     ]

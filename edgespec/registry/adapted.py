@@ -10,7 +10,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -60,8 +60,7 @@ class Card:
 
     method               how the draft drafts, such as 'model' or 'eagle3'
     base, target         what the user calls the draft that it was made from, and its target
-    n_texts, n_tokens    it was trained on
-    first_s, last_s      when the oldest and the newest of these texts were stored, in seconds since the epoch
+    n_tokens             of the texts that it was trained on
     loss                 that was minimized, such as 'forward-kl'
     minutes              of training
     options              other options of the training, as JSON has them
@@ -72,10 +71,7 @@ class Card:
     method: str
     base: str
     target: str
-    n_texts: int
     n_tokens: int
-    first_s: float
-    last_s: float
     loss: str
     gain: Gain
     minutes: float
@@ -192,7 +188,8 @@ class AdaptedPair:
             raise InvalidModelFile(f"the files of version {version} of the draft are missing.", hint=_HINT)
         try:
             values = json.loads((folder / _CARD).read_bytes())
-            card = Card(**{**values, "gain": Gain(**values["gain"])})
+            known = {each.name: values[each.name] for each in fields(Card) if each.name in values}
+            card = Card(**{**known, "gain": Gain(**values["gain"])})
             _ = card.date, card.gain.is_better  # raise for values that no card has
         except (OSError, ArithmeticError, ValueError, TypeError, KeyError, RecursionError) as error:
             raise InvalidModelFile(f"the card of version {version} of the draft is damaged.", hint=_HINT) from error

@@ -58,7 +58,7 @@ def make_batches(seed: int = 0, n: int = 24) -> Parts:
     rule = ToyModel(seed=3, vocab_size=VOCABULARY, order=1)
     rng = np.random.default_rng(seed)
     texts = [
-        TrainingText(rng.integers(0, VOCABULARY, int(rng.integers(20, 60))).astype(np.int32), 4, 8, str(i), 0.0)
+        TrainingText(rng.integers(0, VOCABULARY, int(rng.integers(20, 60))).astype(np.int32), 4, 8, str(i))
         for i in range(n)
     ]
     teacher = Teacher(ToySession(rule, context_size=128, check=lambda: None), lambda: None)

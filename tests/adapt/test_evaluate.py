@@ -21,7 +21,7 @@ from tests.models import DRAFT
 
 
 def test_hits_and_chains() -> None:
-    text = TrainingText(np.array([9, 9, 1, 2, 3, 4], np.int32), 0, 2, "", 0.0)
+    text = TrainingText(np.array([9, 9, 1, 2, 3, 4], np.int32), 0, 2, "")
     hits = find_hits(np.array([0, 1, 2, 3, 0, 0], np.int32), text)
     assert hits.tolist() == [True, True, False]
     assert chain_matrix(hits, 2).tolist() == [[1, 1], [1, 0], [0, 0]]
@@ -52,13 +52,13 @@ def test_a_network_reads_long_texts_in_windows() -> None:
     network = Student.open(DRAFT).network
     rng = np.random.default_rng(0)
     tokens = rng.integers(1, 400, 1300).astype(np.int32)
-    texts = [TrainingText(tokens, 100, 600, "a", 0.0), TrainingText(tokens[:90], 0, 20, "b", 0.0)]
+    texts = [TrainingText(tokens, 100, 600, "a"), TrainingText(tokens[:90], 0, 20, "b")]
     long, short = read_best(network, texts, lambda: None)
     whole = np.array(mx.argmax(network(mx.array(tokens[None]))[0], axis=-1))
     assert (short[:-1] == whole[:89]).all() and short[-1] == -1
     assert (long[:99] == -1).all() and long[-1] == -1 and (long[99:-1] >= 0).all()
     assert (long[99:400] == whole[99:400]).mean() > 0.9
-    again = TrainingText(tokens[:50], 0, 40, "a", 0.0)
+    again = TrainingText(tokens[:50], 0, 40, "a")
     found = measure_chains(network, [*texts, again], 3, lambda: None)
     assert {source: matrix.shape for source, matrix in found.items()} == {"a": (699 + 9, 3), "b": (69, 3)}
     assert found["b"][:, 0].tolist() == (whole[20:89] == tokens[21:90]).tolist()

@@ -48,7 +48,7 @@ def text(target: MlxModel) -> TrainingText:
     """What the packaged target says after a function's header."""
     prompt = target.tokenizer.encode("def read_lines(path):\n", parse_special=False)
     chain, _ = target.open_session().rollout(prompt, 60, target.tokenizer.vocab_size)
-    return TrainingText(np.array([*prompt, *chain.tokens], np.int32), 0, len(prompt), "a", 0.0)
+    return TrainingText(np.array([*prompt, *chain.tokens], np.int32), 0, len(prompt), "a")
 
 
 def open_student(kind: str, target: MlxModel, folder: Path | None = None) -> HeadStudent:
@@ -147,7 +147,7 @@ def test_tokens_that_a_head_does_not_know(target: MlxModel) -> None:
     student = open_student("eagle3", target)
     known = set((np.array(student.network.arrays["d2t"]) + np.arange(2048)).tolist())
     unknown = [token for token in range(4096) if token not in known][:20]
-    text = TrainingText(np.array(unknown, np.int32), 0, 1, "a", 0.0)
+    text = TrainingText(np.array(unknown, np.int32), 0, 1, "a")
     texts = open_texts(student, target, text)
     assert np.isfinite(recursion("forward-kl", 2)(student.network, texts.take(0)).item())
     vocabulary = student.network.build().vocabulary

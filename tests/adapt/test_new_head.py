@@ -69,7 +69,7 @@ def make_text(target: Model, n: int = 60) -> TrainingText:
     session: Any = target.open_session(lambda: None)
     answer = decode_greedily(session, prompt, n, target.tokenizer.vocab_size)
     session.close()
-    return TrainingText(np.array([*prompt, *answer], np.int32), 0, len(prompt), "a", 0.0)
+    return TrainingText(np.array([*prompt, *answer], np.int32), 0, len(prompt), "a")
 
 
 def measure(target: Model, path: Path, head: Path, text: TrainingText) -> tuple[np.ndarray, HeadStudent]:
@@ -130,7 +130,7 @@ def test_a_trained_head_on_llamacpp(packaged: Model, tmp_path: Path) -> None:
     session: Any = packaged.open_session(lambda: None)
     answer = decode_greedily(session, prompt, 60, packaged.tokenizer.vocab_size)
     session.close()
-    text = TrainingText(np.array([*prompt, *answer], np.int32), 0, len(prompt), "a", 0.0)
+    text = TrainingText(np.array([*prompt, *answer], np.int32), 0, len(prompt), "a")
     matrix, student = measure(packaged, TARGET, head, text)
     proposed = run_drafts(packaged, head, text)
     check_drafts(matrix, proposed, text)
@@ -188,7 +188,7 @@ def test_frequent_tokens_are_scored() -> None:
 
 def make_texts(n: int, length: int = 300) -> list[TrainingText]:
     rng = np.random.default_rng(0)
-    return [TrainingText(rng.integers(0, 9, length).astype(np.int32), 20, 20, f"own:{i}", 0.0) for i in range(n)]
+    return [TrainingText(rng.integers(0, 9, length).astype(np.int32), 20, 20, f"own:{i}") for i in range(n)]
 
 
 def test_a_fifth_is_held_out() -> None:

@@ -83,7 +83,7 @@ def make_texts(seed: int = 0, n: int = 40, longest: int = 300) -> list[TrainingT
     for i in range(n):
         tokens = rng.integers(0, 97, int(rng.integers(1, longest))).astype(np.int32)
         lead = int(rng.integers(0, len(tokens)))
-        texts.append(TrainingText(tokens, lead, lead, str(i), 0.0))
+        texts.append(TrainingText(tokens, lead, lead, str(i)))
     return texts
 
 
@@ -101,7 +101,7 @@ def test_what_fits_is_kept(tmp_path: Path) -> None:
         n_reads += 1
 
     teacher = Teacher(ToySession(SMALL_RULE, context_size=512, check=count), count)
-    texts = [TrainingText(TEXT[:n] % 97, 0, 1, str(n), 0.0) for n in (90, 40, 60)]
+    texts = [TrainingText(TEXT[:n] % 97, 0, 1, str(n)) for n in (90, 40, 60)]
     expected = [teacher.read(text.tokens[:-1]) for text in texts]
     for max_bytes, kept, reported in ((2**30, {0, 1, 2}, 3), (1, {0}, 1), (0, set(), 1)):
         folder = tmp_path / str(max_bytes)
@@ -130,7 +130,7 @@ def test_what_is_not_read_in_time_is_left_out(tmp_path: Path, monkeypatch: pytes
     """And a run that goes on has what was read, and no more."""
     monkeypatch.setattr("edgespec.adapt.teacher._LEAST_READ", 100)
     teacher = Teacher(ToySession(SMALL_RULE, context_size=512), lambda: None)
-    texts = [TrainingText(TEXT[:n] % 97, 0, 1, str(n), 0.0) for n in (90, 40, 60, 50)]
+    texts = [TrainingText(TEXT[:n] % 97, 0, 1, str(n)) for n in (90, 40, 60, 50)]
     batches: list[int] = []
     for limit_s, n_read in ((0.0, 2), (0.0, 2), (inf, 4), (0.0, 4)):
         parts = Parts(texts, teacher, tmp_path, batch_tokens=64)
@@ -185,6 +185,6 @@ def test_the_seed_decides_the_order() -> None:
 
 
 def test_texts_without_tokens_of_their_own() -> None:
-    text = TrainingText(np.arange(9, dtype=np.int32), 9, 9, "", 0.0)
+    text = TrainingText(np.arange(9, dtype=np.int32), 9, 9, "")
     with pytest.raises(ValueError, match="no tokens"):
         open_parts([text])

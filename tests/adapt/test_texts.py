@@ -42,7 +42,7 @@ def read(folder: Path, namespace: str = "", *, documents: bool = True) -> list[T
 def make_texts(n: int, length: int = 1000, answer: int = 100, first: int = 0) -> list[TrainingText]:
     """One text for each of `n` conversations."""
     tokens = np.zeros(length, np.int32)
-    return [TrainingText(tokens, 0, answer, f"chat:{first + i}", 0.0) for i in range(n)]
+    return [TrainingText(tokens, 0, answer, f"chat:{first + i}") for i in range(n)]
 
 
 def test_conversations_and_documents_come_back_as_they_were_stored(folder: Path) -> None:
@@ -57,7 +57,7 @@ def test_conversations_and_documents_come_back_as_they_were_stored(folder: Path)
         (0, 80, "chat:2"),
         (0, 700, "/notes.txt"),
     ]
-    assert all(text.tokens.dtype == np.int32 for text in texts) and texts[0].time <= texts[2].time
+    assert all(text.tokens.dtype == np.int32 for text in texts)
     assert [text.source for text in read(folder, documents=False)] == ["chat:1", "chat:2"]
     assert [len(text.tokens) for text in read(folder, namespace="key")] == [400]
     with closing(TextStore.open(folder)) as store:
@@ -105,7 +105,7 @@ def test_too_few_tokens_are_told_with_their_number() -> None:
 
 
 def test_too_few_conversations_are_told_with_their_number() -> None:
-    documents = [TrainingText(np.zeros(50_000, np.int32), 0, 50_000, "/long.py", 0.0)]
+    documents = [TrainingText(np.zeros(50_000, np.int32), 0, 50_000, "/long.py")]
     with pytest.raises(InvalidRequest) as refusal:
         split_texts([*make_texts(MIN_CONVERSATIONS - 3), *documents])
     told = "there are 63,000 tokens of 13 conversations; 3 more conversations are needed."
@@ -114,36 +114,31 @@ def test_too_few_conversations_are_told_with_their_number() -> None:
         split_texts([])
 
 
-def make_timed_texts(n: int, length: int = 1000, first: int = 0) -> list[TrainingText]:
-    """One text for each of `n` conversations, stored a second apart."""
-    tokens = np.zeros(length, np.int32)
-    return [TrainingText(tokens, 0, 100, f"chat:{i}", float(i)) for i in range(first, first + n)]
-
-
-def begins(texts: Sequence[TrainingText]) -> set[float]:
-    return {text.time for text in texts}
+def numbers(texts: Sequence[TrainingText]) -> set[int]:
+    """Those of the conversations, in the order of storing."""
+    return {int(text.source.removeprefix("chat:")) for text in texts}
 
 
 def test_the_newest_conversations_are_held_out() -> None:
-    train, held_out = split_texts(make_timed_texts(60))
-    assert begins(held_out) == set(range(48, 60)) and begins(train) == set(range(48))
+    train, held_out = split_texts(make_texts(60))
+    assert numbers(held_out) == set(range(48, 60)) and numbers(train) == set(range(48))
 
 
 def test_older_texts_are_drawn_against_forgetting() -> None:
-    train, held_out = split_texts(make_timed_texts(400), newest=True)
-    assert begins(held_out) == set(range(350, 400)), "no more tokens than are measured"
-    recent = {time for time in begins(train) if time >= 300}
-    older = begins(train) - recent
+    train, held_out = split_texts(make_texts(400), newest=True)
+    assert numbers(held_out) == set(range(350, 400)), "no more tokens than are measured"
+    recent = {number for number in numbers(train) if number >= 300}
+    older = numbers(train) - recent
     assert recent == set(range(300, 350)) and len(older) == RECENT_TOKENS / 1000
     assert min(older) < 60 and max(older) > 240, "they come from all times"
-    assert begins(split_texts(make_timed_texts(400), newest=True)[0]) == begins(train)
+    assert numbers(split_texts(make_texts(400), newest=True)[0]) == numbers(train)
 
 
 @pytest.mark.parametrize("newest", [False, True])
 def test_what_was_held_out_once_was_never_trained_on(newest: bool) -> None:
     seen: set[str] = set()
     rng = np.random.default_rng(0)
-    texts = [replace(text, tokens=text.tokens[: rng.integers(300, 1000)]) for text in make_timed_texts(800)]
+    texts = [replace(text, tokens=text.tokens[: rng.integers(300, 1000)]) for text in make_texts(800)]
     for n in range(40, 800, 23):
         train, held_out = split_texts(texts[:n], newest=newest)
         assert not seen & {text.source for text in held_out}
@@ -151,14 +146,14 @@ def test_what_was_held_out_once_was_never_trained_on(newest: bool) -> None:
 
 
 def test_documents_are_left_out_and_too_little_is_refused() -> None:
-    documents = [replace(text, source=f"/{i}", answer=1000) for i, text in enumerate(make_timed_texts(90, first=500))]
-    assert count_tokens(split_texts([*make_timed_texts(60), *documents])[0]) == 48_000 + 90_000
-    assert count_tokens(split_texts([*make_timed_texts(60), *documents], newest=True)[0]) == 48_000
+    documents = [replace(text, source=f"/{i}", answer=1000) for i, text in enumerate(make_texts(90, first=500))]
+    assert count_tokens(split_texts([*make_texts(60), *documents])[0]) == 48_000 + 90_000
+    assert count_tokens(split_texts([*make_texts(60), *documents], newest=True)[0]) == 48_000
     with pytest.raises(InvalidRequest, match="conversation"):
-        split_texts([*make_timed_texts(MIN_CONVERSATIONS - 1), *documents], newest=True)
+        split_texts([*make_texts(MIN_CONVERSATIONS - 1), *documents], newest=True)
     with pytest.raises(InvalidRequest, match="tokens to train on"):
-        split_texts(make_timed_texts(MIN_CONVERSATIONS, length=200), newest=True)
-    assert len(split_texts(make_timed_texts(MIN_CONVERSATIONS, length=8000))[1]) == MIN_HELD_OUT
+        split_texts(make_texts(MIN_CONVERSATIONS, length=200), newest=True)
+    assert len(split_texts(make_texts(MIN_CONVERSATIONS, length=8000))[1]) == MIN_HELD_OUT
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ N_CONVERSATIONS = 24
 
 
 def make_text(tokens: list[int], n_lead: int = 0, source: str = "chat:1") -> TrainingText:
-    return TrainingText(np.array(tokens, np.int32), n_lead, n_lead, source, 0.0)
+    return TrainingText(np.array(tokens, np.int32), n_lead, n_lead, source)
 
 
 def test_acceptance_by_depth() -> None:
