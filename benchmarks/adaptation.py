@@ -1,8 +1,8 @@
 """What training a draft on stored texts gains: how much of texts that are held out it predicts, before and after.
 
     uv run python -m benchmarks.adaptation ~/.local/share/edgespec/memory [--size 10000 --size 100000] \
-        [--weights full --weights lora] [--loss forward-kl --loss tv] [--learning-rate 1e-4] [--epochs 3] \
-        [--target T.gguf] [--draft D.gguf] [--save FOLDER]
+        [--weights full --weights lora] [--learning-rate 1e-4] [--epochs 3] [--target T.gguf] [--draft D.gguf] \
+        [--save FOLDER]
 
 The texts are those of a memory's folder in the target's vocabulary. They are split by conversation as `edgespec adapt`
 splits them. A run trains on the newest tokens. It is measured on the newest conversations that are held out, the same
@@ -34,7 +34,7 @@ import numpy.typing as npt
 from benchmarks.harness import DRAFT, MODEL_PATH, TARGET, load_model, print_result
 from benchmarks.learning import Reader
 from edgespec.adapt.evaluate import Matrix, chain_matrix, compare, find_hits, find_rounds, read_best
-from edgespec.adapt.options import LOSS_NAMES, WEIGHTS, LossName, Throttle, TrainOptions
+from edgespec.adapt.options import WEIGHTS, Throttle, TrainOptions
 from edgespec.adapt.run import RANK
 from edgespec.adapt.student import Student
 from edgespec.adapt.teacher import Parts, Teacher
@@ -63,7 +63,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        return f"{self.size}-{self.weights}-{self.options.loss}-{self.options.learning_rate:g}"
+        return f"{self.size}-{self.weights}-{self.options.learning_rate:g}"
 
 
 class HeldOut:
@@ -166,8 +166,7 @@ def train(run: Run, draft: Path, teacher: Teacher, texts: Sequence[TrainingText]
     start_s = process_time()
     with tempfile.TemporaryDirectory() as folder:
         parts = Parts(texts, teacher, Path(folder), seed=run.options.seed)
-        objective = distillation(run.options.loss)
-        result = Trainer(student.network, objective, parts, run.options, Path(folder), FREE).run(
+        result = Trainer(student.network, distillation, parts, run.options, Path(folder), FREE).run(
             lambda progress: None, lambda: None
         )
     student.network.eval()
@@ -192,7 +191,6 @@ def read_peak() -> int:
 @click.option("--draft", type=MODEL_PATH, default=DRAFT)
 @click.option("--size", "sizes", type=click.IntRange(1), multiple=True, default=(100_000,), help="Tokens to train on.")
 @click.option("--weights", type=click.Choice(WEIGHTS), multiple=True, default=("full",))
-@click.option("--loss", "losses", type=click.Choice(LOSS_NAMES), multiple=True, default=("forward-kl",))
 @click.option("--learning-rate", "rates", type=float, multiple=True, default=(TrainOptions().learning_rate,))
 @click.option("--epochs", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--held-out", type=click.IntRange(1), default=50_000, show_default=True, help="Tokens to measure with.")
@@ -204,7 +202,6 @@ def main(
     draft: Path,
     sizes: Sequence[int],
     weights: Sequence[Literal["full", "lora"]],
-    losses: Sequence[LossName],
     rates: Sequence[float],
     epochs: int,
     held_out: int,
@@ -224,8 +221,8 @@ def main(
         reader = Reader(session)
         with tempfile.TemporaryDirectory() as folder:
             Parts(texts, reader, Path(folder)).fill(lambda done, total: None)
-        for size, weight, loss, rate in itertools.product(sizes, weights, losses, rates):
-            run = Run(size, weight, TrainOptions(loss=loss, learning_rate=rate, epochs=epochs))
+        for size, weight, rate in itertools.product(sizes, weights, rates):
+            run = Run(size, weight, TrainOptions(learning_rate=rate, epochs=epochs))
             newest = take_newest(train_texts, size)
             student, found = train(run, draft, reader, newest[::-1])
             if save is not None:

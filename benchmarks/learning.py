@@ -99,12 +99,11 @@ class Learner:
             read_s = process_time()
             parts.fill(lambda done, total: None)
             began_s += process_time() - read_s
-            objective = distillation(self.options.loss)
-            trainer = Trainer(student.network, objective, parts, self.options, Path(folder), _UNHURRIED)
+            trainer = Trainer(student.network, distillation, parts, self.options, Path(folder), _UNHURRIED)
             result = trainer.run(lambda progress: None, lambda: None)
         gain = compare(before, measure_chains(student.network, held_out, DEPTH, lambda: None))
         if gain.is_better:
-            card = Card("model", "", "", 0, "forward-kl", gain, result.seconds / 60)
+            card = Card("model", "", "", 0, gain, result.seconds / 60)
             self.events[-1] += f"version {self.pair.add(card, student.save).version}"
         self.cpu_s += process_time() - began_s
 

@@ -19,10 +19,9 @@ import numpy.typing as npt
 
 from edgespec.adapt.evaluate import Matrix, find_rounds
 from edgespec.adapt.head_files import read_gguf_arrays
-from edgespec.adapt.options import LossName
 from edgespec.adapt.student import report_unwritable, require_finite, rewrite_gguf, write_tensors
 from edgespec.adapt.teacher import Part, Parts
-from edgespec.adapt.trainer import LOSSES, Objective
+from edgespec.adapt.trainer import forward_kl
 from edgespec.backends.head_session import check_hidden_size
 from edgespec.backends.mlx.caches import ForwardContext, KeyValues
 from edgespec.backends.mlx.head_networks import PairNetwork, find_shifts
@@ -206,25 +205,20 @@ def run_passes(network: PairNetwork, tokens: Any, features: Any, depth: int, row
     return scores
 
 
-def recursion(name: LossName, depth: int = DEPTH) -> Objective:
-    """The objective of a head: the scores of each pass are compared with the target's."""
-    loss, total_weight = LOSSES[name], sum(DECAY**d for d in range(depth))
-
-    def objective(network: HeadNetwork, batch: Sequence[Part]) -> mx.array:
-        head, total = network.build(), mx.array(0.0)
-        for text in batch:
-            ids, log_probs, is_known = find_known(head.vocabulary, text.ids[1:], text.log_probs[1:])
-            rows = np.flatnonzero(text.mask[1:] * is_known)
-            if not len(rows):
-                continue
-            known = mx.array(ids[None, rows]), mx.array(log_probs[None, rows])
-            passes = run_passes(head, mx.array(text.tokens), mx.array(text.features), depth, mx.array(rows))
-            for d, scores in enumerate(passes):
-                scores = mx.concatenate([scores, mx.full((len(scores), 1), _LEAST)], axis=-1)
-                total = total + DECAY**d * loss(scores[None], *known, mx.array(rows[None] >= d))
-        return total / (len(batch) * total_weight)
-
-    return objective
+def recursion(network: HeadNetwork, batch: Sequence[Part], depth: int = DEPTH) -> mx.array:
+    """The objective of a head: the scores of each of `depth` passes are compared with the target's."""
+    head, total = network.build(), mx.array(0.0)
+    for text in batch:
+        ids, log_probs, is_known = find_known(head.vocabulary, text.ids[1:], text.log_probs[1:])
+        rows = np.flatnonzero(text.mask[1:] * is_known)
+        if not len(rows):
+            continue
+        known = mx.array(ids[None, rows]), mx.array(log_probs[None, rows])
+        passes = run_passes(head, mx.array(text.tokens), mx.array(text.features), depth, mx.array(rows))
+        for d, scores in enumerate(passes):
+            scores = mx.concatenate([scores, mx.full((len(scores), 1), _LEAST)], axis=-1)
+            total = total + DECAY**d * forward_kl(scores[None], *known, mx.array(rows[None] >= d))
+    return total / (len(batch) * sum(DECAY**d for d in range(depth)))
 
 
 def find_known(

@@ -13,8 +13,6 @@ from typing import Literal, get_args
 from edgespec.core.protocols import CheckCancelled
 from edgespec.service.learn import is_any_engine_working, is_on_battery
 
-LossName = Literal["forward-kl", "reverse-kl", "jsd", "tv"]
-LOSS_NAMES: tuple[LossName, ...] = get_args(LossName)
 Weights = Literal["full", "lora"]
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 """What is trained: all weights, or low-rank changes of them."""
@@ -24,7 +22,6 @@ WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 class TrainOptions:
     """How a network is trained.
 
-    loss           distance of the draft's distribution from the target's
     learning_rate  AdamW's highest one, at the end of the warm-up; it then falls to 0 as a half cosine
     muon_rate      likewise Muon's, which trains the inner matrices of a head; 0: AdamW trains them too
     epochs         how often every text is read, where the time allows it
@@ -36,7 +33,6 @@ class TrainOptions:
     start          names the weights to begin with: a checkpoint of a run with other options is not used
     """
 
-    loss: LossName = "forward-kl"
     learning_rate: float = 1e-4
     muon_rate: float = 0.0
     epochs: int = 3

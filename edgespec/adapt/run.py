@@ -223,7 +223,6 @@ def keep_version(
         base=base,
         target=target,
         n_tokens=count_tokens(trainee.texts),
-        loss=options["loss"],
         gain=gain,
         minutes=result.seconds / 60,
         options=options,
@@ -336,7 +335,7 @@ def open_trainee(
     parts = _make_parts(materials.train, teacher, materials, materials.reading_s)
     return Trainee(
         texts=parts.used_texts,
-        train=_descend(student.network, distillation(materials.options.loss), parts, materials),
+        train=_descend(student.network, distillation, parts, materials),
         measure=lambda: measure_chains(student.network, materials.held_out, DEPTH, materials.check),
         save=student.save,
     )
@@ -405,10 +404,9 @@ def open_head(
         return _make_parts(texts, Teacher(session, materials.check, layers=student.layers), materials, limit_s)
 
     held_out, train = read(materials.held_out, inf), read(materials.train, materials.reading_s)
-    objective = recursion(materials.options.loss)
     return Trainee(
         texts=train.used_texts,
-        train=_descend(student.network, objective, train, materials, student.network.is_inner),
+        train=_descend(student.network, recursion, train, materials, student.network.is_inner),
         measure=lambda: measure_heads(student.network, held_out, DEPTH, materials.check),
         save=student.save,
     )

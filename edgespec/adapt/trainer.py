@@ -16,7 +16,7 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
 
-from edgespec.adapt.options import CHECKPOINT, LossName, Progress, Throttle, TrainOptions
+from edgespec.adapt.options import CHECKPOINT, Progress, Throttle, TrainOptions
 from edgespec.adapt.teacher import Part, Parts, fill_up, removed_while_running
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, CacheError, Cancelled, reason_of
@@ -189,38 +189,27 @@ def load_checkpoint(folder: Path, options: TrainOptions) -> tuple[dict[str, mx.a
     return (arrays, state) if is_ours else None
 
 
-# Distances of a draft's distribution q from its target's p, of which only the most probable tokens are known.
-#
-# Both are reduced to K + 1 events first: the target's K most probable tokens, and all others together. A loss is 0
-# where these probabilities are equal. Shapes: B texts, T tokens, V scores in a row.
+# The distance of a draft's distribution q from its target's p, of which only the most probable tokens are known.
 
-Loss = Callable[[mx.array, mx.array, mx.array, mx.array], mx.array]
-"""(logits [B, T, V], ids [B, T, K], log_probs [B, T, K], mask [B, T]) -> the mean over the mask, in single precision.
-
-`logits` are the draft's, `ids` and `log_probs` the target's most probable tokens and their log probabilities.
-"""
 
 _LEAST_REST = 1e-6  # probability of all other tokens: sums of single precision and half-precision rows are less precise
 
 
-def _kl(p: mx.array, q: mx.array) -> mx.array:
-    """[B, T] of log probabilities."""
-    return (mx.exp(p) * (p - q)).sum(-1)
+def forward_kl(logits: mx.array, ids: mx.array, log_probs: mx.array, mask: mx.array) -> mx.array:
+    """KL(p || q), by which the draft covers what the target may say: the mean over the mask, in single precision.
 
+    Both are reduced to K + 1 events first: the target's K most probable tokens, and all others together. The loss is 0
+    where these probabilities are equal.
 
-def _jsd(p: mx.array, q: mx.array) -> mx.array:
-    mixture = mx.logaddexp(p, q) - mx.log(mx.array(2.0))
-    return (_kl(p, mixture) + _kl(q, mixture)) / 2
-
-
-def _make_loss(distance: Callable[[mx.array, mx.array], mx.array]) -> Loss:
-    def loss(logits: mx.array, ids: mx.array, log_probs: mx.array, mask: mx.array) -> mx.array:
-        logits = logits.astype(mx.float32)
-        own = mx.take_along_axis(logits, ids, axis=-1) - mx.logsumexp(logits, axis=-1, keepdims=True)
-        losses = distance(_add_rest(log_probs.astype(mx.float32)), _add_rest(own))
-        return (losses * mask).sum() / mx.maximum(mask.sum(), 1)
-
-    return loss
+    logits          [B, T, V] of the draft
+    ids, log_probs  [B, T, K] the target's most probable tokens, and their log probabilities
+    mask            [B, T]
+    """
+    logits = logits.astype(mx.float32)
+    own = mx.take_along_axis(logits, ids, axis=-1) - mx.logsumexp(logits, axis=-1, keepdims=True)
+    p, q = _add_rest(log_probs.astype(mx.float32)), _add_rest(own)
+    distances = (mx.exp(p) * (p - q)).sum(-1)
+    return (distances * mask).sum() / mx.maximum(mask.sum(), 1)
 
 
 def _add_rest(log_probs: mx.array) -> mx.array:
@@ -229,22 +218,8 @@ def _add_rest(log_probs: mx.array) -> mx.array:
     return mx.concatenate([log_probs, mx.log(rest)], axis=-1)
 
 
-LOSSES: dict[LossName, Loss] = {
-    "forward-kl": _make_loss(_kl),  # KL(p || q): the draft covers what the target may say
-    "reverse-kl": _make_loss(lambda p, q: _kl(q, p)),  # the draft says only what the target may say
-    "jsd": _make_loss(_jsd),  # Jensen-Shannon divergence: the mean of both distances from the mixture (p + q) / 2
-    # Total variation: 1 minus the probability that rejection sampling accepts a token drawn from q.
-    "tv": _make_loss(lambda p, q: mx.abs(mx.exp(p) - mx.exp(q)).sum(-1) / 2),
-}
-
-
-def distillation(name: LossName) -> Objective:
+def distillation(network: Any, parts: Sequence[Part]) -> mx.array:
     """The objective of a sequential draft: its scores after each token are compared with the target's."""
-    loss = LOSSES[name]
-
-    def objective(network: Any, parts: Sequence[Part]) -> mx.array:
-        batch = fill_up(parts)
-        logits = network(mx.array(batch.tokens))
-        return loss(logits, mx.array(batch.ids), mx.array(batch.log_probs), mx.array(batch.mask))
-
-    return objective
+    batch = fill_up(parts)
+    logits = network(mx.array(batch.tokens))
+    return forward_kl(logits, mx.array(batch.ids), mx.array(batch.log_probs), mx.array(batch.mask))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from edgespec.adapt.options import LOSS_NAMES, WEIGHTS, TrainOptions
+from edgespec.adapt.options import WEIGHTS, TrainOptions
 from edgespec.cli.completion import complete_model
 from edgespec.cli.options import (
     FloatRange,
@@ -119,7 +119,7 @@ def _describe_versions(pair: AdaptedPair) -> Iterator[dict[str, Any]]:
         row: dict[str, Any] = {"version": version, "active": version == active, "path": str(pair.folder / str(version))}
         if card is not None:
             row |= {"model": card.target, "draft": card.base, "date": card.date, "tokens": card.n_tokens}
-            row |= {"loss": card.loss, "minutes": card.minutes, **describe_gain(card.gain)}
+            row |= {"minutes": card.minutes, **describe_gain(card.gain)}
         yield row
 
 
@@ -249,7 +249,6 @@ def clear_command() -> None:
     type=click.Choice(WEIGHTS),
     help="Train all weights, or low-rank changes of them. [default: all, where that takes less than 1 GiB]",
 )
-@rare_option("--loss", type=click.Choice(LOSS_NAMES), default="forward-kl", help="What to minimize.")
 @rare_option("--epochs", type=click.IntRange(1, 1000), default=3, help="Times to read the texts.")
 @rare_option("--learning-rate", type=FloatRange(1e-8, 1), default=TrainOptions().learning_rate)
 @click.option("--minutes", type=FloatRange(0.1), help="Train no longer than this.")
@@ -267,7 +266,6 @@ def clear_command() -> None:
 def train_command(
     model: str | None,
     method: Any,
-    loss: Any,
     epochs: int,
     learning_rate: float,
     minutes: float | None,
@@ -289,7 +287,7 @@ def train_command(
     from edgespec.conversations.database import memory_folder
     from edgespec.service.learn import is_on_battery
 
-    train = TrainOptions(loss=loss, learning_rate=learning_rate, epochs=epochs)
+    train = TrainOptions(learning_rate=learning_rate, epochs=epochs)
     limit_s = inf if minutes is None else 60 * minutes
     throttle = Throttle(limit_s, must_stop=(lambda: False) if on_battery else is_on_battery)
     config = AdaptConfig(load_config(model, options), method, train, documents, throttle, newest)

@@ -61,9 +61,8 @@ class Card:
     method               how the draft drafts, such as 'model' or 'eagle3'
     base, target         what the user calls the draft that it was made from, and its target
     n_tokens             of the texts that it was trained on
-    loss                 that was minimized, such as 'forward-kl'
     minutes              of training
-    options              other options of the training, as JSON has them
+    options              of the training, as JSON has them
     version, created_s   number from 1 on, and seconds since the epoch; set when it is added, as is
     fingerprint          of its weights
     """
@@ -72,7 +71,6 @@ class Card:
     base: str
     target: str
     n_tokens: int
-    loss: str
     gain: Gain
     minutes: float
     options: Mapping[str, Any] = field(default_factory=dict)

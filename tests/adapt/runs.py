@@ -68,7 +68,7 @@ def make_batches(seed: int = 0, n: int = 24) -> Parts:
 def make_trainer(folder: Path, options: TrainOptions = OPTIONS, throttle: Throttle = FREE) -> tuple[TinyDraft, Trainer]:
     network = TinyDraft()
     folder.mkdir(exist_ok=True)
-    return network, Trainer(network, distillation(options.loss), make_batches(), options, folder, throttle)
+    return network, Trainer(network, distillation, make_batches(), options, folder, throttle)
 
 
 def cancel_at(n: int) -> CheckCancelled:

@@ -104,8 +104,8 @@ def test_passes_over_a_text_are_drafts(kind: str, target: MlxModel, text: Traini
 def test_a_trained_head_is_saved_and_run(kind: str, target: MlxModel, text: TrainingText, tmp_path: Path) -> None:
     student = open_student(kind, target)
     before = expected_tokens([measure(student, target, text)])
-    texts, objective = open_texts(student, target, text), recursion("forward-kl", DEPTH)
-    gradient = nn.value_and_grad(student.network, lambda batch: objective(student.network, batch))
+    texts = open_texts(student, target, text)
+    gradient = nn.value_and_grad(student.network, lambda batch: recursion(student.network, batch, DEPTH))
     optimizer, losses = optimizers.AdamW(learning_rate=1e-3, bias_correction=True), []
     for step in range(15):
         loss, gradients = gradient(texts.take(step))
@@ -149,7 +149,7 @@ def test_tokens_that_a_head_does_not_know(target: MlxModel) -> None:
     unknown = [token for token in range(4096) if token not in known][:20]
     text = TrainingText(np.array(unknown, np.int32), 0, 1, "a")
     texts = open_texts(student, target, text)
-    assert np.isfinite(recursion("forward-kl", 2)(student.network, texts.take(0)).item())
+    assert np.isfinite(recursion(student.network, texts.take(0), 2).item())
     vocabulary = student.network.build().vocabulary
     ids = np.array([[unknown[0], *sorted(known)[:2]], [*sorted(known)[5:7], unknown[1]]], np.int32)
     found, shares, is_known = find_known(vocabulary, ids, np.log([[0.5, 0.2, 0.1], [0.5, 0.3, 0.1]]))

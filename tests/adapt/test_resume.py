@@ -152,7 +152,7 @@ def test_a_draft_model_goes_on(tmp_path: Path) -> None:
         student = Student.open(DRAFT)
         student.train_lora(2)
         folder.mkdir(exist_ok=True)
-        Trainer(student.network, distillation("tv"), make_batches(n=4), SHORT, folder, FREE).run(ignore, check)
+        Trainer(student.network, distillation, make_batches(n=4), SHORT, folder, FREE).run(ignore, check)
         return digest_weights(student.network)
 
     whole = run(tmp_path / "whole", 1, idle)
