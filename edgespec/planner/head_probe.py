@@ -268,24 +268,14 @@ class ProbeStore:
 
     def load(self, backend: BackendName, spec: HeadSpec) -> ProbeResult | None:
         """What was found for `spec`; None if nothing was. A damaged entry reads as None."""
-        return load_entry(self.path, "probe", _setting(backend, spec), _read_result)
+        from pydantic import TypeAdapter
+
+        read = TypeAdapter(ProbeResult).validate_python
+        return load_entry(self.path, "probe", _setting(backend, spec), read)
 
     def save(self, backend: BackendName, spec: HeadSpec, result: ProbeResult) -> None:
         """Store `result`. If the folder cannot be written, the next load probes again."""
         save_entry(self.path, {"setting": _setting(backend, spec), "probe": asdict(result)}, "probe")
-
-
-def _read_result(found: dict[str, Any]) -> ProbeResult:
-    """Raises KeyError, TypeError, ValueError for values of other types."""
-    stated = None if found["stated"] is None else _read_trial(found["stated"])
-    trials = tuple(map(_read_trial, found["trials"]))
-    return ProbeResult(stated, _read_trial(found["chosen"]), float(found["seconds"]), trials)
-
-
-def _read_trial(found: dict[str, Any]) -> Trial:
-    layers, (first, second) = found["spec"]["layers"], map(float, found["agreement"])
-    spec = HeadSpec(**{**found["spec"], "layers": None if layers is None else tuple(map(int, layers))})
-    return Trial(spec, (first, second), int(found["positions"]))
 
 
 def _setting(backend: BackendName, spec: HeadSpec) -> dict[str, Any]:

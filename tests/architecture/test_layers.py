@@ -48,7 +48,7 @@ ALLOWED = {
     "engine": {"numpy", "llguidance"},
     "bench": {"numpy", "jinja2", "pydantic"},
     "conversations": {"platformdirs", "pydantic"},
-    "planner": {"numpy"},
+    "planner": {"numpy", "pydantic"},
     "export": set(),
     "service": {"psutil"},
     "adapt": {"numpy", "psutil", "gguf", "mlx", "mlx_lm", "transformers", "safetensors"},
