@@ -309,7 +309,6 @@ def answer(bodies: Callable[[str], tuple[int, dict[str, str], bytes]]) -> Iterat
         def log_message(self, *_: Any) -> None: ...
 
         def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
             status, headers, body = bodies(self.path)
             with suppress(OSError):
                 self.send_response(status)
@@ -318,7 +317,7 @@ def answer(bodies: Callable[[str], tuple[int, dict[str, str], bytes]]) -> Iterat
                 self.end_headers()
                 self.wfile.write(body)
 
-        do_POST = do_HEAD = do_GET
+        do_HEAD = do_GET
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
@@ -338,12 +337,11 @@ _LISTING = {
     ],
     "tags": ["gguf"],
 }  # fmt: skip
-_DRAFT_SERVER = {"model": "m", "tokenizer": "0" * 16, "context_size": 64, "parallel": 1, "in_use": 0, "tokens": [1, 2]}
 
 
-def make_answers(rng: random.Random, sample: dict[str, Any]) -> Callable[[str], tuple[int, dict[str, str], bytes]]:
+def make_answers(rng: random.Random) -> Callable[[str], tuple[int, dict[str, str], bytes]]:
     status = rng.choice((200, 200, 200, 200, 206, 204, 301, 401, 404, 416, 429, 500, 503))
-    body = json.dumps(change_json(rng, json.loads(json.dumps(sample)))).encode()
+    body = json.dumps(change_json(rng, json.loads(json.dumps(_LISTING)))).encode()
     if rng.random() < 0.3:
         body = bytes(damage(rng, body))
     if rng.random() < 0.1:
@@ -372,8 +370,9 @@ KINDS: dict[str, Make] = {
     "registry": change_registry,
     "stores": change_stores,
 }
-SERVED: dict[str, dict[str, Any]] = {"hub": _LISTING, "draft-server": _DRAFT_SERVER}
-"""Kinds whose files are the answers of a server."""
+HUB = "hub"
+"""The kind whose files are the answers of a hub."""
+ALL_KINDS = (*KINDS, HUB)
 
 
 def _write(place: Place, data: bytes | bytearray) -> list[str]:
@@ -399,10 +398,9 @@ def open_case(kind: str, number: int, seed: int, mlx: Path, keep: Path | None) -
     rng = random.Random(f"{seed} {kind} {number}")
     with tempfile.TemporaryDirectory() as scratch:
         place = Place(Path(scratch), mlx)
-        if kind in SERVED:
-            with answer(make_answers(rng, SERVED[kind])) as url:
-                command = place.run(TARGET, url) if kind == "draft-server" else ["pull", "me/model:Q4_0"]
-                found = run_case(command, place, url)
+        if kind == HUB:
+            with answer(make_answers(rng)) as url:
+                found = run_case(["pull", "me/model:Q4_0"], place, url)
         else:
             found = run_case(KINDS[kind](rng, place), place, "http://127.0.0.1:9")
         end = End(seed, kind, number, *found)
@@ -490,7 +488,7 @@ def prepare(folder: Path) -> Path:
 
 
 @click.command()
-@click.option("--kind", "kinds", multiple=True, type=click.Choice([*KINDS, *SERVED]), help="[default: all]")
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(ALL_KINDS), help="[default: all]")
 @click.option("--opens", type=click.IntRange(1), default=25, show_default=True, help="Cases of each kind.")
 @click.option("--seed", default=0, show_default=True)
 @click.option(
@@ -502,13 +500,14 @@ def main(kinds: tuple[str, ...], opens: int, seed: int, results: Path | None, ke
     for name in ("main", "run", "memory", "models", "doctor"):
         importlib.import_module(f"edgespec.cli.{name}")
     gc.freeze()
+    chosen = kinds or ALL_KINDS
     ends: dict[tuple[str, int], End] = {}
     if results is not None and results.is_file():
         known = [End(**json.loads(line)) for line in results.read_text().splitlines()]
         ends = {(each.kind, each.number): each for each in known if each.seed == seed}
     with tempfile.TemporaryDirectory() as base:
         mlx = prepare(Path(base))
-        for kind in kinds or (*KINDS, *SERVED):
+        for kind in chosen:
             for number in range(opens):
                 if (kind, number) in ends:
                     continue
@@ -518,7 +517,6 @@ def main(kinds: tuple[str, ...], opens: int, seed: int, results: Path | None, ke
                         file.write(json.dumps(asdict(end)) + "\n")
                 if end.end in FAULTS:
                     click.echo(f"{kind} {number}: {end.end} {end.code} {end.seconds} s {end.said}", err=True)
-    chosen = kinds or (*KINDS, *SERVED)
     table = {kind: Counter(end.end for (of, _), end in ends.items() if of == kind) for kind in chosen}
     for kind, counts in table.items():
         click.echo(f"{kind:22}{', '.join(f'{n} {end}' for end, n in counts.most_common())}", err=True)

@@ -1,9 +1,9 @@
-"""`edgespec draft`: compare drafts; prepare, list and remove self-drafts; probe trained heads; serve drafts."""
+"""`edgespec draft`: compare drafts; prepare, list and remove self-drafts; probe trained heads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,9 @@ from edgespec.cli.options import (
     open_hub,
     rare_option,
 )
-from edgespec.cli.serve import access_rules, draft_listening_options, listen, public_name, run_app
 from edgespec.cli.terminal import TerminalReporter, format_table, print_result, report_activity
 from edgespec.errors import DraftRefused, InvalidRequest, UnknownModel
-from edgespec.options import DRAFT, PARALLEL
+from edgespec.options import DRAFT
 from edgespec.units import gib
 
 if TYPE_CHECKING:
@@ -31,9 +30,7 @@ if TYPE_CHECKING:
     from edgespec.core.protocols import CheckCancelled
     from edgespec.formats.heads import HeadSpec
     from edgespec.planner.head_probe import ProbeResult, Trial
-    from edgespec.planner.plan import LoadConfig
     from edgespec.planner.selfdraft_search import Choice
-    from edgespec.server.draft import ServedDraft
     from edgespec.service.compare import Answers, Compared
     from edgespec.text.chat_template import Message
 
@@ -41,63 +38,8 @@ if TYPE_CHECKING:
 @click.group("draft")
 def draft_command() -> None:
     """Train a head of a model, or compare its drafts. Self-drafts: a model drafts with fewer of its layers, fewer bits
-    or less context. Probes of trained heads. Drafts for targets on other machines.
+    or less context. Probes of trained heads.
     """
-
-
-# `edgespec draft serve`: a draft for targets on other machines.
-
-
-@draft_command.command("serve", short_help="Draft for targets on other machines.")
-@model_argument
-@click.option("--for", "target", metavar="NAME", help="Serve the draft that the registry pairs with this model.")
-@draft_listening_options
-@offer(PARALLEL)
-@load_options
-def serve_command(model: str | None, target: str | None, **options: Any) -> int:
-    """Serve the draft model REF to targets on other machines, which use it by `--draft http://HOST:PORT`.
-
-    Without REF it is the draft of the model that commands open without a name, if it has one. Each client has one of
-    the --parallel caches; a further one takes that of the client that has waited longest, whose text is then read
-    again. Clients have the key in EDGESPEC_DRAFT_KEY.
-    """
-    from edgespec.server.draft import DraftModel, draft_application
-
-    if model is not None and target is not None:
-        raise InvalidRequest("REF and --for both name a draft.", hint="Give one of them.")
-    options |= {"unix": None, "allow_origin": (), "memory": False, "draft": "none"}
-    rules = access_rules(options)
-    with listen(options) as listening:
-        config = load_config(model or target, options)
-        draft = DraftModel(lambda: _load(config, is_paired=model is None), options["parallel"])
-        urls = ", ".join(url.removesuffix("/v1") for url in listening.urls)
-        line = f"Serving the draft {draft.name} at {urls}; press Ctrl-C to stop."
-        application = draft_application(draft, rules)
-        return run_app(application, listening, lambda: click.echo(line), "warning")  # no line for each draft
-
-
-def _load(config: LoadConfig, *, is_paired: bool) -> ServedDraft:
-    """Load the draft that is served, on the thread that computes. Raises EdgespecError.
-
-    `is_paired`: `config` names the target, whose paired draft is served.
-    """
-    from edgespec.planner.plan import choose_backend
-    from edgespec.registry.resolve import find_pard_token, resolve_pair
-    from edgespec.server.draft import ServedDraft
-    from edgespec.service.load import Loader
-
-    loader = Loader(TerminalReporter(), lambda: None)
-    name = public_name(config.model or loader.registry.default)
-    if is_paired:
-        backend = choose_backend(config, loader.registry, loader.hub)
-        resolved = resolve_pair(config.model, backend, loader.registry, loader.hub)
-        if resolved.models.draft is None:
-            raise DraftRefused(f"no draft model is paired with {resolved.name}.", hint="Name the draft itself.")
-        config = replace(config, model=str(resolved.models.draft), backend=backend)
-        name = f"{name}-draft"
-    loaded = loader.load(replace(config, draft="none", adapted=None))
-    token = find_pard_token(loaded.planned.metadata) if loaded.planned is not None else None
-    return ServedDraft(name, loaded.engine.target, loaded.engine.close, token)
 
 
 RIVAL = "draft model"

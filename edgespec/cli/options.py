@@ -128,7 +128,7 @@ class DraftOption(click.Option):
 
         *before, start = incomplete.split("+")
         taken = {part.partition(":")[0] for part in before}
-        words = [word + "://" * (spec.needs == "server") for word, spec in list_words() if word not in taken]
+        words = [word for word, _ in list_words() if word not in taken]
         found = words if before else [AUTO, *words, NONE]
         items = [CompletionItem("+".join([*before, word])) for word in found if word.startswith(start)]
         return items or [CompletionItem(incomplete, type="file")]

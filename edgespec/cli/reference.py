@@ -134,10 +134,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "draft list": (("edgespec draft list", "what is cached"),),
     "draft rm": (("edgespec draft rm all", "remove all self-drafts"),),
     "draft probe": (("edgespec draft probe qwen3.5-9b-q4 --draft mtp", "how the model's MTP head is read"),),
-    "draft serve": (
-        ("edgespec draft serve small.gguf", "a file, for this machine alone, at port 7438"),
-        ("edgespec draft serve --for llama-70b-q4 --host 0.0.0.0 --keys keys.toml", "its draft, for the network"),
-    ),
     "completion": (
         ('eval "$(edgespec completion bash)"', "for this shell; put it into ~/.bashrc"),
         ('eval "$(edgespec completion zsh)"', "the same for ~/.zshrc"),

@@ -18,7 +18,6 @@ from edgespec.core.protocols import Session
 from edgespec.errors import STOPS, reason_of
 
 if TYPE_CHECKING:
-    from edgespec.drafters.remote import Link
     from edgespec.memory.memory import MemorySpace
 
 GROUP = "edgespec.drafters"
@@ -59,7 +58,6 @@ class SlotResources:
     mask_token  the id that stands for an unknown token in a PARD model; None where the model names none
     head        a session of the trained head that was loaded for this drafter, likewise
     memory      the memory of earlier texts, whose `space` may change from generation to generation
-    link        a connection to the draft on another machine; the drafter closes it
     """
 
     target: Session
@@ -68,7 +66,6 @@ class SlotResources:
     mask_token: int | None = None
     head: DraftSession | BlockSession | None = None
     memory: SlotMemory = field(default_factory=SlotMemory)
-    link: Link | None = None
 
     def require_session(self) -> Session:
         """Raises ValueError where no draft was loaded."""
@@ -84,8 +81,8 @@ class DrafterSpec:
     name     in `--draft`, in statistics and beside its tokens: lower-case letters, digits and hyphens
     summary  one line for help, the drafter list and `doctor`
     open     makes the drafter of one slot; raises EdgespecError or ValueError
-    needs    what has to be loaded for it: 'nothing', a draft 'model', a trained 'head', a part of the 'target', the
-             'memory' of earlier texts, or a draft 'server'
+    needs    what has to be loaded for it: 'nothing', a draft 'model', a trained 'head', a part of the 'target', or the
+             'memory' of earlier texts
     draws    whether it can draw its tokens at random, for the rejection rules
     words    what names it in `--draft`, if not `name`
     in_auto  whether 'auto' takes it, where it is available
@@ -94,7 +91,7 @@ class DrafterSpec:
     name: str
     summary: str
     open: Callable[[SlotResources], Drafter]
-    needs: Literal["nothing", "model", "head", "target", "memory", "server"] = "nothing"
+    needs: Literal["nothing", "model", "head", "target", "memory"] = "nothing"
     draws: bool = False
     words: tuple[str, ...] = ()
     in_auto: bool = True
@@ -134,10 +131,8 @@ def _built_in() -> Mapping[str, DrafterSpec]:
         spec("model", "a small model of the same family", needs="model", draws=True),
         *heads,
         spec("pard", "a PARD model: several tokens in one forward", needs="model", draws=True),
-        spec("remote", "a draft on another machine, served by `edgespec draft serve`",
-             needs="server", draws=True, words=("http", "https"), in_auto=False),
         spec(SELF, summary, needs="target", draws=True, words=words),
-    )  # fmt: skip
+    )
     return {spec.name: spec for spec in specs}
 
 
@@ -197,12 +192,6 @@ def _open(name: str, resources: SlotResources) -> Drafter:
             if resources.mask_token is None:
                 raise ValueError("this model names no mask token, so it is not a PARD model")
             return BlockDrafter(name, PardSession(resources.require_session(), vocab_size, resources.mask_token))
-        case "remote":
-            from edgespec.drafters.remote import RemoteDrafter
-
-            if resources.link is None:
-                raise ValueError("there is no draft server for this drafter")
-            return RemoteDrafter(resources.link, vocab_size)
         case "model" | "self":
             return SequentialDrafter(name, ModelDraftSession(resources.require_session(), vocab_size))
     if head is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from edgespec.core.verify import BlockVerification, SampleMatching, TargetDistri
 from edgespec.drafters import DrafterSpec, SlotMemory, SlotResources, drafter_specs
 from edgespec.drafters.sequential import RequestDraw
 from edgespec.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from edgespec.drafters.remote import RemoteDraft
 
 Rule = Literal["auto", "sample", "rejection", "block"]
 
@@ -100,7 +97,7 @@ class LoadedDrafter:
 
     spec: DrafterSpec
     label: str
-    source: Model | AttachedDraft | AttachedHead | RemoteDraft | None = None
+    source: Model | AttachedDraft | AttachedHead | None = None
     mask_token: int | None = None
 
     def open(self, target: Session, vocab_size: int, check: CheckCancelled, memory: SlotMemory) -> Drafter:
@@ -111,10 +108,8 @@ class LoadedDrafter:
             made["head"] = self.source.open_session(target, check)
         elif isinstance(self.source, AttachedDraft):
             made["session"] = self.source.open_session(target, check)
-        elif self.spec.needs == "server":
-            made["link"] = cast("RemoteDraft", self.source).open_link(vocab_size, check)
         elif self.source is not None:
-            made["session"] = cast(Model, self.source).open_session(check)
+            made["session"] = self.source.open_session(check)
         try:
             return self.spec.open(SlotResources(target, vocab_size, mask_token=self.mask_token, memory=memory, **made))
         except BaseException:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast, get_args
+from typing import cast, get_args
 
 from edgespec.backends import Model
 from edgespec.backends.sequence import cheap_prefill, shared_prefix
@@ -20,10 +20,7 @@ from edgespec.engine.prefixes import LEAST_LOSS, EarlierText
 from edgespec.errors import STOPS, BackendError, DraftRefused, reason_of
 from edgespec.memory.memory import Memory
 from edgespec.memory.prefixes import FILE_BYTES, LEAST_TOKENS, PrefixFiles, SavedText
-from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch, hash_vocabulary
-
-if TYPE_CHECKING:
-    from edgespec.drafters.remote import RemoteDraft
+from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 
 _MAX_GIVEN = 8
 
@@ -244,7 +241,9 @@ class DrafterPool:
     def __init__(self, loaded: Sequence[LoadedDrafter], target: Model) -> None:
         """Raises DraftRefused where a draft's vocabulary is not the target's."""
         for each in loaded:
-            if each.source is not None and (reason := _find_mismatch(each, target)):
+            if each.spec.needs != "model" or each.source is None:
+                continue
+            if reason := find_tokenizer_mismatch(target.tokenizer, cast(Model, each.source).tokenizer):
                 raise DraftRefused(
                     f"this draft does not fit this target: {reason}.", hint="Use --draft ngram, or another."
                 )
@@ -307,9 +306,6 @@ class DrafterPool:
     def take_notices(self) -> list[str]:
         """Sentences for the user that were not taken yet; one for each drafter."""
         notices, self._notices = self._notices, []
-        for each in self.loaded.values():
-            if each.spec.needs == "server":
-                notices += cast("RemoteDraft", each.source).take_notices()
         return notices
 
     def close(self) -> None:
@@ -323,17 +319,6 @@ class DrafterPool:
         if name not in self._warned:
             self._warned.add(name)
             self._notices.append(f"The drafter {name} {text}")
-
-
-def _find_mismatch(drafter: LoadedDrafter, target: Model) -> str | None:
-    """How the vocabulary of a draft model differs from the target's; None where it does not."""
-    if drafter.spec.needs == "server":
-        draft = cast("RemoteDraft", drafter.source)
-        fits = draft.tokenizer == hash_vocabulary(target.tokenizer)
-        return None if fits else f"the tokenizer of {draft.model} at {draft.address} is not the target's"
-    if drafter.spec.needs == "model":
-        return find_tokenizer_mismatch(target.tokenizer, cast(Model, drafter.source).tokenizer)
-    return None
 
 
 def _find_fault(drafter: Drafter, name: str) -> str | None:

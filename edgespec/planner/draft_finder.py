@@ -52,7 +52,6 @@ from edgespec.registry.schema import Registry
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 
 if TYPE_CHECKING:
-    from edgespec.drafters.remote import RemoteDraft
     from edgespec.planner.plan import LoadConfig
 
 
@@ -61,14 +60,14 @@ if TYPE_CHECKING:
 
 AUTO, NONE = "auto", "none"
 _OPTIONS = {"layerskip": "[:K]", "qspec": "[:BITS]", "sparse": "[:SINK,WINDOW]"}
-_SHORT_FORMS = ("skip", "https")  # accepted, but not listed
+_SHORT_FORM = "skip"  # accepted, but not listed
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedDrafter:
     """A drafter before anything is loaded for it.
 
-    reference   of the model that the user has named, or the address of a draft on another machine
+    reference   of the model that the user has named
     self_draft  how the target drafts for itself
     model       its draft model or trained head; for a head in the target's own file the target
     mask_token  of a PARD model
@@ -93,7 +92,7 @@ class PlannedDrafter:
         version = f" (version {self.card.version})" if self.card is not None else ""
         if self.card is not None and self.card.base == NO_BASE:  # its file has no name that the user knows
             named = f"{self.spec.name} head"
-        return f"{named or self.self_draft or self.reference or self.spec.name}{version}"
+        return f"{named or self.self_draft or self.spec.name}{version}"
 
     @property
     def card(self) -> Card | None:
@@ -142,8 +141,8 @@ def parse_draft(text: str) -> list[PlannedDrafter]:
     for part in parts:
         word, colon, rest = part.partition(":")
         spec = find_spec(word)
-        if spec is None or spec.needs == "server":
-            term = PlannedDrafter(spec or drafter_specs()["model"], part)
+        if spec is None:
+            term = PlannedDrafter(drafter_specs()["model"], part)
         elif spec.name == SELF:
             term = PlannedDrafter(spec, self_draft=parse("+".join(methods)))
         elif colon and spec.needs not in ("model", "head"):
@@ -159,7 +158,7 @@ def parse_draft(text: str) -> list[PlannedDrafter]:
 
 def list_words() -> list[tuple[str, DrafterSpec]]:
     """What names a drafter in --draft, without its options."""
-    return [(w, spec) for spec in drafter_specs().values() for w in spec.all_words if w not in _SHORT_FORMS]
+    return [(w, spec) for spec in drafter_specs().values() for w in spec.all_words if w != _SHORT_FORM]
 
 
 def describe_words() -> str:
@@ -171,8 +170,6 @@ def describe_words() -> str:
 
 def format_word(word: str, spec: DrafterSpec) -> str:
     """`word` with the options that it takes: 'pard[:REF]'."""
-    if spec.needs == "server":
-        return f"{word}://HOST:PORT"
     return word + ("[:REF]" if spec.needs in ("model", "head") else _OPTIONS.get(word, ""))
 
 
@@ -217,8 +214,8 @@ def _find_name(part: str) -> str | None:
 
 
 def _names_model(part: str) -> bool:
-    """Tells whether `part` is a reference to a draft model, 'model:' before it or not, or names a server's draft."""
-    return _find_name(part) is None or part.startswith("model:") or "/" in part.partition("://")[2]
+    """Tells whether `part` is a reference to a draft model, 'model:' before it or not."""
+    return _find_name(part) is None or part.startswith("model:")
 
 
 # Trained heads in the folder of their target: GGUF files beside a GGUF file, folders beside a folder.
@@ -285,8 +282,6 @@ class DraftFinder:
                 f"the drafter {spec.name} needs the memory of earlier texts, which is off.",
                 hint="Use --draft ngram, or turn it on.",
             )
-        if spec.needs == "server":
-            open_server(term.reference).close()  # before anything is downloaded or loaded
         if spec.needs not in ("model", "head"):
             return term
         if spec.needs == "head" and term.reference is None:
@@ -410,13 +405,6 @@ class DraftFinder:
                 hint=f"Run {pull}.",
             )
         return self._find_model(drafter_of(kind), reference)
-
-
-def open_server(address: str | None) -> RemoteDraft:
-    """The draft on another machine. Raises InvalidRequest, and DraftRefused where no draft server answers."""
-    from edgespec.drafters.remote import RemoteDraft, parse_address
-
-    return RemoteDraft(parse_address(address or ""))
 
 
 # Drafts that were adapted to their user, in place of those that they were made from.

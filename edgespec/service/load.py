@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.backends import Model, open_model, require
 from edgespec.backends.attached_draft import AttachedHead
@@ -27,7 +27,6 @@ from edgespec.planner.draft_finder import (
     PlannedDrafter,
     describe_version,
     naming_drafters,
-    open_server,
     parse_draft,
     watch,
 )
@@ -50,9 +49,6 @@ from edgespec.service.loaded_model import (
 )
 from edgespec.service.ranks import check_ranks, load_leading
 from edgespec.text.chat_template import RENDERER
-
-if TYPE_CHECKING:
-    from edgespec.drafters.remote import RemoteDraft
 
 
 def find_ignored_options(target: Model, speculation: Speculation, planned: Plan, config: LoadConfig) -> Iterator[str]:
@@ -222,8 +218,9 @@ class Loader:
             prefixes = open_prefixes(config.memory, memory, key, target, target_path)
             engine = Engine(target, drafters, speculation, planned.options.caches, memory, prefixes)
             undo.pop_all()
-        versions = [f"version {each.card.version}" if each.card else each.reference for each in loaded]
-        store = ProfileStore(target_path, paths, "+".join(filter(None, [str(method or ""), *versions])))
+        variants = [str(method)] if method is not None else []
+        variants += [f"version {each.card.version}" for each in loaded if each.card is not None]
+        store = ProfileStore(target_path, paths, "+".join(variants))
         key = replace(key, exact_width=planned.options.exact_width)
         planned = replace(asked, drafters=tuple(loaded))
         info = describe_model(engine, planned.name, planned, settings)
@@ -237,8 +234,6 @@ class Loader:
 
         None where it needs nothing, and where `may_skip` for a head that cannot be used.
         """
-        if drafter.spec.needs == "server":
-            return open_server(drafter.reference)
         if drafter.self_draft is not None:
             folder = SelfDraftCache(target_path, planned.name).folder
             progress = partial(self.reporter.loading, str(drafter.self_draft))
@@ -275,10 +270,8 @@ class Loader:
         auto = "ngram+suffix+model" if config.memory is not None else "ngram+model"
         drafters: list[LoadedDrafter] = []
         for term in parse_draft(auto if config.draft == AUTO else config.draft):
-            source: Model | RemoteDraft | None = None
-            if term.spec.needs == "server":
-                source = open_server(term.reference)
-            elif term.spec.needs == "model":
+            source: Model | None = None
+            if term.spec.needs == "model":
                 with naming_drafters(term.reference):
                     source = load(term.reference or "draft")
             drafters.append(LoadedDrafter(term.spec, term.reference or term.spec.name, source))

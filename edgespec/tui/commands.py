@@ -408,8 +408,7 @@ def _list_drafts(argument: str) -> Values:
         yield NO_DRAFT, "plain decoding", True
     for word, spec in list_words():
         if word not in taken:
-            is_whole = spec.needs != "server"  # whose address follows
-            yield prefix + word + "://" * (not is_whole), spec.summary, is_whole
+            yield prefix + word, spec.summary, True
 
 
 @cache

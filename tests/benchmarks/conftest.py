@@ -20,7 +20,6 @@ MAX_S = 120  # for one program, on a busy machine
 ALONE = {
     "benchmarks.environment",
     "benchmarks.overlap",
-    "benchmarks.remote_draft",
     "benchmarks.startup",
 }  # they change or measure their process
 

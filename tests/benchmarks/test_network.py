@@ -85,22 +85,3 @@ def test_ring(program: Program) -> None:
         assert row["texts"] == 2 and row["other_texts"] == row["near_ties"]
     far = result["delays"][1]
     assert far["network_s"] > 0 and far["formula_gain"] > 0 and far["plain"]["gain"] == 1.0
-
-
-@needs_namespaces
-def test_remote_draft(program: Program) -> None:
-    result = program("benchmarks.remote_draft", "--rtt-ms", 30, "--prompts", 1, "--tokens", 16, "--repeats", 1)
-    (row,) = result["delays"]
-    assert row["rtt_ms"] >= 30 and row["texts"] == 4 and row["other_texts"] == row["near_ties"]
-    assert row["plain"]["gain"] == 1.0 and row["plain"]["drafted_rounds"] == 0
-    assert row["remote"]["draft_ms"] >= 25 and row["remote"]["drafted_rounds"] > 0, "each draft is a round trip"
-    killed, restarted = result["killed"], result["restarted"]
-    assert killed["equal"] and killed["drafted_before"] and not killed["drafted_after"] and len(killed["notices"]) == 1
-    assert restarted["equal"] and not restarted["notices"]
-
-
-@needs_namespaces
-def test_a_remote_draft_on_a_lossy_network(program: Program) -> None:
-    sizes = ("--prompts", 1, "--tokens", 6, "--repeats", 1, "--temperature", 0.8)
-    result = program("benchmarks.remote_draft", "--rtt-ms", 5, "--loss", 0.05, *sizes)
-    assert result["delays"][0]["remote"]["tokens_per_second"] > 0

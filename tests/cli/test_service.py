@@ -28,7 +28,7 @@ def containerfile(instruction: str) -> list[str]:
 
 
 def test_units_start_the_server(cli: Cli, environment: dict[str, str], tmp_path: Path) -> None:
-    extra = {"EDGESPEC_API_KEY": "a secret", "EDGESPEC_DRAFT_KEY": "a third secret", "HF_TOKEN": "another secret"}
+    extra = {"EDGESPEC_API_KEY": "a secret", "HF_TOKEN": "another secret"}
     unit, plist = (cli("service", kind, *ARGUMENTS, **extra).stdout for kind in ("systemd", "launchd"))
     assert "secret" not in unit + plist
     properties = plistlib.loads(plist.encode())

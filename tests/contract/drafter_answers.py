@@ -298,4 +298,4 @@ def survives_errors(subject: Subject) -> None:
             assert not is_told or f"The drafter {subject.drafter} failed" in notices[0]
         seen |= set(raised)
     assert {"begin", "expand", "a unit of expand", "draft_async", "observe"} <= seen, seen
-    assert "pending_tokens" in seen or subject.loaded.spec.needs in ("nothing", "memory", "server")
+    assert "pending_tokens" in seen or subject.loaded.spec.needs in ("nothing", "memory")

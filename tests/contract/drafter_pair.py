@@ -20,7 +20,6 @@ from edgespec.core.scores import Scores
 from edgespec.core.tree import DraftTree, path_to
 from edgespec.core.verify import read_prompt
 from edgespec.drafters import SlotResources
-from edgespec.drafters.remote import RemoteDraft
 from edgespec.drafters.sequential import RequestDraw
 from tests.contract.drafter_subjects import Subject
 
@@ -118,14 +117,12 @@ class Pair:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.target = subject.target.open_session(lambda: None)
-        source, session, head, link = subject.loaded.source, None, None, None
+        source, session, head = subject.loaded.source, None, None
         if isinstance(source, AttachedHead):
             opened = source.open_session(self.target, lambda: None)
             head = ComputedBlocks(opened) if isinstance(opened, BlockSession) else ComputedHead(opened)
         elif isinstance(source, AttachedDraft):
             session = source.open_session(self.target, lambda: None)
-        elif isinstance(source, RemoteDraft):
-            link = source.open_link(subject.vocab_size, lambda: None)
         elif source is not None:
             session = source.open_session(lambda: None)
         self.is_attached = session is not None and session.capabilities.shares_kv
@@ -140,7 +137,6 @@ class Pair:
             subject.loaded.mask_token,
             head=cast(DraftSession, head),
             memory=subject.open_slot_memory(),
-            link=link,
         )
         self.drafter = subject.loaded.spec.open(resources)
         self.listeners: list[Drafter] = []  # that hear what `drafter` hears
@@ -288,7 +284,7 @@ class Cheap(CostModel):
 
 
 def make_cheap_stats(drafter: str) -> DraftStats:
-    units = {1: 0.01, 16: 0.02} if drafter in ("pard", "remote") else {1: 0.01}
+    units = {1: 0.01, 16: 0.02} if drafter == "pard" else {1: 0.01}
     stats = DraftStats(Profile({1: 1.0, 16: 1.1}, {drafter: DraftCost(units, 0.001)}))
     stats.costs = Cheap(stats.costs.profile)
     for _ in range(3):

@@ -20,7 +20,6 @@ from edgespec.backends.toy import LetterModel, ToyRuntimeModel
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.drafters import SELF, DrafterSpec, SlotMemory, drafter_specs
-from edgespec.drafters.remote import RemoteDraft
 from edgespec.engine.drafting import LoadedDrafter
 from edgespec.formats.head_file import read_head
 from edgespec.memory.memory import Memory
@@ -32,7 +31,6 @@ from tests.backends.mlx_dflash_heads import make_folder
 from tests.backends.mtp_heads import make_mixture
 from tests.backends.pair_heads import make_pair_folder
 from tests.contract.runtimes import ON_DEVICE
-from tests.draft_server import DraftServer
 from tests.models import DRAFT, REPOSITORY, TARGET
 
 CONTEXT = 256
@@ -55,7 +53,7 @@ HEADS = {
 # A draft of fewer bits keeps its own keys and values of the tokens that were accepted, so its scores depend on them.
 _TOLERANCE = {"llama.cpp": 1e-3, "mlx": 2e-3, "qspec:4 on llama.cpp": 0.25}
 
-WITHOUT_ATTACHED = ("ngram", "suffix", "recycling", "model", "pard", "remote", "automaton")  # a plugin
+WITHOUT_ATTACHED = ("ngram", "suffix", "recycling", "model", "pard", "automaton")  # a plugin
 LEARNING = ("recycling",)  # from scores
 NAMES = [
     *(f"{drafter} on {runtime}" for runtime in TOYS for drafter in WITHOUT_ATTACHED),
@@ -120,17 +118,14 @@ class Loader:
         self._folder = folder
         self._models: dict[tuple[str, str], Model | AttachedDraft | AttachedHead] = {}
         self._memories: dict[str, Memory] = {}
-        self._remotes: dict[str, tuple[DraftServer, RemoteDraft]] = {}
 
     def load(self, name: str) -> Subject:
         """A subject of NAMES."""
         drafter, runtime = name.split(" on ")
         spec = drafter_specs().get(drafter) or drafter_specs()[SELF]
         target = self._model(runtime, _target_of(drafter, runtime))
-        source: Model | AttachedDraft | AttachedHead | RemoteDraft | None = None
-        if spec.needs == "server":
-            source = self._connect(runtime)
-        elif spec.needs == "model":
+        source: Model | AttachedDraft | AttachedHead | None = None
+        if spec.needs == "model":
             source = self._model(runtime, drafter)
         elif spec.needs == "target":
             source = self._attach(runtime, drafter)
@@ -145,20 +140,10 @@ class Loader:
         return Subject(name, target, LoadedDrafter(spec, drafter, source, mask), tolerance, is_exact, memory)
 
     def close(self) -> None:
-        for server, remote in self._remotes.values():
-            remote.close()
-            server.close()
         for each in reversed(self._models.values()):
             each.close()
         for memory in self._memories.values():
             memory.close()
-
-    def _connect(self, runtime: str) -> RemoteDraft:
-        """To a server on the loopback, whose draft is loaded on its own thread."""
-        if runtime not in self._remotes:
-            server = DraftServer(lambda: _OPEN.get(runtime, _open_toy)(runtime, "model", self._folder))
-            self._remotes[runtime] = server, server.connect()
-        return self._remotes[runtime][1]
 
     def _open_memory(self, name: str, tokenizer: Tokenizer) -> Memory:
         if name not in self._memories:

@@ -8,8 +8,6 @@ from itertools import product
 import numpy as np
 import pytest
 
-from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy import ToyRuntimeModel
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.drafter import Drafter
@@ -18,14 +16,12 @@ from edgespec.core.protocols import Budget, Controller, Step
 from edgespec.core.sampling import CounterRng, SamplingParams
 from edgespec.core.tree import DraftTree
 from edgespec.core.verify import BlockVerification, TokenRejection
-from edgespec.drafters import SlotMemory, SlotResources, drafter_specs
+from edgespec.drafters import SlotResources, drafter_specs
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.sequential import ModelDraftSession, PardSession, RequestDraw
-from edgespec.engine.drafting import LoadedDrafter
 from tests.contract.drafter_pair import make_cheap_stats
 from tests.core.stats import assert_follows
 from tests.core.toys import Remembering, RememberingSampler, open_session
-from tests.draft_server import DraftServer
 
 V, RUNS = 4, 2500
 PROMPT = [1, 0]
@@ -54,9 +50,8 @@ def open_drafter(name: str) -> Drafter:
     )
 
 
-LOCAL = [name for name, spec in drafter_specs().items() if spec.draws and spec.needs != "server"]
 # One drafter of each class: those of a class differ in their sessions alone, which are the toy's here.
-DRAWING = {type(open_drafter(name)): name for name in LOCAL}.values()
+DRAWING = {type(open_drafter(name)): name for name, spec in drafter_specs().items() if spec.draws}.values()
 
 
 def make_controller(policy: str, drafter: Drafter, draw: RequestDraw) -> Controller:
@@ -65,14 +60,12 @@ def make_controller(policy: str, drafter: Drafter, draw: RequestDraw) -> Control
     return Adaptive([drafter], make_cheap_stats(drafter.name), "test", V, trees=True, draw=draw)
 
 
-def check_distribution(
-    drafter: Drafter, rule: type[TokenRejection] | type[BlockVerification], policy: str, runs: int = RUNS
-) -> None:
+def check_distribution(drafter: Drafter, rule: type[TokenRejection] | type[BlockVerification], policy: str) -> None:
     session = open_session("tree", MODEL)
     draw = RequestDraw(SAMPLER, np.random.default_rng(17))
     counts = np.zeros((V, V), int)
     accepted = 0
-    for seed in range(runs):
+    for seed in range(RUNS):
         controller = make_controller(policy, drafter, draw)
         rng = CounterRng(seed)
         verifier = rule(SAMPLER, rng)
@@ -85,7 +78,7 @@ def check_distribution(
                 break
         assert not controller.failures
         counts[text[1], text[2]] += 1
-    assert accepted > runs / 4, "the draft takes part"
+    assert accepted > RUNS / 4, "the draft takes part"
     assert_follows(counts.ravel().tolist(), truth())
 
 
@@ -97,18 +90,6 @@ def test_toy_distribution_of_two_tokens(
     name: str, rule: type[TokenRejection] | type[BlockVerification], policy: str
 ) -> None:
     check_distribution(open_drafter(name), rule, policy)
-
-
-@pytest.mark.parametrize("rule", [TokenRejection, BlockVerification])
-def test_distribution_with_a_draft_server(rule: type[TokenRejection] | type[BlockVerification]) -> None:
-    server = DraftServer(lambda: ToyRuntimeModel("recurrent", DRAFT, LoadOptions(context_size=256)))
-    remote = server.connect()
-    target = open_session("linear", MODEL)
-    drafter = LoadedDrafter(drafter_specs()["remote"], "remote", remote).open(target, V, lambda: None, SlotMemory())
-    check_distribution(drafter, rule, "fixed", RUNS // 2)
-    drafter.close()
-    remote.close()
-    server.close()
 
 
 class DropsUnlikelyTokens(BlockDrafter):

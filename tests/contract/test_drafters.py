@@ -76,7 +76,7 @@ ANSWERS = [
 ]
 # These draft by the classes and sessions of others on the same runtime: ngram, model, eagle3, medusa and qspec.
 ALIKE = (
-    *(f"{each} on mlx" for each in ("suffix", "automaton", "remote", "eagle", "mtp", "hydra", "sparse:4,250")),
+    *(f"{each} on mlx" for each in ("suffix", "automaton", "eagle", "mtp", "hydra", "sparse:4,250")),
     *(f"{each} on llama.cpp" for each in ("suffix", "automaton", "mtp")),
 )
 FAILING = [name for name in NAMES if name.endswith(TOYS)]

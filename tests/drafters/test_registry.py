@@ -50,7 +50,7 @@ def install(tmp_path: Path) -> Iterator[Install]:
 
 
 HEADS = ["mtp", "eagle3", "eagle", "dflash", "dspark", "medusa", "hydra"]
-BUILT_IN = ["ngram", "suffix", "recycling", "model", *HEADS, "pard", "remote", SELF]
+BUILT_IN = ["ngram", "suffix", "recycling", "model", *HEADS, "pard", SELF]
 GOOD = "SPEC = DrafterSpec('silent', 'proposes nothing', opened)\n"
 
 
@@ -73,11 +73,11 @@ def test_the_built_in_drafters() -> None:
         "pard": BlockDrafter,
         SELF: SequentialDrafter,
     }
-    for name, kind in kinds.items():  # tests/server/test_draft_server.py opens the one of another machine
+    for name, kind in kinds.items():
         drafter = specs[name].open(make_resources(mask_token=7))
         assert isinstance(drafter, kind) and drafter.name == name
-    assert [name for name in BUILT_IN if specs[name].draws] == ["model", *HEADS, "pard", "remote", SELF]
-    assert [name for name in BUILT_IN if not specs[name].in_auto] == ["recycling", "remote"]
+    assert [name for name in BUILT_IN if specs[name].draws] == ["model", *HEADS, "pard", SELF]
+    assert [name for name in BUILT_IN if not specs[name].in_auto] == ["recycling"]
     assert specs["ngram"].needs == "nothing" and specs[SELF].needs == "target"
 
 

@@ -13,7 +13,7 @@ from tests.models import REPOSITORY
 
 QUICK = (
     *("gguf-header", "gguf-tensors", "gguf-metadata", "gguf-weights", "gguf-draft", "gguf-file"),
-    *("vocabulary", "template", "registry", "stores", "hub", "draft-server"),
+    *("vocabulary", "template", "registry", "stores", "hub"),
 )
 SLOW = ("mlx-config", "mlx-weights", "mlx-tokenizer", "mlx-tokenizer-config", "head")
 

@@ -30,10 +30,6 @@ def names(text: str) -> list[tuple[str, str | None]]:
         ("./draft.gguf+ngram", [("model", "./draft.gguf"), ("ngram", None)]),
         ("user/repo:Q4_K_M", [("model", "user/repo:Q4_K_M")]),
         ("package:python-6m/draft.gguf", [("model", "package:python-6m/draft.gguf")]),
-        ("http://box:7438", [("remote", "http://box:7438")]),
-        ("ngram+https://box/draft+x", [("ngram", None), ("remote", "https://box/draft+x")]),
-        ("http://box:7438+./a+b.gguf+ngram", [("remote", "http://box:7438"), ("model", "./a+b.gguf"), ("ngram", None)]),
-        ("http://box/draft+model", [("remote", "http://box/draft"), ("model", None)]),
     ],
 )
 def test_names_and_references(text: str, expected: list[tuple[str, str | None]]) -> None:
@@ -67,7 +63,6 @@ def test_methods_of_self_drafting_make_one_drafter() -> None:
         ("model+./a.gguf", "--draft model+./a.gguf names 'model' twice."),
         ("ngram:3", "the drafter 'ngram' takes no options."),
         ("model+ngram:", "the drafter 'ngram' takes no options."),
-        ("http://a+https://b", "--draft http://a+https://b names 'remote' twice."),
         ("auto+ngram", "'auto' cannot be joined with other drafters."),
         ("model+none", "'none' cannot be joined with other drafters."),
         ("ngram+", "--draft 'ngram+' leaves a drafter out."),
@@ -107,8 +102,6 @@ def test_the_words_of_all_drafters_are_listed_with_their_options() -> None:
     assert all(parse_draft(word)[0].spec is spec for word, spec in list_words())
     shown = describe_words()
     heads = "mtp[:REF], eagle3[:REF], eagle[:REF], dflash[:REF], dspark[:REF], medusa[:REF], hydra[:REF]"
-    assert shown.startswith(
-        "auto, none, ngram, suffix, recycling, model[:REF], pard[:REF], http://HOST:PORT, layerskip[:K], "
-    )
+    assert shown.startswith("auto, none, ngram, suffix, recycling, model[:REF], pard[:REF], layerskip[:K], ")
     assert f", {heads} (trained heads of the target), or a model" in shown
     assert " skip" not in shown

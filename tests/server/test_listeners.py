@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from pathlib import Path
@@ -9,11 +10,12 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+import uvicorn
+from starlette.applications import Starlette
 
 from edgespec.errors import InvalidRequest
 from edgespec.server import connections
-from edgespec.server.connections import listen_unix, load_certificate
-from tests.draft_server import DraftServer, load_letters
+from edgespec.server.connections import Connection, HttpServer, listen_tcp, listen_unix, load_certificate
 from tests.server.serving import PROMPT, TOY, serving
 from tests.server.test_launch import run
 
@@ -78,9 +80,17 @@ def test_certificates_that_cannot_be_used() -> None:
 
 def test_a_connection_without_a_whole_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "_HEAD_TIMEOUT_S", 0.2)
-    server = DraftServer(load_letters)
-    for begun in (b"", b"GET / HTTP/1.1\r\nhost: local"):
-        with socket.create_connection(("127.0.0.1", server.port), 30) as client, client.makefile("rb") as answer:
-            client.sendall(begun)
-            assert answer.read() == b""
-    server.close()
+
+    async def run() -> None:
+        server = HttpServer(uvicorn.Config(Starlette(), http=Connection, log_config=None), None)
+        with listen_tcp("127.0.0.1", 0) as listener:
+            task = asyncio.create_task(server.serve([listener]))
+            for begun in (b"", b"GET / HTTP/1.1\r\nhost: local"):
+                reader, writer = await asyncio.open_connection(*listener.getsockname())
+                writer.write(begun)
+                assert await asyncio.wait_for(reader.read(), 30) == b""
+                writer.close()
+            server.should_exit = True
+            await task
+
+    asyncio.run(run())
