@@ -348,14 +348,12 @@ class RoundRecorder:
         """Record the costs, the gain and the loss of a round; returns the plain steps that it has gained."""
         cost, call, rows = self._cost, round_.call, step.n_drafted + 1
         is_unread = call is not None and call.drafter.is_async  # the forward's time contains the chain's
-        if call is not None:
-            call.seen_s = step.draft_s
-        drafting_s = round_.charged_s
+        drafting_s = round_.drafting_s
         if call is not None:
             if not is_unread and call.n_read <= len(call.units):
                 name = call.drafter.name
                 expected_s = sum(cost.model.predict_unit_s(name, n) for n in call.units)
-                cost.model.observe_drafting(name, call.seen_s, expected_s)
+                cost.model.observe_drafting(name, step.draft_s, expected_s)
             self.regret.add_reading(call.n_read * cost.model.read_s(call.drafter.name) / cost.seconds(1))
         if step.n_peer_rows is not None:
             forward_s = step.forward_s(1 + cost.peers.sessions)
@@ -364,7 +362,6 @@ class RoundRecorder:
             cost.model.observe(rows + step.n_peer_rows, cost.position, forward_s)
         # The usual time of such a round: in a busy moment plain decoding would have been slow too. Both times are those
         # after the round, so that a plain round is one step also where it has changed what a step is known to take.
-        # Of a drafter that waits for another machine it is the measured time.
         steps = (drafting_s + cost.seconds(rows)) / cost.seconds(1)
         self.count_passed()
         self.regret.add(len(step.tokens), steps)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from statistics import mean, median
+from statistics import median
 
 import numpy as np
 
@@ -21,7 +21,6 @@ _MAX_OUTLIER = 2.0  # limit of a single measurement, as a multiple of the expect
 _FIRST_BAND = 1024  # tokens of context in the first band of positions; each further band ends at twice the last one's
 
 Measured = deque[tuple[int, float]]  # (round, value)
-Average = Callable[[Sequence[float]], float]
 
 
 class BandMedians:
@@ -52,10 +51,10 @@ class BandMedians:
         """The number of recent measurements in the present band and the two beside it."""
         return sum(len(self._recent(key, self._band + step)) for step in (-1, 0, 1))
 
-    def estimate(self, key: int | str, expected: float, average: Average = median) -> float | None:
+    def estimate(self, key: int | str, expected: float) -> float | None:
         """The median of the present band, given that of the nearest other band with recent measurements.
 
-        `expected` is the value where nothing is measured. None if nothing is. `average` may be another one.
+        `expected` is the value where nothing is measured. None if nothing is.
         """
         bands = sorted((band for each, band in self._measured if each == key), key=lambda band: abs(band - self._band))
         recent = [values for band in bands if (values := self._recent(key, band))][:2]
@@ -63,7 +62,7 @@ class BandMedians:
             if len(values) == 1:
                 values = [min(values[0], _MAX_OUTLIER * expected)]
             # The expected value is one of few measurements, so that one slow round decides nothing.
-            expected = average(values if len(values) == _WINDOW else [expected, *values])
+            expected = median(values if len(values) == _WINDOW else [expected, *values])
         return expected if recent else None
 
     def _recent(self, key: int | str, band: int) -> list[float]:
@@ -85,12 +84,10 @@ class DraftCost:
 
     units   of a unit of its work, by the tokens on a path that the unit proposes
     read_s  of a token of the text that it reads
-    varies  whether units wait for another machine, so that the usual one is the mean, not the median
     """
 
     units: Mapping[int, float]
     read_s: float = 0.0
-    varies: bool = False
 
     def __post_init__(self) -> None:
         if not self.units or not all(n > 0 and 0 < s < math.inf for n, s in self.units.items()):
@@ -289,8 +286,7 @@ class CostModel:
         """Recompute the correction of a number of rows, or of a drafter's units."""
         estimate = self._measured.estimate
         if isinstance(key, str):
-            varies = self.has_cost(key) and self.profile.drafts[key].varies
-            self._drafting[key] = estimate(key, 1.0, mean if varies else median) or 1.0
+            self._drafting[key] = estimate(key, 1.0) or 1.0
         elif key == 1:
             self._plain = estimate(key, 1.0) or 1.0
         else:

@@ -198,7 +198,7 @@ def measure_drafter(
     if not units:
         return None
     read_s = max(0.0, reading_s[-1] - units[min(units)]) / n_unread if n_unread > 0 else 0.0
-    return DraftCost(units, read_s, drafter.waits)
+    return DraftCost(units, read_s)
 
 
 def _time_rows(

@@ -170,7 +170,7 @@ _MAX_DRAFTED = 15  # tokens on a path of a drafter that takes time, and of a loo
 
 @dataclass(slots=True)
 class DrafterCall:
-    """A drafter that takes time, what it is asked for in a round, and what that took.
+    """A drafter that takes time, what it is asked for in a round, and its units of work.
 
     window    tokens of the text's end that it may read
     n_read    tokens of the text that it has to read first
@@ -180,7 +180,6 @@ class DrafterCall:
     size      the size that was chosen with it
     tree      what it proposes in, with the lookups where the target takes trees
     units     the tokens on a path that each of its units proposed
-    seen_s    measured seconds, once the round is over
     """
 
     drafter: Drafter
@@ -192,7 +191,6 @@ class DrafterCall:
     tree: ScoredTree
     is_trial: bool = False
     units: list[int] = field(default_factory=list)
-    seen_s: float = 0.0
 
     @property
     def reason(self) -> str:
@@ -200,7 +198,7 @@ class DrafterCall:
 
 
 class DraftRound:
-    """A round from its draft to its Step. Seconds are those of the cost model, but for `charged_s`."""
+    """A round from its draft to its Step. Seconds are those of the cost model."""
 
     def __init__(
         self,
@@ -236,11 +234,6 @@ class DraftRound:
         call = self.call
         return sum([self._cost.model.unit_s(call.drafter.name, n) for n in call.units]) if call is not None else 0.0
 
-    @property
-    def charged_s(self) -> float:
-        """`drafting_s`, or the measured seconds of a drafter that waits for another machine."""
-        return self.call.seen_s if self.call is not None and self.call.drafter.waits else self.drafting_s
-
     def choose_size(self, tree: ScoredTree) -> DraftSize:
         """The size of the highest value within the regret budget; sets the price."""
         sizes = list_sizes(tree.probabilities, self.seconds, self.drafting_s, self.max_nodes)
@@ -268,7 +261,7 @@ class DraftRound:
     def gain(self, call: DrafterCall, step: Step) -> float:
         """Tokens gained by asking the drafter; the emitted tokens, which have to do with luck, count in part."""
         tokens = call.size.tokens + _OBSERVED_WEIGHT * (len(step.tokens) - call.size.tokens)
-        seen = DraftSize(step.n_drafted, tokens, self.charged_s + self.seconds(step.n_drafted + 1))
+        seen = DraftSize(step.n_drafted, tokens, self.drafting_s + self.seconds(step.n_drafted + 1))
         return seen.value(self.price) - call.before.value(self.price)
 
     def ask_free(self, tree: ScoredTree) -> None:

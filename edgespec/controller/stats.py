@@ -206,10 +206,7 @@ class TextStats:
 
 def _read_profile(state: dict[str, Any]) -> Profile:
     """A profile without longer contexts, of JSON values."""
-    drafts = {
-        name: DraftCost(_by_number(each["units"]), each["read_s"], bool(each["varies"]))
-        for name, each in state["drafts"].items()
-    }
+    drafts = {name: DraftCost(_by_number(each["units"]), each["read_s"]) for name, each in state["drafts"].items()}
     return Profile(_by_number(state["rows"]), drafts)
 
 

@@ -6,8 +6,6 @@ lookup      no model: n-grams, suffixes of earlier texts                  implem
 sequential  one forward for each depth: a draft model, a self-draft       drafters.sequential over a DraftSession
 block       one forward for several tokens: PARD                          drafters.block over a BlockSession
 
-A draft on another machine is one of the last two there, and `drafters.remote` asks for its proposals.
-
 V is the vocabulary size of the target. Token ids are the target's; a session of a model with another vocabulary maps
 them.
 """
@@ -19,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from edgespec.core.protocols import Budget, Draft, Round
-from edgespec.core.sampling import Logits, Probs, SamplingParams
+from edgespec.core.sampling import Logits, Probs
 from edgespec.core.scores import Scores
 from edgespec.core.tree import DraftTree
 
@@ -38,15 +36,7 @@ class Outcome:
 
 
 class TokenDraw(Protocol):
-    """Draws draft tokens at random, by the sampler chain of the request.
-
-    sampling  the parameters of the request, for a drafter that draws elsewhere
-    """
-
-    sampling: SamplingParams
-
-    def spawn_seed(self) -> int:
-        """A seed of 63 bits for draws elsewhere; another one each time."""
+    """Draws draft tokens at random, by the sampler chain of the request."""
 
     def draw(self, logits: Logits, prefix: Sequence[int]) -> tuple[int, Probs]:
         """(token after `prefix`, the distribution [V] it was drawn from). Raises BackendError for NaN logits."""
@@ -67,7 +57,6 @@ class Drafter(Protocol):
     is_async     whether `draft_async` makes chains in this generation
     grows_trees  whether its units continue siblings too where the budget asks for a tree
     pads_batch   whether it drafts beside others only where further rows of a forward take little time
-    waits        whether its units wait for another machine, so that their time varies
     """
 
     name: str
@@ -78,7 +67,6 @@ class Drafter(Protocol):
     is_async: bool = False
     grows_trees: bool = False
     pads_batch: bool = False
-    waits: bool = False
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         """A generation starts from `text`, which may continue the last one or be another; nothing expensive here.

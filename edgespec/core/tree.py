@@ -207,9 +207,9 @@ class DraftTree:
         deepest = [node for node in nodes if self.depths[node] == most]
         if len(deepest) < 2:
             return deepest[0] if deepest else -1
-        return max(deepest, key=lambda node: (self.path_confidence(node, source), -node))
+        return max(deepest, key=lambda node: (self._path_confidence(node, source), -node))
 
-    def path_confidence(self, node: int, source: str) -> float:
+    def _path_confidence(self, node: int, source: str) -> float:
         """The product of the confidences of `source` in what it has proposed on the path to `node`."""
         reached = 1.0
         while node >= 0:

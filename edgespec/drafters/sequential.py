@@ -106,12 +106,8 @@ class RequestDraw:
     """A TokenDraw by the sampler chain of a request."""
 
     def __init__(self, sampler: Sampler, rng: Rng) -> None:
-        self.sampling = sampler.params
         self._sampler = sampler
         self._rng = rng
-
-    def spawn_seed(self) -> int:
-        return int(self._rng.integers(2**63))
 
     def draw(self, logits: Logits, prefix: Sequence[int]) -> tuple[int, Probs]:
         distribution = self._sampler.distribution(logits, prefix)

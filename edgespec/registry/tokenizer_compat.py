@@ -75,14 +75,6 @@ def identify_tokenizer(tokenizer: Tokenizer) -> str:
     return sha256("\0".join(f"{token} {text}" for token, text in spelled.items()).encode()).hexdigest()
 
 
-def hash_vocabulary(tokenizer: Tokenizer) -> str:
-    """A hash of what the rule compares, for vocabularies on two machines: only equal ones have equal hashes."""
-    found = _read_vocabulary(tokenizer)
-    assert found is not None  # that of a loaded model is always known
-    stated = [f"{found.ids} {found.add_bos}", *(f"{token} {text}" for token, text in sorted(found.tokens.items()))]
-    return sha256("\0".join(stated).encode("utf-8", "surrogatepass")).hexdigest()
-
-
 def _compare(target: Vocabulary, draft: Vocabulary) -> str | None:
     if None not in (target.kind, draft.kind) and target.kind != draft.kind:
         return f"the target's tokenizer is {target.kind!a}, the draft's is {draft.kind!a}"

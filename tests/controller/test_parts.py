@@ -64,13 +64,6 @@ def test_draft_and_reading_costs() -> None:
     assert (costs.unit_s("pard", 4), costs.read_s("pard")) == (5.0, 0.1), "each drafter has its own"
 
 
-def test_a_drafter_of_which_some_units_take_no_time_costs_their_mean() -> None:
-    costs = CostModel(Profile({1: 10.0}, {"remote": DraftCost({1: 4.0, 8: 6.0}, varies=True)}))
-    for seconds in (0.0, 0.0, 4.0) * 5:
-        costs.observe_drafting("remote", seconds, 4.0)
-    assert costs.unit_s("remote") == pytest.approx(4.0 / 3) and costs.unit_s("remote", 8) == pytest.approx(2.0)
-
-
 def test_the_cost_of_a_path() -> None:
     assert DraftCost({1: 2.0}).path_s(3) == 6.0, "a unit for each token"
     assert DraftCost({1: 2.0, 4: 5.0}).path_s(3) == 4.0, "one block"

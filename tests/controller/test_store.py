@@ -127,7 +127,7 @@ def entry(**changes: Any) -> dict[str, Any]:
 
 def cost(unit_s: Any, read_s: Any = 0.0) -> dict[str, Any]:
     """The stored cost of a drafter."""
-    return {"model": {"units": {"1": unit_s}, "read_s": read_s, "varies": False}}
+    return {"model": {"units": {"1": unit_s}, "read_s": read_s}}
 
 
 def drafter(rates: list[Any], confidence: str = "length") -> dict[str, Any]:
