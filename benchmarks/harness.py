@@ -69,10 +69,10 @@ def count_near_ties(session: Session, pairs: Iterable[tuple[Sequence[int], Seque
     return sum(fork is None or fork.is_near_tie for fork in forks)
 
 
-def ask(process: subprocess.Popen[str], word: str = "measure") -> dict[str, Any]:
-    """What a process that answers lines with JSON says to `word`."""
+def ask(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """What a process that answers lines with JSON says to the next one."""
     assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(f"{word}\n")
+    process.stdin.write("\n")
     process.stdin.flush()
     if not (line := process.stdout.readline()):
         raise click.ClickException("the process of the model has ended.")

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,14 +45,20 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 PORT = 7437
-DRAFT_PORT = 7438
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 _FILE = click.Path(path_type=Path)
-_host_option = click.option(
-    "--host", "hosts", multiple=True, metavar="HOST", help=f"Address to listen on; repeatable.  [default: {HOST}]"
-)
-_port_option = partial(click.option, "--port", "ports", multiple=True, type=click.IntRange(0, 65535), metavar="PORT")
-_access_options = add_options(
+_listening_options = add_options(
+    click.option(
+        "--host", "hosts", multiple=True, metavar="HOST", help=f"Address to listen on; repeatable.  [default: {HOST}]"
+    ),
+    click.option(
+        "--port", "ports", multiple=True, type=click.IntRange(0, 65535), metavar="PORT",
+        help=f"Port to listen on; repeatable. 0 takes a free one, 11434 is Ollama's.  [default: {PORT}]",
+    ),
+    rare_option(
+        "--unix", type=_FILE, metavar="PATH",
+        help="Unix socket to listen at, for this user only; the only address unless --host or --port is given.",
+    ),
     rare_option("--tls-cert", type=_FILE, metavar="FILE", help="Certificate in PEM format, for https on all ports."),
     rare_option("--tls-key", type=_FILE, metavar="FILE", help="Private key of the certificate, in PEM format."),
     click.option(
@@ -67,27 +72,13 @@ _access_options = add_options(
     rare_option(
         "--allow-host", multiple=True, metavar="NAME", help="Host name to accept besides localhost; repeatable."
     ),
-)  # fmt: skip
-listening_options = add_options(
-    _host_option,
-    _port_option(help=f"Port to listen on; repeatable. 0 takes a free one, 11434 is Ollama's.  [default: {PORT}]"),
-    rare_option(
-        "--unix", type=_FILE, metavar="PATH",
-        help="Unix socket to listen at, for this user only; the only address unless --host or --port is given.",
-    ),
-    _access_options,
     rare_option(
         "--allow-origin", multiple=True, metavar="URL", help="Origin of web pages that may send requests; repeatable."
     ),
 )  # fmt: skip
-draft_listening_options = add_options(  # no browser calls a draft server
-    _host_option,
-    _port_option(default=[DRAFT_PORT], help="Port to listen on; repeatable. 0 takes a free one."),
-    _access_options,
-)
 
 
-class Listening(NamedTuple):
+class _Listening(NamedTuple):
     """The sockets of a server, TLS for those that are not Unix sockets, and its URLs."""
 
     sockets: Sequence[socket.socket]
@@ -96,7 +87,7 @@ class Listening(NamedTuple):
 
 
 @contextmanager
-def listen(options: dict[str, Any]) -> Iterator[Listening]:
+def _listen(options: dict[str, Any]) -> Iterator[_Listening]:
     """Listen as the options say. SIGTERM then ends the program in order, with 0."""
     from edgespec.server.connections import listen_tcp, listen_unix, load_certificate
 
@@ -117,7 +108,7 @@ def listen(options: dict[str, Any]) -> Iterator[Listening]:
         if unix is not None:
             sockets.append(stack.enter_context(listen_unix(unix)))
             urls.append(f"unix:{unix}")
-        yield Listening(sockets, tls, urls)
+        yield _Listening(sockets, tls, urls)
 
 
 def _get_hosts(options: dict[str, Any]) -> tuple[str, ...]:
@@ -126,7 +117,7 @@ def _get_hosts(options: dict[str, Any]) -> tuple[str, ...]:
     return () if options["unix"] is not None and not options["ports"] else (HOST,)
 
 
-def access_rules(options: dict[str, Any]) -> Rules:
+def _access_rules(options: dict[str, Any]) -> Rules:
     """The hosts, origins and keys that the server accepts."""
     from edgespec.server.auth import LOOPBACK, Rules
 
@@ -175,7 +166,7 @@ _EMBEDDED = "embedded"
 
 @click.command("serve")
 @click.argument("models", nargs=-1, metavar="[[NAME=]REF]...", shell_complete=complete_served)
-@listening_options
+@_listening_options
 @click.option(
     "--keep-alive",
     type=DURATION,
@@ -252,7 +243,7 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
 
     if options["memory"] is None and options["api_key"] and not options["key_file"]:
         options["memory"] = False
-    rules = access_rules(options)
+    rules = _access_rules(options)
     metrics = ServerMetrics()
     policy = Policy(
         max_open=options["max_open"],
@@ -269,7 +260,7 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
         hint = f"There are: {', '.join(served.slots) or 'none; models of other servers are not loaded here'}."
         raise InvalidRequest(f"--preload names no model: '{unknown[0]}'.", hint=hint)
     app = application(served, rules, metrics, options["preload"])
-    with listen(options) as listening:
+    with _listen(options) as listening:
 
         def announce() -> None:
             click.echo(f"Serving {', '.join(found)} at {', '.join(listening.urls)}; press Ctrl-C to stop.")
@@ -277,10 +268,10 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
                 if isinstance(each, RemoteModel) and each.sends_plain_key:
                     click.echo(f"warning: the key of '{name}' crosses the network as plain text; use https.", err=True)
 
-        return run_app(app, listening, announce, log_level)
+        return _run(app, listening, announce, log_level)
 
 
-def run_app(app: Callable[..., Any], listening: Listening, announce: Callable[[], None], log_level: str) -> int:
+def _run(app: Callable[..., Any], listening: _Listening, announce: Callable[[], None], log_level: str) -> int:
     """Serve an ASGI application until Ctrl-C. `announce` is called once a signal ends it in order."""
     import asyncio
     import logging
@@ -316,7 +307,7 @@ def read_models(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, L
     for text in models or (() if found else (registry.default,)):
         name, equals, reference = text.partition("=")
         if not equals:
-            name, reference = public_name(text), text
+            name, reference = _public_name(text), text
         if not name or not reference or name in found:
             is_whole = name and reference
             message = f"two models have the name '{name}'." if is_whole else f"'{text}' lacks a name or a model."
@@ -338,7 +329,7 @@ def _limit_memory(config: LoadConfig, options: dict[str, Any]) -> LoadConfig:
     )
 
 
-def public_name(reference: str) -> str:
+def _public_name(reference: str) -> str:
     """The name that clients use: for a file, its name without the folder, so that clients see no local path."""
     from edgespec.registry.schema import EMBEDDED_ALIAS
 

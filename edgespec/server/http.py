@@ -332,11 +332,12 @@ def require_manager() -> None:
         )
 
 
-async def reject_path(request: Request, error: Exception, hint: str = "GET /openapi.json lists the paths.") -> Response:
+async def reject_path(request: Request, error: Exception) -> Response:
     """The response to an unknown path or method."""
     known = error if isinstance(error, HTTPException) else HTTPException(404)
     message = "unknown path." if known.status_code == 404 else f"{request.method} is not allowed at this path."
-    response = error_response(request.url.path, HttpError(known.status_code, message, hint=hint))
+    refusal = HttpError(known.status_code, message, hint="GET /openapi.json lists the paths.")
+    response = error_response(request.url.path, refusal)
     response.headers.update(known.headers or {})
     return response
 

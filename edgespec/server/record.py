@@ -147,7 +147,7 @@ _LOG = logging.getLogger("edgespec.server")
 class AccessLog:
     """Writes a line when the response and all answers of a request have ended. Keys are known by their names."""
 
-    def __init__(self, app: ASGIApp, count: Callable[[RequestContext, str], None] = lambda context, kind: None) -> None:
+    def __init__(self, app: ASGIApp, count: Callable[[RequestContext, str], None]) -> None:
         """`count` gets every request that has ended, and the kind of its failure, "" if it has not failed."""
         self._app = app
         self._count = count
