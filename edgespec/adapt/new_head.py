@@ -32,7 +32,7 @@ from edgespec.adapt.run import (
     stopped_on_battery,
     train_and_compare,
 )
-from edgespec.adapt.texts import MIN_HELD_OUT, OWN_TEXTS, RUN, TrainingText, count_tokens
+from edgespec.adapt.texts import MIN_HELD_OUT, TrainingText, count_tokens
 from edgespec.backends import Model, open_model
 from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters import drafter_specs
@@ -44,7 +44,7 @@ from edgespec.formats.head_file import read_head
 from edgespec.hub.hub import Hub
 from edgespec.planner.draft_finder import PlannedDrafter
 from edgespec.planner.plan import LoadConfig, Quiet, fetch, plan
-from edgespec.registry.adapted import NO_BASE, AdaptedDrafts, AdaptedPair
+from edgespec.registry.adapted import NO_BASE, OWN_TEXTS, RUN, AdaptedDrafts, AdaptedPair
 from edgespec.registry.schema import Registry
 
 _CONTEXT = 1024  # tokens of a conversation

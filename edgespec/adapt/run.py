@@ -28,7 +28,7 @@ from edgespec.adapt.evaluate import (
 )
 from edgespec.adapt.options import Progress, StopReason, Throttle, TrainOptions, Weights
 from edgespec.adapt.teacher import BATCH_TOKENS, Parts, Teacher
-from edgespec.adapt.texts import RUN, TrainingText, count_tokens, read_texts, split_texts
+from edgespec.adapt.texts import TrainingText, count_tokens, read_texts, split_texts
 from edgespec.backends import Model, open_model
 from edgespec.backends.mlx.library import device, load_mlx
 from edgespec.core.protocols import CheckCancelled
@@ -42,7 +42,7 @@ from edgespec.hub.hub import Hub
 from edgespec.memory.store import TextStore
 from edgespec.planner.draft_finder import PlannedDrafter, PlannedModel
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, fetch, open_vocabulary, plan
-from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Card, Gain
+from edgespec.registry.adapted import RUN, AdaptedDrafts, AdaptedPair, Card, Gain
 from edgespec.registry.schema import Registry
 from edgespec.registry.tokenizer_compat import identify_tokenizer
 from edgespec.units import gib

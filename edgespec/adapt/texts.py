@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from edgespec.core.sampling import Ints
-from edgespec.errors import CacheError, InvalidRequest, reason_of
+from edgespec.errors import InvalidRequest
 from edgespec.memory.store import TextStore
 from edgespec.memory.texts import BLOCK, MAX_MATCH, StoredText
 
@@ -25,10 +23,6 @@ HELD_OUT_TOKENS = 50_000
 """Tokens that suffice for intervals of a few percent, and that are measured without a long wait."""
 RECENT_TOKENS = 50_000
 """The newest tokens that are trained on. Beside them as many older ones are, against forgetting."""
-RUN = "training"
-"""The folder, in that of a pair, of a run that is not complete; other kinds of runs append to the name."""
-OWN_TEXTS = "texts.jsonl"
-"""The file, in the folder of a new head, of what its target has written to train it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +129,3 @@ def _name_source(text: StoredText, by_end: dict[bytes, str]) -> str:
         if end > text.answer:
             by_end[text.tokens[end - MAX_MATCH : end].tobytes()] = source
     return source
-
-
-def clear_runs(folder: Path) -> None:
-    """Remove the state of all runs that are not complete, and what models have written for them. Raises CacheError."""
-    try:
-        for file in folder.glob(f"*/{OWN_TEXTS}"):
-            file.unlink(missing_ok=True)
-        for run in folder.glob(f"*/{RUN}*"):
-            shutil.rmtree(run, ignore_errors=True)  # a training may write in it at this moment
-            if run.exists():
-                shutil.rmtree(run)
-    except OSError as error:
-        raise CacheError(f"{folder} cannot be written: {reason_of(error)}.", hint="Check its permissions.") from error

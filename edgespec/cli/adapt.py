@@ -30,7 +30,6 @@ from edgespec.units import count
 if TYPE_CHECKING:
     from edgespec.adapt.run import Adaptation
     from edgespec.core.protocols import CheckCancelled
-    from edgespec.memory.store import SpaceStatus, TextStore
     from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Card, Gain
 
 
@@ -62,11 +61,6 @@ def adapt_command() -> None:
     memory`. A trained draft is kept only if it predicts answers that were held out better. It changes the speed of
     answers and never their text.
     """
-
-
-@adapt_command.group("data")
-def data_command() -> None:
-    """The texts that drafts are trained on: those of `edgespec memory`."""
 
 
 # The other commands of `edgespec adapt`: the versions of drafts, and the texts that they are trained on.
@@ -137,15 +131,6 @@ def use_command(version: int, model: str | None, method: str | None) -> None:
     click.echo(f"{_name_target(pair) or 'the model'} drafts with {_name_version(version)}")
 
 
-@adapt_command.command("revert")
-@click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
-@_method_option
-def revert_command(model: str | None, method: str | None) -> None:
-    """Draft with the version before the one in use, or with the draft before any training."""
-    pair = _find_pair(model, method)
-    click.echo(f"{_name_target(pair) or 'the model'} drafts with {_name_version(pair.revert())}")
-
-
 def _name_version(version: int) -> str:
     return f"version {version}" if version else "the draft before any training"
 
@@ -175,70 +160,6 @@ def _name_target(pair: AdaptedPair) -> str | None:
     """The name of the target; None where all cards are damaged."""
     card = _read_card(pair)
     return None if card is None else card.target
-
-
-@data_command.command("status")
-@json_option
-def status_command(as_json: bool) -> None:
-    """Show how much there is to train on, by tokenizer, and what is missing."""
-    from edgespec.cli.memory import open_store
-    from edgespec.conversations.database import memory_folder
-    from edgespec.registry.adapted import may_train
-
-    allowed = may_train(open_drafts().folder)
-    rows: list[dict[str, Any]] = []
-    if memory_folder().is_dir():
-        with open_store() as store:  # texts of a server's key are not the user's
-            rows = [_describe_texts(store, space) for space in store.status() if not space.namespace]
-    table = [("MODEL", "CONVERSATIONS", "TOKENS", "OF DOCUMENTS", "")]
-    for row in rows:
-        counts = (f"{row['n_conversations']:,}", f"{row['n_tokens']:,}", f"{row['n_documents']:,}")
-        table.append((row["model"] or f"unknown ({row['tokenizer'][:8]})", *counts, row["missing"] or "enough"))
-    nothing = ["Nothing is kept yet. `edgespec chat` keeps what is said."]
-    facts = {"allowed": allowed, "texts": rows}
-    print_result(facts, format_table(table, frozenset({1, 2, 3})) if rows else nothing, as_json=as_json)
-    if rows and not as_json:
-        may = "Training is allowed." if allowed else "Training was not allowed yet; `edgespec adapt` asks."
-        click.echo(may, err=True)
-
-
-def _describe_texts(store: TextStore, space: SpaceStatus) -> dict[str, Any]:
-    """The user's own texts of one tokenizer; `missing` says why they are too few, and is None for enough."""
-    from edgespec.adapt.texts import count_tokens, read_texts, split_texts
-
-    texts, missing = read_texts(store, space.tokenizer, documents=True), None
-    try:
-        split_texts(texts)
-    except InvalidRequest as error:
-        missing = error.message
-    return {
-        "tokenizer": space.tokenizer,
-        "model": space.model,
-        "n_conversations": len({text.source for text in texts if text.answer < len(text.tokens)}),
-        "n_tokens": count_tokens(texts) - space.n_corpus_tokens,
-        "n_documents": space.n_corpus_tokens,
-        "missing": missing,
-    }
-
-
-@data_command.command("clear")
-def clear_command() -> None:
-    """Remove the texts, and the state of trainings that were not complete; `edgespec adapt` then asks again.
-
-    This is `edgespec memory clear` for the user's own texts, with documents. Adapted drafts stay.
-    """
-    from edgespec.adapt.texts import clear_runs
-    from edgespec.cli.memory import open_store
-    from edgespec.conversations.database import memory_folder
-    from edgespec.registry.adapted import forbid_training
-
-    drafts, n = open_drafts(), 0
-    if memory_folder().is_dir():
-        with open_store() as store:
-            n = store.clear("")
-    forbid_training(drafts.folder)
-    clear_runs(drafts.folder)
-    click.echo(f"removed {count(n, 'token')}")
 
 
 @adapt_command.command(_TRAIN)

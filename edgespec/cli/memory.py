@@ -275,9 +275,11 @@ def forget_command(source: str) -> None:
     """Remove the texts of a conversation or of documents.
 
     `edgespec history` lists the ids of conversations. A folder names all documents in it. Any other name is that of a
-    `memory_source` in Python. The conversation itself and the files stay.
+    `memory_source` in Python. The conversation itself and the files stay. An `edgespec adapt` that has not ended begins
+    anew.
     """
-    from edgespec.conversations.database import name_source
+    from edgespec.conversations.database import adapted_folder, name_source
+    from edgespec.registry.adapted import clear_runs
 
     with open_store() as store:
         if source.isascii() and source.isdigit():
@@ -288,6 +290,7 @@ def forget_command(source: str) -> None:
             if not n:  # a name that a program has given
                 what, n = source, store.forget(source)
         kept = [(each.tokenizer, each.namespace) for each in store.status()]
+    clear_runs(adapted_folder(), own_texts=False)
     if not n:
         raise InvalidRequest(
             f"the memory has no texts of {what}.",
@@ -304,7 +307,9 @@ def forget_command(source: str) -> None:
 def clear_command(only_documents: bool, key: str | None, yes: bool) -> None:
     """Remove all texts, or those of one kind or key.
 
-    What was learned from them is removed too. Saved conversations stay.
+    What was learned from them is removed too, and trainings that have not ended begin anew. Saved conversations and
+    adapted drafts stay. Where all texts go, those that `edgespec draft train` has written go too, and `edgespec adapt`
+    asks again before it trains.
     """
     from edgespec.server.record import name_namespace
 
@@ -313,15 +318,29 @@ def clear_command(only_documents: bool, key: str | None, yes: bool) -> None:
         spaces = [each for each in store.status() if namespace in (None, each.namespace)]
         n = sum(each.n_corpus_tokens if only_documents else each.n_tokens for each in spaces)
         of = "" if key is None else f" of the key {key}"
-        if not n:
-            click.echo(f"there is nothing to remove{of}")
-            return
-        if not yes:
+        if n and not yes:
             what = "documents" if only_documents else "answers, prompts and documents"
             click.confirm(f"Remove {count(n, 'token')} of {what}{of}?", abort=True, err=True)
-        click.echo(f"removed {count(store.clear(namespace, only_documents=only_documents), 'token')}{of}")
+        if n:
+            n = store.clear(namespace, only_documents=only_documents)
         kept = [(each.tokenizer, each.namespace) for each in store.status()]
+    if key is None:  # texts of keys are not trained on
+        _clear_trainings(own_texts=not only_documents)
+    if not n:
+        click.echo(f"there is nothing to remove{of}")
+        return
+    click.echo(f"removed {count(n, 'token')}{of}")
     build_indexes(kept)
+
+
+def _clear_trainings(*, own_texts: bool) -> None:
+    """Remove what trainings have kept of texts; with `own_texts` also those of models, and the leave to train."""
+    from edgespec.conversations.database import adapted_folder
+    from edgespec.registry.adapted import clear_runs, forbid_training
+
+    if own_texts:
+        forbid_training(adapted_folder())
+    clear_runs(adapted_folder(), own_texts=own_texts)
 
 
 # `edgespec history`: saved conversations, with the ids that `edgespec chat --resume` takes.

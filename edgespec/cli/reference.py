@@ -111,10 +111,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "adapt list": (("edgespec adapt list --json", "as JSON"),),
     "adapt use": (("edgespec adapt use 0", "the draft before any training"),),
-    "adapt revert": (("edgespec adapt revert", "the version before the one in use"),),
-    "adapt data": (("edgespec adapt data status", "how much there is to train on"),),
-    "adapt data status": (("edgespec adapt data status --json", "as JSON"),),
-    "adapt data clear": (("edgespec adapt data clear", "remove the texts"),),
     "draft": (
         ("edgespec draft compare llama-8b-q4 llama-1b.gguf", "whether a draft model pays, and how much"),
         ("edgespec draft build llama-8b-q4", "find the best self-draft of a model"),

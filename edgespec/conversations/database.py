@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from edgespec.errors import CacheError
 from edgespec.memory.store import TextStore
+from edgespec.registry.adapted import clear_runs
 from edgespec.units import gib
 
 # Conversations and turns as immutable values; they do not follow later changes of the file.
@@ -23,6 +24,7 @@ Spans = Sequence[Sequence[Any]]
 
 UNTITLED = "Untitled"
 _TITLE_LENGTH = 60
+_MEMORY, _ADAPTED = "memory", "adapted"  # in the data folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ def data_folder() -> Path:
 
 def memory_folder() -> Path:
     """The folder of the user's memory; it may be missing."""
-    return data_folder() / "memory"
+    return data_folder() / _MEMORY
 
 
 def name_source(id: int) -> str:
@@ -144,10 +146,11 @@ def name_source(id: int) -> str:
 
 
 def forget_conversation(folder: Path, id: int) -> None:
-    """Remove the texts of a conversation from the memory in `folder`, if there is one. Raises CacheError."""
-    if folder.is_dir():
-        with closing(TextStore.open(folder)) as store:
+    """Remove the texts of a conversation from what else the data folder `folder` has of them. Raises CacheError."""
+    if (memory := folder / _MEMORY).is_dir():
+        with closing(TextStore.open(memory)) as store:
             store.forget(name_source(id))
+    clear_runs(folder / _ADAPTED, own_texts=False)
 
 
 def describe_memory() -> dict[str, Any]:
@@ -165,4 +168,4 @@ def describe_memory() -> dict[str, Any]:
 
 def adapted_folder() -> Path:
     """The folder of the user's adapted drafts; it may be missing."""
-    return data_folder() / "adapted"
+    return data_folder() / _ADAPTED

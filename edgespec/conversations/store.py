@@ -219,7 +219,7 @@ class Store(SharedDatabase):
     def remove(self, conversation: Conversation) -> None:
         """Delete a conversation with all its branches, here and in the memory; does nothing if it no longer exists."""
         if not self.is_in_memory:
-            forget_conversation(self.file.with_name("memory"), conversation.id)
+            forget_conversation(self.file.parent, conversation.id)
         with self.write() as db:
             db.execute("DELETE FROM turns WHERE conversation = ?", (conversation.id,))
             db.execute("DELETE FROM conversations WHERE id = ?", (conversation.id,))

@@ -27,11 +27,15 @@ NO_BASE = "none"
 """What a card has in place of a base draft: the draft was made for its target on this machine."""
 KEPT = 5
 """Versions that are kept, the newest ones. Beside them stays the one that was in use before the newest."""
+RUN = "training"
+"""The folder, in that of a pair, of a training that is not complete; other kinds of trainings append to the name."""
+OWN_TEXTS = "texts.jsonl"
+"""The file, in the folder of a new head, of what its target has written to train it."""
 _CONSENT = "may-train"
 _ACTIVE, _LOCK, _PARTIAL = "active", "lock", ".partial"  # of a pair
 _CARD, _FOLDER, _FILE = "card.json", "draft", "draft.gguf"  # of a version
 _using = partial(reading, failure="cannot be read or written", hint="Check its permissions and the space on the disk.")
-_HINT = "Choose another version with `edgespec adapt use`, or the one before with `edgespec adapt revert`."
+_HINT = "Choose another version with `edgespec adapt use`; 0 is the draft before any training."
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,17 +210,6 @@ class AdaptedPair:
             with _using(self.folder), self._lock():
                 self._write_active(version)
 
-    def revert(self) -> int:
-        """Use the latest version before the one in use that is not damaged, or the base draft; returns its number."""
-        try:
-            active = self.active_number()
-        except InvalidModelFile:
-            active = BASE
-        usable = [version for version, card in self.versions().items() if card is not None and version < active]
-        version = max(usable, default=BASE)
-        self.use(version)
-        return version
-
     def _list(self) -> list[int]:
         """The numbers of the versions, in rising order."""
         with _using(self.folder):
@@ -255,3 +248,20 @@ def forbid_training(folder: Path) -> None:
     """Ask again before the next training. Raises CacheError."""
     with _using(folder):
         (folder / _CONSENT).unlink(missing_ok=True)
+
+
+def clear_runs(folder: Path, *, own_texts: bool) -> None:
+    """Remove what trainings that are not complete have kept: the texts that they read, and what was learned of them.
+
+    A new head learns from texts that its target has written for it. They and its training go with `own_texts` only.
+    Raises CacheError.
+    """
+    with _using(folder):
+        for run in folder.glob(f"*/{RUN}*"):
+            if own_texts or not (run.parent / OWN_TEXTS).exists():
+                shutil.rmtree(run, ignore_errors=True)  # a training may write in it at this moment
+                if run.exists():
+                    shutil.rmtree(run)
+        if own_texts:
+            for file in folder.glob(f"*/{OWN_TEXTS}"):
+                file.unlink(missing_ok=True)

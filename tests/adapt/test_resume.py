@@ -97,7 +97,7 @@ def test_a_full_disk(tmp_path: Path, expected: str) -> None:
 
 
 def test_a_run_whose_folder_is_removed_ends(tmp_path: Path) -> None:
-    """As `adapt data clear` does: nothing is kept of what it has learned."""
+    """As `memory clear` does: nothing is kept of what it has learned."""
     folder = tmp_path / "run"
 
     def remove(progress: Progress) -> None:

@@ -66,15 +66,12 @@ def draft(tmp_path: Path) -> str:
 
 def test_a_draft_is_trained_used_and_put_back(cli: Cli, tmp_path: Path, draft: str, few: int) -> None:
     keep_texts(tmp_path / "data", most=few)
-    shown = cli("adapt", "data", "status")
-    assert "enough" in shown.stdout and "not allowed yet" in shown.stderr
     unasked = cli("adapt", "--draft", draft, *FAST)
     assert unasked.returncode == 2 and "--yes" in unasked.stderr and "stay on this machine" in unasked.stderr
 
     trained = json.loads(cli("adapt", "--draft", draft, "--learning-rate", "0.1", "--yes", *FAST).stdout)
     assert (trained["kept"], trained["version"], trained["stopped"]) == (True, 1, None)
     assert trained["tokens_before"] < 1.001 and trained["gain_low"] > 0
-    assert json.loads(cli("adapt", "data", "status", "--json").stdout)["allowed"]
     (pair,) = (path for path in (tmp_path / "data" / "adapted").iterdir() if path.is_dir())
     assert not (pair / "training").exists()
     options = json.loads((pair / "1" / "card.json").read_bytes())["options"]
@@ -90,7 +87,7 @@ def test_a_draft_is_trained_used_and_put_back(cli: Cli, tmp_path: Path, draft: s
     plain = cli(*ask, "--draft", "none")
     drafted = cli(*ask, "--draft", draft, "--draft-max", "3")
     assert drafted.stdout == plain.stdout and "version 1 of the draft" in drafted.stderr
-    assert cli("adapt", "revert").stdout == "python-6m drafts with the draft before any training\n"
+    assert cli("adapt", "use", "0").stdout == "python-6m drafts with the draft before any training\n"
     assert "version 1" not in cli(*ask, "--draft", draft, "--draft-max", "3").stderr
     assert cli("adapt", "use", "1", "python-6m").stdout == "python-6m drafts with version 1\n"
     table = cli("adapt", "list").stdout.splitlines()
@@ -105,8 +102,8 @@ def test_a_draft_is_trained_used_and_put_back(cli: Cli, tmp_path: Path, draft: s
     assert returned["returned"] == 1 and returned["version"] in (None, 3)
     assert returned["tokens_before"] > 1.01, "it goes on from version 1"
 
-    assert cli("adapt", "data", "clear").stdout.startswith("removed ")
-    assert not json.loads(cli("adapt", "data", "status", "--json").stdout)["allowed"]
+    assert cli("memory", "clear", "--yes").stdout.startswith("removed ")
+    assert "--yes" in cli("adapt", "--draft", draft, *FAST).stderr, "it asks again"
     assert "0 tokens" in cli("adapt", "--draft", draft, "--yes", *FAST).stderr
 
 
@@ -128,7 +125,7 @@ def test_what_cannot_be_trained_is_said(cli: Cli, tmp_path: Path, draft: str) ->
 
     assert "0 tokens" in refuse()
     assert "no draft of llama is adapted" in refuse_choice(cli, "use", "1", "llama")
-    assert "no draft is adapted" in refuse_choice(cli, "revert")
+    assert "no draft is adapted" in refuse_choice(cli, "use", "0")
     keep_texts(tmp_path / "data")
     for draft in ("ngram", f"pard:{PARD}"):
         assert "There is no draft of python-6m that can be trained" in refuse("--draft", draft)
@@ -152,7 +149,7 @@ def test_a_training_ends_when_its_texts_are_cleared(cli: Cli, environment: dict[
         deadline = monotonic() + 60
         while not list((tmp_path / "data").glob("adapted/*/training/lock")) and monotonic() < deadline:
             sleep(0.02)
-        assert cli("adapt", "data", "clear").stdout.startswith("removed ")
+        assert cli("memory", "clear", "--yes").stdout.startswith("removed ")
         _, told = training.communicate(timeout=60)
     assert training.returncode == 2
     assert "may no longer be trained on" in told or "0 tokens" in told, "the second: it had not read them yet"

@@ -34,15 +34,13 @@ def test_commands_name_the_version(cli: Cli, pair: AdaptedPair) -> None:
 
 
 def test_a_pair_whose_only_version_is_damaged_goes_back_to_the_base(cli: Cli, pair: AdaptedPair) -> None:
-    """`use` and `revert`, which the refusal names, work without a card."""
+    """`use`, which the refusal names, works without a card."""
     pair.add(CARD, lambda path: shutil.copy(DRAFT, path))
     (pair.folder / "1" / "card.json").write_text("no card")
-    reverted = cli("adapt", "revert")
-    assert reverted.stdout == "the model drafts with the draft before any training\n" and pair.active_number() == 0
-    (pair.folder / "active").write_text("1")
-    assert cli("adapt", "use", "0", "python-6m").returncode == 0 and pair.active_number() == 0
+    used = cli("adapt", "use", "0")
+    assert used.stdout == "the model drafts with the draft before any training\n" and pair.active_number() == 0
     (pair.folder / "active").write_text("1")
     shutil.rmtree(pair.folder / "1")
     assert cli("adapt", "list").stdout.splitlines()[-1].split() == ["*", "1", "damaged"]
-    assert cli("adapt", "revert").returncode == 0 and pair.active() is None
+    assert cli("adapt", "use", "0").returncode == 0 and pair.active() is None
     assert "No draft is adapted yet" in cli("adapt", "list").stdout

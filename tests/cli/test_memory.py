@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from edgespec.memory.store import TextStore
+from edgespec.registry.adapted import AdaptedDrafts, allow_training, may_train
 from tests.cli.conftest import Cli
+from tests.registry.test_adapted import keep_trainings
 
 PROMPT = "def fibonacci(n):\n    "
 GREEDY = ("--max-tokens", "60", "--temperature", "0", "--threads", "1", "--json")
@@ -80,6 +82,30 @@ def test_conversations_and_keys_are_removed(cli: Cli, environment: dict[str, str
     assert "token ids" in exported.stderr and "wrote 3 texts" in exported.stdout
     assert cli("memory", "forget", "7").stdout == "removed 200 tokens of conversation 7\n"
     assert cli("memory", "forget", "a program").stdout == "removed 50 tokens of a program\n"
+
+
+def test_trainings_that_have_not_ended_keep_no_removed_text(cli: Cli, environment: dict[str, str]) -> None:
+    data = Path(environment["EDGESPEC_DATA_DIR"])
+    drafts, adapted, head, own = AdaptedDrafts(data / "adapted"), *keep_trainings(data)
+    version = drafts.folder / "draft" / "1" / "draft.gguf"
+    version.parent.mkdir()
+    version.touch()
+    with closing(TextStore.open(data / "memory")) as store:
+        for namespace in ("", "key:laptop"):
+            for name in ("one", "two", "three"):
+                store.open_corpus("a tokenizer", namespace).add(Path(name), list(range(100)))
+    allow_training(drafts.folder)
+    assert cli("memory", "clear", "--key", "laptop", "-y").returncode == 0
+    assert adapted.exists(), "texts of keys are not trained on"
+    assert cli("memory", "clear", stdin="n\n").returncode != 0 and adapted.exists()
+    assert cli("memory", "forget", "one").returncode == 0 and not adapted.exists()
+    keep_trainings(data)
+    assert cli("memory", "clear", "--corpus", "-y").returncode == 0 and not adapted.exists()
+    assert head.exists() and own.exists() and may_train(drafts.folder), "a model has written what it reads"
+    keep_trainings(data)
+    assert cli("memory", "clear").stdout == "there is nothing to remove\n"
+    assert not adapted.exists() and not head.exists() and not own.exists() and not may_train(drafts.folder)
+    assert version.exists()
 
 
 @pytest.mark.parametrize(

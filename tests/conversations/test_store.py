@@ -10,6 +10,7 @@ import pytest
 from edgespec.conversations import Conversation, Store, Turn
 from edgespec.errors import CacheError, InvalidRequest
 from tests.conversations.children import outcome, start
+from tests.registry.test_adapted import keep_trainings
 
 
 def asked(store: Store, text: str, answer: str = "Yes.") -> tuple[Conversation, Turn, Turn]:
@@ -159,6 +160,13 @@ def test_what_is_removed_is_gone(store: Store, path: Path) -> None:
     assert store.new("toy").id > kept.id  # no id is given out twice
     store.close()
     assert b"secret" not in path.read_bytes()
+
+
+def test_a_training_that_has_not_ended_has_no_text_of_what_is_removed(store: Store, path: Path) -> None:
+    conversation = store.new("toy")
+    adapted, head, own = keep_trainings(path.parent)
+    store.remove(conversation)
+    assert not adapted.exists() and head.exists() and own.exists()
 
 
 @pytest.mark.parametrize("id", [0, -1, 7, 2**63, 10**30])

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
 
-from edgespec.registry.adapted import AdaptedDrafts
+from edgespec.registry.adapted import BASE, AdaptedDrafts
 from tests.models import DRAFT, TARGET
 from tests.registry.test_adapted import CARD
 from tests.server.serving import EMBEDDED, Server, serving
@@ -40,7 +40,7 @@ def test_the_draft_changes_while_answers_stream(tmp_path: Path) -> None:
 
         with ThreadPoolExecutor() as pool:
             for change, draft in ((lambda: pair.add(CARD, lambda path: shutil.copy(DRAFT, path)), "(version 1)"),
-                                  (pair.revert, "draft.gguf")):  # fmt: skip
+                                  (lambda: pair.use(BASE), "draft.gguf")):  # fmt: skip
                 change()
                 found = pool.map(ask_until, PROMPTS, [draft] * len(PROMPTS))
                 assert list(found) == [{text} for text in plain]

@@ -139,7 +139,7 @@ def test_an_engine_changes_to_another_version(
     assert after.metrics.accepted_tokens < before.metrics.accepted_tokens / 4, "the new draft has drafted"
     assert require_model(client).draft.endswith(" (version 1)")
     assert answer(client)[1] == []
-    pair.revert()
+    pair.use(BASE)
     wait_for_a_look()
     again, notices = answer(client)
     assert again.metrics.accepted_tokens == before.metrics.accepted_tokens and notices == []
