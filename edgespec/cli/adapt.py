@@ -63,7 +63,7 @@ def adapt_command() -> None:
     """
 
 
-# The other commands of `edgespec adapt`: the versions of drafts, and the texts that they are trained on.
+# The other commands of `edgespec adapt`: the versions of drafts.
 
 
 _method_option = click.option("--method", metavar="NAME", help="How the draft drafts, such as model or eagle3.")

@@ -1,4 +1,4 @@
-"""`edgespec draft`: compare drafts; prepare, list and remove self-drafts; probe trained heads."""
+"""`edgespec draft`: compare drafts; train heads; prepare, list and remove self-drafts."""
 
 from __future__ import annotations
 
@@ -22,14 +22,11 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.terminal import TerminalReporter, format_table, print_result, report_activity
 from edgespec.errors import DraftRefused, InvalidRequest, UnknownModel
-from edgespec.options import DRAFT
 from edgespec.units import gib
 
 if TYPE_CHECKING:
     from edgespec.adapt.run import Adaptation
     from edgespec.core.protocols import CheckCancelled
-    from edgespec.formats.heads import HeadSpec
-    from edgespec.planner.head_probe import ProbeResult, Trial
     from edgespec.planner.selfdraft_search import Choice
     from edgespec.service.compare import Answers, Compared
     from edgespec.text.chat_template import Message
@@ -38,7 +35,7 @@ if TYPE_CHECKING:
 @click.group("draft")
 def draft_command() -> None:
     """Train a head of a model, or compare its drafts. Self-drafts: a model drafts with fewer of its layers, fewer bits
-    or less context. Probes of trained heads.
+    or less context.
     """
 
 
@@ -252,56 +249,3 @@ def rm_command(model: str) -> None:
             f"there are no cached self-drafts of '{model}'.", hint="`edgespec draft list` shows the names."
         )
     click.echo(f"freed {gib(sum(remove_cached_draft(each) for each in found))}", err=True)
-
-
-@draft_command.command("probe")
-@model_argument
-@offer(DRAFT, help="The trained head.")
-@click.option("--tokens", type=click.IntRange(32), default=256, help="Length of the text.")
-@json_option
-@load_options
-def probe_command(model: str | None, tokens: int, as_json: bool, **options: Any) -> None:
-    """Find how a trained head of REF has to be read, and remember it.
-
-    Compares the head's choices with the model's on a text, in each plausible reading of what its file says.
-    """
-    from edgespec.cli.engine import run_work
-    from edgespec.service.compare import probe_head
-
-    request = load_config(model, options)
-    reporter = TerminalReporter()
-
-    def work(check: CheckCancelled) -> Iterator[tuple[HeadSpec, ProbeResult]]:
-        yield probe_head(request, tokens, reporter, check)
-
-    ((stated, result),) = run_work(work)
-    print_result(_describe_probe(result), _format_probe(stated, result), as_json=as_json)
-
-
-def _describe_probe(result: ProbeResult) -> dict[str, Any]:
-    from edgespec.planner.head_probe import describe_reading
-
-    def row(trial: Trial) -> dict[str, Any]:
-        return {"reading": describe_reading(trial.spec), "agreement": trial.agreement, "positions": trial.positions}
-
-    return {
-        "readings": [row(each) for each in result.trials],
-        "stated": row(result.stated) if result.stated else None,
-        "chosen": row(result.chosen),
-        "seconds": round(result.seconds, 2),
-    }
-
-
-def _format_probe(stated: HeadSpec, result: ProbeResult) -> Iterator[str]:
-    """A table: agreement at depths 1 and 2 of each reading, then what was chosen."""
-    from edgespec.planner.head_probe import describe_reading
-
-    table = [("READING", "DEPTH 1", "DEPTH 2")]
-    for each in result.trials:
-        first, second = each.agreement
-        table.append((describe_reading(each.spec), f"{first:.0%}", f"{second:.0%}"))
-    yield from format_table(table, frozenset({1, 2}))
-    chosen, says = describe_reading(result.chosen.spec), describe_reading(stated)
-    is_stated = "the head is read as its file says"
-    yield f"the head is read with {chosen}, where its file says {says}" if result.is_corrected else is_stated
-    yield f"{result.chosen.positions} positions, {result.seconds:.1f} s"

@@ -129,7 +129,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "draft list": (("edgespec draft list", "what is cached"),),
     "draft rm": (("edgespec draft rm all", "remove all self-drafts"),),
-    "draft probe": (("edgespec draft probe qwen3.5-9b-q4 --draft mtp", "how the model's MTP head is read"),),
     "completion": (
         ('eval "$(edgespec completion bash)"', "for this shell; put it into ~/.bashrc"),
         ('eval "$(edgespec completion zsh)"', "the same for ~/.zshrc"),

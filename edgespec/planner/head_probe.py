@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import comb
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -95,12 +94,10 @@ class Trial:
     """A reading that was tried.
 
     agreement  share of positions at which the head's first choice is the target's, at depths 1 and 2
-    positions  compared ones
     """
 
     spec: HeadSpec
     agreement: tuple[float, float]
-    positions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +106,10 @@ class ProbeResult:
 
     stated   as the file says; None where the runtime cannot run the head so
     chosen   the best reading: the stated one, or one that is significantly better
-    trials   in the order of trying, `chosen` among them
     """
 
     stated: Trial | None
     chosen: Trial
-    seconds: float
-    trials: tuple[Trial, ...]
 
     @property
     def is_corrected(self) -> bool:
@@ -144,7 +138,7 @@ class HeadProbe:
         text, Cancelled, and if no reading can be run what `Model.load_head` and sessions raise, or DraftRefused for a
         head whose scores are not numbers.
         """
-        started, n_layers = perf_counter(), self.target.layer_count
+        n_layers = self.target.layer_count
         choices = self._find_choices()
         stated = best = stated.complete(n_layers)
         hits: dict[HeadSpec, Hits] = {}
@@ -162,9 +156,7 @@ class HeadProbe:
             reading = next((each for each in others if each not in hits and each not in refused), None)
         if best not in hits:
             raise refused[best]
-        trials = {spec: _summarize(spec, each) for spec, each in hits.items()}
-        seconds = perf_counter() - started
-        return ProbeResult(trials.get(stated), trials[best], seconds, tuple(trials.values()))
+        return ProbeResult(_summarize(stated, hits[stated]) if stated in hits else None, _summarize(best, hits[best]))
 
     def _measure(self, spec: HeadSpec, choices: Ints) -> Hits:
         text, hits, name = self._text, [], f"{self.path.name} as {describe_reading(spec)}"
@@ -250,7 +242,7 @@ def _choose(draft: DraftSession | BlockSession, text: Sequence[int], token: int)
 
 def _summarize(spec: HeadSpec, hits: Hits) -> Trial:
     first, second = hits.mean(axis=0).tolist()
-    return Trial(spec, (first, second), len(hits))
+    return Trial(spec, (first, second))
 
 
 # Probes on disk: how a head is read beside a target, by the digests of both.

@@ -1,4 +1,4 @@
-"""Measures drafts without an engine: compares them on a target's answers, searches self-drafts, probes heads."""
+"""Measures drafts without an engine: compares them on a target's answers, and searches self-drafts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Prompt, Request
 from edgespec.errors import ContextOverflow, DraftRefused, EdgespecError, InvalidRequest, UnknownModel
-from edgespec.formats.heads import HeadSpec
-from edgespec.planner.head_probe import HeadProbe, ProbeResult, ProbeStore
 from edgespec.planner.plan import LoadConfig, Plan, Reporter
 from edgespec.planner.selfdraft_search import (
     Choice,
@@ -31,28 +29,6 @@ from edgespec.planner.selfdraft_search import (
 )
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 from edgespec.service.load import Loader
-
-
-def probe_head(
-    config: LoadConfig, n_tokens: int, reporter: Reporter, check: CheckCancelled
-) -> tuple[HeadSpec, ProbeResult]:
-    """What the head's file says, and what a new probe finds over `n_tokens` of text; the result is stored.
-
-    Raises InvalidRequest where `config` does not name one head, and whatever a load raises.
-    """
-    loader = Loader(reporter, check)
-    planned = loader.plan(config)
-    drafters = planned.drafters
-    heads = [(each.head, each.model) for each in drafters if each.head is not None and each.model is not None]
-    if len(heads) != 1:
-        found = "no trained head" if not heads else "more than one trained head"
-        raise InvalidRequest(f"--draft {config.draft} names {found}.", hint="Name one: --draft HEAD.")
-    ((spec, model),) = heads
-    path = loader.fetch(model.source)
-    with loader.open_target(planned) as (target, target_path, planned):
-        result = HeadProbe(target, path, planned.backend, check, reporter.loading, n_tokens).run(spec)
-    ProbeStore(target_path, path).save(planned.backend, spec, result)
-    return spec, result
 
 
 def search_self_draft(

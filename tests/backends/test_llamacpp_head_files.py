@@ -156,7 +156,7 @@ def test_assistants(target: LlamaModel, tmp_path: Path) -> None:
     (tmp_path / "two.gguf").write_bytes(data[:at] + b"\x02" + data[at + 1 :])
     refuse(gemma, tmp_path / "two.gguf", InvalidModelFile, "not all of its layers are the assistant's")
     result = HeadProbe(gemma, head, "llamacpp", lambda: None, n_tokens=40).run(read_spec(head))
-    assert result.chosen == result.stated and result.chosen.positions == 38 and len(result.trials) == 1
+    assert result.chosen == result.stated
     gemma.close()
     for name, settings in (("heads", {"kv_heads": 4}), ("turned", {"windows": TARGET_WINDOWS[::-1]})):
         other = load(make_target(tmp_path / f"{name}.gguf", **settings), OPTIONS)  # type: ignore[arg-type]

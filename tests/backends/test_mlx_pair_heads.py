@@ -283,7 +283,7 @@ def test_assistants_are_those_of_numpy(gemma: Path) -> None:
     found, exact = (Pair(each, attach(each, gemma / "head"), make_tokens(40)).read() for each in (low, target))
     assert 0 < np.abs(found - exact).max() < 0.5
     result = HeadProbe(target, gemma / "head", "mlx", lambda: None, n_tokens=40).run(read_spec(gemma / "head"))
-    assert result.chosen == result.stated and result.chosen.positions == 38 and len(result.trials) == 1
+    assert result.chosen == result.stated
     prompts = ["def f(x):\n"]
     for temperature, budget in ((0.0, Budget(3, 3)), (0.8, Budget(3, 8))):
         answered = answer(target, head, budget=budget, temperature=temperature, prompts=prompts)

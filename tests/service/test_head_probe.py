@@ -12,12 +12,11 @@ import pytest
 
 from edgespec.backends import FileBackend, Model, open_model
 from edgespec.backends.options import LoadOptions
-from edgespec.errors import Cancelled, InvalidRequest
+from edgespec.errors import Cancelled
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
 from edgespec.planner.head_probe import HeadProbe, ProbeResult, ProbeStore, is_better
 from edgespec.planner.plan import LoadConfig
-from edgespec.service.compare import probe_head
 from edgespec.service.load import Loader
 from edgespec.service.loaded_model import LoadedModel
 from tests.models import TARGET
@@ -170,18 +169,14 @@ def test_a_cancelled_probe_ends_the_load(files: Callable[[str], Path], heard: He
     assert probed[0] == f"{path.name} as layers 1, 3, 5" and not list(cache.glob("head-*"))
 
 
-def test_a_probe_by_hand_replaces_what_is_stored(files: Callable[[str], Path], heard: Heard) -> None:
+def test_a_result_holds_for_what_the_file_says_and_one_runtime(llama: Model, files: Callable[[str], Path]) -> None:
     path = files("none")
-    spec, first = probe_head(config(path), 64, heard, lambda: None)
-    _, second = probe_head(config(path), 128, heard, lambda: None)
-    assert (first.chosen.positions, second.chosen.positions) == (62, 126)
-    stored = ProbeStore(TARGET, path).load("llamacpp", spec)
-    assert stored is not None and stored.chosen == second.chosen
-    assert ProbeStore(TARGET, path).load("mlx", spec) is None
-    assert ProbeStore(TARGET, path).load("llamacpp", replace(spec, layers=(0, 1, 2))) is None
-    for draft in ("ngram", "none"):
-        with pytest.raises(InvalidRequest, match="names no trained head"):
-            probe_head(config(path, draft), 64, heard, lambda: None)
+    spec, result = probe(llama, "llamacpp", path, 64)
+    store = ProbeStore(TARGET, path)
+    store.save("llamacpp", spec, result)
+    assert store.load("llamacpp", spec) == result
+    assert store.load("mlx", spec) is None
+    assert store.load("llamacpp", replace(spec, layers=(0, 1, 2))) is None
 
 
 def test_a_lead_has_to_be_more_than_chance() -> None:
