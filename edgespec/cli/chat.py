@@ -22,6 +22,7 @@ from edgespec.conversations import Store
 from edgespec.conversations.chat import (
     ALIASES,
     NEARLY_FULL,
+    REPLACING,
     SHARED,
     Chat,
     OwnModel,
@@ -47,7 +48,7 @@ from edgespec.service.client import EngineClient, ModelInfo, require_model
 from edgespec.service.process import EngineProcess
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
-from edgespec.units import count, significant
+from edgespec.units import significant
 
 if TYPE_CHECKING:
     from edgespec.backends import BackendName
@@ -154,7 +155,7 @@ def _is_terminal() -> bool:
 
 
 _COMMANDS = SHARED | {"clear": SlashCommand("clear", "", "delete all messages")}
-_BY_NAME = _COMMANDS | {"save!": replace(SHARED["save"], name="save!")}
+_BY_NAME = _COMMANDS | {REPLACING.name: REPLACING}
 _KEYS = '''
 """                      starts and ends a message of several lines
 Ctrl-C stops an answer and keeps its text; twice quits. Ctrl-D quits.'''
@@ -186,6 +187,7 @@ class Repl:
         """Open the model, unless it is open; the engine may have died. Raises any EdgespecError, Cancelled."""
         if self._engine.model_info is None:
             finish(self._engine.open(self._request, TerminalReporter()))
+            self._recorder.model = require_model(self._engine).name
             if self._spec_given:
                 self._engine.speculate(self._spec_given).result()
         return require_model(self._engine)
@@ -220,7 +222,7 @@ class Repl:
                 command, argument = parse_command(line[1:], _BY_NAME, ALIASES)
                 if command.name == "exit":
                     return False
-                overwrites = {"overwrite": True} if command.name == "save!" else {}
+                overwrites = {"overwrite": True} if command is REPLACING else {}
                 getattr(self, f"_{command.name.removesuffix('!')}")(argument, **overwrites)
             elif line.strip():
                 self.open_model()
@@ -340,11 +342,7 @@ class Repl:
         n = len(self._recorder.questions)
         click.echo(f"removed: {self._recorder.rewind(n).splitlines()[0][:70]}" if n else "nothing to undo")
 
-    def _save(self, argument: str, *, overwrite: bool = False) -> None:
-        self._chat.save(parse_path(argument), overwrite=overwrite)
-        click.echo(f"saved {count(len(self._chat.messages), 'message')}")
-
-    def _load(self, argument: str) -> None:
-        self._chat.load(parse_path(argument))
-        self._recorder.import_messages()
-        click.echo(f"loaded {count(len(self._chat.messages), 'message')}")
+    def _export(self, argument: str, *, overwrite: bool = False) -> None:
+        path = parse_path(argument)
+        self._recorder.export(path, overwrite=overwrite)
+        click.echo(f"wrote {path}")

@@ -1,8 +1,7 @@
-"""The state of a chat: messages, settings, and its file format."""
+"""The state of a chat: messages, settings, and how much of them the context holds."""
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -107,40 +106,6 @@ class Chat:
         else:
             self.sampling = replace(self.sampling, **{name: value})
 
-    def save(self, path: Path, *, overwrite: bool = False) -> None:
-        """Write everything as JSON. Raises InvalidRequest for a file that exists unless `overwrite`, CacheError."""
-        state = {
-            "edgespec_chat": 1,
-            "system": self.system,
-            "max_tokens": self.max_tokens,
-            "seed": self.seed,
-            "rolling": self.rolling,
-            "sampling": asdict(self.sampling),
-            "messages": [{"role": m.role, "content": m.content} for m in self.messages],
-        }
-        text = json.dumps(state, indent=1) + "\n"  # ASCII: whatever was typed can be written
-        write_file(path, text, overwrite=overwrite)
-
-    def load(self, path: Path) -> None:
-        """Read a file of `save`; changes nothing on failure. Raises InvalidRequest."""
-        try:
-            state = json.loads(path.read_text(encoding="utf-8"))
-            messages = [Message(_check(m["role"], str), _check(m["content"], str)) for m in state["messages"]]
-            values: dict[str, Any] = {k: v for k, v in state["sampling"].items() if k in _NUMBERS}
-            numbers: dict[str, Any] = {k: _NUMBERS[k](_check(v, int, float)) for k, v in values.items()}
-            if numbers != values:
-                raise ValueError("a fraction instead of an integer")
-            bias = tuple((int(t), float(b)) for t, b in state["sampling"].get("logit_bias", ()))
-            params = SamplingParams(**numbers, logit_bias=bias)
-            max_tokens, rolling = _check(state["max_tokens"], int, type(None)), state.get("rolling") is True
-            seed, system = _check(state["seed"], int, type(None)), _check(state["system"], str, type(None))
-        except OSError as error:
-            raise InvalidRequest(f"cannot read {path}: {reason_of(error)}.", hint="Check the path.") from error
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise InvalidRequest(f"{path} is not a saved chat.", hint="Load a file of /save.") from error
-        self.messages, self.left_out, self.sampling = messages, 0, params
-        self.max_tokens, self.rolling, self.seed, self.system = max_tokens, rolling, seed, system
-
 
 def change_speculation(engine: Engine, argument: str) -> None:
     """Apply 'on', 'off', 'auto' or a number of draft tokens. 'on' and 'off' work at once, also during an answer; the
@@ -172,7 +137,7 @@ def write_file(path: Path, text: str, *, overwrite: bool) -> None:
     """Write a file atomically. Raises InvalidRequest for a file that exists unless `overwrite`, CacheError."""
     try:
         if not overwrite and path.is_file():
-            raise InvalidRequest(f"{path} exists.", hint="Add ! to the command to replace it, such as /save! FILE.")
+            raise InvalidRequest(f"{path} exists.", hint="Add ! to the command to replace it, such as /export! FILE.")
         write_atomically(path, text)
     except (OSError, ValueError) as error:
         raise CacheError(f"cannot write {path}: {reason_of(error)}.", hint="Choose another folder.") from error
@@ -181,17 +146,11 @@ def write_file(path: Path, text: str, *, overwrite: bool) -> None:
 def parse_path(argument: str) -> Path:
     """The path in a user's input. Raises InvalidRequest."""
     if not argument:
-        raise InvalidRequest("a file name is missing.", hint="For example: /save chat.json")
+        raise InvalidRequest("a file name is missing.", hint="For example: /export chat.md")
     try:
         return Path(argument).expanduser()
     except RuntimeError as error:
         raise InvalidRequest(f"{argument}: {error}", hint="Write the full path.") from error
-
-
-def _check(value: Any, *kinds: type) -> Any:
-    if not isinstance(value, kinds) or isinstance(value, bool):
-        raise TypeError(value)
-    return value
 
 
 # How much of a chat the context holds: what is left out of the next request, and what to say before it is full.
@@ -314,11 +273,11 @@ _COMMANDS = (
     SlashCommand("continue", "", "go on with an answer that was cut"),
     SlashCommand("undo", "", "remove the last question and its answer"),
     SlashCommand("incognito", "", "start a conversation of which nothing is saved, or end it for one that is"),
-    SlashCommand("save", "FILE", "write messages and settings for /load; /save! replaces a file"),
-    SlashCommand("load", "FILE", "read a file of /save"),
+    SlashCommand("export", "FILE", "write this branch to FILE.md, all to FILE.json; /export! replaces a file"),
     SlashCommand("exit", "", "quit"),
 )
 SHARED = {command.name: command for command in _COMMANDS}
+REPLACING = SlashCommand("export!", "FILE", "as /export; a file that exists is replaced")
 ALIASES = {"?": "help", "bye": "exit", "quit": "exit"}
 
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import zip_longest
+from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
-from edgespec.conversations import Conversation, Spans, Store, Turn
-from edgespec.conversations.chat import Chat
+from edgespec.conversations import Conversation, Spans, Store, Turn, to_json, to_markdown
+from edgespec.conversations.chat import Chat, write_file
 from edgespec.conversations.database import name_source
 from edgespec.engine.events import MemoryUse
 from edgespec.errors import CacheError, InvalidRequest
@@ -221,17 +222,6 @@ class ConversationRecorder:
         self.conversation = None
         self._show([])
 
-    def import_messages(self) -> None:
-        """Store the messages of the chat, which were loaded from a file, as a new conversation."""
-        messages = list(self._chat.messages)
-        self.start_new()
-        for message in messages:
-            if message.role == "user":
-                self.ask(message.content)
-            elif self.turns:
-                self.begin_answer({})
-                self.finish_answer(message.content, "", (), {"reason": "stop"})
-
     def use_system(self) -> None:
         if self.conversation is not None:
             self._write(lambda: self.store.set_system(self._require_conversation(), self._chat.system))
@@ -241,6 +231,19 @@ class ConversationRecorder:
         renamed = self._write(lambda: self.store.rename(self._require_conversation(), title))
         self.conversation = renamed
         return renamed.title
+
+    def export(self, path: Path, *, overwrite: bool) -> None:
+        """Write the branch on the screen as Markdown, or all branches as JSON, by the name of the file.
+
+        Raises InvalidRequest, CacheError.
+        """
+        if self.conversation is None:
+            raise InvalidRequest("there is no conversation to export.", hint="Ask something first.")
+        serialize = {".md": to_markdown, ".json": to_json}.get(path.suffix.lower())
+        if serialize is None:
+            raise InvalidRequest(f"'{path.name}' has no known format.", hint="Use a name that ends in .md or .json.")
+        text = serialize(self.store, self.store.resume(self.conversation.id))
+        write_file(path, text, overwrite=overwrite)
 
     def close(self) -> None:
         self._use_store(self.saved)

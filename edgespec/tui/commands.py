@@ -10,10 +10,11 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.conversations import from_json, to_json, to_markdown
+from edgespec.conversations import from_json
 from edgespec.conversations.chat import (
     ALIASES,
     NONE,
+    REPLACING,
     SETTINGS,
     SHARED,
     SlashCommand,
@@ -23,7 +24,6 @@ from edgespec.conversations.chat import (
     parse_command,
     parse_path,
     requires_argument,
-    write_file,
 )
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.planner.draft_finder import AUTO, describe_words, list_words
@@ -153,14 +153,8 @@ async def rename(app: ChatApp, argument: str) -> None:
 
 
 async def export(app: ChatApp, argument: str, *, overwrite: bool = False) -> None:
-    path, recorder = parse_path(argument), app.recorder
-    if recorder.conversation is None:
-        raise InvalidRequest("there is no conversation to export.", hint="Ask something first.")
-    serialize = {".md": to_markdown, ".json": to_json}.get(path.suffix.lower())
-    if serialize is None:
-        raise InvalidRequest(f"'{path.name}' has no known format.", hint="Use a name that ends in .md or .json.")
-    text = serialize(recorder.store, recorder.store.resume(recorder.conversation.id))
-    write_file(path, text, overwrite=overwrite)
+    path = parse_path(argument)
+    app.recorder.export(path, overwrite=overwrite)
     await app.show_notice(f"wrote {path}")
 
 
@@ -170,19 +164,6 @@ async def import_(app: ChatApp, argument: str) -> None:
     read = from_json(_read(path, _MAX_IMPORTED_BYTES, "Import a smaller file."))
     app.recorder.show(app.recorder.store.insert(*read))
     await app.show_conversation()
-
-
-async def save(app: ChatApp, argument: str, *, overwrite: bool = False) -> None:
-    app.chat.save(parse_path(argument), overwrite=overwrite)
-    await app.show_notice(f"saved {count(len(app.chat.messages), 'message')}")
-
-
-async def load(app: ChatApp, argument: str) -> None:
-    app.activity.require_idle()
-    app.chat.load(parse_path(argument))
-    app.recorder.import_messages()
-    await app.show_turns()
-    await app.show_notice(f"loaded {count(len(app.chat.messages), 'message')}")
 
 
 def _rewind(app: ChatApp, argument: str, *, keep_question: bool = False) -> str:
@@ -332,18 +313,14 @@ COMMANDS = (
     _share("incognito", incognito),
     SlashCommand("history", "[TEXT]", "list all conversations, or search them for TEXT", history),
     SlashCommand("rename", "TITLE", "change the title of the conversation", rename),
-    SlashCommand("export", "FILE", "write this branch to FILE.md, all to FILE.json; /export! replaces a file", export),
+    _share("export", export),
     SlashCommand("import", "FILE", "read a FILE.json of /export as a new conversation", import_),
-    SlashCommand("save", "FILE", "write messages and settings for /load; /save! replaces a file", save),
-    SlashCommand("load", "FILE", "read a file of /save as a new conversation", load),
     _share("exit", _act("leave")),
 )
 _ALIASES = ALIASES | {"clear": "new", "show": "set", "resume": "history"}
-_REPLACING = (
-    SlashCommand("export!", "FILE", "as /export; a file that exists is replaced", partial(export, overwrite=True)),
-    SlashCommand("save!", "FILE", "as /save; a file that exists is replaced", partial(save, overwrite=True)),
-)
-_BY_NAME = {command.name: command for command in (*COMMANDS, *_REPLACING)}
+_BY_NAME = {command.name: command for command in COMMANDS} | {
+    REPLACING.name: replace(REPLACING, run=partial(export, overwrite=True))
+}
 HELP = format_help(COMMANDS)
 
 
@@ -437,5 +414,5 @@ _ARGUMENTS: Mapping[str, Callable[[str], Values]] = {
     "set": lambda _: [(f"{name} ", "", False) for name in SETTINGS],
     "spec": lambda _: [(word, summary, True) for word, summary in _SPEC.items()],
     "model": lambda _: _list_aliases(),
-    **dict.fromkeys(("attach", "export", "import", "save", "load"), _list_paths),
+    **dict.fromkeys(("attach", "export", "import"), _list_paths),
 }

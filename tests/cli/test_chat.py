@@ -22,17 +22,16 @@ OPTIONS = ("--max-tokens", "10", "--temperature", "0", "--threads", "1")
 
 def test_slash_commands(cli: Cli, tmp_path: Path) -> None:
     chat = tmp_path / "chat.json"
-    lines = ["/help", "import os", "/stats", f"/save {chat}", "/undo", "/undo", f"/load {chat}", "/retry", "/spec off",
+    lines = ["/help", "import os", "/stats", f"/export {chat}", "/undo", "/undo", "import os", "/retry", "/spec off",
              "/retry", "/stats", "/spec on", "/spec 5", "/draft ngram", "/set temperature 0.5", "/set top-k 7", "/set",
              "/clear", "/exit", "never read"]  # fmt: skip
     out = cli("chat", *OPTIONS, stdin="\n".join(lines)).stdout
     for told in (
         "/retry",
         "tau",
-        "saved 2 messages",
+        f"wrote {chat}",
         "removed: import os",
         "nothing to undo",
-        "loaded 2 messages",
         "speculation: off",
         "speculation: 5 tokens at a time",
         "draft: ngram",
@@ -41,16 +40,15 @@ def test_slash_commands(cli: Cli, tmp_path: Path) -> None:
     assert re.search(r"temperature +0\.5\n", out)
     assert re.search(r"top_k +7\n", out)
     assert re.search(r"tau +1\n", out)  # the answer after /spec off
-    messages = json.loads(chat.read_text())["messages"]
-    assert [m["role"] for m in messages] == ["user", "assistant"]
-    assert out.count(messages[1]["content"]) >= 3  # the answer and both greedy retries are the same
+    written = json.loads(chat.read_text())
+    assert written["model"] == "python-6m" and [turn["role"] for turn in written["turns"]] == ["user", "assistant"]
+    assert out.count(written["turns"][1]["text"]) >= 4  # both greedy answers and their retries are the same
 
 
 def test_mistakes_are_told_and_the_chat_goes_on(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "bad.json").write_text("{}")
-    lines = ["/nonsense", "/set temperature warm", "/set colour 1", "/set max_tokens 0", "/save", "/load none.json",
-             "/stats", "/load bad.json", "/save /no/such/folder/x", "/spec maybe", "/draft none.gguf", "/retry",
-             "import os"]  # fmt: skip
+    lines = ["/nonsense", "/set temperature warm", "/set colour 1", "/set max_tokens 0", "/export", "/export x.md",
+             "/stats", "/spec maybe", "/draft none.gguf", "/retry", "import os", "/export /no/such/folder/x.md",
+             "/export x.txt"]  # fmt: skip
     done = cli("chat", *OPTIONS, stdin="\n".join(lines))
     assert done.returncode == 0
     for told in (
@@ -58,10 +56,10 @@ def test_mistakes_are_told_and_the_chat_goes_on(cli: Cli, tmp_path: Path) -> Non
         "must be a number",
         "no setting",
         "max_tokens must",
-        "/save needs FILE",
-        "cannot read",
+        "/export needs FILE",
+        "no conversation to export",
         "no answer yet",
-        "not a saved chat",
+        "no known format",
         "cannot write",
         "/spec takes",
         "none.gguf",
@@ -77,16 +75,16 @@ TOY = ("chat", "linear", "--plain", "--backend", "toy", "--draft", "none", "--te
 
 def test_a_cut_answer_is_gone_on_with(cli: Cli, tmp_path: Path) -> None:
     def saved(name: str) -> list[str]:
-        return [m["content"] for m in json.loads((tmp_path / name).read_text())["messages"]]
+        return [turn["text"] for turn in json.loads((tmp_path / name).read_text())["turns"]]
 
-    lines = ["/continue", '"""two', 'lines"""', "/save half", "/set max_tokens 30", "/continue", "/save whole",
-             "/save half",
-             "/set max_tokens 45", "/retry", "/save! half", "/undo", "/continue"]  # fmt: skip
+    lines = ["/continue", '"""two', 'lines"""', "/export a.json", "/set max_tokens 30", "/continue",
+             "/export b.json", "/export a.json", "/set max_tokens 45", "/retry", "/export! a.json", "/undo", "/continue"]  # fmt: skip
     done = cli(*TOY, "--max-tokens", "15", stdin="\n".join(lines))
-    whole = saved("half")[1]
-    assert len(whole) == 45 and saved("whole") == ["two\nlines", whole], "15 and 30 tokens are the text of 45"
+    question, whole, again = saved("a.json")
+    assert question == "two\nlines" and len(whole) == 45 and whole == again, "15 and 30 tokens are the text of 45"
+    assert saved("b.json") == [question, whole]
     assert done.stderr.count("there is no answer to continue.") == 2
-    assert "half exists.\nAdd ! to the command" in done.stderr
+    assert "a.json exists.\nAdd ! to the command" in done.stderr
 
 
 def test_a_full_context_is_told_of_before_and_can_roll(cli: Cli) -> None:

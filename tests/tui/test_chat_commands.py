@@ -176,12 +176,12 @@ async def test_copy(chat: Driver, tmp_path: Path) -> None:
     await chat.errs("/copy", "no answer to copy")
     state = chat.app.chat
     await chat.ask("hello")
-    await chat.hears(f"/save {tmp_path}/a.json", "saved 2 messages")
-    saved = json.loads((tmp_path / "a.json").read_text())
-    saved["messages"][1]["content"] = FENCED
-    (tmp_path / "a.json").write_text(json.dumps(saved))
-    await chat.hears(f"/load {tmp_path}/a.json", "loaded 2 messages")
-    assert state.messages[1].content == FENCED
+    await chat.hears(f"/export {tmp_path}/a.json", "wrote")
+    written = json.loads((tmp_path / "a.json").read_text())
+    written["turns"][1]["text"] = FENCED
+    (tmp_path / "a.json").write_text(json.dumps(written))
+    await chat.send(f"/import {tmp_path}/a.json")
+    await chat.until(lambda: state.messages[1].content == FENCED)
     for line, copied in (("/copy", FENCED), ("/copy 1", "print(1)\n"), ("/copy 2", "```\n")):
         await chat.hears(line, f"copied {len(copied)} characters")
         assert chat.app.clipboard == copied

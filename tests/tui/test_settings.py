@@ -134,6 +134,6 @@ def test_completion_of_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert lines("/draft ngram+ngr") == [] and lines("/draft ngram+mod") == ["/draft ngram+model"]
     assert lines("/set max") == ["/set max_tokens "] and lines("/spec o") == ["/spec on", "/spec off"]
     assert lines("/model python") == ["/model python-6m"]
-    assert lines("/attach n") == ["/attach nested/", "/attach notes.md"] and lines("/load .h") == ["/load .hidden"]
+    assert lines("/attach n") == ["/attach nested/", "/attach notes.md"] and lines("/import .h") == ["/import .hidden"]
     assert lines(f"/attach {tmp_path}{os.sep}no") == [f"/attach {tmp_path}{os.sep}notes.md"]
     assert lines("/attach missing/x") == [] and lines("//") == []
