@@ -99,7 +99,7 @@ PLAIN, AUTOPILOT = "plain", "autopilot"  # arms that every summary refers to
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The conditions of a benchmark. `label` marks models whose figures do not hold for real ones."""
+    """The conditions of a benchmark."""
 
     date: str
     processor: str
@@ -113,10 +113,9 @@ class Header:
     context_size: int
     max_tokens: int
     repeats: int
-    label: str
 
     def facts(self) -> dict[str, str]:
-        """Everything except the label, as text."""
+        """The same as text."""
         return {
             "model": self.model,
             "draft": self.draft or "none",

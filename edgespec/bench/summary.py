@@ -1,4 +1,4 @@
-"""The statistics of a benchmark, its table for a terminal and its report as one HTML page."""
+"""The statistics of a benchmark, and its table for a terminal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 
 from edgespec.bench.runner import AUTOPILOT, PLAIN, Cost, Header, Record, Run
 from edgespec.core.metrics import Metrics
-from edgespec.errors import CacheError
 from edgespec.hub.cache import shorten_names
 
 _COLUMNS = 100
@@ -59,7 +57,6 @@ class Ratio:
 class Group:
     """One arm over everything, or over one category, one temperature, or both.
 
-    short_runs      runs of fewer than two tokens, which have no speed
     unpaired        points without plain decoding of the same prompt, excluded from the ratios
     worst_decile    10th percentile of the ratios; `below_one` is the share of ratios under 1
     tokens_per_second    25th, 50th and 75th percentile over points
@@ -74,7 +71,6 @@ class Group:
     category: str | None
     temperature: float | None
     runs: int
-    short_runs: int
     unpaired: int
     speedup: Ratio | None
     worst_decile: float | None
@@ -92,7 +88,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The contents of a report.
+    """What a benchmark has found.
 
     faults       divergences that are not near-ties
     splits       groups by category, by temperature (if there are several), and by both
@@ -107,7 +103,6 @@ class Summary:
     short_runs: int
     forks: int
     faults: int
-    points: tuple[Point, ...]
     arms: tuple[Group, ...]
     splits: tuple[Group, ...]
     finished: int
@@ -137,7 +132,7 @@ class Summary:
             "oracle / plain": str(self.oracle or "-"),
             "autopilot / oracle": str(self.autopilot_to_oracle or "-"),
             "over": f"{self.finished} pairs of prompt and temperature that every arm completed",
-            "achieved / bound (autopilot)": format_value(autopilot.achieved if autopilot else None),
+            "achieved / bound (autopilot)": _format_value(autopilot.achieved if autopilot else None),
         }
 
     def describe(self) -> dict[str, Any]:
@@ -160,21 +155,20 @@ class Summary:
         return [g for g in self.splits if g.arm == arm and g.category is None]
 
 
-def format_value(value: float | None, form: str = ".2f") -> str:
+def _format_value(value: float | None, form: str = ".2f") -> str:
     return "-" if value is None else format(value, form)
 
 
-def make_printable(text: str) -> str:
+def _make_printable(text: str) -> str:
     """`text` on one line, without control characters and lone surrogates."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def format_table(summary: Summary) -> str:
     """The tables for a terminal, at most 100 columns wide."""
-    label = {"***": f"{summary.header.label} ***"} if summary.header.label else {}
-    lines = [*_wrap(label), *_wrap(summary.header.facts()), *_wrap(summary.counts())]
+    lines = [*_wrap(summary.header.facts()), *_wrap(summary.counts())]
     lines += [*_format_rows("arm", {g.arm: g for g in summary.arms}), ""]
-    lines += [make_printable(f"{name + ':':<33} {value}")[:_COLUMNS] for name, value in summary.findings().items()]
+    lines += [_make_printable(f"{name + ':':<33} {value}")[:_COLUMNS] for name, value in summary.findings().items()]
     by_category = {g.category or "none": g for g in summary.by_category(AUTOPILOT)}
     by_temperature = {f"T = {g.temperature:g}": g for g in summary.by_temperature(AUTOPILOT)}
     lines += [*_format_rows("autopilot by category", by_category), *_format_rows("autopilot by T", by_temperature)]
@@ -182,7 +176,7 @@ def format_table(summary: Summary) -> str:
 
 
 def _wrap(facts: dict[str, str]) -> list[str]:
-    return textwrap.wrap(make_printable("; ".join(f"{name} {value}" for name, value in facts.items())), _COLUMNS)
+    return textwrap.wrap(_make_printable("; ".join(f"{name} {value}" for name, value in facts.items())), _COLUMNS)
 
 
 def _format_rows(heading: str, groups: dict[str, Group]) -> list[str]:
@@ -190,16 +184,16 @@ def _format_rows(heading: str, groups: dict[str, Group]) -> list[str]:
     form = "{:<19.19} {:>4} {:>18} {:>6} {:>8} {:>6} {:>9} {:>7} {:>7} {:>7}"
     rows = [
         form.format(
-            make_printable(name),
+            _make_printable(name),
             g.speedup.n if g.speedup else 0,
             str(g.speedup or "-"),
-            format_value(g.worst_decile),
-            format_value(g.below_one, ".0%"),
-            format_value(g.tau),
-            format_value(g.acceptance_rate, ".0%"),
-            format_value(g.tokens_per_second[1] if g.tokens_per_second else None, ".1f"),
-            format_value(1000 / g.tokens_per_second[1] if g.tokens_per_second else None, ".1f"),
-            format_value(1000 * g.step_p99_s if g.step_p99_s is not None else None, ".1f"),
+            _format_value(g.worst_decile),
+            _format_value(g.below_one, ".0%"),
+            _format_value(g.tau),
+            _format_value(g.acceptance_rate, ".0%"),
+            _format_value(g.tokens_per_second[1] if g.tokens_per_second else None, ".1f"),
+            _format_value(1000 / g.tokens_per_second[1] if g.tokens_per_second else None, ".1f"),
+            _format_value(1000 * g.step_p99_s if g.step_p99_s is not None else None, ".1f"),
         )
         for name, g in groups.items()
     ]
@@ -237,7 +231,6 @@ def summarize(records: Sequence[Record]) -> Summary:
         short_runs=sum(r.metrics.tokens_per_second is None for r in runs),
         forks=sum(r.fork is not None for r in runs),
         faults=sum(r.fork is not None and not r.fork.is_near_tie for r in runs),
-        points=points,
         arms=tuple(g for g in groups if g.category is None and g.temperature is None),
         splits=tuple(g for g in groups if g.runs and (g.category is not None or g.temperature is not None)),
         finished=len(prompts),
@@ -300,7 +293,6 @@ def _summarize_group(
         category=category,
         temperature=temperature,
         runs=len(runs),
-        short_runs=len(runs) - len(timed),
         unpaired=len(points) - len(paired),
         speedup=_bootstrap_ratio(paired),
         worst_decile=float(np.percentile(ratios, 10)) if paired else None,
@@ -350,23 +342,3 @@ def _bootstrap_ratio(pairs: Sequence[tuple[str, float]]) -> Ratio | None:
     means = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
     low, high = np.exp(np.percentile(means, (2.5, 97.5))).tolist()
     return Ratio(geomean, low, high, len(prompts))
-
-
-def write_report(summary: Summary, path: Path) -> None:
-    """Write one self-contained HTML file. Raises CacheError if it cannot be written."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        finalize=lambda value: make_printable(value) if type(value) is str else value,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["shown"] = format_value
-    page = environment.get_template("report.html.jinja").render(summary=summary)
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise CacheError(f"cannot write {path}: {error.strerror}.", hint="Choose another folder.") from error

@@ -1,4 +1,4 @@
-"""`edgespec bench`: compare decoding configurations on prompts by category; a table, raw data and an HTML report."""
+"""`edgespec bench`: compare decoding configurations on prompts by category; a table, and files with the figures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.completion import complete_category
-from edgespec.cli.options import load_config, load_options, model_argument, offer, rare_option, worker_options
+from edgespec.cli.options import load_config, load_options, model_argument, offer, worker_options
 from edgespec.cli.terminal import INTERRUPTED, TerminalReporter, interruptible
 from edgespec.errors import Cancelled, InvalidRequest
 from edgespec.options import DRAFT, OPTIONS
@@ -59,14 +59,12 @@ _PROFILE_S = 10.0
     OPTIONS["temperature"], "--temperature", "temperatures",
     multiple=True, help="Sampling temperature; repeatable. [default: 0]",
 )  # fmt: skip
-@rare_option("--label", default="", show_default=False, help="Label for all figures, such as 'cost-faithful 1B'.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("edgespec-bench"),
-    help="Folder for the raw data and the report.",
+    help="Folder for the raw data and the figures.",
 )
-@click.option("--share", is_flag=True, help="Also write figures without prompts and folders, to show to others.")
 @load_options
 @worker_options
 def bench_command(
@@ -76,18 +74,16 @@ def bench_command(
     per_category: int,
     draft_lengths: tuple[int, ...],
     temperatures: tuple[float, ...],
-    label: str,
     out: Path,
-    share: bool,
     **options: Any,
 ) -> int:
     """Compare plain decoding, fixed draft lengths and the autopilot on this machine.
 
-    Writes every generation as a line of JSONL and a report as HTML; stdout ends with one line of JSON. Ctrl-C stops the
-    benchmark and keeps the results so far.
+    Writes every generation as a line of JSONL, and the figures without prompts and folders to show to others; stdout
+    ends with one line of JSON. Ctrl-C stops the benchmark and keeps the results so far.
     """
     from edgespec.bench.runner import Bench, list_arms
-    from edgespec.bench.summary import format_table, summarize, write_report
+    from edgespec.bench.summary import format_table, summarize
     from edgespec.cli.engine import open_engine
     from edgespec.core.sampling import SamplingParams
 
@@ -104,15 +100,12 @@ def bench_command(
         bench = Bench(engine, arms, selected, temperatures or (0.0,), options["repeats"], options["max_tokens"])
         out.mkdir(parents=True, exist_ok=True)
         raw = out / f"{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
-        interrupted = _record(local, bench, _header(loaded, bench, label), raw, records)
+        interrupted = _record(local, bench, _header(loaded, bench), raw, records)
     summary = summarize(records)
-    write_report(summary, raw.with_suffix(".html"))
     click.echo(format_table(summary))
-    click.echo(f"raw data: {raw}\nreport:   {raw.with_suffix('.html')}", err=True)
-    if share:
-        shared, devices = raw.with_suffix(".share.json"), [asdict(device) for device in loaded.info.devices]
-        shared.write_text(json.dumps({"devices": devices, **summary.describe()}, indent=1), encoding="utf-8")
-        click.echo(f"to share: {shared}", err=True)
+    shared, devices = raw.with_suffix(".share.json"), [asdict(device) for device in loaded.info.devices]
+    shared.write_text(json.dumps({"devices": devices, **summary.describe()}, indent=1), encoding="utf-8")
+    click.echo(f"raw data: {raw}\nto share: {shared}", err=True)
     outcome = {"bench": loaded.info.name, "interrupted": interrupted, "raw": str(raw)}
     click.echo(json.dumps({**outcome, **summary.findings()}))
     return INTERRUPTED if interrupted else 0
@@ -130,7 +123,7 @@ def _select_prompts(file: Path | None, categories: tuple[str, ...], per_category
     return take_per_category(prompts, per_category)
 
 
-def _header(loaded: LoadedModel, bench: Bench, label: str) -> Header:
+def _header(loaded: LoadedModel, bench: Bench) -> Header:
     """The first record of the raw data: the machine, the models and the settings."""
     from edgespec.bench.runner import Header
     from edgespec.controller.store import describe_machine
@@ -146,7 +139,6 @@ def _header(loaded: LoadedModel, bench: Bench, label: str) -> Header:
         context_size=bench.engine.target.context_size,
         max_tokens=bench.max_tokens,
         repeats=bench.repeats,
-        label=label,
     )
 
 

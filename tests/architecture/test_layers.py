@@ -46,7 +46,7 @@ ALLOWED = {
     "controller": {"numpy", "platformdirs"},
     "registry": {"numpy", "platformdirs", "pydantic"},
     "engine": {"numpy", "llguidance"},
-    "bench": {"numpy", "jinja2", "pydantic"},
+    "bench": {"numpy", "pydantic"},
     "conversations": {"platformdirs", "pydantic"},
     "planner": {"numpy", "pydantic"},
     "export": set(),

@@ -12,7 +12,7 @@ from edgespec.core.metrics import Metrics
 HEADER = Header(
     date="2026-11-21", processor="Xeon", system="Linux x86_64", versions={"edgespec": "0.1.0", "mlx_lm": None},
     files={"target.gguf": "f4ada450"}, backend="llamacpp", model="python-6m", draft=None, threads=1, context_size=2048,
-    max_tokens=128, repeats=5, label="",
+    max_tokens=128, repeats=5,
 )  # fmt: skip
 COST = Cost(64, {1: 0.02, 2: 0.03}, {})
 NEAR_TIE, FAULT = Divergence(1, 0.01, 0.03), Divergence(1, 5.0, 0.01)

@@ -24,9 +24,6 @@ def test_ratios_are_paired_medians_of_repeats() -> None:
         for i, speed in enumerate(repeats)
     ]
     summary = summary_of(*lines)
-    assert [(p.prompt, p.arm, p.tokens_per_second, p.ratio) for p in summary.points] == [
-        ("a", "plain", 11, 1), ("a", "autopilot", 22, 2), ("b", "plain", 8, 1), ("b", "autopilot", 4, 0.5),
-    ]  # fmt: skip
     own = group(summary, "autopilot")
     assert own.speedup is not None
     assert own.speedup.geomean == pytest.approx(1.0)
@@ -81,7 +78,7 @@ def test_runs_of_one_token_are_counted_and_left_out() -> None:
     )  # fmt: skip
     own = group(summary, "autopilot")
     assert (summary.runs, summary.short_runs) == (5, 3)
-    assert (own.runs, own.short_runs, own.unpaired, own.tau) == (3, 2, 0, 1.0)
+    assert (own.runs, own.unpaired, own.tau) == (3, 0, 1.0)
     assert own.speedup is not None
     assert (own.speedup.geomean, own.speedup.n) == (2.0, 1)
 

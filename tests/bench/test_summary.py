@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from edgespec.bench.runner import describe_record
 from edgespec.bench.summary import format_table, summarize
 from edgespec.controller.cost_model import DraftCost
@@ -13,8 +15,15 @@ from tests.bench.lines import COST, FAULT, HEADER, HINDSIGHT, run, summary_of
 
 def test_a_bench_may_end_before_anything_ran() -> None:
     summary = summarize([HEADER])
-    assert (summary.runs, summary.arms, summary.points, summary.findings()) == (0, (), (), {})
+    assert (summary.runs, summary.arms, summary.findings()) == (0, (), {})
     assert "python-6m" in format_table(summary)
+
+
+@pytest.mark.parametrize("speeds", [{"plain": 10}, {"autopilot": 10}, {"plain": None, "autopilot": None}])
+def test_little_data(speeds: dict[str, float | None]) -> None:
+    summary = summary_of(*(run(arm, "a", speed) for arm, speed in speeds.items()))
+    table = format_table(summary)
+    assert all(f"\n{arm} " in table for arm in speeds) and json.dumps(summary.describe(), allow_nan=False)
 
 
 def test_lines_of_the_raw_data() -> None:
@@ -47,9 +56,8 @@ def test_table() -> None:
 
 def test_the_table_fits_and_steers_no_terminal() -> None:
     long = "\x1b[31m\u202e" + "x" * 150
-    header = replace(HEADER, model=long, label="cost-faithful 1B", processor=long, versions={long: long})
+    header = replace(HEADER, model=long, processor=long, versions={long: long})
     lines = [run(arm, p, 10, category=long) for p in "ab" for arm in ("plain", "autopilot", long)]
     text = format_table(summarize([header, *lines]))
     assert max(map(len, text.splitlines())) <= 100
     assert text.replace("\n", "").isprintable()
-    assert text.startswith("*** cost-faithful 1B ***\n")

@@ -43,18 +43,11 @@ def runs_of(raw: Path) -> list[dict[str, Any]]:
     return runs
 
 
-def check_page(page: Path) -> None:
-    """tests/bench/test_report.py reads more of it."""
-    text = page.read_text(encoding="utf-8")
-    assert "python-6m" in text and text.rstrip().endswith("</html>")
-
-
-def test_a_table_the_raw_data_and_a_report(cli: Cli, tmp_path: Path) -> None:
+def test_a_table_the_raw_data_and_the_figures(cli: Cli, tmp_path: Path) -> None:
     known = tmp_path / "cache" / "calibration"
-    done = cli("bench", "--category", "chat", *TINY, "--label", "a test", "--out", "found/here", "--share")
+    done = cli("bench", "--category", "chat", *TINY, "--out", "found/here")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert "a test" in lines[0]
     heading = next(i for i, line in enumerate(lines) if line.startswith("arm "))
     rows = {line[:22].strip(): line[22:].split() for line in lines[heading + 1 : heading + 6]}
     assert sorted(rows) == sorted(ARMS)
@@ -70,7 +63,6 @@ def test_a_table_the_raw_data_and_a_report(cli: Cli, tmp_path: Path) -> None:
     assert sum(run["metrics"]["drafted_tokens"] for run in runs if run["arm"] == "model 2") > 4
     assert all((run["bound_s"] is not None) == run["arm"].startswith("autopilot") for run in runs)
     assert all(run["fork"] is None or run["fork"]["near_tie"] for run in runs)
-    check_page(raw.with_suffix(".html"))
     shared = json.loads(raw.with_suffix(".share.json").read_text(encoding="utf-8"))
     assert shared["costs"][0]["rows"]["1"] > 0 and shared["faults"] == 0 and shared["header"]["processor"]
     assert {each["arm"] for each in shared["arms"]} == set(ARMS) and "chat-1" not in json.dumps(shared)
@@ -101,7 +93,6 @@ def test_prompts_of_ones_own_those_too_long_left_out(cli: Cli, tmp_path: Path) -
         (prompt, category, t) for prompt, category in (("2/1", "own"), ("b/1", "code")) for t in (0.0, 0.8)
     }
     assert all(run["fork"] is None for run in runs if run["temperature"])
-    check_page(raw.with_suffix(".html"))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +132,6 @@ def test_an_interrupt_keeps_what_was_measured(environment: dict[str, str], tmp_p
     assert found["interrupted"] is True
     assert 4 <= len(runs_of(raw)) < 1000
     assert out.count("\nplain ") == 1, "the table of what there is"
-    check_page(raw.with_suffix(".html"))
 
 
 def test_an_interrupt_before_anything_was_measured(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +150,6 @@ def test_an_interrupt_before_anything_was_measured(cli: Cli, tmp_path: Path, mon
     assert (found["interrupted"], found["bench"]) == (True, "python-6m")
     (header,) = read_lines(tmp_path / found["raw"])
     assert header["kind"] == "header"
-    check_page((tmp_path / found["raw"]).with_suffix(".html"))
 
 
 ROUND = re.compile(r" *(\d+)  ([a-z+]+) +(\d+) +(\d+) +([\d.]+|-) → (\d+) +([\d.]+|-) → ([\d.]+) +(\S.*)")

@@ -78,7 +78,8 @@ def test_a_cut_answer_is_gone_on_with(cli: Cli, tmp_path: Path) -> None:
         return [turn["text"] for turn in json.loads((tmp_path / name).read_text())["turns"]]
 
     lines = ["/continue", '"""two', 'lines"""', "/export a.json", "/set max_tokens 30", "/continue",
-             "/export b.json", "/export a.json", "/set max_tokens 45", "/retry", "/export! a.json", "/undo", "/continue"]  # fmt: skip
+             "/export b.json", "/export a.json", "/set max_tokens 45", "/retry", "/export! a.json", "/undo",
+             "/continue"]  # fmt: skip
     done = cli(*TOY, "--max-tokens", "15", stdin="\n".join(lines))
     question, whole, again = saved("a.json")
     assert question == "two\nlines" and len(whole) == 45 and whole == again, "15 and 30 tokens are the text of 45"
