@@ -33,7 +33,7 @@ _NAMES = ("vllm", "sglang", "tensorrt-llm", "llama-server", "mlx-lm", "ollama")
     "-o",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="FOLDER",
-    help="Write serve.sh and what it needs, and a compose.yaml, into this folder.",
+    help="Write serve.sh and what it needs into this folder.",
 )
 @click.option("--force", is_flag=True, help="Replace files in --output.")  # fmt: skip
 def export_command(
@@ -47,24 +47,21 @@ def export_command(
     Nothing is downloaded.
     """
     from edgespec.export.engines import ENGINES, export
-    from edgespec.export.gather import GivenIds, gather
-    from edgespec.export.script import format_compose, format_script, list_remarks
+    from edgespec.export.gather import gather
+    from edgespec.export.script import format_script, list_remarks
 
     engine = ENGINES[name]
     request = load_config(
         model, {"backend": _choose_backend(backend, engine) or "auto", "draft": draft, "memory": True}
     )
-    plan = gather(request, GivenIds(target_id, draft_id), *open_hub(), TerminalReporter())
+    plan = gather(request, *open_hub(), TerminalReporter(), target_id, draft_id)
     choice, exported = export(plan, engine)
     remarks = list(list_remarks(plan, engine, choice, exported))
     script = format_script(exported, remarks, with_files=output is None)
     if output is None:
         click.echo(script, nl=False)
         return
-    files = {_SCRIPT: script, **exported.files}
-    if exported.service is not None:
-        files["compose.yaml"] = format_compose(exported.service)
-    _write(output, files, force=force)
+    _write(output, {_SCRIPT: script, **exported.files}, force=force)
 
 
 def _choose_backend(name: str, engine: Engine) -> BackendName | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from edgespec.backends import FileBackend
 from edgespec.errors import InvalidRequest
@@ -15,7 +14,7 @@ from edgespec.hub.cache import HubFile, HubQuant, HubReference, HubRepo, LocalPa
 
 LOOKUPS = ("ngram", "suffix")
 MODELFILE, TENSORRT_FILE = "edgespec.Modelfile", "tensorrt-llm.yml"
-_USUAL_LENGTH = {  # where nothing was measured; a head that drafts a block has its own
+_USUAL_LENGTH = {  # a head that drafts a block has its own
     "model": 4, "eagle3": 3, "eagle": 3, "mtp": 2, "gemma4-assistant": 2, "dflash": 15, "dspark": 7, "medusa": 5,
     "pard": 8, "ngram": 5, "suffix": 24,
 }  # fmt: skip
@@ -32,12 +31,6 @@ class Engine:
     methods   its own name of a drafter, by ours
     options   makes the words that turn a drafter of a length on
     target    makes the words that name the target, or what is served in its place for a draft
-    image     a container image; "" for an engine that is exported without one
-    port      where it listens
-    starts    whether the image starts it by itself
-    cache     the volume of what it downloads, and its place in the container
-    has_gpu   whether its container gets the GPUs
-    remark    a sentence about its container, for compose.yaml
     quantize  the option that quantizes original weights to 8 bits at the start; "" without one
     remarks   a sentence about its drafts, and the drafters that it concerns
     files     makes the files that the command needs, by name
@@ -53,12 +46,6 @@ class Engine:
     methods: Mapping[str, str]
     options: Callable[[ExportPlan, Draft, int], Sequence[str]]
     target: Callable[[ExportPlan, Draft | None], Sequence[str]] = lambda plan, draft: [plan.target.require_original()]
-    image: str = ""
-    port: int = 8000
-    starts: bool = False
-    cache: tuple[str, str] = ("huggingface", "/root/.cache/huggingface")
-    has_gpu: bool = True
-    remark: str = ""
     quantize: str = ""
     remarks: Mapping[str, Collection[str]] = field(default_factory=dict)
     files: Callable[[ExportPlan, Draft | None, int], Mapping[str, str]] = lambda plan, draft, length: {}
@@ -137,16 +124,10 @@ def compare_vocabularies(plan: ExportPlan, draft: Draft, engine: Engine) -> tupl
 
 
 def find_length(draft: Draft, engine: Engine) -> int | None:
-    """Tokens to draft: the best by what was measured here, else a usual number, at most those of a block.
-
-    DSpark always drafts its whole block, because vLLM's drafts of fewer tokens are wrong. None where `engine` finds the
-    number itself.
-    """
+    """Tokens to draft: those of a block, else a usual number; None where `engine` finds the number itself."""
     if engine.has_many and draft.method in LOOKUPS:
         return None
-    length = draft.measured.length if draft.measured is not None and draft.method != "dspark" else 0
-    length = length or draft.block or _USUAL_LENGTH[draft.method]
-    return min(length, draft.block or length)
+    return draft.block or _USUAL_LENGTH[draft.method]
 
 
 def _render(plan: ExportPlan, engine: Engine, draft: Draft | None, length: int) -> Exported:
@@ -160,13 +141,9 @@ def _render(plan: ExportPlan, engine: Engine, draft: Draft | None, length: int) 
     if MODELFILE in files:
         name = _name_for_ollama(plan)
         commands: tuple[tuple[str, ...], ...] = (("ollama", "create", name, "-f", MODELFILE), ("ollama", "run", name))
-        inside: tuple[str, ...] = engine.command
     else:
-        name, target = "", engine.target(plan, draft)
         options = engine.options(plan, draft, length) if draft is not None else ()
-        commands = ((*engine.command, *target, *options),)
-        words = (f"/{word}" if word in files else word for word in commands[0][1:])
-        inside = (*words, "--host", "0.0.0.0", "--port", str(engine.port))
+        commands = ((*engine.command, *engine.target(plan, draft), *options),)
     if engine.backend is None and plan.target.is_quantized:
         start = f", or add {engine.quantize} for 8 bits" if engine.quantize else ""
         remarks.append(
@@ -176,48 +153,7 @@ def _render(plan: ExportPlan, engine: Engine, draft: Draft | None, length: int) 
     files_in_use = plan.target.files
     if engine.backend is not None and isinstance(files_in_use, HubReference) and files_in_use.revision is not None:
         remarks.append(f"{engine.title} takes no revision, and loads what {files_in_use.repo} has today.")
-    if not engine.image:
-        return Exported(commands, None, files, tuple(remarks))
-    local = [*_list_folders(plan, engine, draft), *(f"./{each}" for each in files)]
-    service = _make_service(engine, inside, local)
-    if engine.remark:
-        service["x-remark"] = engine.remark.format(name=name)
-    return Exported(commands, service, files, tuple(remarks))
-
-
-def _make_service(engine: Engine, command: Sequence[str], local: Sequence[str]) -> dict[str, Any]:
-    """The service of Docker Compose; `local` files and folders have their own paths in it."""
-    volumes: list[dict[str, Any]] = [{"type": "volume", "source": engine.cache[0], "target": engine.cache[1]}]
-    for each in local:
-        target = each.removeprefix(".")
-        volumes.append({"type": "bind", "source": _escape(each), "target": _escape(target), "read_only": True})
-    service: dict[str, Any] = {
-        "image": engine.image,
-        "command": [_escape(word) for word in command],
-        "ports": [f"127.0.0.1:{engine.port}:{engine.port}"],
-        "environment": ["HF_TOKEN"],  # of the user's shell; some repositories ask for it
-        "volumes": volumes,
-    }
-    if not engine.starts:
-        service["entrypoint"] = [*engine.command[:1]]
-    if engine.has_gpu:
-        gpus = {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
-        service |= {"ipc": "host", "deploy": {"resources": {"reservations": {"devices": [gpus]}}}}
-    return service
-
-
-def _escape(word: str) -> str:
-    """A word for Docker Compose, which reads a single `$` as a variable."""
-    return word.replace("$", "$$")
-
-
-def _list_folders(plan: ExportPlan, engine: Engine, draft: Draft | None) -> Iterable[str]:
-    """The folders of local files. Files of the hub's cache are links into another folder."""
-    used = [plan.target, *([draft.weights] if draft is not None and draft.weights is not None else [])]
-    if engine.backend is None:
-        return dict.fromkeys(each.require_original() for each in used if each.is_folder)
-    paths = [each.files.path for each in used if isinstance(each.files, LocalPath)]
-    return dict.fromkeys(str(folder) for path in paths for folder in (path.parent, path.resolve().parent))
+    return Exported(commands, files, tuple(remarks))
 
 
 # vLLM, SGLang and TensorRT-LLM, which load the original weights. Rules that lose exactness,
@@ -377,7 +313,7 @@ _OLLAMA_METHODS = {"mtp": "mtp", "gemma4-assistant": "mtp", "dflash": "dflash"}
 ENGINES: Mapping[str, Engine] = {
     "vllm": Engine(  # vllm/config/speculative.py
         "vLLM 0.33", None, ("vllm", "serve"), _VLLM_METHODS, _vllm_options,
-        image="vllm/vllm-openai:v0.33.0", quantize="--quantization fp8", compares=frozenset({"model", "pard"}),
+        quantize="--quantization fp8", compares=frozenset({"model", "pard"}),
         measure="`--per-request-spec-decode-metrics summary` adds the accepted tokens to each response",
         remarks={
             "Under load shorter drafts pay: num_speculative_tokens_per_batch_size takes ranges of the batch size, such "
@@ -389,7 +325,7 @@ ENGINES: Mapping[str, Engine] = {
     ),
     "sglang": Engine(  # sglang/srt/arg_groups/fields/spec.py
         "SGLang 0.5.23", None, ("sglang", "serve", "--model-path"), _SGLANG_METHODS, _sglang_options,
-        image="lmsysorg/sglang:v0.5.23", port=30000, quantize="--quantization fp8", compares=frozenset({"model"}),
+        quantize="--quantization fp8", compares=frozenset({"model"}),
         measure="its log shows `accept len`, the tokens of a round",
         remarks={
             "`--speculative-adaptive` lets SGLang change the length; `--speculative-eagle-topk 4` with more "
@@ -398,7 +334,6 @@ ENGINES: Mapping[str, Engine] = {
     ),
     "tensorrt-llm": Engine(  # tensorrt_llm/llmapi/llm_args.py, November 2026
         "TensorRT-LLM", None, ("trtllm-serve",), _TENSORRT_METHODS, lambda *_: ("--config", TENSORRT_FILE),
-        image="${TENSORRT_LLM_IMAGE:?the release image of TensorRT-LLM, which its documents name}",
         files=_tensorrt_files,
         remarks={
             "Older releases call the option --extra_llm_api_options, the type DraftTarget, and the key "
@@ -409,10 +344,8 @@ ENGINES: Mapping[str, Engine] = {
     ),
     "llama-server": Engine(  # common/arg.cpp of the llama.cpp that edgespec builds
         "llama-server", "llamacpp", ("llama-server",), _LLAMA_METHODS, _llama_options, _llama_target,
-        image="${LLAMA_SERVER_IMAGE:?the server image of llama.cpp, which its documents name}", port=8080, starts=True,
-        cache=("llama-cpp", "/root/.cache"), has_gpu=False, has_many=True, refuse=_refuse_for_llama,
+        has_many=True, refuse=_refuse_for_llama,
         measure="`timings` of a response has draft_n and draft_n_accepted",
-        remark="It uses no GPU: for one, take an image that is built for it, and reserve the device.",
     ),
     "mlx-lm": Engine(  # mlx_lm/server.py of version 0.32.2
         "mlx-lm 0.32", "mlx", ("mlx_lm.server", "--model"), {"model": "draft model"}, _mlx_options,
@@ -424,8 +357,7 @@ ENGINES: Mapping[str, Engine] = {
     ),
     "ollama": Engine(  # parser/parser.go of version 0.33.0-rc2
         "Ollama 0.33", "llamacpp", ("serve",), _OLLAMA_METHODS, lambda *_: (), files=_write_modelfile,
-        image="ollama/ollama", port=11434, starts=True, cache=("ollama", "/root/.ollama"), refuse=_refuse_for_ollama,
-        remark=f"Once it runs: docker compose exec model ollama create {{name}} -f /{MODELFILE}",
+        refuse=_refuse_for_ollama,
         remarks={"Older versions of Ollama do not know DRAFT and draft_num_predict.": tuple(_OLLAMA_METHODS)},
     ),
 }  # fmt: skip

@@ -7,10 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from edgespec.backends import FileBackend
-from edgespec.controller.cost_model import Profile, choose_chain_length
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileStore, processor_name
 from edgespec.errors import CacheError, InvalidRequest, UnknownModel
@@ -72,14 +70,10 @@ class Measured:
 
     acceptance  of a drafted token after which only accepted ones came, 0 to 1
     sampling    under which most of it was learned, such as 'sample at 0.0, answer'
-    length      of the fixed chain that is fastest by this and the measured costs; 0 where plain decoding is
-    speedup     of that chain over plain decoding, by the same
     """
 
     acceptance: float
     sampling: str
-    length: int
-    speedup: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +123,11 @@ class Exported:
     """What an engine needs to serve a pair.
 
     commands  in order, as words; the last one serves
-    service   of Docker Compose, as its file has it; None for an engine without an image
     files     by name, beside which the commands are run
     remarks   sentences of this engine
     """
 
     commands: tuple[tuple[str, ...], ...]
-    service: Mapping[str, Any] | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
@@ -144,7 +136,6 @@ class Exported:
 
 
 _MIN_EVIDENCE = 6.0  # tokens, discounted: those of one answer
-_MAX_LENGTH = 15  # blocks may be longer than the chains that the planner predicts
 
 
 def read_measured(stats: DraftStats, drafter: str) -> Measured | None:
@@ -158,20 +149,7 @@ def read_measured(stats: DraftStats, drafter: str) -> Measured | None:
     if tested < _MIN_EVIDENCE:
         return None
     acceptance = min(accepted / tested, 1.0)
-    length, speedup = find_best_length(stats.costs.profile, drafter, acceptance)
-    return Measured(acceptance, key.partition("; ")[2], length, speedup)
-
-
-def find_best_length(profile: Profile, drafter: str, acceptance: float) -> tuple[int, float]:
-    """(length, speedup over plain decoding) of the fastest chain whose tokens are each accepted at rate `acceptance`.
-
-    (0, 1.0) if none is faster. A drafter whose time was not measured takes none.
-    """
-    cost = profile.drafts.get(drafter)
-    rounds = {n: profile.seconds(n) for n in range(1, max(profile.rows) + 1)}
-    if cost is not None:
-        rounds |= {n: seconds + cost.path_s(n - 1) for n, seconds in rounds.items() if n > 1}
-    return choose_chain_length(rounds, 0.0, acceptance, _MAX_LENGTH)
+    return Measured(acceptance, key.partition("; ")[2])
 
 
 _PREFERENCE = (
@@ -180,16 +158,12 @@ _PREFERENCE = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class GivenIds:
-    """Original weights that the user names, of the target and of its draft: a repository or a folder."""
+def gather(
+    request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter, target_id: str | None, draft_id: str | None
+) -> ExportPlan:
+    """What to export; the ids are what the user says of the original weights.
 
-    target: str | None = None
-    draft: str | None = None
-
-
-def gather(request: LoadConfig, ids: GivenIds, registry: Registry, hub: Hub, reporter: Reporter) -> ExportPlan:
-    """What to export. An alias whose files are not on this machine is taken from the registry, without the network.
+    An alias whose files are not on this machine is taken from the registry, without the network.
 
     Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, InvalidRequest.
     """
@@ -198,15 +172,15 @@ def gather(request: LoadConfig, ids: GivenIds, registry: Registry, hub: Hub, rep
     entry = registry.get(reference.name) if isinstance(reference, Alias) else None
     pair = require_pair(entry, backend) if entry is not None else None
     if entry is not None and pair is not None and not is_here(pair.target, hub):
-        target = describe_weights(pair.target, registry, given=ids.target)
-        drafts = tuple(list_paired(pair, backend, registry, request.draft, ids.draft))
+        target = describe_weights(pair.target, registry, given=target_id)
+        drafts = tuple(list_paired(pair, backend, registry, request.draft, draft_id))
         name = entry.alias
     else:
         planned = plan(replace(request, backend=backend, force=True), registry, hub, reporter)
         named = pair.target if pair is not None else reference
         path = find_local(planned.target, hub)
-        target = describe_weights(named, registry, path=path, metadata=planned.metadata, given=ids.target)
-        drafts = tuple(_read_plan(planned, path, ids.draft, registry, hub))
+        target = describe_weights(named, registry, path=path, metadata=planned.metadata, given=target_id)
+        drafts = tuple(_read_plan(planned, path, draft_id, registry, hub))
         name = planned.name
     ranked = sorted(drafts, key=lambda each: (*_PREFERENCE, each.method).index(each.method))
     return ExportPlan(name, backend, target, tuple(ranked), request.draft == AUTO, processor_name())

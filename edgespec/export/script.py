@@ -1,12 +1,10 @@
-"""The text of an export: a shell script with its remarks as comments, and a file for Docker Compose."""
+"""The text of an export: a shell script with its remarks as comments."""
 
 from __future__ import annotations
 
-import json
 import shlex
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from edgespec import __version__
 from edgespec.export.engines import Choice, Engine, compare_vocabularies
@@ -40,12 +38,6 @@ def format_command(words: Iterable[str]) -> str:
     if len(line) <= _WIDTH:
         return line
     return "".join(f" \\\n  {word}" if word.startswith("-") else f" {word}" for word in words).strip()
-
-
-def format_compose(service: Mapping[str, Any]) -> str:
-    """compose.yaml, in JSON, which YAML reads."""
-    named: dict[str, Any] = {volume["source"]: {} for volume in service["volumes"] if volume["type"] == "volume"}
-    return json.dumps({"services": {"model": service}, "volumes": named}, indent=2, ensure_ascii=False) + "\n"
 
 
 def _comment(text: str) -> str:
@@ -96,13 +88,7 @@ def _describe_draft(draft: Draft, length: int | None, engine: Engine) -> Iterato
         yield f"Drafts: {name}, of lengths that {engine.title} finds."
         return
     kind = "those of its block" if length == draft.block else "a usual number"
-    if draft.measured is None:
-        why = f"{kind}: not enough was measured here; see `edgespec tune`"
-    elif draft.measured.length == length:
-        why = f"the fastest fixed length measured here, {draft.measured.speedup:.2f} times plain decoding"
-    else:
-        why = f"{kind}; the fastest fixed length measured here is {draft.measured.length}"
-    yield f"Drafts: {name}, {length} tokens, {why}."
+    yield f"Drafts: {name}, {length} tokens, {kind}."
 
 
 def _describe_figures(draft: Draft, plan: ExportPlan, engine: Engine) -> Iterator[str]:

@@ -40,11 +40,9 @@ def test_the_script_is_on_stdout(cli: Cli) -> None:
 def test_the_files_of_a_folder(cli: Cli, tmp_path: Path) -> None:
     done = cli("export", "--to", "tensorrt-llm", "llama-70b-q4", "--output", "a folder")
     folder = tmp_path / "a folder"
-    assert done.stdout.splitlines() == [f"a folder/{n}" for n in ("serve.sh", "tensorrt-llm.yml", "compose.yaml")]
+    assert done.stdout.splitlines() == [f"a folder/{n}" for n in ("serve.sh", "tensorrt-llm.yml")]
     assert yaml.safe_load((folder / "tensorrt-llm.yml").read_text())["speculative_config"]["max_draft_len"] == 4
-    assert os.access(folder / "serve.sh", os.X_OK) and not os.access(folder / "compose.yaml", os.X_OK)
-    service = yaml.safe_load((folder / "compose.yaml").read_text())["services"]["model"]
-    assert service["image"].startswith("${TENSORRT_LLM_IMAGE:?") and "/tensorrt-llm.yml" in service["command"]
+    assert os.access(folder / "serve.sh", os.X_OK) and not os.access(folder / "tensorrt-llm.yml", os.X_OK)
     again = cli("export", "--to", "tensorrt-llm", "llama-70b-q4", "-o", "a folder")
     assert again.returncode == 2 and "error: A folder/serve.sh exists." in again.stderr.replace("a folder", "A folder")
     assert cli("export", "--to", "tensorrt-llm", "llama-8b-q4", "-o", "a folder", "--force").returncode == 0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.export.gather import ExportPlan, GivenIds, gather
+from edgespec.export.gather import ExportPlan, gather
 from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig, MemoryOptions
 from edgespec.registry.schema import Registry, load_registry
@@ -35,10 +35,11 @@ def plan(tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) ->
     hub = Hub("http://127.0.0.1:9", tmp_path / "hub", offline=True)
 
     def run(
-        model: str | None, draft: str = "auto", backend: Any = "llamacpp", ids: GivenIds | None = None
-    ) -> ExportPlan:
+        model: str | None, draft: str = "auto", backend: Any = "llamacpp", target_id: str | None = None,
+        draft_id: str | None = None,
+    ) -> ExportPlan:  # fmt: skip
         memory = MemoryOptions(tmp_path / "memory")
         request = LoadConfig(model, backend, draft, memory=memory, adapted=tmp_path / "adapted")
-        return gather(request, ids or GivenIds(), registry, hub, Heard())
+        return gather(request, registry, hub, Heard(), target_id, draft_id)
 
     return run
