@@ -154,13 +154,13 @@ class _Client(NamedTuple):
 
     place          where its settings go
     settings       a template of Jinja. `any_key` is for a program that does not start without one
-    tried          the version that the settings were tried with; None where they follow its documentation alone
+    tried          the version that the settings were tried with
     prompt_tokens  about the length of its first prompt, where it is known to be long
     """
 
     place: str
     settings: str
-    tried: str | None = None
+    tried: str
     prompt_tokens: int = 0
 
 
@@ -206,24 +206,6 @@ base_url = {{ v1|tojson }}
 wire_api = "responses"
 {% if key %}env_key = "EDGESPEC_API_KEY"
 {% endif %}"""
-_CONTINUE = """\
-{
-  "name": "edgespec",
-  "version": "1.0.0",
-  "schema": "v1",
-  "models": [
-    {
-      "name": {{ ("edgespec " + model)|tojson }},
-      "provider": "openai",
-      "model": {{ model|tojson }},
-      "apiBase": {{ v1|tojson }},{% if key %}
-      "apiKey": {{ key|tojson }},{% endif %}
-      "defaultCompletionOptions": {"contextLength": {{ context }}, "maxTokens": {{ answer }}},
-      "roles": ["chat", "edit", "apply"]
-    }
-  ]
-}
-"""
 _LLM = """\
 [
   {
@@ -233,11 +215,6 @@ _LLM = """\
     "can_stream": true
   }
 ]
-"""
-_OPEN_WEBUI = """\
-export OPENAI_API_BASE_URL={{ v1|quote }}
-export OPENAI_API_KEY={{ any_key|quote }}
-open-webui serve
 """
 _OPENCODE = """\
 {
@@ -265,40 +242,15 @@ export OPENAI_API_KEY={{ any_key|quote }}
 export OPENAI_MODEL={{ model|quote }}
 qwen --auth-type openai
 """
-_ZED = """\
-{
-  "language_models": {
-    "openai_compatible": {
-      "edgespec": {
-        "api_url": {{ v1|tojson }},
-        "available_models": [
-          {
-            "name": {{ model|tojson }},
-            "max_tokens": {{ context }},
-            "max_output_tokens": {{ answer }},
-            "capabilities": {
-              "tools": true, "images": false, "parallel_tool_calls": true, "prompt_cache_key": false
-            }
-          }
-        ]
-      }
-    }
-  }
-}
-"""
 _CLIENTS = {
     "aider": _Client("the shell; litellm, which aider uses, reads the file for the size of the context", _AIDER,
                      "0.86.2"),
     "claude": _Client("the shell", _CLAUDE, "2.1.197", 27_000),
     "codex": _Client("~/.codex/config.toml", _CODEX, "0.171.0", 9_000),
-    "continue": _Client("~/.continue/config.yaml (YAML reads JSON)", _CONTINUE),
     "llm": _Client("extra-openai-models.yaml next to the file that `llm logs path` prints (YAML reads JSON)", _LLM,
                    "0.32.1"),
-    "open-webui": _Client("the shell", _OPEN_WEBUI),
     "opencode": _Client("~/.config/opencode/opencode.json", _OPENCODE, "1.18.33"),
     "qwen": _Client("the shell", _QWEN, "0.15.10", 19_000),
-    "zed": _Client("Zed's settings.json; Zed asks for a key, or reads EDGESPEC_API_KEY: the server's, or any text",
-                   _ZED),
 }  # fmt: skip
 
 
@@ -309,7 +261,7 @@ _CLIENTS = {
 def launch_command(client: str, model: str | None, url: str, api_key: str | None) -> None:
     """Print the settings that make CLIENT use a running server.
 
-    CLIENT is aider, claude, codex, continue, llm, open-webui, opencode, qwen or zed.
+    CLIENT is aider, claude, codex, llm, opencode or qwen.
     """
     from jinja2 import Environment
 
@@ -331,8 +283,7 @@ def launch_command(client: str, model: str | None, url: str, api_key: str | None
         click.echo(f"# the context of {name} is not known; {context:,} tokens are assumed", err=True)
     about, environment = _CLIENTS[client], Environment(keep_trailing_newline=True)
     environment.filters["quote"] = shlex.quote
-    tried = f"tried with {client} {about.tried}" if about.tried else "written from its documentation and not tried"
-    click.echo(f"# for {about.place}\n# these settings were {tried}", err=True)
+    click.echo(f"# for {about.place}\n# these settings were tried with {client} {about.tried}", err=True)
     if about.prompt_tokens > context:
         larger = 2 ** (about.prompt_tokens * 2 - 1).bit_length()
         more = "restart the server with --ctx" if chosen["state"] != "remote" else "start the server behind it with"
