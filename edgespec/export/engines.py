@@ -142,8 +142,9 @@ def _render(plan: ExportPlan, engine: Engine, draft: Draft | None, length: int) 
         name = _name_for_ollama(plan)
         commands: tuple[tuple[str, ...], ...] = (("ollama", "create", name, "-f", MODELFILE), ("ollama", "run", name))
     else:
+        target = engine.target(plan, draft)
         options = engine.options(plan, draft, length) if draft is not None else ()
-        commands = ((*engine.command, *engine.target(plan, draft), *options),)
+        commands = ((*engine.command, *target, *options),)
     if engine.backend is None and plan.target.is_quantized:
         start = f", or add {engine.quantize} for 8 bits" if engine.quantize else ""
         remarks.append(
