@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import plistlib
 import re
@@ -37,7 +38,7 @@ server_options = add_options(
 @server_options
 def ps_command(as_json: bool, url: str, api_key: str | None) -> None:
     """List the models of a running server."""
-    props = http_json("GET", url, "/props", api_key)
+    props = read_props(url, api_key)
     print_result(props, _format(props), as_json=as_json)
 
 
@@ -102,8 +103,14 @@ def _describe_unload(model: dict[str, Any]) -> str:
 @server_options
 def stop_command(model: str, now: bool, url: str, api_key: str | None) -> None:
     """Unload MODEL from a running server once its requests are done; the next request loads it again."""
-    http_json("POST", url, "/models/unload", api_key, {"model": model, "now": now}, timeout_s=None)
+    body = {"model": model, "now": now}
+    http_json("POST", url, "/models/unload", api_key, "success", body, timeout_s=None)
     click.echo(f"unloaded {model}")
+
+
+def read_props(url: str, api_key: str | None) -> dict[str, Any]:
+    """The models of a server, and its last answers. Raises as `http_json` does."""
+    return http_json("GET", url, "/props", api_key, "models")
 
 
 def http_json(
@@ -111,35 +118,59 @@ def http_json(
     url: str,
     path: str,
     api_key: str | None,
+    expected: str,
     body: dict[str, Any] | None = None,
     timeout_s: float | None = _TIMEOUT_S,
-) -> Any:
-    """Send a request and return the server's JSON response. Raises HubError if no server answers, InvalidRequest."""
+) -> dict[str, Any]:
+    """Send a request and return the server's JSON response, which has the key `expected`.
+
+    Raises HubError if no server answers, or one of another program; InvalidRequest if the server rejects the request.
+    """
     import httpx
 
     is_unix = url.startswith(_UNIX)
     transport = httpx.HTTPTransport(uds=url.removeprefix(_UNIX)) if is_unix else None
-    base = "http://localhost" if is_unix else url.rstrip("/").removesuffix("/v1")  # as `serve` prints it
+    base = "http://localhost" if is_unix else _find_base(url)
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         with httpx.Client(transport=transport, timeout=timeout_s) as client:
             response = client.request(method, f"{base}{path}", headers=headers, json=body)
-        answer = response.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         reason = reason_of(error)
         raise HubError(
             f"no edgespec server answers at {url} ({reason[:1].lower()}{reason[1:]}).",
             hint="Start one with `edgespec serve`.",
         ) from error
-    if response.status_code != 200:
-        message = answer.get("error", {}).get("message", "") if isinstance(answer, dict) else ""
+    answer, message = _read_answer(response.content)
+    if response.status_code != 200 and message:
         raise InvalidRequest(
-            f"the server rejects the request: {message or response.status_code}",
+            f"the server rejects the request: {message}",
             hint="Give --api-key, or set EDGESPEC_API_KEY."
             if response.status_code == 401
             else "`edgespec ps` lists its models.",
         )
+    if response.status_code != 200 or expected not in answer:
+        raise HubError(f"{url} answers, but is no edgespec server.", hint="Name another one with --url.")
     return answer
+
+
+def _find_base(url: str) -> str:
+    """The root of a server, whose URL `edgespec serve` prints with /v1."""
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def _read_answer(content: bytes) -> tuple[dict[str, Any], str]:
+    """(the JSON object that a server has sent, empty where it is none; what it says of an error)"""
+    try:
+        answer = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}, ""
+    if not isinstance(answer, dict):
+        return {}, ""
+    error = answer.get("error")
+    if isinstance(error, dict):
+        error = error.get("message")
+    return answer, error if isinstance(error, str) else ""
 
 
 # `edgespec launch`: settings for other programs that use the server, as templates.
@@ -267,7 +298,7 @@ def launch_command(client: str, model: str | None, url: str, api_key: str | None
 
     if url.startswith(_UNIX):
         raise InvalidRequest("other programs do not call Unix sockets.", hint="Start the server with --port as well.")
-    models = http_json("GET", url, "/props", api_key)["models"]
+    models = read_props(url, api_key)["models"]
     names = [each["name"] for each in models]
     if model is not None and model not in names:
         raise InvalidRequest(f"the server has no model '{model}'.", hint=f"It has: {', '.join(names)}.")
@@ -275,8 +306,8 @@ def launch_command(client: str, model: str | None, url: str, api_key: str | None
     if not chosen["is_open"]:
         click.echo(f"# loading {chosen['name']}, to know its context", err=True)
         probe = {"model": chosen["name"], "messages": [{"role": "user", "content": "x"}]}
-        http_json("POST", url, "/v1/messages/count_tokens", api_key, probe, timeout_s=None)
-        chosen = http_json("GET", url, "/props", api_key)["models"][names.index(chosen["name"])]
+        http_json("POST", url, "/v1/messages/count_tokens", api_key, "input_tokens", probe, timeout_s=None)
+        chosen = read_props(url, api_key)["models"][names.index(chosen["name"])]
     name, context = chosen["name"], chosen["context_size"]
     if context is None:  # of a model of another server that does not say
         context = _ASSUMED_CONTEXT
@@ -289,7 +320,7 @@ def launch_command(client: str, model: str | None, url: str, api_key: str | None
         more = "restart the server with --ctx" if chosen["state"] != "remote" else "start the server behind it with"
         size = f"the context of {name} holds {context:,}: {more} {larger}"
         click.echo(f"# {client}'s first prompt has about {about.prompt_tokens:,} tokens, but {size}", err=True)
-    base, keys = url.rstrip("/"), {"key": api_key, "any_key": api_key or "none"}
+    base, keys = _find_base(url), {"key": api_key, "any_key": api_key or "none"}
     sizes = {"context": context, "answer": context // _ANSWER_SHARE}
     settings = environment.from_string(about.settings).render(url=base, v1=f"{base}/v1", model=name, **keys, **sizes)
     click.echo(settings, nl=False)

@@ -7,8 +7,11 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -47,6 +50,50 @@ def test_no_server() -> None:
         assert done.returncode == 4 and "No edgespec server answers" in done.stderr, done.stderr
         assert "(connection refused)" in done.stderr and "Errno" not in done.stderr, done.stderr
     assert "No edgespec server" in run("ps", "--url", "not a url").stderr
+
+
+@contextmanager
+def answering(status: int, body: str) -> Iterator[str]:
+    """The URL of a server that answers everything so."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+NOT_OURS = "{url} answers, but is no edgespec server."
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "code", "told"),
+    [
+        (200, '{"default_generation_settings": {}}', 4, NOT_OURS),
+        (200, '{"error": "Unexpected endpoint"}', 4, NOT_OURS),
+        (200, "[]", 4, NOT_OURS),
+        (200, "<html>", 4, NOT_OURS),
+        (404, '{"detail": "Not Found"}', 4, NOT_OURS),
+        (404, '{"error": "not found"}', 2, "The server rejects the request: not found."),
+    ],
+)
+def test_another_programs_server(status: int, body: str, code: int, told: str) -> None:
+    with answering(status, body) as url:
+        for command in (["ps"], ["stop", "x"], ["launch", "aider"]):
+            done = run(*command, "--url", url)
+            assert (done.returncode, done.stdout) == (code, ""), done.stderr
+            assert done.stderr.startswith(f"error: {told.format(url=url)}\nhint: "), done.stderr
 
 
 def test_a_key_is_needed(tmp_path: Path) -> None:
@@ -98,6 +145,7 @@ def test_no_key_is_named_where_the_server_has_none(client: str, small: Server) -
     needed = {"aider", "claude", "qwen"}  # which do not start without one
     assert ("none" in done.stdout) == (client in needed)
     assert "EDGESPEC_API_KEY" not in done.stdout and "apiKey" not in done.stdout
+    assert run("launch", client, "--url", f"{small.url}/v1").stdout == done.stdout, "the URL that `serve` prints"
     assert "256" in done.stdout or client in ("llm", "qwen"), "the context of the model"
 
 
