@@ -65,7 +65,6 @@ if TYPE_CHECKING:
     help="Continue a conversation; `edgespec history` lists them.",
     shell_complete=complete_conversation,
 )
-@rare_option("--race", metavar="TEXT", help="Start with a race: answer TEXT with and without speculative decoding.")
 @rare_option("--rolling", is_flag=True, help="Leave out the oldest turns when the context is full.")
 @click.option("--incognito", is_flag=True, help="Save nothing of this chat: no conversation, no prompts, no memory.")
 @offer(LEARN)
@@ -75,7 +74,6 @@ def chat_command(
     plain: bool,
     continue_last: bool,
     resume: int | None,
-    race: str | None,
     rolling: bool,
     incognito: bool,
     **options: Any,
@@ -102,15 +100,13 @@ def chat_command(
             resume = next((conversation.id for conversation in store.recent(1)), None)
         request = _choose_model(store, resume, request)
         sampling = partial(resolve_sampling, options)
-        then = f"race {race}" if race else ""
         with closing(EngineProcess("F5 opens the model again.")) as client:
             app = partial(ChatApp, request, chat, store, client, is_incognito=incognito)
             is_choosing = request.model is None and request.backend is None and resume is None
-            return app(sampling=sampling, resume=resume, then=then, is_choosing=is_choosing).run() or 0
-    if continue_last or resume or race:
-        raise InvalidRequest(
-            "--continue, --resume and --race need the full-screen chat.", hint="Drop --plain and run in a terminal."
-        )
+            return app(sampling=sampling, resume=resume, is_choosing=is_choosing).run() or 0
+    if continue_last or resume:
+        hint = "Drop --plain and --verbose, and run in a terminal."
+        raise InvalidRequest("--continue and --resume need the full-screen chat.", hint=hint)
     with closing(_start_engine(request, verbose=options["verbose"])) as engine:
         is_interactive = sys.stdin is not None and sys.stdin.isatty()
         repl = Repl(engine, request, chat, interactive=is_interactive, is_incognito=incognito)

@@ -238,10 +238,6 @@ class EngineClient(ABC):
         """
         return self.call("stream", request, speculation)
 
-    def plan(self, config: LoadConfig, reporter: Reporter) -> Stream[str]:
-        """Report what `edgespec plan` reports of a model: what is known at once, then speeds once they are measured."""
-        return self.call("plan", config, reporter=reporter)
-
     def speculate(self, argument: str) -> Stream[ModelInfo]:
         """Run `/spec argument`, during a generation too. Raises InvalidRequest."""
         return self.call("speculate", argument)

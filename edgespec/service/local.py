@@ -24,9 +24,7 @@ from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Notice, Request, SlotState
 from edgespec.engine.prompts import Embedding, embed
 from edgespec.errors import BackendError, Cancelled, EdgespecError, reason_of
-from edgespec.hub.hub import Hub
 from edgespec.planner.plan import LoadConfig, Quiet, Reporter
-from edgespec.registry.schema import load_registry
 from edgespec.service.client import EngineClient, ModelInfo, Stream, no_model, require_model
 from edgespec.service.learn import Activity, Learner, is_on_battery, open_learner
 from edgespec.service.load import Loader
@@ -318,12 +316,6 @@ class LocalEngine(EngineClient):
         finally:
             self._answered = self.loaded
             self._refresh_devices()
-
-    def _plan(self, check: CheckCancelled, config: LoadConfig, reporter: Reporter) -> Iterator[str]:
-        from edgespec.planner.report import format_plan, report_plan  # imports all that plans
-
-        for facts in report_plan(config, load_registry(), Hub.from_environment(), reporter, check):
-            yield "\n".join(format_plan(facts))
 
     def _embed(self, check: CheckCancelled, texts: Sequence[str | Sequence[int]]) -> Iterator[Embedding | Yield]:
         yield from embed(self.require_loaded().engine.target, texts, check)

@@ -51,28 +51,20 @@ class ChatApp(Dialogue):
         *,
         sampling: Callable[[SamplingDefaults], SamplingParams] = lambda _: SamplingParams(),
         resume: int | None = None,
-        then: str = "",
         is_incognito: bool = False,
         is_choosing: bool = False,
     ) -> None:
         """`sampling` turns a model's recommended defaults into sampling parameters. `resume` is the id of a stored
-        conversation. `then` is a command to run once the model is loaded. `is_incognito`: nothing of the first
-        conversation is kept. `is_choosing`: a list of small models is shown first, of which the user opens one. The
-        app closes `client` when it ends.
+        conversation. `is_incognito`: nothing of the first conversation is kept. `is_choosing`: a list of small models
+        is shown first, of which the user opens one. The app closes `client` when it ends.
         """
         super().__init__(request, chat, store, client)
         self.is_choosing = is_choosing
         self._sampling = sampling
         self._resume = resume
-        self._then = then
         self._load_notices: Sequence[str] = ()  # of the model, or of its draft
         if is_incognito:
             self.recorder.start_incognito(is_on=True)
-
-    @property
-    def reporter(self) -> TuiReporter:
-        """A new one, which shows the progress of a load on this screen."""
-        return TuiReporter(self.query_one("#progress", Progress))
 
     async def on_mount(self) -> None:
         self.query_one("#progress", Progress).set_interval(_BEAT_S, self._beat)
@@ -119,7 +111,7 @@ class ChatApp(Dialogue):
     def _follow_load(
         self, load: Callable[[LoadConfig, Reporter], Stream[ModelInfo]], request: LoadConfig, *, is_new: bool
     ) -> None:
-        reporter = self.reporter
+        reporter = TuiReporter(self.query_one("#progress", Progress))
         job = self.activity.job = load(request, reporter)
         self.follow(job, lambda info: self._show_model(info, request, reporter.notices, is_new=is_new))
 
@@ -133,7 +125,7 @@ class ChatApp(Dialogue):
             await self.submit(message.text)
 
     def complete(self, line: str) -> Sequence[Completion]:
-        return commands.complete(line, self.available_themes)
+        return commands.complete(line)
 
     async def run_command(self, line: str) -> None:
         try:
@@ -213,7 +205,7 @@ class ChatApp(Dialogue):
 
     @on(Downloads.Done)
     async def _open_download(self, message: Downloads.Done) -> None:
-        if self.activity.job is None:
+        if self.activity.job is None and not self.is_racing:
             self.open(message.request)
         else:
             await self.show_notice(f"{message.request.model} is downloaded; Ctrl+G opens it.")

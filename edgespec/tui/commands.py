@@ -95,11 +95,6 @@ async def attach(app: ChatApp, argument: str) -> None:
     prompt.put(f"{prompt.text}{path.name}:\n{fence}{path.suffix.removeprefix('.')}\n{text.rstrip()}\n{fence}\n")
 
 
-async def find(app: ChatApp, argument: str) -> None:
-    if not app.query_one(Transcript).find(argument):
-        raise InvalidRequest(f"'{argument}' is not on the screen.", hint="/history TEXT searches all conversations.")
-
-
 async def copy(app: ChatApp, argument: str) -> None:
     texts = [turn.text for turn in app.recorder.turns if turn.role == "assistant" and turn.text]
     if app.activity.answer is not None and app.activity.answer.text:
@@ -235,7 +230,7 @@ async def model(app: ChatApp, argument: str) -> None:
             await app.run_command(f"model {pick.model}")
 
     is_idle = app.activity.job is None
-    app.push_screen(Picker(app.client, app.request, app.reporter, is_idle=is_idle, is_first=app.is_choosing), load)
+    app.push_screen(Picker(app.client, is_idle=is_idle, is_first=app.is_choosing), load)
 
 
 async def settings(app: ChatApp, argument: str) -> None:
@@ -271,16 +266,6 @@ async def race(app: ChatApp, argument: str) -> None:
     app.push_screen(Race(app.client, request, model_info.speculation, model_info.plain_speed), go_on)
 
 
-async def theme(app: ChatApp, argument: str) -> None:
-    names = ", ".join(sorted(app.available_themes))
-    if not argument:
-        await app.show_notice(f"theme {app.theme}; available: {names}")
-    elif argument not in app.available_themes:
-        raise InvalidRequest(f"there is no theme '{argument}'.", hint=f"Available: {names}.")
-    else:
-        app.theme = argument
-
-
 def _act(action: str) -> Run:
     """A command that a key has too."""
     return lambda app, _argument: app.run_action(action)
@@ -300,14 +285,12 @@ COMMANDS = (
     SlashCommand("system", "[TEXT]", "show the system message, or set it; 'none' removes it", system),
     SlashCommand("race", "[TEXT]", "decode the last question, or TEXT, plainly and speculatively", race),
     SlashCommand("stats", "", "show steps, costs, acceptance (F2)", _act("details")),
-    SlashCommand("theme", "[NAME]", "change the colors; without NAME, list the themes", theme),
     SlashCommand("retry", "[N]", "answer the last question, or question N, again", retry),
     _share("continue", continue_),
     SlashCommand("edit", "[N]", "move the last question, or question N, back to the prompt", edit),
     _share("undo", undo),
     SlashCommand("branch", "[N|back|up|down]", "show the next branch, N or the one before; up, down: a fork", branch),
     SlashCommand("attach", "FILE", "insert a text file into the prompt", attach),
-    SlashCommand("find", "TEXT", "scroll to the last message that contains TEXT", find),
     SlashCommand("copy", "[N]", "copy the last answer, or its Nth code block", copy),
     SlashCommand("new", "", "start a new conversation; this one is kept", new),
     _share("incognito", incognito),
@@ -337,7 +320,7 @@ Values = Iterable[tuple[str, str, bool]]
 """(argument, summary, whether it is whole) for each value."""
 
 
-def complete(line: str, themes: Iterable[str]) -> list[Completion]:
+def complete(line: str) -> list[Completion]:
     """The lines that `line` can become. It begins with a slash, and may end in the middle of a word."""
     name, space, argument = line.removeprefix("/").partition(" ")
     if name.startswith("/"):
@@ -345,10 +328,7 @@ def complete(line: str, themes: Iterable[str]) -> list[Completion]:
     if not space:
         return _complete_name(name)
     command = _ALIASES.get(name, name)
-    if command == "theme":
-        values: Values = [(theme, "", True) for theme in sorted(themes)]
-    else:
-        values = _ARGUMENTS[command](argument) if command in _ARGUMENTS else ()
+    values = _ARGUMENTS[command](argument) if command in _ARGUMENTS else ()
     found = [
         Completion(f"/{name} {value}", value, summary, is_whole)
         for value, summary, is_whole in values

@@ -56,7 +56,11 @@ class Dialogue(Window):
         self._drawn_cpu_s = 0.0  # thread_time() at the end of the last frame
         self._is_leaving = False  # once the answer under way has ended
         self._refreshed_s = 0.0  # perf_counter() of the instruments' last refresh
-        self._then = ""  # a command to run once the running job has ended
+
+    @property
+    def is_racing(self) -> bool:
+        """Whether a race is on the screen, which uses the model as it is."""
+        return any(isinstance(screen, Race) for screen in self.screen_stack)
 
     @property
     def is_incognito(self) -> bool:
@@ -135,8 +139,7 @@ class Dialogue(Window):
         """Send what has waited longest: commands up to the next message, which needs an open model."""
         while self.queued and self.activity.job is None:
             text, *rest = self.queued
-            is_racing = any(isinstance(screen, Race) for screen in self.screen_stack)
-            if is_racing or (self.client.model_info is None and not _is_command(text)):
+            if self.is_racing or (self.client.model_info is None and not _is_command(text)):
                 return
             self._show_queued(rest)
             await self.submit(text)
@@ -272,9 +275,6 @@ class Dialogue(Window):
         if self._is_leaving:
             self.exit()
         self.refresh_instruments()
-        then, self._then = self._then, ""
-        if then and self.client.model_info is not None:
-            await self.run_command(then)
         if not self._is_leaving:
             await self.send_next()
 

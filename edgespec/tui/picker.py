@@ -15,7 +15,7 @@ from rich.text import Text
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import Vertical
 from textual.css.query import NoMatches
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Input, Static
@@ -35,7 +35,6 @@ from edgespec.planner.catalogue import (
     format_drafted,
     format_plain,
 )
-from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import EMBEDDED_ALIAS, load_registry
 from edgespec.service.client import EngineClient
 from edgespec.tui.progress import describe_error
@@ -188,7 +187,7 @@ class FilterList(ModalScreen[T | None]):
         self.query_one(DataTable).focus()
 
 
-_KEYS = "Enter opens · type to filter · Ctrl+S searches the hub · Ctrl+F measures one · Esc closes"
+_KEYS = "Enter opens · type to filter · Ctrl+S searches the hub · Esc closes"
 _FIRST_KEYS = "Enter downloads the model and opens it · type to see larger ones · Ctrl+S searches the hub · Esc closes"
 
 
@@ -204,7 +203,6 @@ class Picker(FilterList[Pick]):
     """Dismissed with the model to open, or None."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+f", "estimate", "Estimate", priority=True),
         Binding("ctrl+s", "search", "Search the hub", priority=True),
     ]
     PLACEHOLDER = "Filter models, or type any reference"
@@ -213,25 +211,19 @@ class Picker(FilterList[Pick]):
         ("description", None),
     )  # fmt: skip
 
-    def __init__(
-        self, client: EngineClient, request: LoadConfig, reporter: Reporter, *, is_idle: bool, is_first: bool = False
-    ) -> None:
-        """`request`: the load options for an estimate, which needs an engine that is idle. `is_first`: the user
-        chooses a first model, from small ones until something is typed, and Enter downloads it at once.
+    def __init__(self, client: EngineClient, *, is_idle: bool, is_first: bool = False) -> None:
+        """With an `is_idle` engine this machine is measured. `is_first`: the user chooses a first model, from small
+        ones until something is typed, and Enter downloads it at once.
         """
         super().__init__("", "Listing the models on this machine …")
         self._is_first = is_first
         self._client = client
-        self._request = request
-        self._reporter = reporter
         self._is_idle = is_idle
         self._rows: list[Row] = []
         self._found: list[Row] = []  # at the hub
         self._notice = ""
 
     def compose_details(self) -> ComposeResult:
-        with VerticalScroll(id="report"):
-            yield Static("", id="report-text", markup=False)
         yield Static("", id="about", markup=False)
 
     def on_mount(self) -> None:
@@ -266,28 +258,6 @@ class Picker(FilterList[Pick]):
     def _check(self) -> None:
         if not self.is_attached:
             raise Cancelled
-
-    def action_estimate(self) -> None:
-        """Show the plan of the selected model, with measured speeds."""
-        name = self.selected_key()
-        if name is not None and not self._is_idle:
-            self.set_status("Speeds cannot be measured during an answer; Esc stops it.")
-        elif name is not None:
-            self.set_status(f"Measuring how fast this machine computes {name} …")
-            self._estimate(name)
-
-    @work(group="estimate", exclusive=True, exit_on_error=False)  # it is cancelled when the screen is closed
-    async def _estimate(self, name: str) -> None:
-        job = self._client.plan(replace(self._request, model=name, force=True), self._reporter)
-        try:
-            async for text in job:
-                self.query_one("#report").display = True
-                self.query_one("#report-text", Static).update(Text(text))
-            self.set_status(_KEYS)
-        except Exception as error:  # noqa: BLE001 - as above
-            self.set_status(describe_error(error))
-        finally:
-            job.cancel()
 
     def choose(self) -> None:
         """Open the selected model; ask first where it has to be downloaded."""

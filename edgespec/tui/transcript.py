@@ -284,16 +284,6 @@ class Transcript(ScrollView):
         """Remove every item but `keep`."""
         self._replace([item for item in self.items if item is keep])
 
-    def find(self, text: str) -> bool:
-        """Scroll to the last block that contains `text`, ignoring case; whether there is one."""
-        for item in reversed(self.items):
-            position = item.text.casefold().rfind(text.casefold())
-            if position >= 0:
-                blocks = [block for block in item.blocks if block.start <= position < block.end]
-                self._reveal((item, blocks[-1] if blocks else item.blocks[0]))
-                return True
-        return False
-
     def follow(self) -> None:
         """Scroll to the end, and stay there as the content grows."""
         self._is_following = True

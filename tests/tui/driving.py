@@ -168,9 +168,9 @@ def make_app(
 
 
 @asynccontextmanager
-async def driving(request: LoadConfig = TOY, *, then: str = "", **more: Any) -> AsyncIterator[Driver]:
+async def driving(request: LoadConfig = TOY, **more: Any) -> AsyncIterator[Driver]:
     """The app with its model open or refused."""
-    app = make_app(request, then=then, **more)
+    app = make_app(request, **more)
     toasts: list[Notification] = []
 
     def hear(message: Message) -> None:
@@ -179,7 +179,7 @@ async def driving(request: LoadConfig = TOY, *, then: str = "", **more: Any) -> 
 
     async with app.run_test(size=(100, 24), message_hook=hear) as pilot:
         driver = Driver(app, pilot, toasts)
-        await driver.until(lambda: app.activity.job is None or then)
+        await driver.until(lambda: app.activity.job is None)
         await pilot.pause()  # what was said of the load may wait in the app's queue
         try:
             yield driver

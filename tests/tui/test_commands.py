@@ -12,6 +12,7 @@ from edgespec.tui.commands import COMMANDS, HELP
 from edgespec.tui.keys import Help
 from edgespec.tui.panel import Details
 from edgespec.tui.picker import Picker
+from edgespec.tui.progress import Downloads
 from edgespec.tui.race import Race
 from tests.tui.driving import EMBEDDED, ENDLESS, Driver, chat_of, driving, in_app, in_loop
 
@@ -41,10 +42,6 @@ async def test_small_commands(chat: Driver) -> None:
         if command.arguments and not command.arguments.startswith("["):
             await chat.errs(f"/{command.name}", f"/{command.name} needs {command.arguments}")
     await shows(chat, "/stats", Details)
-    await chat.hears("/theme", chat.app.theme, "high-contrast")
-    await chat.send("/theme high-contrast")
-    await chat.until(lambda: chat.app.theme == "high-contrast")
-    await chat.errs("/theme pink", "no theme 'pink'", "high-contrast")
     await chat.hears("/system Be brief.", "system message: Be brief.")
     await chat.ask("hello")
     recorder, (system, *_) = chat.app.recorder, chat.app.chat.request().prompt
@@ -157,7 +154,7 @@ async def test_model(chat: Driver) -> None:
 
 @in_loop
 async def test_a_first_model_that_cannot_be_opened_leaves_the_app_to_choose_another() -> None:
-    async with driving(LoadConfig(model="nonsense", backend="toy", draft_max=3), then="race hello") as chat:
+    async with driving(LoadConfig(model="nonsense", backend="toy", draft_max=3)) as chat:
         await chat.until(lambda: chat.notices("error"))
         await chat.idle()
         assert "no toy model 'nonsense'" in chat.notices("error")[0] and len(chat.app.screen_stack) == 1
@@ -234,6 +231,9 @@ async def test_race(chat: Driver) -> None:
     chat.app.chat.max_tokens = ENDLESS
     await chat.send("/race")
     await chat.until(lambda: isinstance(chat.app.screen, Race))
+    chat.app.query_one(Downloads).post_message(Downloads.Done(LoadConfig(model="linear", backend="toy")))
+    await chat.until(lambda: any("Linear is downloaded; Ctrl+G opens it" in each for each in chat.notices()))
+    assert chat.app.activity.job is None, "the race goes on with the model that it began with"
     await chat.press("escape")
     chat.app.chat.max_tokens = 5
     await chat.ask("and on")  # nothing is in its way
@@ -242,7 +242,8 @@ async def test_race(chat: Driver) -> None:
 
 
 @in_loop
-async def test_a_race_of_real_models_when_the_program_begins() -> None:
-    async with driving(EMBEDDED, chat=chat_of(12), then="race import os\nimport") as chat:
+async def test_a_race_of_real_models() -> None:
+    async with driving(EMBEDDED, chat=chat_of(12)) as chat:
+        await chat.send("/race import os\nimport")
         assert "over 12 tokens: " in await run_race(chat)
         assert (await chat.ask("import os\nimport")).strip()

@@ -65,8 +65,8 @@ async def test_what_is_sent_while_a_model_is_loading_waits_for_it(chat: Driver) 
     await chat.send("/undo")
     await chat.until(lambda: len(chat.turns) == 2)
     app.open(app.request)
+    await app.run_command("race hello")
     await app.ask("after the race")
-    app._then = "race hello"  # as --race does
     await chat.until(lambda: isinstance(app.screen, Race))
     assert app.queued == ["after the race"]
     await chat.press("escape")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from time import sleep
 
 import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 
-from edgespec.core.protocols import CheckCancelled
-from edgespec.errors import Cancelled
 from edgespec.planner.plan import LoadConfig
 from edgespec.planner.speed import COMMON, MachineSpeed, save_speed
 from edgespec.registry.schema import load_registry
@@ -75,7 +71,7 @@ async def test_what_is_listed(other: Path) -> None:
         assert [str(cell) for cell in last[1:]] == [size, "fits", "", "", "", "", "from another program"]
         absent = table.get_row_at(names(picker).index("llama-70b-q4"))
         assert str(absent[1]) == "~40.6 GiB" and str(absent[6]) == "Llama 3.3"
-        assert "Enter opens" in read_status(picker) and "Ctrl+F measures one" in read_status(picker)
+        assert "Enter opens" in read_status(picker) and "Ctrl+S searches the hub" in read_status(picker)
         assert "Offline mode is on." in read_status(picker)
 
 
@@ -124,49 +120,15 @@ async def test_a_reference_that_is_not_listed_is_tried() -> None:
 
 
 @in_loop
-async def test_nothing_is_measured_while_an_answer_comes(script: Script) -> None:
+async def test_no_model_is_opened_while_an_answer_comes(script: Script) -> None:
     script.generations, script.holds = [[]], True
     async with opened() as (app, pilot):
         await app.ask("go")
         picker = await pick(app, pilot)
         picker.query_one(Input).value = "python-6m"
         await until(lambda: names(picker) == ["python-6m"])
-        await pilot.press("ctrl+f")
-        await pilot.pause()
-        assert read_status(picker) == "Speeds cannot be measured during an answer; Esc stops it."
-        assert not picker.query_one("#report").display
         await pilot.press("enter")
         await until(lambda: any("engine is busy" in each for each in toasts(app)))
-
-
-@in_loop
-async def test_leaving_ends_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended: list[str] = []
-
-    def endless(_request: object, _registry: object, _hub: object, _reporter: object, check: CheckCancelled):
-        def work() -> Iterator[dict[str, str]]:
-            yield {"name": "facts without speeds"}
-            try:
-                while True:
-                    check()
-                    sleep(0.01)
-            except Cancelled:
-                ended.append("cancelled")
-                raise
-
-        return work()
-
-    monkeypatch.setattr("edgespec.planner.report.report_plan", endless)
-    monkeypatch.setattr("edgespec.planner.report.format_plan", lambda facts: [facts["name"]])
-    async with opened() as (app, pilot):
-        picker = await pick(app, pilot)
-        await pilot.press("ctrl+f")
-        await until(lambda: "facts" in str(picker.query_one("#report-text", Static).visual))
-        assert "Measuring" in read_status(picker)
-        await pilot.press("escape")
-        await until(lambda: ended == ["cancelled"])
-        await pilot.pause()
-        assert len(app.screen_stack) == 1 and app.is_running and not errors(app)
 
 
 @in_loop

@@ -107,19 +107,19 @@ async def test_pages_scroll_the_conversation(chat: Driver) -> None:
 @in_app
 async def test_completion_of_commands(chat: Driver) -> None:
     popup, prompt = chat.app.query_one(Popup), chat.prompt
-    await chat.press(*"/th")
+    await chat.press(*"/spe")
     await chat.until(lambda: popup.display)
     await chat.press("tab")
-    await chat.until(lambda: popup.display and prompt.text == "/theme ")
-    await chat.press(*"high", "tab")
-    await chat.until(lambda: not popup.display and prompt.text == "/theme high-contrast")
+    await chat.until(lambda: popup.display and prompt.text == "/spec ")
+    await chat.press(*"of", "tab")
+    await chat.until(lambda: not popup.display and prompt.text == "/spec off")
     await chat.press("enter")
-    await chat.until(lambda: chat.app.theme == "high-contrast" and not prompt.text)
+    await chat.until(lambda: "Speculation: off" in "".join(chat.notices()) and not prompt.text)
     await chat.press(*"/draft ngram+m", "tab")
     await chat.until(lambda: prompt.text == "/draft ngram+model")
     prompt.put("")
     await chat.press(*"/sp", "down", "enter")  # the selected one is sent
-    await chat.until(lambda: any("Speculation" in each for each in chat.notices()))
+    await chat.until(lambda: sum("Speculation" in each for each in chat.notices()) == 2)
     await chat.press(*"/cont", "tab")
     await chat.until(lambda: prompt.text == "/continue" and not popup.display)
     await chat.press("enter")
@@ -127,7 +127,7 @@ async def test_completion_of_commands(chat: Driver) -> None:
     await chat.press(*"/s", "escape")
     await chat.until(lambda: not popup.display and prompt.text == "/s")
     prompt.put("")
-    await chat.errs("/themme", "no command /themme", "Did you mean /theme?")
+    await chat.errs("/brannch", "no command /brannch", "Did you mean /branch?")
     await chat.press(*"//")
     await chat.pilot.pause()
     assert not popup.display

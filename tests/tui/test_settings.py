@@ -67,14 +67,14 @@ def test_settings_and_damaged_ones(data: Path) -> None:
 @in_loop
 async def test_a_second_start_has_the_theme_the_view_and_the_prompts(data: Path) -> None:
     async with driving() as chat:
-        await chat.send("/theme nord")
-        await chat.until(lambda: chat.app.theme == "nord")
+        chat.app.theme = "nord"
+        await chat.send("/spec")
         await chat.press("ctrl+o", "ctrl+t")
     (data / "settings" / "reasoning").write_bytes(b"\xff")
     async with driving() as chat:
         assert chat.app.theme == "nord" and chat.app._shows_token_colors
         await chat.press("up")
-        assert chat.prompt.text == "/theme nord"
+        assert chat.prompt.text == "/spec"
     assert not (data / "settings" / "model").exists(), "the toy is no model that a user has chosen"
 
 
@@ -123,14 +123,14 @@ def test_copying_by_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_completion_of_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def lines(line: str) -> list[str]:
-        return [each.line for each in complete(line, ["nord", "monokai"])]
+        return [each.line for each in complete(line)]
 
     (tmp_path / "notes.md").touch()
     (tmp_path / ".hidden").touch()
     (tmp_path / "nested").mkdir()
     monkeypatch.chdir(tmp_path)
     assert lines("/und") == ["/undo"] and lines("/undo") == [] and lines("/bye") == ["/exit"]
-    assert lines("/theme n") == ["/theme nord"] and lines("/nothing n") == []
+    assert lines("/nothing n") == []
     assert lines("/draft ngram+ngr") == [] and lines("/draft ngram+mod") == ["/draft ngram+model"]
     assert lines("/set max") == ["/set max_tokens "] and lines("/spec o") == ["/spec on", "/spec off"]
     assert lines("/model python") == ["/model python-6m"]
