@@ -140,7 +140,8 @@ def _find_pair(model: str | None, method: str | None) -> AdaptedPair:
     pairs = {pair: _read_card(pair) for pair in open_drafts().pairs()}
     known = {pair: card for pair, card in pairs.items() if card and method in (None, card.method)}
     found = [pair for pair, card in known.items() if model in (None, card.target)]
-    found = found or [pair for pair, card in pairs.items() if card is None]
+    if not found and model is None:  # it is not known whose the damaged ones are
+        found = [pair for pair, card in pairs.items() if card is None]
     if not found:
         of = "" if model is None else f" of {model}"
         raise UnknownModel(f"no draft{of} is adapted.", hint="`edgespec adapt list` shows those that are.")

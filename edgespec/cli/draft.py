@@ -16,7 +16,6 @@ from edgespec.cli.options import (
     load_config,
     load_options,
     model_argument,
-    offer,
     open_hub,
     rare_option,
 )
@@ -70,7 +69,8 @@ def compare_command(target: str, drafts: tuple[str, ...], max_tokens: int, as_js
             rows.append(event)
         else:
             answers = event
-        report_activity(f"{len(rows) + 1} of {len(drafts)} drafts are measured …")
+        if len(rows) < len(drafts):
+            report_activity(f"draft {len(rows) + 1} of {len(drafts)} is measured …")
     report_activity("")
     rows.sort(key=lambda each: -each.trial.speedup if each.trial else 0)
     print_result(_describe_comparison(answers, rows), _format_comparison(answers, rows), as_json=as_json)

@@ -123,14 +123,10 @@ class DraftOption(click.Option):
     """`--draft`, whose completion lists the drafters of the registry. It is not read before."""
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names after the last '+' that do not stand before it, else files."""
-        from edgespec.planner.draft_finder import AUTO, NONE, list_words
+        """Drafters after the last '+', else files."""
+        from edgespec.planner.draft_finder import complete_draft
 
-        *before, start = incomplete.split("+")
-        taken = {part.partition(":")[0] for part in before}
-        words = [word for word, _ in list_words() if word not in taken]
-        found = words if before else [AUTO, *words, NONE]
-        items = [CompletionItem("+".join([*before, word])) for word in found if word.startswith(start)]
+        items = [CompletionItem(value) for value, _ in complete_draft(incomplete) if value.startswith(incomplete)]
         return items or [CompletionItem(incomplete, type="file")]
 
 

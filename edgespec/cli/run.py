@@ -61,6 +61,8 @@ def run_command(
     text = _read_prompt(prompt, file)
     if not (text if raw else text.strip()):
         raise InvalidRequest("the prompt is empty.", hint="Give one as an argument, with --file, or on standard input.")
+    if raw and options["system"]:
+        raise InvalidRequest("a system message needs the chat template.", hint="Drop --raw or --system.")
     resolve_sampling(options, SamplingDefaults())  # raises before anything is loaded
     answer = Answer({"answer": "", "reasoning": ""})
 

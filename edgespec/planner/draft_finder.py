@@ -161,6 +161,18 @@ def list_words() -> list[tuple[str, DrafterSpec]]:
     return [(w, spec) for spec in drafter_specs().values() for w in spec.all_words if w != _SHORT_FORM]
 
 
+def complete_draft(text: str) -> Iterator[tuple[str, str]]:
+    """What `text` can become with a drafter after its last '+' that is not before it, and what this one does."""
+    *before, _ = text.split("+")
+    taken = {part.partition(":")[0] for part in before}
+    if not before:
+        yield AUTO, "all that are available"
+        yield NONE, "plain decoding"
+    for word, spec in list_words():
+        if word not in taken:
+            yield "+".join([*before, word]), spec.summary
+
+
 def describe_words() -> str:
     """One line for a user who chooses: what --draft takes, with trained heads as one group."""
     words = [format_word(word, spec) for word, spec in list_words() if spec.needs != "head"]

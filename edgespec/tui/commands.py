@@ -26,8 +26,7 @@ from edgespec.conversations.chat import (
     requires_argument,
 )
 from edgespec.errors import EdgespecError, InvalidRequest
-from edgespec.planner.draft_finder import AUTO, describe_words, list_words
-from edgespec.planner.draft_finder import NONE as NO_DRAFT
+from edgespec.planner.draft_finder import complete_draft, describe_words
 from edgespec.registry.schema import load_registry
 from edgespec.service.client import require_model
 from edgespec.text.chat_template import Message
@@ -316,8 +315,8 @@ async def run(app: ChatApp, line: str) -> None:
 
 _SPEC = {"on": "as chosen before", "off": "plain decoding", "auto": "as much as pays", "4": "tokens per step"}
 
-Values = Iterable[tuple[str, str, bool]]
-"""(argument, summary, whether it is whole) for each value."""
+Values = Iterable[tuple[str, str]]
+"""(argument, summary) for each value. One that ends in a slash or a space is not whole yet."""
 
 
 def complete(line: str) -> list[Completion]:
@@ -330,8 +329,8 @@ def complete(line: str) -> list[Completion]:
     command = _ALIASES.get(name, name)
     values = _ARGUMENTS[command](argument) if command in _ARGUMENTS else ()
     found = [
-        Completion(f"/{name} {value}", value, summary, is_whole)
-        for value, summary, is_whole in values
+        Completion(f"/{name} {value}", value, summary, is_whole=not value.endswith(("/", " ")))
+        for value, summary in values
         if value.startswith(argument) and value != argument
     ]
     return found[:MAX_COMPLETIONS]
@@ -355,24 +354,11 @@ def _complete_name(start: str) -> list[Completion]:
     ]
 
 
-def _list_drafts(argument: str) -> Values:
-    """Drafters after the last '+', without those before it."""
-    *before, _ = argument.split("+")
-    taken = {part.partition(":")[0] for part in before}
-    prefix = "".join(f"{part}+" for part in before)
-    if not before:
-        yield AUTO, "all that are available", True
-        yield NO_DRAFT, "plain decoding", True
-    for word, spec in list_words():
-        if word not in taken:
-            yield prefix + word, spec.summary, True
-
-
 @cache
 def _list_aliases() -> Values:
     """The aliases with their descriptions; they are asked for at every key."""
     with suppress(EdgespecError):
-        return [(entry.alias, entry.description, True) for entry in load_registry().entries.values()]
+        return [(entry.alias, entry.description) for entry in load_registry().entries.values()]
     return ()
 
 
@@ -383,16 +369,15 @@ def _list_paths(argument: str) -> Values:
         paths = sorted(Path(f"{folder}{slash}" or ".").expanduser().iterdir())
         for path in paths:
             if not path.name.startswith(".") or start.startswith("."):
-                is_folder = path.is_dir()
-                yield f"{folder}{slash}{path.name}{'/' if is_folder else ''}", "", not is_folder
+                yield f"{folder}{slash}{path.name}{'/' if path.is_dir() else ''}", ""
     except (OSError, RuntimeError, ValueError):
         return
 
 
 _ARGUMENTS: Mapping[str, Callable[[str], Values]] = {
-    "draft": _list_drafts,
-    "set": lambda _: [(f"{name} ", "", False) for name in SETTINGS],
-    "spec": lambda _: [(word, summary, True) for word, summary in _SPEC.items()],
+    "draft": complete_draft,
+    "set": lambda _: [(f"{name} ", "") for name in SETTINGS],
+    "spec": lambda _: _SPEC.items(),
     "model": lambda _: _list_aliases(),
     **dict.fromkeys(("attach", "export", "import"), _list_paths),
 }

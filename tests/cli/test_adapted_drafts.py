@@ -37,6 +37,9 @@ def test_a_pair_whose_only_version_is_damaged_goes_back_to_the_base(cli: Cli, pa
     """`use`, which the refusal names, works without a card."""
     pair.add(CARD, lambda path: shutil.copy(DRAFT, path))
     (pair.folder / "1" / "card.json").write_text("no card")
+    mistyped = cli("adapt", "use", "0", "pythn-6m")
+    assert mistyped.returncode == 3 and "No draft of pythn-6m is adapted." in mistyped.stderr
+    assert pair.active_number() == 1
     used = cli("adapt", "use", "0")
     assert used.stdout == "the model drafts with the draft before any training\n" and pair.active_number() == 0
     (pair.folder / "active").write_text("1")

@@ -192,7 +192,7 @@ def test_completion_scripts_call_the_command(cli: Cli, shell: str) -> None:
     ("typed", "offered"),
     [
         ("ng", ["ngram"]),
-        ("", ["auto", *OFFERED, "none"]),
+        ("", ["auto", "none", *OFFERED]),
         ("ngram+", [f"ngram+{name}" for name in OFFERED[1:]]),
         ("ngram+layerskip:4+q", ["ngram+layerskip:4+qspec"]),
         ("./draft", ["file,./draft"]),

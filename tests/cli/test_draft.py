@@ -48,7 +48,7 @@ def test_build_list_and_rm(cli: Cli, tmp_path: Path) -> None:
     assert json.loads(cli("draft", "list", "--json").stdout) == []
 
 
-def test_drafts_of_one_target_are_compared(cli: Cli, tmp_path: Path) -> None:
+def test_drafts_of_one_target_are_compared(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_gguf(tmp_path / "other.gguf", tokens=TOKENS[::-1])
     drafts = (str(DRAFT), str(TARGET), "layerskip:2", "other.gguf", "ngram", "layerskip")
     given = ("draft", "compare", "python-6m", *drafts, "--threads", "1", "--ctx", "1024", "--max-tokens", "24")
@@ -65,7 +65,10 @@ def test_drafts_of_one_target_are_compared(cli: Cli, tmp_path: Path) -> None:
     assert speeds == sorted(speeds, reverse=True) and found["best"] in (None, found["drafts"][0]["draft"])
     assert "cannot draft for this target" in refused[0]["refused"]
     assert "edgespec bench" in refused[1]["refused"] and "layerskip:K" in refused[2]["refused"]
+    told: list[str] = []
+    monkeypatch.setattr("edgespec.cli.draft.report_activity", told.append)
     done = cli("draft", "compare", "python-6m", "ngram", "--threads", "1", "--ctx", "256", "--max-tokens", "8")
+    assert told == ["python-6m answers prompts …", "draft 1 of 1 is measured …", ""]
     assert done.returncode == 5 and "is refused: neither a draft model nor a self-draft" in done.stdout
 
 
