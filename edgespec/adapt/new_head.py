@@ -25,12 +25,11 @@ from edgespec.adapt.run import (
     Adaptation,
     AdaptReporter,
     Materials,
-    keep_version,
     load_trainer,
     open_head,
     open_run,
     stopped_on_battery,
-    train_and_compare,
+    train_and_keep,
 )
 from edgespec.adapt.texts import MIN_HELD_OUT, TrainingText, count_tokens
 from edgespec.backends import Model, open_model
@@ -152,18 +151,17 @@ class HeadTrainer:
         if active is not None:
             rivals["the head in use"] = trainee.measure()
         base = max(rivals, key=lambda name: expected_tokens(rivals[name].values()))
-        result, gain = train_and_compare(trainee, rivals[base], self.reporter)
-        card = keep_version(
-            pair,
+        done = train_and_keep(
             trainee,
-            result,
-            gain,
+            rivals[base],
+            pair,
+            self.reporter,
             method="eagle3",
             base=NO_BASE,
             target=target,
             options={"rival": base, **asdict(materials.options)},
         )
-        return Adaptation(gain, card, result.stopped, base=base)
+        return replace(done, base=base)
 
     def _write_texts(self, target: Model, file: ConversationFile, config: HeadConfig, check: CheckCancelled) -> None:
         """Write texts up to the wanted number of tokens, or to the end of their time if they suffice then.

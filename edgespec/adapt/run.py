@@ -156,18 +156,17 @@ class Adapter:
             trainee = open_trainee(drafter, start, weights, materials, opened)
             before = trainee.measure()
             require_positions(before)
-            result, gain = train_and_compare(trainee, before, self.reporter)
-            card = keep_version(
-                pair,
+            done = train_and_keep(
                 trainee,
-                result,
-                gain,
+                before,
+                pair,
+                self.reporter,
                 method=drafter.spec.name,
                 base=str(model.reference),
                 target=planned.name,
                 options={"weights": weights, **asdict(options)},
             )
-        return Adaptation(gain, card, result.stopped, returned)
+        return replace(done, returned=returned)
 
     def _split_texts(self, config: AdaptConfig) -> tuple[list[TrainingText], list[TrainingText]]:
         """(texts to train on, texts to measure with). Raises InvalidRequest for too few."""
@@ -188,8 +187,21 @@ def stopped_on_battery(reached: str) -> InvalidRequest:
     )
 
 
-def train_and_compare(trainee: Trainee, before: Mapping[str, Matrix], reporter: AdaptReporter) -> tuple[Progress, Gain]:
-    """Train, and compare with a draft of the matrices `before`. Raises InvalidRequest on battery."""
+def train_and_keep(
+    trainee: Trainee,
+    before: Mapping[str, Matrix],
+    pair: AdaptedPair,
+    reporter: AdaptReporter,
+    *,
+    method: str,
+    base: str,
+    target: str,
+    options: Mapping[str, Any],
+) -> Adaptation:
+    """Train, and add a version to `pair` if it gains over a draft of the matrices `before`.
+
+    The last four are fields of its card. Raises InvalidRequest on battery, BackendError, CacheError, Cancelled.
+    """
 
     def report(progress: Progress) -> None:
         tokens = expected_tokens(trainee.measure().values()) if progress.is_epoch else None
@@ -198,36 +210,11 @@ def train_and_compare(trainee: Trainee, before: Mapping[str, Matrix], reporter: 
     result = trainee.train(report)
     if result.stopped == "battery":
         raise stopped_on_battery(f"the training stopped after {result.step} of {result.n_steps} steps")
-    return result, compare(before, trainee.measure())
-
-
-def keep_version(
-    pair: AdaptedPair,
-    trainee: Trainee,
-    result: Progress,
-    gain: Gain,
-    *,
-    method: str,
-    base: str,
-    target: str,
-    options: Mapping[str, Any],
-) -> Card | None:
-    """Add what was trained to the versions of `pair`, and use it, if it gains; returns its card, None if it does not.
-
-    The last four are fields of the card. Raises BackendError, CacheError.
-    """
-    if not gain.is_better:
-        return None
-    card = Card(
-        method=method,
-        base=base,
-        target=target,
-        n_tokens=count_tokens(trainee.texts),
-        gain=gain,
-        minutes=result.seconds / 60,
-        options=options,
-    )
-    return pair.add(card, trainee.save)
+    gain, card = compare(before, trainee.measure()), None
+    if gain.is_better:
+        named = Card(method, base, target, count_tokens(trainee.texts), gain, result.seconds / 60, options)
+        card = pair.add(named, trainee.save)
+    return Adaptation(gain, card, result.stopped)
 
 
 def _find_draft(planned: Plan) -> tuple[PlannedDrafter, PlannedModel]:
