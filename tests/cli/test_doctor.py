@@ -19,8 +19,7 @@ from tests.cli.conftest import COMMAND, Cli
 from tests.models import REPOSITORY
 
 HEADS = [name for name, spec in drafters.drafter_specs().items() if spec.needs == "head"]
-WORDS = ["ngram", "suffix", "recycling", "model", *HEADS, "pard", "http", "layerskip", "qspec", "sparse"]
-OFFERED = ["http://" if word == "http" else word for word in WORDS]
+WORDS = ["ngram", "suffix", "recycling", "model", *HEADS, "pard", "layerskip", "qspec", "sparse"]
 
 
 @pytest.fixture
@@ -192,8 +191,8 @@ def test_completion_scripts_call_the_command(cli: Cli, shell: str) -> None:
     ("typed", "offered"),
     [
         ("ng", ["ngram"]),
-        ("", ["auto", "none", *OFFERED]),
-        ("ngram+", [f"ngram+{name}" for name in OFFERED[1:]]),
+        ("", ["auto", "none", *WORDS]),
+        ("ngram+", [f"ngram+{name}" for name in WORDS[1:]]),
         ("ngram+layerskip:4+q", ["ngram+layerskip:4+qspec"]),
         ("./draft", ["file,./draft"]),
     ],
