@@ -26,7 +26,11 @@ _ORPHAN_S = 60
 
 
 class ChildDied(Exception):
-    """The process ended without an answer. The message of a Helper's is a clause, such as "takes too much memory"."""
+    """The process ended without an answer. The message of a Helper's is a clause, such as "ends its process"."""
+
+
+class ChildStopped(ChildDied):
+    """A Helper's process took too much time or memory for an answer, and would again."""
 
 
 def run_in_child(
@@ -165,12 +169,12 @@ class Helper:
         arrival.register(process.stdout, POLLIN)
         while not arrival.poll(_WATCH_MS):
             if monotonic() > end_s:
-                raise ChildDied(f"takes more than {deadline_s:g} seconds")
+                raise ChildStopped(f"takes more than {deadline_s:g} seconds")
             import psutil  # few answers take this long
 
             with suppress(psutil.Error):
                 if psutil.Process(process.pid).memory_info().rss > self._max_bytes:
-                    raise ChildDied("takes too much memory")
+                    raise ChildStopped("takes too much memory")
         if not (answer := process.stdout.readline()):
             raise ChildDied("ends its process")
         return json.loads(answer)

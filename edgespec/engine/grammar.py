@@ -15,8 +15,8 @@ from edgespec.engine.events import Request
 from edgespec.engine.generation import BlockVerifier, Generation, MakeVerifier, limit_reasoning
 from edgespec.engine.grammar_check_main import TokenBytes, compile_grammar, make_vocabulary
 from edgespec.engine.structured_output import Grammar, GrammarMask, Json, Part, Structure
-from edgespec.errors import InvalidRequest
-from edgespec.isolated import ChildDied, Helper
+from edgespec.errors import BackendError, InvalidRequest
+from edgespec.isolated import ChildDied, ChildStopped, Helper
 from edgespec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -46,14 +46,19 @@ class GrammarCompiler:
 
     def compile(self, structure: Structure) -> Future[LLMatcher]:
         """The matcher at the beginning of `structure`. A wait for it, and this call, raise InvalidRequest for a
-        structure that cannot be compiled in time.
+        structure that cannot be compiled in time. The wait raises BackendError where the helper fails.
         """
         (vocabulary, _, thread), lark = self._tools, self._lark(structure)
         if len(lark) > _MAX_GRAMMAR:
             raise InvalidRequest(f"the structure has more than {_MAX_GRAMMAR:,} characters.", hint="Simplify it.")
 
         def work() -> LLMatcher:
-            if fault := self._find_fault(lark):
+            try:
+                fault = self._find_fault(lark)
+            except ChildDied as error:
+                message = f"the answer's structure was not checked: its compilation {error}."
+                raise BackendError(message, hint="Try again, or simplify it.") from error
+            if fault:
                 raise InvalidRequest(
                     f"the answer's structure cannot be followed: {fault}.",
                     hint="Simplify it; without strict, what cannot be enforced is left out.",
@@ -70,10 +75,10 @@ class GrammarCompiler:
             thread.shutdown(cancel_futures=True)
 
     def _ask(self, lark: str) -> str:
-        """What is wrong with a grammar; "" where it is sound."""
+        """What is wrong with a grammar; "" where it is sound. Raises ChildDied where another try may find out."""
         try:
             return str(self._tools[1].ask(lark))
-        except ChildDied as error:
+        except ChildStopped as error:
             return f"it is too complex: its compilation {error}"
 
     def _lark(self, structure: Structure) -> str:
@@ -148,7 +153,10 @@ def constrain(generation: Generation, make_verifier: MakeVerifier, sampler: Samp
 def compile_constraint(
     request: Request, grammars: GrammarCompiler, check: CheckCancelled
 ) -> Generator[Yield, None, LLMatcher | None]:
-    """The request's grammar at its beginning, if it has one. Others decode meanwhile. Raises InvalidRequest."""
+    """The request's grammar at its beginning, if it has one. Others decode meanwhile.
+
+    Raises InvalidRequest, BackendError.
+    """
     if request.structure is None:
         return None
     compiling = grammars.compile(request.structure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from subprocess import Popen
 
 import psutil
 import pytest
@@ -17,7 +18,8 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.engine.grammar import GrammarCompiler
 from edgespec.engine.structured_output import Json, Structure, json_structure
-from edgespec.errors import Cancelled, InvalidRequest
+from edgespec.errors import BackendError, Cancelled, InvalidRequest
+from edgespec.isolated import Helper
 from tests.engine.conftest import PLAIN
 
 TOY = load_toy("tree", LoadOptions(context_size=4096))
@@ -65,6 +67,32 @@ def test_a_grammar_is_refused_at_the_deadline(compiler: GrammarCompiler) -> None
     assert not compiler.compile(json_structure({"const": 1})).result().is_error(), "the helper starts again"
     compiler.close()
     assert not helpers()
+
+
+def test_a_grammar_is_tried_again_after_a_failure_that_passes(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    structure = json_structure(SMALL)
+
+    def fail(_helper: Helper) -> None:
+        raise OSError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Helper, "_begin", fail)
+        with pytest.raises(BackendError, match="its compilation cannot be run in a process of its own"):
+            compiler.compile(structure).result()
+    assert not compiler.compile(structure).result().is_error()
+
+    def end_first(helper: Helper, process: Popen[bytes], question: object) -> None:
+        process.kill()
+        send(helper, process, question)
+
+    send = Helper._send
+    with monkeypatch.context() as patch:
+        patch.setattr(Helper, "_send", end_first)
+        with pytest.raises(BackendError, match="its compilation (ends its process|cannot be run)"):
+            compiler.compile(json_structure({"const": 1})).result()
+    assert not compiler.compile(json_structure({"const": 1})).result().is_error()
 
 
 def test_others_decode_and_callers_leave_while_a_grammar_compiles() -> None:
