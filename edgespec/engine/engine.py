@@ -161,9 +161,9 @@ class Engine:
             loss=loss,
         )
 
-    def encode(self, prompt: Prompt, variables: Mapping[str, Any] | None = None) -> list[int]:
+    def encode(self, prompt: Prompt) -> list[int]:
         """The tokens of `prompt`, chat template included. Raises what `generate` raises."""
-        return self._encode(prompt, variables or {}).tokens
+        return self._encode(prompt, {}).tokens
 
     @property
     def has_draft_stats(self) -> bool:

@@ -90,7 +90,7 @@ def verify(
             try:
                 spec = replace(case.spec, settings={**case.spec.settings, "temperature": 0.0})
                 request = spec.build_request(model_info, token_limit=max_tokens)
-                prompt = engine.encode(request.prompt, request.variables)
+                prompt = engine.prompts.encode(request.prompt, request.variables, request.start).tokens
                 for arm in arms:
                     engine.speculation = Speculation(arm.drafters, arm.gamma, acceptance="sample")
                     finished, calls, text = _answer(engine, spec, model_info, request, check)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
-from edgespec.bench.runner import Skipped
+from edgespec.bench.runner import Divergence, Skipped, first_divergence
 from edgespec.cli.verify import list_cases
+from edgespec.core.protocols import Session
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
-from edgespec.engine.events import Event, Finished, Request
+from edgespec.engine.events import AnswerStart, Event, Finished, Request
 from edgespec.service.generation_spec import GenerationSpec, make_tool
 from edgespec.service.loaded_model import describe_model
 from edgespec.service.verify import Case, Outcome, choose_arms, sum_up, verify
@@ -135,4 +136,20 @@ def test_an_answer_that_differs_is_found() -> None:
     row = sum_up(drafted, [plain], [])
     assert (row.answers, row.faults, row.near_ties) == (2, 2, 0)
     assert engine.speculation == Speculation(("ngram", "model")), "it is as it was"
+    engine.close()
+
+
+def test_an_answer_that_was_begun_is_judged_behind_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Wrong()
+    info = describe_model(engine, "toy", None, None)
+    judged: list[list[int]] = []
+
+    def judge(session: Session, prompt: list[int], *answers: Sequence[int]) -> Divergence | None:
+        judged.append(prompt)
+        return first_divergence(session, prompt, *answers)
+
+    monkeypatch.setattr("edgespec.service.verify.first_divergence", judge)
+    begun = GenerationSpec("a tale", start=AnswerStart(text=" of two"))
+    assert list(verify(engine, info, choose_arms(["model"]), [Case("a", "own", begun)], 4, lambda: None))
+    assert judged == 3 * [engine.encode("a tale of two")]
     engine.close()
