@@ -81,6 +81,9 @@ def test_models_are_loaded_and_unloaded(server: Server) -> None:
     assert server.post("/models/unload", json={"model": "brief"}).json() == {"success": True}
     assert server.model("brief")["state"] == "unloaded" and server.model("brief")["keep_alive_seconds"] == 1
     assert server.post("/models/load", json={"model": "nothing"}).status_code == 404
+    assert server.post("/models/load", json={"model": "brief", "keep_alive": "1h"}).json() == {"success": True}
+    assert server.post("/models/unload", json={"model": "brief", "now": True}).json() == {"success": True}
+    server.until("brief", state="unloaded", keep_alive_seconds=1)
     loaded = server.post("/api/generate", json={"model": "brief", "keep_alive": 60}).json()
     assert loaded["done_reason"] == "load" and server.model("brief")["keep_alive_seconds"] == 60
     (_, running) = sorted(
