@@ -186,7 +186,8 @@ class ChoicesWriter(Writer):
         return [answer.end for _, answer in sorted(self.answers.items()) if answer.end is not None]
 
     def _chunk(self, choices: list[dict[str, Any]], **extra: Any) -> Event:
-        return {**self._head, "object": self._chunk_kind, "choices": choices, **extra}
+        usage = {"usage": None} if self._wants_usage else {}
+        return {**self._head, "object": self._chunk_kind, "choices": choices, **usage, **extra}
 
 
 def make_choice(
@@ -349,9 +350,8 @@ class ChatWriter(ChoicesWriter):
         return "function_call" if self._has_functions and end.reason == "tool_calls" else end.reason
 
     def _delta(self, index: int, delta: dict[str, Any], reason: str | None = None, **extra: Any) -> Event:
-        usage = {"usage": None} if self._wants_usage else {}
         choice = make_choice(index, {"delta": delta}, reason, _wrap_scores(self.take_scores(index)))
-        return self._chunk([choice], **usage, **extra)
+        return self._chunk([choice], **extra)
 
 
 def _wrap_scores(scores: list[dict[str, Any]]) -> dict[str, Any] | None:

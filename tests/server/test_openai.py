@@ -39,6 +39,16 @@ def test_chunks(pair: Server) -> None:
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_every_chunk_has_a_usage_where_it_is_asked_for(pair: Server, path: str) -> None:
+    asked = {"messages": USER} if "chat" in path else {"prompt": PROMPT}
+    body = {"model": MODEL, **asked, "max_tokens": 3, "stream": True, "return_progress": True}
+    answer = pair.post(path, json={**body, "stream_options": {"include_usage": True}})
+    chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1) and chunks[-1]["usage"]
+    assert '"usage"' not in pair.post(path, json=body).text
+
+
 def test_timings_are_those_of_what_was_emitted(pair: Server) -> None:
     body = pair.ask(MODEL, max_tokens=40).json()
     timings = body["timings"]
