@@ -7,7 +7,6 @@ import gc
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from math import isfinite
-from time import monotonic
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -168,7 +167,6 @@ def _describe_slot(slot: AnySlot, records: Mapping[str, AcceptanceRecord]) -> di
         "answering": limiter.active,
         "waiting": limiter.waiting,
     }
-    state["idle_seconds"] = round(monotonic() - slot.used_s, 1)
     if isinstance(slot, RemoteSlot):
         return {
             **state,
