@@ -21,19 +21,11 @@ class FixedLength:
     """
 
     def __init__(
-        self,
-        drafters: Sequence[Drafter],
-        budget: Budget,
-        vocab_size: int,
-        draw: TokenDraw | None = None,
-        min_length: int = 0,
+        self, drafters: Sequence[Drafter], budget: Budget, vocab_size: int, draw: TokenDraw | None = None
     ) -> None:
-        """`vocab_size` is the target's; `draw` is given to drafters that can draw their tokens. Drafts of fewer than
-        `min_length` tokens are left out, except drawn ones: what is left out must not depend on what was drawn.
-        """
+        """`vocab_size` is the target's; `draw` is given to drafters that can draw their tokens."""
         self._drafters = DrafterSet(drafters, vocab_size, draw)
         self._budget = budget
-        self._min_length = min_length
         self.expects_plain = not (drafters and budget.depth and budget.nodes)
         self._lengths = {drafter.name for drafter in drafters if drafter.confidence == "length"}
         self.decision = Decision("none", _REASON)
@@ -74,9 +66,7 @@ class FixedLength:
         """Keeps nothing."""
 
     def _decide(self, draft: Draft, source: str = "") -> Draft:
-        """`draft`, unless it is too short; states who made it: `source`, or the drafters that its tokens name."""
-        if draft.q is None and len(draft) < self._min_length:
-            draft, source = NO_DRAFT, ""
+        """`draft`; states who made it: `source`, or the drafters that its tokens name."""
         names = dict.fromkeys(name for each in draft.sources for name in each.split("+"))
         self.decision = Decision(source or "+".join(names) or "none", _REASON)
         return draft

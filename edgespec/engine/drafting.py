@@ -38,14 +38,12 @@ class Speculation:
     draft_tree  maximum draft tokens in all: more than draft_max make a tree
     acceptance  'sample' for deterministic drafts, 'rejection' or 'block' for drawn ones. 'auto' is 'block' for chains
                 of drafters that can draw at temperature 0.5 and above without a seed, else 'sample'
-    draft_min   with draft_max, drafts of fewer tokens are left out, unless they are drawn
     """
 
     drafters: tuple[str, ...] = ()
     draft_max: int | None = None
     draft_tree: int | None = None
     acceptance: Rule = "auto"
-    draft_min: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= (self.draft_max or 0) <= MAX_DRAFT or not 0 <= (self.draft_tree or 0) <= MAX_DRAFT:
@@ -147,7 +145,7 @@ def make_fixed_controller(
     takes_tree = spec.is_tree and target.capabilities.tree
     nodes = spec.draft_max if spec.draft_tree is None else spec.draft_tree
     budget = Budget(spec.draft_max, nodes if takes_tree else min(nodes, spec.draft_max))
-    return FixedLength(drafters, budget, vocab_size, draw, spec.draft_min)
+    return FixedLength(drafters, budget, vocab_size, draw)
 
 
 def make_adaptive_controller(

@@ -181,7 +181,7 @@ class MessagesRequest(CountRequest, SamplingBody, GenerationBody):
             seed=self.seed,
             max_tokens=self.max_tokens,
             stop=tuple(self.stop_sequences or ()),
-            draft_length=self.draft_length(),
+            draft_max=self.draft_max,
         )
 
 

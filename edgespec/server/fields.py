@@ -26,7 +26,7 @@ from edgespec.engine.structured_output import Structure, is_shallow, json_struct
 from edgespec.errors import InvalidRequest
 from edgespec.options import OPTIONS
 from edgespec.server.answers import Writer
-from edgespec.service.generation_spec import DraftLength, Effort, GenerationSpec, Thinking, Tool, make_tool
+from edgespec.service.generation_spec import Effort, GenerationSpec, Thinking, Tool, make_tool
 from edgespec.units import parse_duration
 
 _SAMPLING = {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"}
@@ -146,9 +146,8 @@ _BUDGETS = AliasChoices("reasoning_budget_tokens", "thinking_budget_tokens", "th
 class GenerationBody(ResidencyBody, ABC):
     """The fields of all bodies that ask for `n` answers to each of their prompts, at once or as a stream.
 
-    `draft_max` and `draft_min` are how many tokens are drafted at once; see DraftLength. Their names with a dot are
-    those of llama.cpp's server. Where `memory` is false, the memory neither keeps this call's texts nor drafts from
-    earlier ones.
+    `draft_max`, llama.cpp's `speculative.n_max`, is how many tokens are drafted at once, at most. Where `memory` is
+    false, the memory neither keeps this call's texts nor drafts from earlier ones.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -160,7 +159,6 @@ class GenerationBody(ResidencyBody, ABC):
     stream: bool | None = False
     n: Annotated[int, Field(ge=1, le=1)] | None = 1
     draft_max: Count | None = Field(default=None, validation_alias=AliasChoices("draft_max", "speculative.n_max"))
-    draft_min: Count | None = Field(default=None, validation_alias=AliasChoices("draft_min", "speculative.n_min"))
     memory: bool | None = None
 
     def require_supported(self) -> None:
@@ -168,9 +166,6 @@ class GenerationBody(ResidencyBody, ABC):
         for name in self.refused:
             if (self.model_extra or {}).get(name):
                 raise InvalidRequest(f"{name} is not supported.", hint=f"Remove {name}.")
-
-    def draft_length(self) -> DraftLength:
-        return DraftLength(self.draft_max, self.draft_min or 0)
 
     @abstractmethod
     def writer(self) -> Writer:

@@ -377,7 +377,7 @@ async def _generate(
     assert model_info is not None
     request = spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
     response = spec.make_response(model_info, model_info.plain_speed)
-    speculation = spec.draft_length.apply(model_info.speculation)
+    speculation = spec.limit_drafts(model_info.speculation)
     async with aclosing(slot.stream(request, speculation)) as batches:
         async for batch in batches:
             yield merge_deltas([part for event in batch for part in response.parts(event)])

@@ -195,7 +195,7 @@ class OllamaBody(ThinkingBody, GenerationBody):
         return GenerationSpec(
             prompt,
             structure=structure,
-            draft_length=self.draft_length(),
+            draft_max=self.draft_max,
             thinking=thinking,
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             **options.fields(),

@@ -118,7 +118,7 @@ class CompletionBody(SamplingBody, GenerationBody):
             "seed": self.seed,
             "stop": stops,
             "structure": self.structure(),
-            "draft_length": self.draft_length(),
+            "draft_max": self.draft_max,
         }
 
 

@@ -40,12 +40,11 @@ _CONTINUE = (EDGESPEC, VLLM, SGLANG)  # by fields; llama-server continues withou
 _OPENAI = ("openai", "openai-internal", "system")
 _KNOWN = {  # fields that other servers refuse -> those that have them
     "draft_max": (EDGESPEC,),
-    "draft_min": (EDGESPEC,),
     "memory": (EDGESPEC,),
     "reasoning_budget_tokens": (EDGESPEC, LLAMA_SERVER, VLLM),
     "chat_template_kwargs": (EDGESPEC, LLAMA_SERVER, VLLM, SGLANG),
 }
-_OWN = ("draft_max", "draft_min", "memory")
+_OWN = ("draft_max", "memory")
 _NAMES = {  # of fields that a server calls otherwise
     (LLAMA_SERVER, "repetition_penalty"): "repeat_penalty",
     (VLLM, "reasoning_budget_tokens"): "thinking_token_budget",
@@ -105,8 +104,7 @@ def translate(spec: GenerationSpec, owner: str, *, remembers: bool) -> RemoteCal
         "max_completion_tokens" if owner in _OPENAI else "max_tokens": None if is_endless else spec.max_tokens,
         "seed": spec.seed,
         "stop": list(spec.stop) or None,
-        "draft_max": spec.draft_length.longest,
-        "draft_min": spec.draft_length.shortest or None,
+        "draft_max": spec.draft_max,
         "memory": remembers if owner == EDGESPEC else None,
         "response_format": _format_structure(spec.structure) if spec.structure is not None else None,
     }

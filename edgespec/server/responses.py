@@ -244,7 +244,7 @@ class ResponsesRequest(ThinkingBody, SamplingBody, GenerationBody):
             tool_choice=self.tool_choice if isinstance(self.tool_choice, str) else "auto",
             forced_tool=self.tool_choice.name if isinstance(self.tool_choice, NamedTool) else None,
             parallel_calls=self.parallel_tool_calls,
-            draft_length=self.draft_length(),
+            draft_max=self.draft_max,
             thinking=self.make_thinking(effort=self.reasoning.effort if self.reasoning is not None else None),
             warnings=tuple(
                 {f"{each.type} is not available.": 0 for each in self.tools or () if each.type.startswith(_WEB_SEARCH)}

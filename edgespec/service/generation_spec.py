@@ -127,42 +127,6 @@ def format_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-@dataclass(frozen=True, slots=True)
-class DraftLength:
-    """Bounds of a draft, in tokens.
-
-    longest   0 decodes plainly; None leaves it to the server
-    shortest  shorter drafts are not used, unless they are drawn
-
-    Raises InvalidRequest.
-    """
-
-    longest: int | None = None
-    shortest: int = 0
-
-    def __post_init__(self) -> None:
-        if self.longest and self.shortest > self.longest:
-            raise InvalidRequest("draft_min is larger than draft_max.", hint="Send a smaller draft_min.")
-
-    def apply(self, speculation: Speculation) -> Speculation | None:
-        """What replaces the server's `speculation` for the request; None where nothing does."""
-        if self.longest == 0:
-            return replace(speculation, draft_max=0, draft_tree=None)
-        shortest = min(self.shortest, MAX_DRAFT)
-        if self.longest and speculation.drafters:
-            longest = min(self.longest, MAX_DRAFT)
-            return replace(speculation, draft_max=longest, draft_tree=None, draft_min=shortest)
-        if shortest and speculation.drafters and speculation.draft_max:
-            return replace(speculation, draft_min=shortest)
-        return None
-
-    def warnings(self, speculation: Speculation) -> tuple[str, ...]:
-        """What the server's `speculation` does not allow, in sentences."""
-        if (self.longest or self.shortest) and self.apply(speculation) is None:
-            return ("draft_max and draft_min need a drafter, and draft_min needs draft_max.",)
-        return ()
-
-
 _MAX_ARGUMENTS_DEPTH = 64
 ToolChoiceMode = Literal["auto", "none", "required"]
 
@@ -186,7 +150,7 @@ class GenerationSpec:
     variables       extra variables of the chat template
     scores_prompt   whether the prompt's tokens are scored too, with as many alternatives
     warnings        what of the request is not followed, in sentences
-    draft_length    how many tokens are drafted at once
+    draft_max       tokens that are drafted at once, at most: 0 decodes plainly, None leaves it to the server
     thinking        what is asked of the reasoning; `variables` take precedence
     memory, owner   see Request
     """
@@ -206,7 +170,7 @@ class GenerationSpec:
     warnings: tuple[str, ...] = ()
     start: AnswerStart | None = None
     scores_prompt: bool = False
-    draft_length: DraftLength = field(default_factory=DraftLength)
+    draft_max: int | None = None
     thinking: Thinking = field(default_factory=Thinking)
     memory: MemoryUse | None = None
     owner: str = ""
@@ -231,6 +195,12 @@ class GenerationSpec:
         """The tools that the model may call."""
         return () if self.tool_choice == "none" else self.tools
 
+    def limit_drafts(self, speculation: Speculation) -> Speculation | None:
+        """What replaces the server's `speculation` for the request; None where nothing does."""
+        if self.draft_max is None or not speculation.drafters:
+            return None
+        return replace(speculation, draft_max=min(self.draft_max, MAX_DRAFT), draft_tree=None)
+
     def make_response(self, model_info: ModelInfo, plain_speed: float | None = None) -> ResponseStream:
         """The stream that turns the engine's events into the parts of an answer. `plain_speed` is in tokens/s."""
         tool_format, reader = detect_tool_format(model_info.chat_template), None
@@ -240,7 +210,7 @@ class GenerationSpec:
         warnings = (
             *self.warnings,
             *self.thinking.plan(model_info.chat_template).warnings,
-            *self.draft_length.warnings(model_info.speculation),
+            *(("draft_max needs a drafter.",) if self.draft_max and not model_info.speculation.drafters else ()),
             *(f"the tool '{each.name}' is strict only where a call is demanded." for each in unenforced),
         )
         return ResponseStream(

@@ -40,7 +40,7 @@ FIELDS = {
         "logprobs", "top_logprobs", "tool_choice", "response_format", "logit_bias", "max_completion_tokens",
         "chat_template_kwargs", "reasoning_effort", "reasoning_budget_tokens", "draft_max", "speculative.n_max",
     ],
-    "/v1/completions": ["model", "prompt", "echo", "suffix", "best_of", "logprobs", "n", "stop", "stream", "draft_min"],
+    "/v1/completions": ["model", "prompt", "echo", "suffix", "best_of", "logprobs", "n", "stop", "stream", "draft_max"],
     "/v1/responses": [
         "model", "input", "instructions", "tools", "tool_choice", "text", "max_output_tokens", "stream", "reasoning",
     ],

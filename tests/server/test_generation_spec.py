@@ -123,6 +123,13 @@ def test_a_structured_answer_may_be_a_call_where_there_are_tools(family: str, co
     assert "".join(map(str, found)) == '{"done": true}'
 
 
+def test_a_length_of_drafts_needs_a_drafter() -> None:
+    finished = Finished("stop", (), 0, Meter(7, 0.0).metrics())
+    for draft_max, told in ((3, ("draft_max needs a drafter.",)), (0, ()), (None, ())):
+        (*_, done) = GenerationSpec("x", draft_max=draft_max).make_response(MODEL_INFO).parts(finished)
+        assert isinstance(done, Done) and done.warnings == told
+
+
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_a_strict_tool_that_may_be_called(family: str, compiler: GrammarCompiler) -> None:
     """A format that marks its calls has them enforced behind the mark; another has a warning."""
