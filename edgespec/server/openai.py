@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from abc import abstractmethod
 from collections.abc import Iterator
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Field, StringConstraints
+from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, Json, StringConstraints
 
 from edgespec import __version__
 from edgespec.core.metrics import Reading
@@ -67,12 +66,23 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
+class StructuredOutputs(Body):
+    """vLLM's constraints. A JSON schema may be text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    json_: Json[dict[str, Any]] | dict[str, Any] | None = Field(default=None, alias="json")
+    regex: GrammarText | None = None
+    choice: Choices | None = None
+    grammar: GrammarText | None = None
+
+
 class CompletionBody(SamplingBody, GenerationBody):
     """The fields that both interfaces share. `top_k`, `min_p`, `repetition_penalty` and `return_progress` (events of a
     stream while the prompt is read) are extensions, named as in llama.cpp's server.
 
     At most one field constrains the answer: `response_format`, `grammar` and `json_schema` of llama.cpp's server, or
-    `guided_json`, `guided_regex`, `guided_choice` and `guided_grammar` of vLLM. Grammars are GBNF or llguidance's Lark.
+    one in `structured_outputs` of vLLM. Grammars are GBNF or llguidance's Lark.
     """
 
     repetition_penalty: RepetitionPenalty | None = None
@@ -84,21 +94,19 @@ class CompletionBody(SamplingBody, GenerationBody):
     response_format: ResponseFormat | None = None
     grammar: GrammarText | None = None
     json_schema: dict[str, Any] | bool | None = None
-    guided_json: dict[str, Any] | bool | str | None = None
-    guided_regex: GrammarText | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: GrammarText | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     def structure(self) -> Structure | None:
         """The constraint, if there is one. Raises InvalidRequest for two, and for one that cannot be read."""
+        outputs = self.structured_outputs or StructuredOutputs()
         made = {
             "response_format": self.response_format.structure() if self.response_format else None,
             "grammar": grammar_structure(self.grammar) if self.grammar else None,
             "json_schema": json_structure(self.json_schema) if self.json_schema is not None else None,
-            "guided_json": json_structure(_parse_json(self.guided_json)) if self.guided_json is not None else None,
-            "guided_regex": regex_structure(self.guided_regex) if self.guided_regex else None,
-            "guided_choice": Structure(tuple((each,) for each in self.guided_choice or ())),
-            "guided_grammar": grammar_structure(self.guided_grammar) if self.guided_grammar else None,
+            "structured_outputs.json": json_structure(outputs.json_) if outputs.json_ is not None else None,
+            "structured_outputs.regex": regex_structure(outputs.regex) if outputs.regex else None,
+            "structured_outputs.choice": Structure(tuple((each,) for each in outputs.choice or ())),
+            "structured_outputs.grammar": grammar_structure(outputs.grammar) if outputs.grammar else None,
         }
         found = {name: structure for name, structure in made.items() if structure and structure.alternatives}
         if len(found) > 1:
@@ -120,16 +128,6 @@ class CompletionBody(SamplingBody, GenerationBody):
             "structure": self.structure(),
             "draft_max": self.draft_max,
         }
-
-
-def _parse_json(schema: dict[str, Any] | bool | str) -> Any:
-    """vLLM takes the schema as text too."""
-    if not isinstance(schema, str):
-        return schema
-    try:
-        return json.loads(schema)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest("guided_json is not valid JSON.", hint="Send the schema as an object.") from error
 
 
 _FINGERPRINT = f"edgespec-{__version__}"

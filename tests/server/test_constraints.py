@@ -29,12 +29,12 @@ LARK = 'start: "say " WORD\nWORD: /yes|no/'
     [
         ("completions", "grammar", GBNF, "say (yes|no)"),
         ("chat/completions", "grammar", LARK, "say (yes|no)"),
-        ("chat/completions", "guided_grammar", GBNF, "say (yes|no)"),
-        ("chat/completions", "guided_regex", r"^[ab]{3}/x$", "[ab]{3}/x"),
-        ("chat/completions", "guided_choice", ["yes", "no/\n"], "yes|no/\n"),
+        ("chat/completions", "structured_outputs", {"grammar": GBNF}, "say (yes|no)"),
+        ("chat/completions", "structured_outputs", {"regex": r"^[ab]{3}/x$"}, "[ab]{3}/x"),
+        ("chat/completions", "structured_outputs", {"choice": ["yes", "no/\n"]}, "yes|no/\n"),
         ("chat/completions", "json_schema", SCHEMA, r'\{\s*"size"\s*:\s*[12]\s*\}'),
-        ("chat/completions", "guided_json", SCHEMA, r'\{\s*"size"\s*:\s*[12]\s*\}'),
-        ("chat/completions", "guided_json", json.dumps(SCHEMA), r'\{\s*"size"\s*:\s*[12]\s*\}'),
+        ("chat/completions", "structured_outputs", {"json": SCHEMA}, r'\{\s*"size"\s*:\s*[12]\s*\}'),
+        ("chat/completions", "structured_outputs", {"json": json.dumps(SCHEMA)}, r'\{\s*"size"\s*:\s*[12]\s*\}'),
         (
             "chat/completions",
             "response_format",
@@ -42,7 +42,7 @@ LARK = 'start: "say " WORD\nWORD: /yes|no/'
             r'\{\s*"size"\s*:\s*[12]\s*\}',
         ),
     ],
-    ids=["gbnf", "lark", "guided grammar", "regex", "choice", "schema", "guided json", "as text", "json_object"],
+    ids=["gbnf", "lark", "vllm grammar", "regex", "choice", "schema", "vllm json", "as text", "json_object"],
 )
 def test_other_servers_constraints(path: str, field: str, value: Any, pattern: str, pair: Server) -> None:
     body = {"model": "embedded", "messages": USER, "prompt": PROMPT, "max_tokens": 200, "seed": 1, field: value}
