@@ -68,7 +68,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "key": (("edgespec key add laptop", "make a key for a client and print it"),),
     "key add": (
         ("edgespec key add laptop", "a key that may generate"),
-        ("edgespec key add admin --manage", "one that may also load, unload and download models"),
+        ("edgespec key add admin --manage", "one that may also load and unload models"),
     ),
     "key list": (("edgespec key list", "the names of the keys, and what they may do"),),
     "key rm": (("edgespec key rm laptop", "the server refuses the key from then on"),),

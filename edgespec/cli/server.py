@@ -356,7 +356,7 @@ def key_command() -> None:
 
 @key_command.command("add")
 @click.argument("name")
-@click.option("--manage", is_flag=True, help="The key may also load, unload and download models.")
+@click.option("--manage", is_flag=True, help="The key may also load and unload models.")
 @click.option(
     "--memory", is_flag=True, help="Keep the key's texts on the server, and draft from them for this key alone."
 )

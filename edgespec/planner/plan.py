@@ -20,13 +20,12 @@ from edgespec.engine.drafting import Rule
 from edgespec.errors import DoesNotFit, HubError, InvalidModelFile, InvalidRequest, UnknownModel
 from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata
-from edgespec.hub.cache import Alias, HubFile, HubQuant, HubReference, HubRepo, RemoteModel, parse_reference
+from edgespec.hub.cache import Alias, HubFile, HubQuant, HubReference, HubRepo, parse_reference
 from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub
 from edgespec.memory.store import DEFAULT_LIMIT_BYTES
 from edgespec.planner.draft_finder import (
     AUTO,
-    NONE,
     DraftFinder,
     PlannedDrafter,
     PlannedModel,
@@ -426,13 +425,6 @@ def _check_memory(
             return drafters, fit
 
 
-# Which files of the cache a name stands for, to remove them, and which files a load uses.
-
-
-File = tuple[str, str]
-"""A repository and the path of a file in it."""
-
-
 def resolve_download(request: LoadConfig, registry: Registry, hub: Hub) -> HubReference:
     """The model of the hub that `request` names; an alias names its target alone. Raises UnknownModel, HubError."""
     reference = parse_reference(request.model or "")
@@ -444,26 +436,6 @@ def resolve_download(request: LoadConfig, registry: Registry, hub: Hub) -> HubRe
             f"{request.model} is not a downloaded model.", hint="`edgespec list` shows the downloaded models."
         )
     return reference
-
-
-def list_cached_files(reference: HubReference, hub: Hub) -> set[File]:
-    """The files of a model that the cache holds as a whole; none otherwise."""
-    model = hub.find_cached(reference)
-    return set() if model is None else {(model.repo, file.path) for file in model.files}
-
-
-def list_used_files(request: LoadConfig, registry: Registry, hub: Hub) -> set[File]:
-    """The files of the cache that a load of `request` opens, with those of its drafters. Sends no request.
-
-    Raises what `plan` raises.
-    """
-    offline = replace(hub, offline=True)
-    try:
-        planned = plan(replace(request, force=True), registry, offline, Quiet())
-    except HubError:  # its draft was removed since
-        planned = plan(replace(request, force=True, draft=NONE), registry, offline, Quiet())
-    models = [source for source in planned.sources if isinstance(source, RemoteModel)]
-    return {(model.repo, file.path) for model in models for file in model.files}
 
 
 class Quiet:

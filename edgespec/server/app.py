@@ -292,7 +292,7 @@ def application(models: Models, rules: Rules, metrics: ServerMetrics, preload: S
         CORSMiddleware,
         allow_origins=sorted(rules.origins),
         allow_origin_regex=LOCAL_ORIGINS.pattern,
-        allow_methods=["DELETE", "GET", "POST"],
+        allow_methods=["GET", "POST"],
         allow_headers=["*"],
         allow_private_network=True,
     )

@@ -297,7 +297,6 @@ class BodyRoute(Route):
         handler: Callable[[Request, B], Awaitable[Response]],
         *,
         manages: bool = False,
-        method: str = "POST",
     ) -> None:
         """`manages`: whether the caller must be one who may manage models."""
         self.kind: type[BaseModel] = kind
@@ -307,7 +306,7 @@ class BodyRoute(Route):
                 require_manager()
             return await handler(request, await read_body(request, kind))
 
-        super().__init__(path, read, methods=[method])
+        super().__init__(path, read, methods=["POST"])
 
 
 class GetRoute(Route):
@@ -321,7 +320,7 @@ class GetRoute(Route):
 
 
 def require_manager() -> None:
-    """Raises HttpError (403) unless the caller of the current request may load, unload and download models.
+    """Raises HttpError (403) unless the caller of the current request may load and unload models.
 
     A key may manage models if its entry says so (`edgespec key add NAME --manage`), and so may that of --api-key.
     Where a server has no keys, callers on this machine may.

@@ -1,10 +1,9 @@
-"""The models of a server, which are loaded on demand and unloaded when idle, downloads, and answers to requests."""
+"""The models of a server, which are loaded on demand and unloaded when idle, and answers to requests."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
@@ -19,13 +18,11 @@ from starlette.responses import Response
 from edgespec.backends.devices import DeviceMemory
 from edgespec.core.metrics import Reading
 from edgespec.engine.events import MemoryUse
-from edgespec.errors import Cancelled, EdgespecError, HubError, InvalidRequest, UnknownModel, reason_of
-from edgespec.hub.hub import Hub
-from edgespec.planner.plan import LoadConfig, Quiet, fetch_all, list_cached_files, list_used_files, resolve_download
-from edgespec.registry.schema import load_registry
+from edgespec.errors import EdgespecError, InvalidRequest, UnknownModel, reason_of
+from edgespec.planner.plan import LoadConfig
 from edgespec.server.answers import Writer
 from edgespec.server.fields import GenerationBody
-from edgespec.server.http import EventStream, HttpError, Policy, respond_unless_disconnected
+from edgespec.server.http import EventStream, Policy, respond_unless_disconnected
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.record import request_context
 from edgespec.server.remote import RemoteSlot
@@ -40,7 +37,7 @@ _POLL_S = 0.1
 _ASK_S = 1.0  # for which an engine is asked for its devices
 _IN_MEMORY = ("loaded", "unloading")
 _LOG = logging.getLogger("edgespec.server")
-TAG = ":latest"
+_TAG = ":latest"
 """What Ollama's clients append to names."""
 AnySlot = ModelSlot | RemoteSlot
 T = TypeVar("T")
@@ -89,7 +86,7 @@ class Models:
         """The model of a call. Where the server was started with one, that answers to unknown names too, unless names
         are strict. Raises UnknownModel.
         """
-        return self.look_up(name) or self._only or self.find(name)
+        return self._look_up(name) or self._only or self.find(name)
 
     def describe(self, slot: AnySlot) -> dict[str, Any]:
         """A model as OpenAI lists it, with its context in tokens and, as llama.cpp's server has it, its status.
@@ -100,15 +97,15 @@ class Models:
         return {"id": slot.name, **kind, "context_length": slot.context_size, "status": {"value": slot.state}}
 
     def find(self, name: str) -> AnySlot:
-        if (slot := self.look_up(name)) is None:
+        if (slot := self._look_up(name)) is None:
             names = ", ".join(sorted(each.name for each in self.all))
             fault = f"there is no model '{name}' here." if name else "the request names no model."
             raise UnknownModel(fault, hint=f"There are: {names}.")
         return slot
 
-    def look_up(self, name: str) -> AnySlot | None:
+    def _look_up(self, name: str) -> AnySlot | None:
         """The model that has this name; None if there is none."""
-        for each in (name, name.removesuffix(TAG)):
+        for each in (name, name.removesuffix(_TAG)):
             for own in (each, self._aliases.get(each, each)):
                 if slot := self.slots.get(own) or self.remotes.get(own):
                     return slot
@@ -205,72 +202,6 @@ def require_local(slot: AnySlot) -> ModelSlot:
     if isinstance(slot, RemoteSlot):
         raise InvalidRequest(f"'{slot.name}' is a model of another server, which manages it.", hint="Ask that server.")
     return slot
-
-
-async def remove_model(models: Models, config: LoadConfig) -> None:
-    """Remove the files of `config.model` from the cache, as `edgespec rm` does.
-
-    Raises HttpError (409) while a loaded model uses one of them, UnknownModel for what is not there.
-    """
-    loaded = {slot.name: slot.config for slot in models.slots.values() if slot.state != "unloaded"}
-    await asyncio.to_thread(_remove, config, loaded)
-
-
-def _remove(config: LoadConfig, loaded: dict[str, LoadConfig]) -> None:
-    hub, registry = Hub.from_environment(), load_registry()
-    reference = resolve_download(config, registry, hub)
-    files = list_cached_files(reference, hub)
-    for name, each in loaded.items():
-        with suppress(UnknownModel):  # a file outside of the cache that has been moved since
-            if files & list_used_files(each, registry, hub):
-                raise HttpError(409, f"the loaded model '{name}' uses {reference}.", hint="Unload it first.")
-    try:
-        hub.remove(reference)
-    except HubError as error:
-        raise UnknownModel(f"{reference} is not downloaded.", hint="`edgespec list` shows what is.") from error
-
-
-Progress = tuple[str, int, int]
-"""The name of a file, how many of its bytes are here, and how many it has."""
-
-
-class Download(Quiet):
-    """The download of a model with what drafts for it, which has begun, on a thread of its own."""
-
-    def __init__(self, config: LoadConfig) -> None:
-        self.progress: Stream[Progress] = Stream()
-        self._config = config
-        threading.Thread(target=self._run, name="edgespec-download", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            fetch_all(self._config, load_registry(), Hub.from_environment(), self, self._check)
-        except Exception as error:  # noqa: BLE001 - the caller is told
-            self.progress.end(error)
-        else:
-            self.progress.end()
-
-    def download(self, name: str, done: int, total: int) -> None:
-        self.progress.put((name, done, total))
-
-    def _check(self) -> None:
-        if self.progress.is_cancelled:
-            raise Cancelled
-
-
-async def pull(config: LoadConfig) -> AsyncGenerator[Progress, None]:
-    """Download a model with what drafts for it; what is here already is not downloaded again.
-
-    Closing the generator stops the download, and what has arrived is kept. A file that is being downloaded for another
-    caller is waited for. Raises any EdgespecError.
-    """
-    progress = Download(config).progress
-    try:
-        async for batch in progress.batches():
-            for name, (done, total) in {name: sizes for name, *sizes in batch}.items():
-                yield name, done, total
-    finally:
-        progress.cancel()
 
 
 async def generate(

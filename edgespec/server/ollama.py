@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from time import monotonic
@@ -17,8 +16,6 @@ from starlette.routing import Route
 from edgespec.engine.events import Gap, Prompt
 from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
-from edgespec.hub.cache import Alias, HubFile, HubQuant, HubRepo, parse_reference
-from edgespec.planner.plan import LoadConfig
 from edgespec.server.answers import Block, Event, Step, Writer, read_arguments
 from edgespec.server.fields import (
     FEW,
@@ -40,10 +37,9 @@ from edgespec.server.http import (
     JsonResponse,
     dump_json,
     require_manager,
-    respond_unless_disconnected,
 )
 from edgespec.server.inputs import EmbeddingRequest, embedding_route
-from edgespec.server.models import TAG, AnySlot, Models, Progress, generate, pull, remove_model, require_local
+from edgespec.server.models import AnySlot, Models, generate, require_local
 from edgespec.server.openai import ChatMessage
 from edgespec.server.record import request_context
 from edgespec.server.slots import ModelSlot
@@ -245,7 +241,6 @@ class OllamaGenerateRequest(OllamaBody):
 
 API_VERSION = "0.12.0"
 """The version of Ollama whose interface this is: clients compare it."""
-_OLLAMAS_HUB = "hf.co/"  # before the name of a repository
 _LONG_S = 3e9  # about a century, for models that are not unloaded by themselves; clients need a date
 _FORMATS = {"llamacpp": "gguf", "mlx": "safetensors"}
 
@@ -254,45 +249,6 @@ class ShowRequest(Body):
     """The body of /api/show. `name` is an older name of `model`."""
 
     model: str = Field(default="", validation_alias=AliasChoices("model", "name"), max_length=512)
-
-
-class DeleteRequest(ShowRequest):
-    """The body of /api/delete."""
-
-    def config(self, models: Models) -> LoadConfig:
-        """What is meant: a model of the server with its drafts, or what a reference names; no file of this machine.
-
-        Raises InvalidRequest, UnknownModel.
-        """
-        if (slot := models.look_up(self.model)) is not None:
-            return require_local(slot).config
-        if not self.model:
-            raise InvalidRequest("the request names no model.", hint="Send a model.")
-        name = self.model.removeprefix(_OLLAMAS_HUB).removesuffix(TAG)
-        if not isinstance(parse_reference(name), Alias | HubRepo | HubQuant | HubFile):
-            raise InvalidRequest(f"{self.model} is not a model of the hub.", hint="Name an alias or user/repo:QUANT.")
-        return LoadConfig(name)
-
-
-class PullRequest(DeleteRequest):
-    """The body of /api/pull."""
-
-    stream: bool = True
-
-
-async def format_progress(
-    models: Models, name: str, progress: AsyncGenerator[Progress, None]
-) -> AsyncGenerator[bytes, None]:
-    async with aclosing(progress):
-        async for file, done, total in progress:
-            digest = f"sha256:{sha256(file.encode()).hexdigest()}"
-            yield LineStream.format({"status": f"pulling {file}", "digest": digest, "total": total, "completed": done})
-    yield LineStream.format(describe_success(models, name))
-
-
-def describe_success(models: Models, name: str) -> dict[str, Any]:
-    unknown = {"warnings": [f"'{name}' is downloaded, but this server was not started with it."]}
-    return {"status": "success", **(unknown if models.look_up(name) is None else {})}
 
 
 def list_running(models: Models) -> dict[str, Any]:
@@ -373,29 +329,12 @@ def ollama_routes(models: Models) -> list[Route]:
                 pass
         return JsonResponse(body.writer().load_body("unload" if body.keep_alive == 0 else "load"))
 
-    async def pull_model(request: Request, body: PullRequest) -> Response:
-        progress = pull(body.config(models))
-        if body.stream:
-            return LineStream(request.url.path, format_progress(models, body.model, progress), LineStream.format)
-
-        async def wait() -> dict[str, Any]:
-            async with aclosing(progress):
-                async for _ in progress:
-                    pass
-            return describe_success(models, body.model)
-
-        return await respond_unless_disconnected(request, wait())
-
     async def show_model(_request: Request, body: ShowRequest) -> Response:
         return JsonResponse(show(models, models.choose(body.model)))
 
     def list_tags() -> dict[str, Any]:
         more = {"modified_at": _format_created(models), "size": 0}  # sizes of files are not known
         return {"models": [{**_describe(slot), **more} for slot in models.all]}
-
-    async def delete_model(_request: Request, body: DeleteRequest) -> Response:
-        await remove_model(models, body.config(models))
-        return Response()
 
     return [
         BodyRoute("/api/chat", OllamaChatRequest, answer),
@@ -404,9 +343,7 @@ def ollama_routes(models: Models) -> list[Route]:
         embedding_route(
             "/api/embeddings", models, lambda _body, vectors, _tokens: {"embedding": next(iter(vectors), ())}
         ),
-        BodyRoute("/api/pull", PullRequest, pull_model, manages=True),
         BodyRoute("/api/show", ShowRequest, show_model),
-        BodyRoute("/api/delete", DeleteRequest, delete_model, manages=True, method="DELETE"),
         GetRoute("/api/tags", list_tags),
         GetRoute("/api/ps", lambda: list_running(models)),
         GetRoute("/api/version", lambda: {"version": API_VERSION}),

@@ -26,7 +26,7 @@ class Caller:
     """Who sends a request.
 
     name        that of the caller's key; "" without a key
-    may_manage  whether the caller may load, unload and download models, or may generate only
+    may_manage  whether the caller may load and unload models, or may generate only
     remembers   whether the memory keeps the caller's texts and drafts from them
     """
 

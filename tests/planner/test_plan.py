@@ -13,7 +13,7 @@ from edgespec.errors import DoesNotFit, DraftRefused, UnknownModel
 from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.hub import Hub
 from edgespec.planner.memory import estimate_memory, score_bytes
-from edgespec.planner.plan import PROCESS_BYTES, LoadConfig, MemoryOptions, Plan, list_used_files, plan
+from edgespec.planner.plan import PROCESS_BYTES, LoadConfig, MemoryOptions, Plan, plan
 from edgespec.planner.report import describe_plan, format_plan, report_plan
 from edgespec.planner.speed import MachineSpeed
 from edgespec.registry.schema import Registry, load_registry
@@ -239,11 +239,6 @@ def test_the_report_shows_all_drafters(folder: Path, paired: Registry, heard: He
     alone = list(format_plan(describe_plan(planned(paired, heard, "model"))))
     assert any(line.startswith("  draft model: ") for line in alone)
     assert "drafted by none" in next(format_plan(describe_plan(planned(paired, heard, "none"))))
-
-
-def test_a_draft_that_was_removed_hides_no_other_file_of_a_load(tmp_path: Path) -> None:
-    loaded = LoadConfig(draft="model:hf:me/gone/draft.gguf")
-    assert list_used_files(loaded, load_registry(), Hub("http://127.0.0.1:9", tmp_path)) == set()
 
 
 def test_earlier_texts_are_drafted_from_where_they_are_kept(folder: Path, paired: Registry, heard: Heard) -> None:
