@@ -129,7 +129,7 @@ def write_conversations(
 
 def _find_turn_start(engine: Engine) -> str:
     """The prompt that ends where the user's first turn begins. Raises TemplateError, DraftRefused for a base model."""
-    before, mark, _ = engine.prompts.render((Message("user", _MARK),), {}, None).partition(_MARK)
+    before, mark, _ = engine.prompts.render((Message("user", _MARK),)).partition(_MARK)
     if not mark or not before:
         raise DraftRefused(
             "the model has no chat template, so that it cannot write questions to learn from.",

@@ -16,7 +16,6 @@ from edgespec.engine.events import AnswerStart, Gap, Prompt, TokenPrompt
 from edgespec.errors import InvalidRequest, PromptTooLong
 from edgespec.text.chat_template import SHORTEN, ChatTemplate, Message, check_length, encode_prompt
 from edgespec.text.stream import ReasoningFormat, detect_format
-from edgespec.text.tokenizer import token_bytes
 
 _NUMBER = re.compile(r"^ *\d+(?:\t|: |→|\| )", re.MULTILINE)  # of a line of a file, as agents show it
 _TAGGED = "<function="  # in templates of models that write arguments between tags, as they are
@@ -87,39 +86,18 @@ class PromptEncoder:
             del self._quotes[next(iter(self._quotes))]
         return list(chain.from_iterable(quoted.values()))
 
-    # These may be called on another thread than the model's while the model is open.
+    def render(self, messages: tuple[Message, ...]) -> str:
+        """The messages as the model reads them, as text. Raises TemplateError."""
+        return self._render(messages, {}, None)[0]
 
     def count(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> int:
-        """The number of tokens, also of a prompt that the context does not hold. Raises what `encode` raises."""
+        """The number of tokens, also of a prompt that the context does not hold. Raises what `encode` raises.
+
+        It may be called on another thread than the model's while the model is open.
+        """
         encoded = self._encode(prompt, variables, start)
         self._counted = (prompt, dict(variables), start), encoded
         return len(encoded.tokens)
-
-    def render(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> str:
-        """The prompt as the model reads it, as text. Raises what `encode` raises."""
-        if isinstance(prompt, TokenPrompt):
-            return b"".join(self.token_bytes(prompt.tokens)).decode("utf-8", "replace")
-        return "".join(self._render(prompt, variables, start))
-
-    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """The tokens of `text` without a chat template; see EngineClient. Raises PromptTooLong."""
-        check_length(text, self._model.context_size)
-        tokenizer = self._model.tokenizer
-        if add_special:
-            return encode_prompt(tokenizer, text, parse_special=parse_special)
-        return tokenizer.encode(text, parse_special=parse_special)
-
-    def token_bytes(self, tokens: Sequence[int]) -> list[bytes]:
-        """The bytes of each token; of a control token, which adds none to a text, its spelling.
-
-        Raises InvalidRequest for ids that the vocabulary does not have.
-        """
-        tokenizer, known = self._model.tokenizer, self._model.tokenizer.vocab_size
-        if (unknown := next((each for each in tokens if not 0 <= each < known), None)) is not None:
-            raise InvalidRequest(
-                f"the vocabulary has {known:,} tokens, and no {unknown}.", hint="Send ids of this model."
-            )
-        return [token_bytes(tokenizer, each) for each in tokens]
 
     def _write_quote(self, text: str) -> list[int]:
         plain = _NUMBER.sub("", text)
@@ -159,7 +137,8 @@ class PromptEncoder:
             raise PromptTooLong(message, hint=SHORTEN, n_prompt=n_prompt, n_context=size)
 
     def _tokenize(self, text: str) -> list[int]:
-        tokens = self.tokenize(text, add_special=True, parse_special=True) if text else []
+        check_length(text, self._model.context_size)
+        tokens = encode_prompt(self._model.tokenizer, text, parse_special=True) if text else []
         if not tokens:
             raise InvalidRequest("the prompt is empty.", hint="Write something to continue or answer.")
         return tokens

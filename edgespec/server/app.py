@@ -78,7 +78,7 @@ def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
     for path, route in bodies.items():
         schema = {"$ref": f"#/components/schemas/{route.kind.__name__}"}
         stream = "application/x-ndjson" if path.startswith("/api/") else "text/event-stream"
-        is_streamed = "stream" in route.kind.model_fields and not path.endswith("_tokens") and path != "/apply-template"
+        is_streamed = "stream" in route.kind.model_fields and not path.endswith("_tokens")
         content = {**any_object, stream: {}} if is_streamed else any_object
         operation = {
             "summary": (route.kind.__doc__ or "").split("\n")[0],

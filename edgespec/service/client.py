@@ -196,7 +196,7 @@ class ModelInfo:
 
 class EngineClient(ABC):
     """Every method returns at once. Jobs run in order, up to `max_concurrency` answers at the same time; beside them go
-    `speculate`, `draft_stats`, `devices`, `slots`, `count`, `render`, `tokenize` and `token_bytes`.
+    `speculate`, `draft_stats`, `devices`, `slots` and `count`.
 
     A stream of work that needs an open model raises InvalidRequest where there is none.
     """
@@ -249,22 +249,6 @@ class EngineClient(ABC):
     def count(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> Stream[int]:
         """Count the tokens of a prompt, which may be more than the context holds."""
         return self.call("count", prompt, dict(variables), start)
-
-    def render(self, request: Request) -> Stream[str]:
-        """Write the prompt of a request, and the beginning of its answer, as the model reads it."""
-        return self.call("render", request.prompt, dict(request.variables), request.start)
-
-    def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = True) -> Stream[list[int]]:
-        """Split text into tokens, without a chat template.
-
-        add_special    whether the token comes first that begins every text of the model, if it has one
-        parse_special  whether text that spells a control token is that token
-        """
-        return self.call("tokenize", text, add_special, parse_special)
-
-    def token_bytes(self, tokens: Sequence[int]) -> Stream[list[bytes]]:
-        """List the bytes of each token, and the spelling of control tokens. Raises InvalidRequest for unknown ids."""
-        return self.call("token_bytes", list(tokens))
 
     def embed(self, texts: Sequence[str | Sequence[int]]) -> Stream[Embedding]:
         """Compute a vector for each text."""

@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
@@ -21,7 +21,7 @@ from edgespec.controller.stats import DraftStats
 from edgespec.conversations.chat import change_speculation
 from edgespec.core.protocols import CheckCancelled, Yield
 from edgespec.engine.drafting import Speculation
-from edgespec.engine.events import Event, Notice, Request, SlotState
+from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request, SlotState
 from edgespec.engine.prompts import Embedding, embed
 from edgespec.errors import BackendError, Cancelled, EdgespecError, reason_of
 from edgespec.planner.plan import LoadConfig, Quiet, Reporter
@@ -225,9 +225,8 @@ class Notices(Quiet):
             yield Notice(self._texts.popleft())
 
 
-# How a call is run: by the PromptEncoder, beside the thread that owns the models; at once; or as a job on that thread,
-# which shares it with others of its kind or has it alone.
-_READS = ("count", "render", "tokenize", "token_bytes")
+# How a call is run: at once; or as a job on the thread that owns the models, which shares it with others of its kind or
+# has it alone. `count` has a thread of its own.
 _AT_ONCE = ("speculate", "draft_stats", "devices", "slots")
 _SHARES = ("stream", "embed")
 
@@ -241,7 +240,7 @@ class LocalEngine(EngineClient):
         self._learner: Learner | None = None
         self._activity = Activity()
         self._worker = Worker(after_turn, self._set_idle, self._search if uses_idle_time else None)
-        self._reader = Worker()  # reads prompts for those who only want to know, while the other generates
+        self._reader = Worker()  # counts the tokens of prompts while the other generates
         self._free: tuple[DeviceMemory, ...] = ()
         self._notices = Notices()  # for the next generation
         self._look_s = 0.0  # when to look for another version of an adapted draft
@@ -267,8 +266,8 @@ class LocalEngine(EngineClient):
         return 0.0 if loaded is not None and loaded.config.load.workers else self._worker.silent_s
 
     def call(self, method: str, *arguments: Any, reporter: Reporter | None = None) -> Stream[Any]:
-        if method in _READS:
-            return self._read(method, arguments)
+        if method == "count":
+            return self._count(*arguments)
         work = getattr(self, f"_{method}")
         if reporter is not None:
             arguments = (*arguments, reporter)
@@ -353,12 +352,12 @@ class LocalEngine(EngineClient):
             raise no_model()
         return loaded
 
-    def _read(self, method: str, arguments: tuple[Any, ...]) -> Stream[Any]:
+    def _count(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None) -> Stream[int]:
         """Read a prompt on a thread with a stack as large as that of the models: some tokenizers need it."""
 
-        def work(check: CheckCancelled) -> Iterator[Any]:
+        def work(check: CheckCancelled) -> Iterator[int]:
             check()
-            yield getattr(self.require_loaded().engine.prompts, method)(*arguments)
+            yield self.require_loaded().engine.prompts.count(prompt, variables, start)
 
         return self._reader.submit(work)
 

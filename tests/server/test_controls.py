@@ -112,24 +112,24 @@ def test_whether_a_model_reasons_is_shown(thinker: Server, pair: Server) -> None
 def test_a_prompt_without_the_beginning_of_an_answer(thinker: Server) -> None:
     """As in llama.cpp's server; an answer follows the last message then."""
 
-    def show(**more: Any) -> str:
-        return str(
-            thinker.post("/apply-template", json={"model": "thinker", "messages": USER, **more}).json()["prompt"]
-        )
+    def counted(**more: Any) -> int:
+        body = {"model": "thinker", "messages": USER, **more}
+        return int(thinker.post("/v1/chat/completions/input_tokens", json=body).json()["input_tokens"])
+
+    def read(text: str) -> int:
+        body = {"model": "thinker", "prompt": text, "max_tokens": 1}
+        return int(thinker.post("/v1/completions", json=body).json()["usage"]["prompt_tokens"])
 
     turn = f"<user>{PROMPT}"
-    assert show() == show(add_generation_prompt=True) == f"{turn}<assistant><think>\n"
-    assert show(add_generation_prompt=False) == turn
+    assert counted() == counted(add_generation_prompt=True) == read(f"{turn}<assistant><think>\n")
+    assert counted(add_generation_prompt=False) == read(turn)
     begun = [*USER, {"role": "assistant", "content": "x"}]
-    assert show(messages=begun, add_generation_prompt=False) == f"{turn}<assistant>x"
+    assert counted(messages=begun, add_generation_prompt=False) == read(f"{turn}<assistant>x")
     more = {"continue_final_message": True, "add_generation_prompt": False}
-    assert show(messages=begun, **more) == f"{turn}<assistant><think>\n</think>x"
+    assert counted(messages=begun, **more) == read(f"{turn}<assistant><think>\n</think>x")
     extra = {"add_generation_prompt": False}
     made = thinker.openai().chat.completions.create(model="thinker", messages=USER, max_tokens=4, extra_body=extra)
-    n_read = len(
-        thinker.post("/tokenize", json={"model": "thinker", "content": turn, "add_special": True}).json()["tokens"]
-    )
-    assert made.usage and made.usage.prompt_tokens == n_read and made.choices[0].message.content
+    assert made.usage and made.usage.prompt_tokens == read(turn) and made.choices[0].message.content
 
 
 def test_reasoning_in_other_interfaces(thinker: Server) -> None:

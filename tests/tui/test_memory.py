@@ -21,10 +21,6 @@ def remembering() -> LoadConfig:
     return replace(TOY, draft="suffix", draft_max=8, memory=MemoryOptions(memory_folder()))
 
 
-async def encode(chat: Driver, text: str) -> list[int]:
-    return await chat.app.client.tokenize(text).wait()
-
-
 def find_text(folder: Path, text: str) -> set[str]:
     """The files that have `text`, in any case."""
     files = [file for file in folder.rglob("*") if file.is_file()]
@@ -34,7 +30,7 @@ def find_text(folder: Path, text: str) -> set[str]:
 def test_incognito_leaves_nothing_and_a_deleted_conversation_goes_from_all_files(data: Path) -> None:
     async def main() -> None:
         async with driving(remembering()) as chat:
-            asked, secret = await encode(chat, QUESTION), await encode(chat, SECRET)
+            asked, secret = [*QUESTION.encode()], [*SECRET.encode()]  # the tokens of the toy
             await chat.ask(QUESTION)
             await chat.hears("/new", "new")
             await chat.ask(QUESTION)
@@ -67,7 +63,7 @@ def test_incognito_leaves_nothing_and_a_deleted_conversation_goes_from_all_files
 @in_loop
 async def test_a_conversation_is_remembered_until_it_is_deleted(data: Path) -> None:
     async with driving(remembering()) as chat:
-        asked = await encode(chat, QUESTION)
+        asked = [*QUESTION.encode()]
         assert any("Texts are kept in " in text for text in chat.notices("note"))
         await chat.ask(QUESTION)
     assert find_bytes(data, asked) == {"memory.db"} and "conversations.db" in find_text(data, QUESTION)
