@@ -21,7 +21,6 @@ from edgespec.server.fields import (
     MANY,
     MAX_STOP,
     Body,
-    Function,
     FunctionTool,
     GenerationBody,
     Parts,
@@ -214,25 +213,23 @@ class PastCall(Body):
 class ChatMessage(Body):
     """A message of OpenAI's chat or of Ollama's, which has other names for two fields, and `images`."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Parts | None = None
     images: Annotated[list[Any], FEW] | None = None
     name: str | None = Field(default=None, validation_alias=AliasChoices("name", "tool_name"))
     reasoning_content: str | None = Field(default=None, validation_alias=AliasChoices("reasoning_content", "thinking"))
     tool_calls: Annotated[list[PastCall], MANY] | None = None
-    function_call: CalledFunction | None = None
     tool_call_id: str | None = None
     prefix: bool | None = None
 
     def message(self) -> Message:
         if self.images:
             raise InvalidRequest("images is not supported.", hint="Remove images.")
-        past = self.tool_calls or ([PastCall(function=self.function_call)] if self.function_call else ())
         return make_message(
-            {"developer": "system", "function": "tool"}.get(self.role, self.role),
+            "system" if self.role == "developer" else self.role,
             join_text(self.content),
             name=self.name,
-            tool_calls=[call.format() for call in past] or None,
+            tool_calls=[call.format() for call in self.tool_calls or ()] or None,
             tool_call_id=self.tool_call_id,
             reasoning_content=self.reasoning_content or None,
         )
@@ -250,20 +247,17 @@ class NamedChoice(Body):
 class ChatRequest(ThinkingBody, CompletionBody):
     """The body of /v1/chat/completions.
 
-    `functions` and `function_call` are OpenAI's first form of tools. `continue_final_message` (vLLM) and `prefix` in
-    the last message (DeepSeek, Mistral) continue a last message of the assistant. Without `add_generation_prompt` the
-    prompt ends with the last message.
+    `continue_final_message` (vLLM) and `prefix` in the last message (DeepSeek, Mistral) continue a last message of the
+    assistant. Without `add_generation_prompt` the prompt ends with the last message.
     """
 
-    refused = ("audio", "web_search_options")
+    refused = ("audio", "functions", "web_search_options")
 
     messages: Annotated[list[ChatMessage], MANY, Field(min_length=1)]
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
     tools: Annotated[list[FunctionTool], FEW] | None = None
     tool_choice: ToolChoiceMode | NamedChoice | None = None
-    functions: Annotated[list[Function], FEW] | None = None
-    function_call: Literal["auto", "none"] | NamedFunction | None = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -279,8 +273,7 @@ class ChatRequest(ThinkingBody, CompletionBody):
     def generation_spec(self) -> GenerationSpec:
         if set(self.modalities or ()) - {"text"}:
             raise InvalidRequest("answers are text only.", hint="Remove modalities.")
-        choice = self.function_call or self.tool_choice
-        named = choice.function if isinstance(choice, NamedChoice) else choice
+        choice = self.tool_choice
         messages, start = tuple(each.message() for each in self.messages), None
         if continues := bool(self.messages[-1].prefix or self.continue_final_message):
             messages, start = split_start(messages)
@@ -292,10 +285,10 @@ class ChatRequest(ThinkingBody, CompletionBody):
             prompt=messages,
             start=start,
             max_tokens=self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens,
-            tools=tuple(each.tool() for each in self.functions or [each.function for each in self.tools or ()]),
+            tools=tuple(each.function.tool() for each in self.tools or ()),
             tool_choice=choice if isinstance(choice, str) else "auto",
-            forced_tool=named.name if isinstance(named, NamedFunction) else None,
-            parallel_calls=False if self.functions else self.parallel_tool_calls,
+            forced_tool=choice.function.name if isinstance(choice, NamedChoice) else None,
+            parallel_calls=self.parallel_tool_calls,
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             variables={**given, **ends},
             thinking=self.make_thinking(is_on=is_on if isinstance(is_on, bool) else None, effort=self.reasoning_effort),
@@ -309,7 +302,6 @@ _FIELDS = {"text": "content", "reasoning": "reasoning_content"}
 class ChatWriter(ChoicesWriter):
     def __init__(self, request: ChatRequest) -> None:
         super().__init__(request, "chat.completion", "chat.completion.chunk", "chatcmpl-")
-        self._has_functions = bool(request.functions)
 
     def write(self, index: int, step: Step) -> Iterator[Event]:
         match step:
@@ -317,13 +309,13 @@ class ChatWriter(ChoicesWriter):
                 yield self._delta(index, {"role": "assistant", "content": ""})
             case "begin", Block(kind="call") as block, _:
                 head = {"id": f"call_{block.id}", "type": "function"}
-                yield self._call_delta(index, block, {"name": block.name, "arguments": ""}, head)
+                yield self._call_delta(index, block, {"name": block.name, "arguments": ""}, **head)
             case "grow", Block(kind="call") as block, text:
-                yield self._call_delta(index, block, {"arguments": text}, {})
+                yield self._call_delta(index, block, {"arguments": text})
             case "grow", block, text:
                 yield self._delta(index, {_FIELDS[block.kind]: text})
             case Done():
-                yield self._delta(index, {}, self._reason(step), **step.extensions())
+                yield self._delta(index, {}, step.reason, **step.extensions())
 
     def choice(self, index: int, answer: Answer) -> dict[str, Any]:
         assert answer.end is not None
@@ -332,20 +324,12 @@ class ChatWriter(ChoicesWriter):
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
         if reasoning:
             message["reasoning_content"] = reasoning
-        if calls and self._has_functions:
-            message["function_call"] = calls[-1]["function"]
-        elif calls:
+        if calls:
             message["tool_calls"] = calls
-        return make_choice(index, {"message": message}, self._reason(answer.end), _wrap_scores(answer.scores))
+        return make_choice(index, {"message": message}, answer.end.reason, _wrap_scores(answer.scores))
 
-    def _call_delta(self, index: int, block: Block, function: dict[str, Any], head: dict[str, Any]) -> Event:
-        """A part of a call. Before there were tools, `functions` had calls without a head."""
-        if self._has_functions:
-            return self._delta(index, {"function_call": function})
+    def _call_delta(self, index: int, block: Block, function: dict[str, Any], **head: str) -> Event:
         return self._delta(index, {"tool_calls": [{"index": block.number, **head, "function": function}]})
-
-    def _reason(self, end: Done) -> str:
-        return "function_call" if self._has_functions and end.reason == "tool_calls" else end.reason
 
     def _delta(self, index: int, delta: dict[str, Any], reason: str | None = None, **extra: Any) -> Event:
         choice = make_choice(index, {"delta": delta}, reason, _wrap_scores(self.take_scores(index)))

@@ -182,7 +182,6 @@ def _format_structure(structure: Structure) -> dict[str, Any]:
 _ENDINGS: dict[str | None, Ending] = {
     "length": "length",
     "tool_calls": "tool_calls",
-    "function_call": "tool_calls",
     "content_filter": "content_filter",
 }
 _LARGE = 10**12
@@ -244,8 +243,6 @@ class RemoteAnswer:
         if text := delta.get("content") or delta.get("refusal") or choice.get("text"):
             self._call_key = None
             yield TextDelta(str(text))
-        if isinstance(called := delta.get("function_call"), dict):  # of OpenAI's first form of tools
-            yield from self._read_call("function", called)
         for number, call in enumerate(delta.get("tool_calls") or ()):
             yield from self._read_call(str(call.get("index", number)), call.get("function") or {})
         if reason := choice.get("finish_reason"):

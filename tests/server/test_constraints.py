@@ -92,29 +92,6 @@ def test_anthropics_output_format(pair: Server) -> None:
         assert (made.model_extra or {}).get("warnings") == told
 
 
-def test_functions(pair: Server) -> None:
-    """OpenAI's first form of tools, which older programs send."""
-    client = pair.openai()
-    functions: Any = [{"name": "get_size", "parameters": SCHEMA}, {"name": "other"}]
-    ask: Any = {"model": "embedded", "functions": functions, "max_tokens": 150, "temperature": 0}
-    made = client.chat.completions.create(messages=USER, function_call={"name": "get_size"}, **ask).choices[0]
-    assert made.finish_reason == "function_call" and made.message.function_call and not made.message.tool_calls
-    assert made.message.function_call.name == "get_size"
-    assert json.loads(made.message.function_call.arguments)["size"] in (1, 2)
-    chunks = [
-        chunk.choices[0]
-        for chunk in client.chat.completions.create(
-            messages=USER, function_call={"name": "get_size"}, stream=True, **ask
-        )
-    ]
-    first, *more = [chunk.delta.function_call for chunk in chunks if chunk.delta.function_call]
-    assert (first.name, first.arguments) == ("get_size", "") and chunks[-1].finish_reason == "function_call"
-    assert "".join(call.arguments or "" for call in more) == made.message.function_call.arguments
-    turns = [*USER, made.message.to_dict(), {"role": "function", "name": "get_size", "content": "2"}]
-    after = client.chat.completions.create(messages=turns, function_call="none", **{**ask, "max_tokens": 4})
-    assert after.choices[0].message.content is not None
-
-
 def test_a_web_search_is_not_available(pair: Server) -> None:
     """Agents offer it in every request, so it is no fault, and the answer says that it is missing."""
     tools: Any = [{"type": "web_search"}]

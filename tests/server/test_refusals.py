@@ -53,6 +53,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"structured_outputs": {"json": "{"}}, "Invalid JSON"),
     (CHAT, {"modalities": ["text", "audio"]}, "text only"),
     (CHAT, {"audio": {"voice": "x"}}, "audio is not supported"),
+    (CHAT, {"functions": [{"name": "f"}]}, "functions is not supported"),
     (CHAT, {"web_search_options": {"a": 1}}, "web_search_options is not supported"),
     (CHAT, {"continue_final_message": True}, "only a last message of the assistant"),
     (CHAT, {"messages": PREFIX, "response_format": {"type": "json_object"}}, "beginning is given"),
@@ -107,7 +108,6 @@ def test_names_that_cannot_be_called(name: str, small: Server) -> None:
     function = {"name": name, "parameters": {"type": "object"}}
     for path, change in (
         (CHAT, {"tools": [{"type": "function", "function": function}]}),
-        (CHAT, {"functions": [function]}),
         (RESPONSES, {"tools": [{"type": "function", **function}]}),
         (MESSAGES, {"tools": [{"name": name, "input_schema": function["parameters"]}]}),
         ("/api/chat", {"messages": USER, "tools": [{"type": "function", "function": function}]}),

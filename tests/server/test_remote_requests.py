@@ -98,7 +98,7 @@ def test_each_copy_has_a_seed_of_its_own() -> None:
 
 
 NAMES = st.sampled_from([
-    "choices", "delta", "message", "content", "reasoning", "tool_calls", "function_call", "function", "name", "index",
+    "choices", "delta", "message", "content", "reasoning", "tool_calls", "function", "name", "index",
     "arguments", "finish_reason", "stop_reason", "logprobs", "tokens", "token_logprobs", "top_logprobs", "token",
     "bytes", "logprob", "usage", "prompt_tokens", "completion_tokens", "timings", "tau", "draft_n",
     "predicted_per_second", "prompt_ms", "warnings", "prompt_tokens_details", "text", "error", "detail",
