@@ -219,9 +219,6 @@ _EMBEDDED = "embedded"
     'backend = "openai" and the url of another server.',
 )
 @rare_option(
-    "--strict-names", is_flag=True, help="Refuse a request that does not name the model, even if there is only one."
-)
-@rare_option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
@@ -251,7 +248,6 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
         keep_alive_s=options["keep_alive"],
         timeout_s=options["timeout_s"],
         max_silence_s=options["max_silence_s"],
-        strict_names=options["strict_names"],
         remembers=options["memory"] is not False,
     )
     found = read_models(models, options)

@@ -87,7 +87,6 @@ class Policy:
     keep_alive_s   how long an idle model stays loaded; `inf`: until another one needs its memory
     timeout_s      how long a call may take, from its turn and the loading of its model on
     max_silence_s  how long the process of a model may give no sign of life
-    strict_names   whether calls must name their model, even if there is one only
     remembers      whether the memory of another edgespec may keep the texts of this server's own user
     """
 
@@ -96,7 +95,6 @@ class Policy:
     keep_alive_s: float = 300.0
     timeout_s: float = 600.0
     max_silence_s: float = MAX_SILENCE_S
-    strict_names: bool = False
     remembers: bool = True
 
 

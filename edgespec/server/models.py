@@ -73,7 +73,7 @@ class Models:
             else:
                 own = policy if each.keep_alive_s is None else replace(policy, keep_alive_s=each.keep_alive_s)
                 self.slots[name] = ModelSlot(name, each.config, own, server_metrics)
-        self._only = self.all[0] if len(self.all) == 1 and not policy.strict_names else None
+        self._only = self.all[0] if len(self.all) == 1 else None
         self._opening = asyncio.Lock()
         self.created_s = int(time())
 
@@ -83,8 +83,9 @@ class Models:
         return [*self.slots.values(), *self.remotes.values()]
 
     def choose(self, name: str) -> AnySlot:
-        """The model of a call. Where the server was started with one, that answers to unknown names too, unless names
-        are strict. Raises UnknownModel.
+        """The model of a call. Where the server was started with one, that answers to unknown names too.
+
+        Raises UnknownModel.
         """
         return self._look_up(name) or self._only or self.find(name)
 
