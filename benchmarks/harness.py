@@ -13,13 +13,13 @@ from typing import Any
 import click
 
 from edgespec.backends import BackendName, Model, open_model
-from edgespec.backends.attached_draft import AttachedDraft
+from edgespec.backends.attached_draft import AttachedDraft, AttachedHead
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.runner import first_divergence
 from edgespec.controller.store import describe_machine
 from edgespec.core.protocols import Session, Step
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter, Speculation, list_drafters
+from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 
@@ -41,7 +41,13 @@ def load_pair(backend: BackendName, target: Path, draft: Path, options: LoadOpti
     return Engine(load_model(backend, target, options), list_loaded(model=load_model(backend, draft, options)), PLAIN)
 
 
-def list_loaded(**sources: Model | AttachedDraft) -> list[LoadedDrafter]:
+def list_drafters(names: Sequence[str]) -> list[LoadedDrafter]:
+    """The drafters of `names` that need nothing to be loaded."""
+    specs = drafter_specs()
+    return [LoadedDrafter(specs[name], name) for name in names if specs[name].needs in ("nothing", "memory")]
+
+
+def list_loaded(**sources: Model | AttachedDraft | AttachedHead) -> list[LoadedDrafter]:
     """Lookups, and a drafter for each of `sources`, by its name in the registry."""
     specs = drafter_specs()
     return [*list_drafters(["ngram"]), *(LoadedDrafter(specs[name], name, each) for name, each in sources.items())]

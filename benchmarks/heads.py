@@ -21,15 +21,14 @@ from typing import Any
 
 import click
 
-from benchmarks.harness import MODEL_PATH, PLAIN, TARGET, generate, load_model, print_result
+from benchmarks.harness import MODEL_PATH, PLAIN, TARGET, generate, list_loaded, load_model, print_result
 from edgespec.backends import BackendName, Model
 from edgespec.backends.attached_draft import AttachedHead
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_shipped_prompts
 from edgespec.core.metrics import Metrics
 from edgespec.core.sampling import SamplingParams
-from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter, Rule, Speculation, list_drafters
+from edgespec.engine.drafting import Rule, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Prompt, Request
 from edgespec.errors import ContextOverflow, EdgespecError
@@ -84,9 +83,7 @@ def main(
             head = open_head(model, path)
         except EdgespecError as error:
             raise click.ClickException(f"{error.message} {error.hint}") from error
-        engine = Engine(
-            model, [*list_drafters(["ngram"]), LoadedDrafter(drafter_specs()[head.name], head.name, head)], PLAIN
-        )
+        engine = Engine(model, list_loaded(**{head.name: head}), PLAIN)
         result: dict[str, Any] = {"head": head.name, "backend": backend, "price": measure_price(engine, head.name)}
         for category, texts in prompts.items():
             fitting = [text for text in texts if fits(engine, text, ctx - tokens)]

@@ -30,7 +30,7 @@ from typing import Any
 
 import click
 
-from benchmarks.harness import MODEL_PATH, PLAIN, TARGET, load_model, print_result
+from benchmarks.harness import MODEL_PATH, PLAIN, TARGET, list_drafters, load_model, print_result
 from benchmarks.heads import fits, open_head
 from benchmarks.promise import take_in_turn
 from edgespec.backends import Model
@@ -42,7 +42,7 @@ from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter, Speculation, list_drafters
+from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, MemoryUse, Prompt, Request
 from edgespec.formats.head_file import read_head

@@ -116,12 +116,6 @@ class LoadedDrafter:
             raise
 
 
-def list_drafters(names: Sequence[str]) -> list[LoadedDrafter]:
-    """The drafters of `names` that need nothing to be loaded."""
-    specs = drafter_specs()
-    return [LoadedDrafter(specs[name], name) for name in names if specs[name].needs in ("nothing", "memory")]
-
-
 def make_verifier(rule: Rule, distribution: TargetDistribution, seed: int) -> Verifier:
     """The verifier of one generation. Deterministic drafts are always verified by sample matching."""
     verifiers = {"rejection": TokenRejection, "block": BlockVerification}

@@ -122,12 +122,9 @@ class Engine:
             sampler = Sampler(request.sampling, tokenizer.vocab_size)
             generation.matcher = yield from compile_constraint(request, self._grammars, check)
             spec = speculation or self.speculation
-            has_joined = self._drafters.require(() if spec.is_plain else spec.drafters)
+            self._drafters.require(() if spec.is_plain else spec.drafters)
             if spec.is_adaptive:
                 self._measure_once(check)
-                with suppress(BackendError):  # where no slot is free, those that have joined stay unasked
-                    if has_joined:
-                        self.measure_missing(check)
             slot = yield from self._take_slot(request, prompt, check)
             slot.memory.quotes = partial(self.prompts.quote, request.prompt)
             costs = self._draft_stats.costs if self._draft_stats else None

@@ -13,7 +13,7 @@ from edgespec.backends import Model
 from edgespec.backends.sequence import cheap_prefill, shared_prefix
 from edgespec.core.drafter import Confidence, Drafter
 from edgespec.core.protocols import CheckCancelled, Session, Storable
-from edgespec.drafters import SlotMemory, drafter_specs
+from edgespec.drafters import SlotMemory
 from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.events import MemoryUse, PrefixLoss, SlotState
 from edgespec.engine.prefixes import LEAST_LOSS, EarlierText
@@ -277,18 +277,10 @@ class DrafterPool:
                     raise
                 self._warn_once(name, f"cannot be used: {reason_of(error)}.")
 
-    def require(self, names: Sequence[str]) -> bool:
-        """Load those of `names` that need nothing; returns whether there were any. Raises DraftRefused for others that
-        are not loaded.
-        """
-        specs, missing = drafter_specs(), [name for name in names if name not in self.loaded]
-        for name in missing:
-            if name not in specs or specs[name].needs not in ("nothing", "memory"):
-                raise DraftRefused(
-                    f"the drafter '{name}' is not loaded.", hint="Start with --draft, or use the n-gram draft."
-                )
-            self.loaded[name] = LoadedDrafter(specs[name], name)
-        return bool(missing)
+    def require(self, names: Sequence[str]) -> None:
+        """Raises DraftRefused for one of `names` that is not loaded."""
+        if missing := [name for name in names if name not in self.loaded]:
+            raise DraftRefused(f"the drafter '{missing[0]}' is not loaded.", hint="Name it in --draft.")
 
     def select(self, slot: Slot, names: Sequence[str]) -> list[Drafter]:
         """The drafters of `slot` by name, without those that cannot be opened, or have no memory. Raises Cancelled."""

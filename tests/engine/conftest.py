@@ -13,7 +13,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter, Speculation, list_drafters
+from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.text.stream import Piece
@@ -40,8 +40,8 @@ def eager(read_s: float = 0.001) -> DraftStats:
 
 def list_loaded(**sources: Model | AttachedDraft) -> list[LoadedDrafter]:
     """Lookups, and a drafter for each of `sources` by its name."""
-    specs = drafter_specs()
-    return [*list_drafters(["ngram"]), *(LoadedDrafter(specs[name], name, each) for name, each in sources.items())]
+    specs, found = drafter_specs(), {"ngram": None, **sources}
+    return [LoadedDrafter(specs[name], name, each) for name, each in found.items()]
 
 
 def open_engine(target: Path, draft: Path, options: LoadOptions) -> Engine:

@@ -30,7 +30,7 @@ KINDS = {"model": Speculation(("ngram", "model")), "ngram": Speculation(("ngram"
 
 def loaded(path: Path, options: LoadOptions, n: int) -> Engine:
     models = [open_model("llamacpp", path, options, progress=lambda f: None, check=lambda: None) for _ in range(n)]
-    return Engine(models[0], list_loaded(model=models[1]) if n > 1 else [], PLAIN)
+    return Engine(models[0], list_loaded(**({"model": models[1]} if n > 1 else {})), PLAIN)
 
 
 def rules(draft_stats: DraftStats) -> set[str]:

@@ -110,7 +110,7 @@ def test_a_request_may_ask_for_fewer_drafters() -> None:
 @pytest.mark.parametrize("name", ["model", "self", "nonsense"])
 @pytest.mark.parametrize("length", [FIXED, ADAPTIVE])
 def test_a_drafter_that_is_not_loaded_is_refused(name: str, length: int | None) -> None:
-    engine = Engine(load("tree", LoadOptions()), [], PLAIN)
+    engine = Engine(load("tree", LoadOptions()), list_loaded(), PLAIN)
     engine.draft_stats = cheap()
     expected = answer(engine, TALE)
     with pytest.raises(DraftRefused, match=f"the drafter '{name}' is not loaded") as caught:

@@ -14,7 +14,8 @@ from edgespec.controller.cost_model import Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation, list_drafters
+from edgespec.drafters import drafter_specs
+from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, MemoryUse, Request
 from edgespec.errors import Cancelled
@@ -34,7 +35,8 @@ def ask(prompt: str = PROMPT, use: MemoryUse | None = None, temperature: float =
 @contextmanager
 def open_engine(folder: Path) -> Iterator[Engine]:
     target = load("tree", LoadOptions())
-    engine = Engine(target, list_drafters(["suffix"]), SUFFIX, 2, Memory(folder, "letters", 2**24))
+    drafters = [LoadedDrafter(drafter_specs()["suffix"], "suffix")]
+    engine = Engine(target, drafters, SUFFIX, 2, Memory(folder, "letters", 2**24))
     try:
         yield engine
     finally:

@@ -14,13 +14,13 @@ from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
 from edgespec.core.protocols import Session
 from edgespec.core.sampling import SamplingParams
-from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter, Speculation, list_drafters
+from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, MemoryUse, Request
 from edgespec.memory.memory import Memory
 from edgespec.memory.prefixes import PrefixFiles
 from edgespec.memory.store import TextStore
+from tests.engine.conftest import list_loaded
 from tests.models import TARGET
 
 TEXT = " ".join(f"line {i} of a long text" for i in range(40))
@@ -30,7 +30,7 @@ OWN = MemoryUse(source="chat:1")
 @contextmanager
 def open_engine(folder: Path, kind: str = "tree", key: str = "toy", slots: int = 2) -> Iterator[Engine]:
     target, draft = (load(name, LoadOptions(context_size=4096)) for name in (kind, "draft"))
-    drafters = [*list_drafters(["ngram"]), LoadedDrafter(drafter_specs()["model"], "model", draft)]
+    drafters = list_loaded(model=draft)
     speculation = Speculation(("ngram", "model"), 3)
     memory, files = Memory(folder, "letters", 2**24), PrefixFiles(folder, key)
     engine = Engine(target, drafters, speculation, slots, memory, files)
