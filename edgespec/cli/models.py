@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,7 +24,6 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.terminal import TerminalReporter, format_groups, print_result, report_activity, shorten
 from edgespec.options import BACKEND, DRAFT, OPTIONS
-from edgespec.registry.schema import Task
 from edgespec.units import GIB, gib
 
 if TYPE_CHECKING:
@@ -33,8 +32,10 @@ if TYPE_CHECKING:
     from edgespec.formats.mlx_folder import Folder
     from edgespec.hub.cache import CachedModel
     from edgespec.planner.catalogue import Candidate, Recommendations
+    from edgespec.registry.schema import Task
 
 
+TASKS = ("chat", "code", "reasoning")  # those of registry.schema.Task, whose module takes long to import
 _backend_option = offer(BACKEND, help="Runtime whose model an alias stands for.")
 
 
@@ -285,7 +286,7 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
 
 @click.command("recommend")
 @click.argument("words", nargs=-1, metavar="[TEXT]...")
-@click.option("--for", "task", type=click.Choice(get_args(Task)), help="What the model is for.")
+@click.option("--for", "task", type=click.Choice(TASKS), help="What the model is for.")
 @click.option("--max-size", type=FloatRange(0, min_open=True), metavar="GIB", help="Maximum size of the download.")
 @offer(BACKEND, help="Runtime that is to run the models.")
 @click.option("--again", is_flag=True, help="Measure this machine again, such as when it was busy the first time.")

@@ -69,7 +69,7 @@ LEAST_REACHED = 0.03  # probability that the next token of a chain is reached
 _KEPT = 0.8  # weight of an answer beside the next one
 _LOW, _HOPELESS = 0.5, 0.05  # below the latter a draft model probably does not belong to the target
 _MANY_ANSWERS, _MANY_TESTED = 20, 200  # from which on a low share is no accident
-_ENOUGH_TESTED = 40  # likewise for a hopeless one
+_ENOUGH_TESTED = 20  # likewise for a hopeless one
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from edgespec.formats.head_file import ModelMetadata
 from edgespec.hub.cache import shorten_names
 from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub
+from edgespec.planner.draft_finder import AUTO
 from edgespec.planner.memory import ModelFacts, describe_model, estimate_head
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, plan
 from edgespec.planner.speed import (
@@ -54,9 +55,10 @@ def report_plan(
     try:
         planned = plan(request, registry, hub, reporter)
     except HubUnreachable as error:
-        if request.model not in registry.entries:
+        name = request.model or registry.default
+        if name not in registry.entries or request.draft != AUTO:
             raise
-        hint = f"`edgespec recommend {request.model}` says what to expect of it without the hub."
+        hint = f"`edgespec recommend {name}` says what to expect of it without the hub."
         raise HubUnreachable(error.message, hint=hint) from error
     for told in planned.findings:
         reporter.notice(told)

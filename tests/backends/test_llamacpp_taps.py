@@ -300,6 +300,6 @@ def test_architectures_without_named_layers_are_refused(kind: str, tmp_path: Pat
 
 
 def test_a_library_without_a_function_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(library._FUNCTIONS, "llama_of_tomorrow", ("", "", False))
+    monkeypatch.setitem(library._FUNCTIONS, "llama_of_tomorrow", ("", False))
     with pytest.raises(Unsupported, match="has no llama_of_tomorrow"):
         find_function("llama_of_tomorrow")

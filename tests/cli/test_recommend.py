@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
+from edgespec.cli.models import TASKS
+from edgespec.registry.schema import Task
 from tests.cli.conftest import Cli
+
+
+def test_tasks_are_those_of_the_registry() -> None:
+    assert get_args(Task) == TASKS
 
 
 def test_the_registry_answers_offline_and_says_so(cli: Cli) -> None:

@@ -84,8 +84,8 @@ def test_the_record_of_a_drafter_is_that_of_all_its_answers() -> None:
         assert not record.is_low or record.answers >= 20
         record = record.add(4, 10)
     assert record.is_low and record.recent == pytest.approx(0.4, abs=1e-3)
-    assert not AcceptanceRecord(2, 1, 39).is_low and not AcceptanceRecord(2, 2, 40).is_low, "too little says nothing"
-    assert AcceptanceRecord(2, 1, 40).is_low, "hardly any"
+    assert not AcceptanceRecord(2, 0, 19).is_low and not AcceptanceRecord(2, 1, 20).is_low, "too little says nothing"
+    assert AcceptanceRecord(2, 0, 20).is_low, "hardly any"
     assert record.describe("tiny") == "drafts of tiny are accepted 41% of the time over 43 answers"
 
 
