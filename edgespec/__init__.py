@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from edgespec.service.client import ModelInfo
     from edgespec.text.chat_template import Message
     from edgespec.text.stream import Piece
-    from edgespec.text.tool_formats import ToolCall
+    from edgespec.text.tool_calls import ToolCall
 else:
     _MODULES = {
         "edgespec.api.model": ("AsyncModel", "AsyncReplyStream", "Model", "Reply", "ReplyStream", "load", "load_async"),
@@ -62,7 +62,7 @@ else:
         "edgespec.service.client": ("ModelInfo",),
         "edgespec.text.chat_template": ("Message",),
         "edgespec.text.stream": ("Piece",),
-        "edgespec.text.tool_formats": ("ToolCall",),
+        "edgespec.text.tool_calls": ("ToolCall",),
     }
     _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 

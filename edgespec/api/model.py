@@ -32,7 +32,7 @@ from edgespec.service.local import LocalEngine
 from edgespec.service.response import ReasoningDelta, ResponseStream, TextDelta
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Channel, Piece
-from edgespec.text.tool_formats import CallEnd, ToolCall
+from edgespec.text.tool_calls import CallEnd, ToolCall
 
 if TYPE_CHECKING:
     from typing import Unpack

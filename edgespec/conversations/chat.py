@@ -250,9 +250,6 @@ class OwnModel:
         return cls(conversation.model)
 
 
-# The slash commands that every chat interface has: names, aliases, help lines and argument checks.
-
-
 @dataclass(frozen=True, slots=True)
 class SlashCommand:
     """A command: `arguments` follow the name, optional ones are in brackets; `run` belongs to one interface."""

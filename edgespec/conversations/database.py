@@ -15,9 +15,6 @@ from edgespec.memory.store import TextStore
 from edgespec.registry.adapted import clear_runs
 from edgespec.units import gib
 
-# Conversations and turns as immutable values; they do not follow later changes of the file.
-
-
 Role = Literal["user", "assistant"]
 Spans = Sequence[Sequence[Any]]
 """The origin of the parts of a text: short lists of JSON values that the caller defines."""

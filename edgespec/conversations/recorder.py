@@ -18,8 +18,6 @@ from edgespec.errors import CacheError, InvalidRequest
 from edgespec.text.chat_template import Message
 from edgespec.units import count
 
-# A place in a conversation with several branches.
-
 
 @dataclass(frozen=True, slots=True)
 class Fork:

@@ -28,6 +28,7 @@ from edgespec.conversations.database import (
 )
 from edgespec.databases import IN_MEMORY, Layout, SharedDatabase
 from edgespec.errors import CacheError, InvalidRequest, reason_of
+from edgespec.text.tool_calls import load_json
 
 _LAYOUT = Layout(
     4,
@@ -70,7 +71,7 @@ def _read_conversation(row: tuple[Any, ...]) -> Conversation:
 def _read_turn(row: tuple[Any, ...]) -> Turn:
     """A row of _TURN."""
     id, conversation, parent, role, text, reasoning, spans, settings, metrics, finished, created = row
-    values = _parse(spans, []), _parse(settings, {}), _parse(metrics, {})
+    values = load_json(spans, []), load_json(settings, {}), load_json(metrics, {})
     return Turn(id, conversation, parent, role, text, reasoning, *values, bool(finished), created)
 
 
@@ -82,14 +83,6 @@ def _to_column(value: Any) -> str:
 def _checksum(text: str, reasoning: str) -> int:
     """CRC-32 of the texts of a turn."""
     return zlib.crc32(f"{text}\0{reasoning}".encode("utf-8", "surrogatepass"))
-
-
-def _parse(text: str, default: Any) -> Any:
-    """A JSON value, or `default` for damaged text."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return default
 
 
 class Store(SharedDatabase):

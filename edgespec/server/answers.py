@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from edgespec.engine.events import Scored
 from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, new_id
-from edgespec.text.tool_formats import CallDelta, CallEnd, CallStart
+from edgespec.text.tool_calls import CallDelta, CallEnd, CallStart
 
 Event = dict[str, Any]
 

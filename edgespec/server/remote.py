@@ -29,7 +29,7 @@ from edgespec.service.client import ModelInfo
 from edgespec.service.generation_spec import GenerationSpec, format_call
 from edgespec.service.response import Done, Ending, Part, ReasoningDelta, Started, TextDelta, merge_deltas, new_id
 from edgespec.text.chat_template import Message
-from edgespec.text.tool_formats import CallDelta, CallStart
+from edgespec.text.tool_calls import CallDelta, CallStart
 
 T = TypeVar("T")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,8 @@ from edgespec.service.client import ModelInfo
 from edgespec.service.response import ResponseStream
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import detect_format
-from edgespec.text.tool_formats import NAME_CHARACTER, ToolFormat, detect_tool_format, make_reader, tool_instructions
+from edgespec.text.tool_calls import NAME_CHARACTER, ToolFormat, load_json
+from edgespec.text.tool_formats import detect_tool_format, make_reader, tool_instructions
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
@@ -340,10 +340,7 @@ def split_start(messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], Ans
 
 def parse_arguments(text: str) -> Any:
     """A call's arguments as chat templates expect them: parsed JSON, or `text` where it is invalid or too deep."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+    value = load_json(text, text)
     return value if is_shallow(value, _MAX_ARGUMENTS_DEPTH) else text
 
 

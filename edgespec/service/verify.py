@@ -19,7 +19,8 @@ from edgespec.errors import InvalidRequest, TemplateError
 from edgespec.service.client import ModelInfo
 from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.response import TextDelta
-from edgespec.text.tool_formats import CallEnd, detect_tool_format
+from edgespec.text.tool_calls import CallEnd
+from edgespec.text.tool_formats import detect_tool_format
 
 _FIXED = 4  # tokens that each drafter drafts in every round, whether it pays or not
 _LEAST_TIMED = 8  # tokens of an answer whose speed counts

@@ -9,9 +9,6 @@ from typing import Literal, NamedTuple
 
 from edgespec.text.tokenizer import StopStrings, StreamDecoder, Tokenizer, find_unfinished
 
-# Splits a model's output into reasoning and answer, by the markers that its chat template contains.
-
-
 Channel = Literal["answer", "reasoning"]
 
 

@@ -51,9 +51,6 @@ def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
     return tokenizer.piece(token) or tokenizer.special_text(token).encode()
 
 
-# Streaming detokenization: whole characters only.
-
-
 class StreamDecoder:
     """Turns one stream of tokens into text.
 
@@ -81,9 +78,6 @@ class StreamDecoder:
     def finish(self) -> str:
         """U+FFFD for a character that was cut short, else nothing."""
         return self._utf8.decode(b"", final=True)
-
-
-# Stop strings, found across token boundaries.
 
 
 MAX_STOPS = 16

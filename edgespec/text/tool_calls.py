@@ -95,12 +95,12 @@ JSON_CALLS = CallSyntax(JSON_HEAD, JSON_REST)
 """Calls that are JSON objects with a name and arguments."""
 
 
-def load_json(text: str) -> Any:
-    """The value of a JSON text; None for any other text."""
+def load_json(text: str, default: Any = None) -> Any:
+    """The value of a JSON text; `default` for any other text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return None
+        return default
 
 
 _BETWEEN = " \t\r\n;,]"  # calls in a row
@@ -164,9 +164,6 @@ class ToolFormat:
         return not self.bare and not self.answer_header
 
 
-# The arguments of a call while a model writes them: a JSON object in a stream of text.
-
-
 class OpenCall:
     """A call whose arguments are being written. They are passed on as they are, except that control characters in
     strings, which JSON forbids, are escaped.
@@ -217,9 +214,6 @@ class OpenCall:
 def whole_call(index: int, call: ToolCall) -> list[CallStart | CallDelta | CallEnd]:
     """The parts of a call of which all is known at once."""
     return [CallStart(index, call.name), CallDelta(index, call.arguments), CallEnd(index, call)]
-
-
-# Splits a stream of text into text and tool calls.
 
 
 _HAS_ARGUMENTS = re.compile(r'"(arguments|parameters)"')

@@ -15,9 +15,7 @@ from edgespec.text.tool_calls import (
     JSON_REST,
     NAME_CHARACTER,
     AnswerPart,
-    CallDelta,
     CallEnd,
-    CallStart,
     CallSyntax,
     Frame,
     OpenCall,
@@ -28,24 +26,6 @@ from edgespec.text.tool_calls import (
     load_json,
     read_json_calls,
 )
-
-__all__ = [
-    "NAME_CHARACTER",
-    "AnswerPart",
-    "CallDelta",
-    "CallEnd",
-    "CallStart",
-    "Frame",
-    "Reader",
-    "Schemas",
-    "Thought",
-    "ToolCall",
-    "ToolFormat",
-    "detect_tool_format",
-    "make_reader",
-    "tool_instructions",
-]
-
 
 # DeepSeek: since V3.1 name and JSON around a separator; before, "function", the name and a fenced block of JSON.
 
@@ -205,8 +185,7 @@ def _read_value(text: str, schema: object) -> Any:
     types = _allowed_types(schema)
     if "string" in types:
         return None if "null" in types and text.strip() == "null" else text
-    value = load_json(text)
-    return text if value is None and text.strip() != "null" else value
+    return load_json(text, text)
 
 
 def _allowed_types(schema: object) -> frozenset[str]:

@@ -26,7 +26,8 @@ from edgespec.service.client import ModelInfo
 from edgespec.service.generation_spec import GenerationSpec, Tool, build_call_structure
 from edgespec.service.response import Done, ResponseStream, Started, TextDelta, merge_deltas
 from edgespec.text.stream import Piece
-from edgespec.text.tool_formats import HERMES, CallDelta, CallEnd, CallStart, ToolCall, detect_tool_format, make_reader
+from edgespec.text.tool_calls import CallDelta, CallEnd, CallStart, ToolCall
+from edgespec.text.tool_formats import HERMES, detect_tool_format, make_reader
 
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 

@@ -12,7 +12,7 @@ import pytest
 from edgespec.server.ollama import OllamaChatRequest
 from edgespec.service.generation_spec import Thinking
 from edgespec.service.response import ReasoningDelta
-from edgespec.text.tool_formats import CallEnd, CallStart, ToolCall
+from edgespec.text.tool_calls import CallEnd, CallStart, ToolCall
 from tests.server.serving import PROMPT, Server
 
 MODEL = "embedded"

@@ -10,16 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.text.tool_formats import (
-    CallDelta,
-    CallEnd,
-    CallStart,
-    HarmonyReader,
-    ToolCall,
-    detect_tool_format,
-    make_reader,
-    tool_instructions,
-)
+from edgespec.text.tool_calls import CallDelta, CallEnd, CallStart, ToolCall
+from edgespec.text.tool_formats import HarmonyReader, detect_tool_format, make_reader, tool_instructions
 
 DEEPSEEK = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
 OLD = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
