@@ -89,9 +89,6 @@ def serve_once() -> None:
 @contextmanager
 def block_sigint() -> Iterator[None]:
     """Processes started inside inherit a blocked SIGINT, so that Ctrl-C reaches this process alone."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -6,7 +6,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -158,8 +157,8 @@ class ServerMetrics:
         self,
         waiting: dict[str, int],
         silent_s: dict[str, float],
-        devices: Sequence[DeviceMemory] = (),
-        memory: Mapping[str, Mapping[str, int]] = MappingProxyType({}),
+        devices: Sequence[DeviceMemory],
+        memory: Mapping[str, Mapping[str, int]],
     ) -> bytes:
         """All metrics in Prometheus' text format, with the length of each model's queue, its engine's silence, and the
         bytes of its memory by part.

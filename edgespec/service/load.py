@@ -224,7 +224,7 @@ class Loader:
         key = replace(key, exact_width=planned.options.exact_width)
         planned = replace(asked, drafters=tuple(loaded))
         info = describe_model(engine, planned.name, planned, settings)
-        return LoadedModel(engine, info, target_path, tuple(paths), key, store, settings, config, planned)
+        return LoadedModel(engine, info, target_path, key, store, settings, config, planned)
 
     def load_source(
         self, target: Model, target_path: Path, drafter: PlannedDrafter, path: Path | None, planned: Plan,
@@ -281,7 +281,7 @@ class Loader:
         prefixes = open_prefixes(config.memory, memory, key, target, Path(name))
         engine = Engine(target, drafters, speculation, config.load.caches, memory, prefixes)
         info = describe_model(engine, name, None, None)
-        return LoadedModel(engine, info, Path(name), (), key, None, None, config, None)
+        return LoadedModel(engine, info, Path(name), key, None, None, config, None)
 
 
 def _speculation(config: LoadConfig, drafters: Sequence[str]) -> Speculation:

@@ -54,7 +54,6 @@ class LoadedModel:
     engine: Engine
     info: ModelInfo
     target_path: Path
-    draft_paths: tuple[Path, ...]
     key: ProfileKey
     store: ProfileStore | None
     settings: RuntimeSettings | None

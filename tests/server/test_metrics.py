@@ -109,7 +109,7 @@ def test_the_acceptance_of_each_drafter_and_its_drift() -> None:
     metrics = ServerMetrics()
     record = AcceptanceRecord(answers=1, accepted=6, tested=8, recent=0.75).add(2, 8)
     metrics.add("tree", Finished("stop", (1, 2), 0, Meter(1, 0.0).metrics(), records={"model": record}), 1.0)
-    text = metrics.format_prometheus({}, {}, [DeviceMemory("Vulkan0", 3, 8)]).decode()
+    text = metrics.format_prometheus({}, {}, [DeviceMemory("Vulkan0", 3, 8)], {}).decode()
     values = {each.name: each.samples for each in text_string_to_metric_families(text)}
     (share,), (drift,) = (values[f"edgespec_draft_acceptance_{name}"] for name in ("ratio", "drift"))
     assert share.labels == drift.labels == {"model": "tree", "drafter": "model"}

@@ -109,7 +109,7 @@ def test_the_version_in_use_is_loaded(config: LoadConfig, pair: AdaptedPair) -> 
         loaded.engine.close()
         assert heard.notices.pop() == f"Drafting with version {card.version} of the draft, adapted on {card.date}."
         assert loaded.info.drafters["model"].endswith(f" (version {card.version})")
-        assert loaded.draft_paths == (pair.folder / str(card.version) / "draft.gguf",) and not loaded.is_outdated
+        assert not loaded.is_outdated
         stores.append(loaded.store)
     assert len({store.path for store in stores if store is not None}) == 4, "what is learned of each is kept apart"
 
@@ -119,7 +119,7 @@ def test_a_version_that_cannot_be_loaded_is_passed_over(config: LoadConfig, pair
     pair.add(CARD, save_without_weights)
     loaded = Loader(heard, lambda: None).load(config)
     loaded.engine.close()
-    assert loaded.draft_paths == (DRAFT,) and not loaded.is_outdated
+    assert not loaded.is_outdated
     (notice,) = heard.notices
     assert notice.startswith("Drafting without what was adapted: ") and notice.endswith(".")
     assert "version" not in loaded.info.draft

@@ -14,7 +14,6 @@ import pytest
 from edgespec.backends.attached_draft import SelfDraftSpec
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.cost_model import DraftCost, Profile
-from edgespec.controller.store import ProfileStore
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import MemoryUse, Request
@@ -132,16 +131,17 @@ def test_another_draft_and_back(open_: Open, measured: list[float], heard: Heard
     loaded = open_(LoadConfig(load=ONE))
     known = converse(loaded)
     lookups = changed(loaded, LoadConfig(load=ONE, draft="ngram"), heard)
-    assert (lookups.info.draft, lookups.draft_paths, len(measured)) == ("ngram", (), 2)
+    assert (lookups.info.draft, len(measured)) == ("ngram", 2)
     back = changed(lookups, LoadConfig(load=ONE, draft="model"), heard)
-    assert (back.info.drafters, len(back.draft_paths)) == ({"model": "package:python-6m/draft.gguf"}, 1)
+    assert back.info.drafters == {"model": "package:python-6m/draft.gguf"}
     assert (back.engine.draft_stats.to_dict(), len(measured)) == (known, 2)
     back.engine.release_draft()
 
 
 def test_a_damaged_file_is_measured_again_and_healed(open_: Open, measured: list[float], heard: Heard) -> None:
     loaded = open_(LoadConfig(load=ONE))
-    store = ProfileStore(loaded.target_path, loaded.draft_paths)
+    store = loaded.store
+    assert store is not None
     store.path.parent.mkdir(parents=True)
     store.path.write_text('{"entries": [{"setting": {}, "experience": NaN}]}')
     open_(LoadConfig(load=ONE)).save_stats()
@@ -162,7 +162,6 @@ def test_auto_loads_all_drafters_that_are_paired(open_: Open, pard: None, measur
     assert loaded.info.drafters == {"ngram": "ngram", "model": "package:python-6m/draft.gguf", "pard": str(PARD)}
     assert loaded.info.speculation.drafters == tuple(loaded.info.drafters)
     assert loaded.info.draft == f"ngram+package:python-6m/draft.gguf+{PARD}"
-    assert [path.name for path in loaded.draft_paths] == ["draft.gguf", "model.gguf"]
     known = converse(loaded)
     assert {key.partition(";")[0] for key in known["drafters"]} >= {"ngram", "model"} and measured == [0.4]  # type: ignore[attr-defined]
 
