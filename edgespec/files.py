@@ -42,6 +42,14 @@ def remove_unfinished(files: Iterable[Path]) -> None:
                 path.unlink(missing_ok=True)
 
 
+def remove_path(path: Path) -> None:
+    """Remove a file or a folder with all that is in it, if it is there. Raises OSError."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield an empty temporary folder beside `path`, which becomes `path` when the block ends without an error.

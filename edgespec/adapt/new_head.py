@@ -6,9 +6,8 @@ that was stopped or killed goes on: texts, what the target says of them, and the
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -38,12 +37,13 @@ from edgespec.drafters import drafter_specs
 from edgespec.drafters.ngram import SuffixLookup, continue_from
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
-from edgespec.errors import DraftRefused, InvalidRequest
+from edgespec.errors import DraftRefused, InvalidModelFile, InvalidRequest
+from edgespec.files import remove_path
 from edgespec.formats.head_file import read_head
 from edgespec.hub.hub import Hub
 from edgespec.planner.draft_finder import PlannedDrafter
 from edgespec.planner.plan import LoadConfig, Quiet, fetch, plan
-from edgespec.registry.adapted import NO_BASE, OWN_TEXTS, RUN, AdaptedDrafts, AdaptedPair
+from edgespec.registry.adapted import FIRST, NO_BASE, OWN_TEXTS, RUN, AdaptedDrafts, AdaptedPair
 from edgespec.registry.schema import Registry
 
 _CONTEXT = 1024  # tokens of a conversation
@@ -52,7 +52,6 @@ _LEAST = 10_000  # tokens of answers to train on
 _EACH, _MOST = 5, 60  # one conversation of so many is held out, and so many at most
 _WRITING, _READING, _TRAINING = 0.25, 0.25, 0.5  # shares of the time
 _EPOCHS = 8
-_NEW = "new"  # the head before any training, in the folder of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +141,15 @@ class HeadTrainer:
                 )
 
     def _train(self, materials: Materials, pair: AdaptedPair, target: str, opened: ExitStack) -> Adaptation:
-        """Train on texts that are there, and keep the head if it gains."""
+        """Train on texts that are there, and keep the head if it gains; else a first one is kept aside."""
+        from edgespec.adapt.student import report_unwritable
+        from edgespec.backends.mlx.model import MlxModel
+
         active = pair.active()
-        start = self._write_new_head(materials) if active is None else active.path
+        first = pair.folder / (FIRST if isinstance(materials.target, MlxModel) else f"{FIRST}.gguf")
+        if active is None:
+            prepare_first(materials, first)
+        start = first if active is None else active.path
         drafter = PlannedDrafter(drafter_specs()["eagle3"], head=read_head(start))
         trainee = open_head(drafter, start, materials, opened, is_new=True)
         rivals: dict[str, Mapping[str, Matrix]] = {"lookups": measure_lookups(materials.held_out, DEPTH)}
@@ -161,7 +166,15 @@ class HeadTrainer:
             target=target,
             options={"rival": base, **asdict(materials.options)},
         )
-        return replace(done, base=base)
+        goes_on = done.card is None and active is None
+        with report_unwritable(first):
+            if goes_on:
+                trainee.save(materials.folder / first.name)
+                remove_path(first)
+                (materials.folder / first.name).rename(first)
+            else:
+                remove_path(first)
+        return replace(done, base=base, goes_on=goes_on)
 
     def _write_texts(self, target: Model, file: ConversationFile, config: HeadConfig, check: CheckCancelled) -> None:
         """Write texts up to the wanted number of tokens, or to the end of their time if they suffice then.
@@ -184,20 +197,20 @@ class HeadTrainer:
         finally:
             engine.release_draft()
 
-    def _write_new_head(self, materials: Materials) -> Path:
-        """The path of the head that was never trained; one that is there is of the same texts and target."""
-        from edgespec.adapt.head_files import choose_vocabulary, write_new_head
-        from edgespec.backends.mlx.model import MlxModel
 
-        target = materials.target
-        path = materials.folder / (_NEW if isinstance(target, MlxModel) else f"{_NEW}.gguf")
-        if not path.exists() or not (materials.folder / CHECKPOINT).exists():
-            shutil.rmtree(path, ignore_errors=True)
-            path.unlink(missing_ok=True)
-            answers = (text.tokens[text.answer :] for text in materials.train)
-            vocabulary = choose_vocabulary(answers, target.tokenizer.vocab_size)
-            write_new_head(target, materials.target_path, vocabulary, path)
-        return path
+def prepare_first(materials: Materials, path: Path) -> None:
+    """Write a head that was never trained, unless an earlier run has left one that is whole."""
+    from edgespec.adapt.head_files import choose_vocabulary, write_new_head
+
+    with suppress(InvalidModelFile):
+        if path.exists():
+            read_head(path)
+            return
+    remove_path(path)
+    (materials.folder / CHECKPOINT).unlink(missing_ok=True)  # of a head with another vocabulary
+    answers = (text.tokens[text.answer :] for text in materials.train)
+    vocabulary = choose_vocabulary(answers, materials.target.tokenizer.vocab_size)
+    write_new_head(materials.target, materials.target_path, vocabulary, path)
 
 
 def split_conversations(texts: Sequence[TrainingText]) -> tuple[list[TrainingText], list[TrainingText]]:

@@ -295,6 +295,7 @@ def describe_result(done: Adaptation) -> dict[str, Any]:
         "kept": done.card is not None,
         "version": None if done.card is None else done.card.version,
         "stopped": done.stopped,
+        "goes_on": done.goes_on,
         "returned": None if done.returned is None else done.returned.version,
         **describe_gain(done.gain),
     }
@@ -303,7 +304,10 @@ def describe_result(done: Adaptation) -> dict[str, Any]:
 def format_result(done: Adaptation) -> str:
     if done.card is not None:
         return f"kept as version {done.card.version}: {_format_gain(done.gain, done.base)}"
-    return f"discarded, because no gain is certain: {_format_gain(done.gain, done.base)}; what was in use stays"
+    unused, rest = "discarded", "what was in use stays"
+    if done.goes_on:
+        unused, rest = "not used yet", "the same command trains the head further"
+    return f"{unused}, because no gain is certain: {_format_gain(done.gain, done.base)}; {rest}"
 
 
 def _format_gain(gain: Gain, base: str = "") -> str:

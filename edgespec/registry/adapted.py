@@ -18,7 +18,7 @@ from time import time
 from typing import Any
 
 from edgespec.errors import InvalidModelFile, InvalidRequest, reading
-from edgespec.files import lock_file, write_private
+from edgespec.files import lock_file, remove_path, write_private
 from edgespec.formats.mlx_folder import fingerprint_weights
 
 BASE = 0
@@ -31,6 +31,8 @@ RUN = "training"
 """The folder, in that of a pair, of a training that is not complete; other kinds of trainings append to the name."""
 OWN_TEXTS = "texts.jsonl"
 """The file, in the folder of a new head, of what its target has written to train it."""
+FIRST = "first"
+"""The first head of a target, a file or folder beside these texts, as long as it gains too little to be a version."""
 _CONSENT = "may-train"
 _ACTIVE, _LOCK, _PARTIAL = "active", "lock", ".partial"  # of a pair
 _CARD, _FOLDER, _FILE = "card.json", "draft", "draft.gguf"  # of a version
@@ -265,3 +267,5 @@ def clear_runs(folder: Path, *, own_texts: bool) -> None:
         if own_texts:
             for file in folder.glob(f"*/{OWN_TEXTS}"):
                 file.unlink(missing_ok=True)
+            for head in folder.glob(f"*/{FIRST}*"):
+                remove_path(head)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,8 @@ import pytest
 
 from edgespec.adapt.head_files import check_target, choose_vocabulary, read_parts, write_new_head
 from edgespec.adapt.heads import HeadStudent, measure_heads
-from edgespec.adapt.new_head import measure_lookups, split_conversations
+from edgespec.adapt.new_head import measure_lookups, prepare_first, split_conversations
+from edgespec.adapt.options import CHECKPOINT
 from edgespec.adapt.teacher import Parts, Teacher
 from edgespec.adapt.texts import TrainingText
 from edgespec.backends import Model, open_model
@@ -178,6 +180,20 @@ def test_a_training_that_does_not_fit(packaged: Model) -> None:
     check_target(packaged, TARGET, 2**30)
     with pytest.raises(DoesNotFit, match="training a head needs"):
         check_target(packaged, TARGET, 10**7)
+
+
+def test_a_first_head_is_written_once_and_anew_where_it_is_damaged(packaged: Model, tmp_path: Path) -> None:
+    text = make_text(packaged, 30)
+    materials: Any = SimpleNamespace(target=packaged, target_path=TARGET, train=[text], folder=tmp_path)
+    head, checkpoint = tmp_path / "first.gguf", tmp_path / CHECKPOINT
+    prepare_first(materials, head)
+    checkpoint.write_bytes(b"of this head")
+    written = head.read_bytes()
+    prepare_first(materials, head)
+    assert head.read_bytes() == written and checkpoint.exists()
+    head.write_bytes(written[:100])
+    prepare_first(materials, head)
+    assert read_head(head).hidden_size == 256 and not checkpoint.exists()
 
 
 def test_frequent_tokens_are_scored() -> None:

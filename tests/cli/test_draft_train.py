@@ -82,7 +82,7 @@ def add_head(pair: AdaptedPair, tmp_path: Path, noise: float = 0.0) -> None:
 def test_a_model_writes_and_a_head_is_judged(
     cli: Cli, tmp_path: Path, chatty: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few steps are too few: it is not used, and the texts stay for the next time."""
+    """A few steps are too few: it is not used, and stays with the texts for the next time."""
     shrink(monkeypatch, _EPOCHS=1)
     monkeypatch.setattr(own_texts, "_MAX_ANSWER", 80)
     monkeypatch.setattr(own_texts, "_MAX_QUESTION", 30)
@@ -96,7 +96,15 @@ def test_a_model_writes_and_a_head_is_judged(
     file = ConversationFile(pair.folder / "texts.jsonl", V)
     assert file.n_tokens >= 900 and not (pair.folder / "training").exists()
     assert {each.stat().st_mode & 0o077 for each in pair.folder.rglob("*")} == {0}
-    assert cli("adapt", "list", "--json").stdout.strip() == "[]"
+    assert cli("adapt", "list", "--json").stdout.strip() == "[]" and done["goes_on"]
+    head = pair.folder / "first.gguf"
+    trained = head.read_bytes()
+    second = cli(*asked, "--minutes", "2")
+    assert second.stdout.startswith("not used yet, because no gain is certain: ")
+    assert second.stdout.endswith("; the same command trains the head further\n")
+    assert head.read_bytes() != trained, "it went on from there"
+    cli("memory", "clear", "--yes")
+    assert not head.exists() and not (pair.folder / "texts.jsonl").exists()
 
 
 def test_a_head_is_trained_further_and_used(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
