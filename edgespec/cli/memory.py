@@ -311,25 +311,29 @@ def clear_command(only_documents: bool, key: str | None, yes: bool) -> None:
     adapted drafts stay. Where all texts go, those that `edgespec draft train` has written go too, and `edgespec adapt`
     asks again before it trains.
     """
+    from edgespec.conversations.database import adapted_folder
+    from edgespec.registry.adapted import OWN_TEXTS
     from edgespec.server.record import name_namespace
 
+    has_own = key is None and not only_documents and any(adapted_folder().glob(f"*/{OWN_TEXTS}"))
+    written = ", and what `edgespec draft train` has written" if has_own else ""
     with open_store() as store:
         namespace = None if key is None else name_namespace(key)
         spaces = [each for each in store.status() if namespace in (None, each.namespace)]
         n = sum(each.n_corpus_tokens if only_documents else each.n_tokens for each in spaces)
         of = "" if key is None else f" of the key {key}"
-        if n and not yes:
+        if (n or has_own) and not yes:
             what = "documents" if only_documents else "answers, prompts and documents"
-            click.confirm(f"Remove {count(n, 'token')} of {what}{of}?", abort=True, err=True)
+            click.confirm(f"Remove {count(n, 'token')} of {what}{of}{written}?", abort=True, err=True)
         if n:
             n = store.clear(namespace, only_documents=only_documents)
         kept = [(each.tokenizer, each.namespace) for each in store.status()]
     if key is None:  # texts of keys are not trained on
         _clear_trainings(own_texts=not only_documents)
-    if not n:
+    if not n and not has_own:
         click.echo(f"there is nothing to remove{of}")
         return
-    click.echo(f"removed {count(n, 'token')}{of}")
+    click.echo(f"removed {count(n, 'token')}{of}{written}")
     build_indexes(kept)
 
 

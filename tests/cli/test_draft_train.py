@@ -132,6 +132,16 @@ def test_a_head_is_trained_further_and_used(cli: Cli, tmp_path: Path, monkeypatc
     assert damaged.stdout == plain.stdout and "Drafting without a head: the card of version 2" in damaged.stderr
 
 
+def test_what_a_model_has_written_is_removed_once_that_is_confirmed(cli: Cli, tmp_path: Path, chatty: Path) -> None:
+    texts = keep_texts(open_pair(tmp_path, chatty))
+    asked = cli("memory", "clear", stdin="n\n")
+    assert "and what `edgespec draft train` has written?" in asked.stderr and texts.exists()
+    assert cli("memory", "clear", "--corpus", "--yes").stdout.startswith("there is nothing") and texts.exists()
+    assert cli("memory", "clear", stdin="y\n").stdout.endswith("what `edgespec draft train` has written\n")
+    assert not texts.exists()
+    assert cli("memory", "clear").stdout.startswith("there is nothing")
+
+
 def test_a_model_that_has_a_head_gets_no_other(cli: Cli, tmp_path: Path, chatty: Path) -> None:
     convert(Path(shutil.copytree(EAGLE3, tmp_path / "beside")))
     refused = cli("draft", "train", str(chatty), *FAST)
