@@ -26,7 +26,7 @@ _ORPHAN_S = 60
 
 
 class ChildDied(Exception):
-    """The process ended without an answer. The message of a Helper's is a clause, such as "ends its process"."""
+    """The process ended without an answer. A Helper's has a clause as its message, such as "ended unexpectedly"."""
 
 
 class ChildStopped(ChildDied):
@@ -127,8 +127,7 @@ class Helper:
             try:
                 process = self._begin()
                 if not self._is_ready:
-                    self._receive(process, _START_S)
-                    self._is_ready = True
+                    self._wait_for_start(process)
                 self._send(process, question)
                 return self._receive(process, self._deadline_s)
             except (OSError, ValueError) as error:
@@ -137,6 +136,13 @@ class Helper:
             except BaseException:  # an answer that nobody reads must not be the next one's
                 self._end()
                 raise
+
+    def _wait_for_start(self, process: Popen[bytes]) -> None:
+        try:
+            self._receive(process, _START_S)
+        except ChildStopped as error:  # by a busy machine, whatever is asked
+            raise ChildDied("does not start") from error
+        self._is_ready = True
 
     def close(self) -> None:
         """End the process, also while it is being asked."""
@@ -173,7 +179,7 @@ class Helper:
                 if psutil.Process(process.pid).memory_info().rss > self._max_bytes:
                     raise ChildStopped("takes too much memory")
         if not (answer := process.stdout.readline()):
-            raise ChildDied("ends its process")
+            raise ChildDied("ended unexpectedly")
         return json.loads(answer)
 
     def _end(self) -> None:

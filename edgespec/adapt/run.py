@@ -91,7 +91,7 @@ class Adaptation:
     stopped   why the training ended early; None where it did not
     returned  the version that was put in use before the training; None where none was
     base      what a new head is compared with
-    goes_on   whether the next run trains further what has gained nothing
+    goes_on   whether the next run trains further what has gained too little
     """
 
     gain: Gain

@@ -25,7 +25,7 @@ EXACT_WIDTHS = (1, 2, 4, 8)  # rows of a forward, all of which one kernel comput
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How a model is loaded and run: options of edgespec/options.py. Raises InvalidRequest for values out of range.
+    """How a model is loaded and run: options of edgespec/options.py, with these differences and additions.
 
     batch_threads    of forwards of more than one row; None: as `threads`, or fewer where that was faster
     mlock            keep the model in RAM; on MLX all memory of the GPU up to the size that the system recommends

@@ -63,7 +63,7 @@ def adapt_command() -> None:
     """
 
 
-# The other commands of `edgespec adapt`: the versions of drafts.
+# The versions of drafts.
 
 
 _method_option = click.option("--method", metavar="NAME", help="How the draft drafts, such as model or eagle3.")
@@ -140,11 +140,14 @@ def _find_pair(model: str | None, method: str | None) -> AdaptedPair:
     pairs = {pair: _read_card(pair) for pair in open_drafts().pairs()}
     known = {pair: card for pair, card in pairs.items() if card and method in (None, card.method)}
     found = [pair for pair, card in known.items() if model in (None, card.target)]
-    if not found and model is None:  # it is not known whose the damaged ones are
-        found = [pair for pair, card in pairs.items() if card is None]
+    damaged = [pair for pair, card in pairs.items() if card is None]  # it is not known whose they are
+    if not found and model is None and len(damaged) == 1:
+        return damaged[0]
     if not found:
-        of = "" if model is None else f" of {model}"
-        raise UnknownModel(f"no draft{of} is adapted.", hint="`edgespec adapt list` shows those that are.")
+        of, hint = "" if model is None else f" of {model}", "`edgespec adapt list` shows those that are."
+        if damaged:
+            hint = f"The cards in {damaged[0].folder} are damaged: remove the folder to train anew."
+        raise UnknownModel(f"no draft{of} is adapted.", hint=hint)
     if len(found) > 1:
         cards = [card for pair, card in known.items() if pair in found]
         names = ", ".join(sorted(f"{card.target} --method {card.method}" for card in cards))

@@ -105,7 +105,7 @@ def chat_command(
             is_choosing = request.model is None and request.backend is None and resume is None
             return app(sampling=sampling, resume=resume, is_choosing=is_choosing).run() or 0
     if continue_last or resume:
-        hint = "Drop --plain and --verbose, and run in a terminal."
+        hint = "Run it in a terminal, without --plain and --verbose."
         raise InvalidRequest("--continue and --resume need the full-screen chat.", hint=hint)
     with closing(_start_engine(request, verbose=options["verbose"])) as engine:
         is_interactive = sys.stdin is not None and sys.stdin.isatty()

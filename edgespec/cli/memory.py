@@ -290,12 +290,12 @@ def forget_command(source: str) -> None:
             if not n:  # a name that a program has given
                 what, n = source, store.forget(source)
         kept = [(each.tokenizer, each.namespace) for each in store.status()]
-    clear_runs(adapted_folder(), own_texts=False)
     if not n:
         raise InvalidRequest(
             f"the memory has no texts of {what}.",
             hint="Conversations have ids, see `edgespec history`; a path is that of an added document or above it.",
         )
+    clear_runs(adapted_folder(), own_texts=False)
     click.echo(f"removed {count(n, 'token')} of {what}")
     build_indexes(kept)
 
@@ -312,29 +312,29 @@ def clear_command(only_documents: bool, key: str | None, yes: bool) -> None:
     asks again before it trains.
     """
     from edgespec.conversations.database import adapted_folder
-    from edgespec.registry.adapted import OWN_TEXTS
+    from edgespec.registry.adapted import OWN_TEXTS, RUN
     from edgespec.server.record import name_namespace
 
-    has_own = key is None and not only_documents and any(adapted_folder().glob(f"*/{OWN_TEXTS}"))
-    written = ", and what `edgespec draft train` has written" if has_own else ""
+    names = (OWN_TEXTS, f"{RUN}*") if key is None and not only_documents else ()
+    has_trainings = any(any(adapted_folder().glob(f"*/{name}")) for name in names)
     with open_store() as store:
         namespace = None if key is None else name_namespace(key)
         spaces = [each for each in store.status() if namespace in (None, each.namespace)]
         n = sum(each.n_corpus_tokens if only_documents else each.n_tokens for each in spaces)
         of = "" if key is None else f" of the key {key}"
-        if (n or has_own) and not yes:
-            what = "documents" if only_documents else "answers, prompts and documents"
-            click.confirm(f"Remove {count(n, 'token')} of {what}{of}{written}?", abort=True, err=True)
+        what = "documents" if only_documents else "answers, prompts and documents"
+        found = [f"{count(n, 'token')} of {what}{of}"] if n else []
+        found += ["what trainings have written and kept"] if has_trainings else []
+        if found and not yes:
+            click.confirm(f"Remove {' and '.join(found)}?", abort=True, err=True)
         if n:
             n = store.clear(namespace, only_documents=only_documents)
         kept = [(each.tokenizer, each.namespace) for each in store.status()]
     if key is None:  # texts of keys are not trained on
         _clear_trainings(own_texts=not only_documents)
-    if not n and not has_own:
-        click.echo(f"there is nothing to remove{of}")
-        return
-    click.echo(f"removed {count(n, 'token')}{of}{written}")
-    build_indexes(kept)
+    click.echo(f"removed {' and '.join(found)}" if found else f"there is nothing to remove{of}")
+    if n:
+        build_indexes(kept)
 
 
 def _clear_trainings(*, own_texts: bool) -> None:

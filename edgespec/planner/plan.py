@@ -148,7 +148,7 @@ class LoadConfig:
 
     model       a reference, or None for the registry's default
     backend     None: the best for this machine
-    draft       'auto' (all drafters that are available), 'none', or drafters as draft_request.parse_draft takes them
+    draft       'auto' (all drafters that are available), 'none', or drafters as draft_finder.parse_draft takes them
     draft_max   maximum draft depth; None: the autopilot decides
     draft_tree  maximum draft tokens in all; None: as many as draft_max, a chain
     acceptance  the acceptance rule, see engine.drafting.Speculation
@@ -247,8 +247,8 @@ def plan(
 ) -> Plan:
     """Choose the runtime, resolve the models, read their headers, compare tokenizers, check memory.
 
-    `opened` is that of a model that is open, whose memory the plan counts as free. Where it `stays`, it is the target
-    itself, which keeps its caches, layers and workers; else it will have been closed before the load.
+    `opened` is that of a model that is open, whose memory counts as free. Where it `stays`, it is the target itself,
+    which keeps its caches, layers and workers; else it will have been closed before the load.
 
     Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, DoesNotFit.
     """
@@ -336,12 +336,18 @@ def _set_context_size(options: LoadOptions, facts: ModelMetadata, reporter: Repo
 
 
 def _free(own: Memory, opened: Fit, stays: bool) -> Memory:
-    """`own` without what an open model takes of it. Where it `stays`, mapped weights count as available RAM."""
-    taken = opened.target.kv + opened.target.compute if stays else opened.needed
-    if opened.fits_on_devices:
-        taken = 0
-    # What the devices had before the load; those of workers, which come last, are asked in find_network.
-    return replace(own, ram_available=own.ram_available + taken, devices=opened.memory.devices[: len(own.devices)])
+    """`own`, this machine's memory, as it was before a model was opened; its devices as they were then.
+
+    Where the model `stays`, its mapped weights count as available RAM already.
+    """
+    memory, share = opened.own or (opened.memory, 1.0)
+    total = int(share * opened.target.total) + (opened.draft.total if opened.draft else 0)
+    in_ram = max(0, total - memory.own_device_bytes)
+    if stays and total:
+        in_ram = int(share * (opened.target.kv + opened.target.compute) * in_ram / total)
+    known = {device.name: device for device in memory.devices}
+    devices = tuple(known.get(device.name, device) for device in own.devices)
+    return replace(own, ram_available=own.ram_available + in_ram, devices=devices)
 
 
 def _place(options: LoadOptions, target: ModelMetadata, fit: Fit, reporter: Reporter) -> LoadOptions:

@@ -175,7 +175,7 @@ def find_similar(read: Mapping[str, float]) -> frozenset[str]:
 
 
 def load_speed(options: LoadOptions = LoadOptions()) -> MachineSpeed:  # noqa: B008 - frozen
-    """What is stored for this machine and runtime; of `options` count threads, devices, and whether GPUs are used."""
+    """What is stored for this machine and runtime; the threads, the devices and whether GPUs are used count."""
     return load_entry(_path(), "rates", _setting(options), _read_rates) or MachineSpeed()
 
 

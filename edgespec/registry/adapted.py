@@ -253,7 +253,7 @@ def forbid_training(folder: Path) -> None:
 
 
 def clear_runs(folder: Path, *, own_texts: bool) -> None:
-    """Remove what trainings that are not complete have kept: the texts that they read, and what was learned of them.
+    """Remove what trainings that are not complete have kept: the texts that they read, and what was learned from them.
 
     A new head learns from texts that its target has written for it. They and its training go with `own_texts` only.
     Raises CacheError.

@@ -6,7 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, Json, StringConstraints
 
@@ -83,6 +83,9 @@ class CompletionBody(SamplingBody, GenerationBody):
     At most one field constrains the answer: `response_format`, `grammar` and `json_schema` of llama.cpp's server, or
     one in `structured_outputs` of vLLM. Grammars are GBNF or llguidance's Lark.
     """
+
+    # vLLM had these before structured_outputs.
+    refused: ClassVar[tuple[str, ...]] = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
     repetition_penalty: RepetitionPenalty | None = None
     logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_limit_length)] = None
@@ -251,7 +254,7 @@ class ChatRequest(ThinkingBody, CompletionBody):
     assistant. Without `add_generation_prompt` the prompt ends with the last message.
     """
 
-    refused = ("audio", "functions", "web_search_options")
+    refused = (*CompletionBody.refused, "audio", "functions", "web_search_options")
 
     messages: Annotated[list[ChatMessage], MANY, Field(min_length=1)]
     max_tokens: Tokens | None = None

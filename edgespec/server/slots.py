@@ -18,7 +18,7 @@ from edgespec.server.http import HttpError, Policy
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.record import request_context
 from edgespec.service.client import EngineClient, ModelInfo, Stream
-from edgespec.service.process import Death, EngineProcess
+from edgespec.service.process import EngineProcess
 from edgespec.service.response import Part
 
 
@@ -215,7 +215,7 @@ class ModelSlot(Slot):
             self.client = EngineProcess(
                 "The next request loads it again.",
                 self._policy.max_silence_s,
-                self._note_death,
+                lambda death: self._server_metrics.note_death(self.name, death),
             )
         model_info = await self.client.open(self.config, self._server_metrics).wait()
         self._server_metrics.metric("opens", self.name).inc()
@@ -223,11 +223,6 @@ class ModelSlot(Slot):
         self.limiter.resize(model_info.max_concurrency)
         self.used_s = monotonic()
         return model_info
-
-    def _note_death(self, death: Death) -> None:
-        """The engine process has ended, and was not closed: it was stopped, or it failed."""
-        self.keep_alive_s = self._policy.keep_alive_s
-        self._server_metrics.note_death(self.name, death)
 
     async def stream(
         self, request: Request, speculation: Speculation | None = None
@@ -282,6 +277,7 @@ class ModelSlot(Slot):
         """End the engine process at once, whatever it does. Its calls fail; those that wait load the model again."""
         if (client := self.client) is not None:
             client.kill("the model was stopped")
+            self.keep_alive_s = self._policy.keep_alive_s
             while client.model_info is not None:
                 await asyncio.sleep(_POLL_S)
 

@@ -113,7 +113,7 @@ class Loader:
     def change_draft(self, loaded: LoadedModel, config: LoadConfig) -> LoadedModel:
         """Load another draft for the same target, which is not loaded again.
 
-        On failure `loaded` is unchanged but for the caches of its slots.
+        On failure `loaded` is unchanged, but its slots may have lost their caches.
         """
         if loaded.info.backend == "toy":
             return self._load_toy(config, loaded.engine.memory)

@@ -135,9 +135,9 @@ def test_a_head_is_trained_further_and_used(cli: Cli, tmp_path: Path, monkeypatc
 def test_what_a_model_has_written_is_removed_once_that_is_confirmed(cli: Cli, tmp_path: Path, chatty: Path) -> None:
     texts = keep_texts(open_pair(tmp_path, chatty))
     asked = cli("memory", "clear", stdin="n\n")
-    assert "and what `edgespec draft train` has written?" in asked.stderr and texts.exists()
+    assert "Remove what trainings have written and kept?" in asked.stderr and texts.exists()
     assert cli("memory", "clear", "--corpus", "--yes").stdout.startswith("there is nothing") and texts.exists()
-    assert cli("memory", "clear", stdin="y\n").stdout.endswith("what `edgespec draft train` has written\n")
+    assert cli("memory", "clear", stdin="y\n").stdout == "removed what trainings have written and kept\n"
     assert not texts.exists()
     assert cli("memory", "clear").stdout.startswith("there is nothing")
 

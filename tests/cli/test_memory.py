@@ -63,7 +63,8 @@ def test_answers_are_drafted_from_documents(cli: Cli, environment: dict[str, str
     assert f"of {code.parent}\n" in cli("memory", "forget", "project").stdout
     assert cli("memory", "clear", "--corpus").stdout == "there is nothing to remove\n"
     assert cli("memory", "clear", stdin="n\n").stderr.startswith(f"Remove {row['tokens']} tokens of ")
-    assert cli("memory", "clear", stdin="y\n").stdout == f"removed {row['tokens']} tokens\n"
+    cleared = cli("memory", "clear", stdin="y\n").stdout
+    assert cleared == f"removed {row['tokens']} tokens of answers, prompts and documents\n"
     assert "Nothing is kept yet." in cli("memory", "status").stdout
 
 
@@ -77,7 +78,8 @@ def test_conversations_and_keys_are_removed(cli: Cli, environment: dict[str, str
         assert corpus.add(Path("a program"), list(range(50))) == 50
     shown = cli("memory", "status").stdout
     assert "unknown (a tokeni)  laptop " in shown and "unknown (a tokeni)  phone " in shown
-    assert cli("memory", "clear", "--key", "laptop", "-y").stdout == "removed 100 tokens of the key laptop\n"
+    cleared = cli("memory", "clear", "--key", "laptop", "-y").stdout
+    assert cleared == "removed 100 tokens of answers, prompts and documents of the key laptop\n"
     exported = cli("memory", "export", "texts.jsonl")
     assert "token ids" in exported.stderr and "wrote 3 texts" in exported.stdout
     assert cli("memory", "forget", "7").stdout == "removed 200 tokens of conversation 7\n"
@@ -103,7 +105,7 @@ def test_trainings_that_have_not_ended_keep_no_removed_text(cli: Cli, environmen
     assert cli("memory", "clear", "--corpus", "-y").returncode == 0 and not adapted.exists()
     assert head.exists() and own.exists() and may_train(drafts.folder), "a model has written what it reads"
     keep_trainings(data)
-    assert cli("memory", "clear").stdout == "there is nothing to remove\n"
+    assert cli("memory", "clear", "-y").stdout == "removed what trainings have written and kept\n"
     assert not adapted.exists() and not head.exists() and not own.exists() and not may_train(drafts.folder)
     assert version.exists()
 

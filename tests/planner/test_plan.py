@@ -12,11 +12,12 @@ from edgespec.backends.options import LoadOptions
 from edgespec.errors import DoesNotFit, DraftRefused, UnknownModel
 from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.hub import Hub
-from edgespec.planner.memory import estimate_memory, score_bytes
-from edgespec.planner.plan import PROCESS_BYTES, LoadConfig, MemoryOptions, Plan, plan
+from edgespec.planner.memory import Fit, MemoryEstimate, estimate_memory, score_bytes
+from edgespec.planner.plan import PROCESS_BYTES, LoadConfig, MemoryOptions, Plan, _free, plan
 from edgespec.planner.report import describe_plan, format_plan, report_plan
 from edgespec.planner.speed import MachineSpeed
 from edgespec.registry.schema import Registry, load_registry
+from edgespec.units import GIB
 from tests.formats.ggufs import TOKENS, write_gguf
 from tests.models import TARGET
 from tests.reporter import Heard
@@ -204,6 +205,23 @@ def test_what_an_open_model_takes_of_a_gpu_counts_as_free(
     kept, other = ask(opened, stays=True), ask(opened)
     assert kept.options == other.options == opened.options and kept.fit.memory.devices == opened.fit.memory.devices
     assert len(heard.notices) == (share < 1)  # what the load of another model says too
+
+
+def test_what_is_free_without_an_open_model_is_what_was_free_before_it() -> None:
+    def memory(ram: int, *free: int) -> Memory:
+        gpus = (DeviceMemory(f"CUDA{i}", RESERVE_BYTES + n, 2**40, shares_ram=False) for i, n in enumerate(free))
+        return Memory(RESERVE_BYTES + ram * GIB, tuple(gpus))
+
+    half = Fit(4096, 1, MemoryEstimate(30 * GIB, 9 * GIB, GIB), None, memory(40, 24 * GIB, 8 * GIB))
+    left = replace(memory(32, 0, 0), devices=memory(0, 0, 0).devices[1:])  # --device CUDA1 alone
+    found = _free(left, half, stays=False)
+    assert found.ram_available - RESERVE_BYTES == (32 + 8) * GIB, "32 GiB of it are on GPUs"
+    assert [(gpu.name, gpu.free - RESERVE_BYTES) for gpu in found.devices] == [("CUDA1", 8 * GIB)]
+    assert _free(left, half, stays=True).ram_available - RESERVE_BYTES == 34 * GIB, (
+        "a fifth of its caches, and no weights"
+    )
+    shared = replace(half, memory=memory(80, 8 * GIB), own=(memory(20), 0.25))
+    assert _free(memory(10), shared, stays=False).ram_available - RESERVE_BYTES == 20 * GIB, "its share is 10 GiB"
 
 
 @pytest.mark.parametrize(("layers", "foretold"), [(None, True), (0, True), (3, False), (99, True)])

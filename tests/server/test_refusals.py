@@ -54,6 +54,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"modalities": ["text", "audio"]}, "text only"),
     (CHAT, {"audio": {"voice": "x"}}, "audio is not supported"),
     (CHAT, {"functions": [{"name": "f"}]}, "functions is not supported"),
+    (CHAT, {"guided_regex": "a+"}, "guided_regex is not supported"),
     (CHAT, {"web_search_options": {"a": 1}}, "web_search_options is not supported"),
     (CHAT, {"continue_final_message": True}, "only a last message of the assistant"),
     (CHAT, {"messages": PREFIX, "response_format": {"type": "json_object"}}, "beginning is given"),
