@@ -24,7 +24,6 @@ class Option:
     low, high   the range of a number; None: no limit here
     default     of every interface; None: decided later, as `help` says
     metavar     of the value in the help of the command line
-    synonym     a second name that is accepted and shown nowhere
     is_rare     shown by --help-all only
     is_pair     a bool with a second flag, --no-name
     repeats     may be given several times on the command line
@@ -37,7 +36,6 @@ class Option:
     high: float | None = None
     default: Any = None
     metavar: str | None = None
-    synonym: str | None = None
     is_rare: bool = False
     is_pair: bool = False
     repeats: bool = False
@@ -109,12 +107,11 @@ GENERATION = (
 )  # fmt: skip
 
 SPECULATION = (
-    Option(name="draft_max", kind=int, low=0, high=63, metavar="N", synonym="gamma", is_rare=True,
+    Option(name="draft_max", kind=int, low=0, high=63, metavar="N", is_rare=True,
            help="Number of tokens to draft for speculative decoding; 0 disables it. [default: chosen each round]"),
-    Option(name="draft_tree", kind=int, low=0, high=63, metavar="N", synonym="nodes", is_rare=True,
+    Option(name="draft_tree", kind=int, low=0, high=63, metavar="N", is_rare=True,
            help="Number of tokens in a draft tree; more than --draft-max adds branches."),
-    Option(name="acceptance", kind=("auto", "sample", "rejection", "block"), default="auto", synonym="verify",
-           is_rare=True,
+    Option(name="acceptance", kind=("auto", "sample", "rejection", "block"), default="auto", is_rare=True,
            help="Acceptance rule. The last two sample the draft. All keep the target's distribution."),
 )  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
 from functools import partial
 from math import isnan
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -49,20 +48,6 @@ json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdo
 model_argument = click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
 force_option = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
-
-
-class OptionWithSynonym(RareOption):
-    """A rare option with a second spelling that is accepted but shown in no help text or message."""
-
-    def __init__(self, *declarations: Any, synonym: str, **attributes: Any) -> None:
-        super().__init__(*declarations, **attributes)
-        self.synonym = synonym
-
-    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
-        super().add_to_parser(parser, ctx)
-        other = copy(self)
-        other.opts = [self.synonym]
-        click.Option.add_to_parser(other, parser, ctx)
 
 
 def add_help_all(command: click.Command, name: str) -> None:
@@ -150,9 +135,7 @@ def offer(option: Option, *names: str, **changes: Any) -> Callable[[F], F]:
         "show_default": option.default not in (None, False),
         "type": _select_type(option),
     }
-    if option.synonym is not None:
-        attributes |= {"cls": OptionWithSynonym, "synonym": f"--{option.synonym}"}
-    elif option.is_rare:
+    if option.is_rare:
         attributes["cls"] = RareOption
     elif option.name == "draft":
         attributes["cls"] = DraftOption

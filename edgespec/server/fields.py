@@ -35,8 +35,7 @@ AnyModelName = Annotated[
     str, StringConstraints(max_length=512), BeforeValidator(lambda name: "" if name is None else name)
 ]
 """Without a name, or with null, the only model of a server answers."""
-MAX_STOP = 256  # characters
-Stop = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP)]
+Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 

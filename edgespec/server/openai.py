@@ -19,7 +19,6 @@ from edgespec.server.answers import Answer, Block, Event, Step, Writer, format_s
 from edgespec.server.fields import (
     FEW,
     MANY,
-    MAX_STOP,
     Body,
     FunctionTool,
     GenerationBody,
@@ -27,6 +26,7 @@ from edgespec.server.fields import (
     RepetitionPenalty,
     ResponseFormat,
     SamplingBody,
+    Stop,
     Stops,
     ThinkingBody,
     Tokens,
@@ -89,7 +89,7 @@ class CompletionBody(SamplingBody, GenerationBody):
 
     repetition_penalty: RepetitionPenalty | None = None
     logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_limit_length)] = None
-    stop: str | Stops | None = None
+    stop: Stop | Stops | None = None
     n: Annotated[int, Field(ge=1, le=16)] | None = None
     stream_options: StreamOptions | None = None
     return_progress: bool | None = None
@@ -119,10 +119,6 @@ class CompletionBody(SamplingBody, GenerationBody):
         """The fields of a GenerationSpec that both paths fill alike. Raises InvalidRequest."""
         bias = None if self.logit_bias is None else tuple((int(token), by) for token, by in self.logit_bias.items())
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        if not all(0 < len(text) <= MAX_STOP for text in stops):
-            raise InvalidRequest(
-                f"a stop string must have 1 to {MAX_STOP} characters.", hint="Shorten it, or remove an empty one."
-            )
         return {
             "settings": self.settings(repetition_penalty=self.repetition_penalty, logit_bias=bias),
             "seed": self.seed,

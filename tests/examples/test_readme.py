@@ -12,7 +12,6 @@ from tests.models import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 OTHERS = {"--pip-args", "--prefer-binary", "--extra-index-url", "--hostfile"}  # of pip, pipx and mlx.launch
-SYNONYMS = {"--gamma", "--nodes", "--verify"}
 
 
 def test_every_argument_is_documented() -> None:
@@ -23,7 +22,7 @@ def test_every_argument_is_documented() -> None:
 
 def test_its_options_exist() -> None:
     reference = (REPOSITORY / "docs" / "cli.md").read_text(encoding="utf-8")
-    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - OTHERS - SYNONYMS
+    options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - OTHERS
     assert len(options) > 10
     assert {option for option in options if not re.search(rf"{option}(?![\w-])", reference)} == set()
 
