@@ -207,7 +207,8 @@ def _split(text: str) -> list[str]:
     """
     parts: list[str] = []
     for part in text.split("+"):
-        if parts and _find_name(part) is None and _names_model(parts[-1]):
+        names_model = bool(parts) and (_find_name(parts[-1]) is None or parts[-1].startswith("model:"))
+        if names_model and _find_name(part) is None:
             parts[-1] += f"+{part}"
         else:
             parts.append(part)
@@ -223,11 +224,6 @@ def _find_name(part: str) -> str | None:
     """The drafter that `part` names, with or without options."""
     spec = find_spec(part.partition(":")[0])
     return spec.name if spec is not None else None
-
-
-def _names_model(part: str) -> bool:
-    """Tells whether `part` is a reference to a draft model, 'model:' before it or not."""
-    return _find_name(part) is None or part.startswith("model:")
 
 
 # Trained heads in the folder of their target: GGUF files beside a GGUF file, folders beside a folder.

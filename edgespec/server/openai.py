@@ -47,7 +47,6 @@ from edgespec.text.chat_template import Message
 
 TokenId = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
 Bias = Annotated[float, BeforeValidator(check_number), Field(ge=-100, le=100)]
-_MAX_BIASES = 4096
 GrammarText = Annotated[str, StringConstraints(min_length=1, max_length=2**16)]
 Choices = Annotated[
     list[Annotated[str, StringConstraints(min_length=1, max_length=4096)]], Field(min_length=1, max_length=256)
@@ -56,8 +55,8 @@ Choices = Annotated[
 
 def _limit_length(value: object) -> object:
     """Reject a large mapping before each of its items is validated."""
-    if isinstance(value, dict) and len(value) > _MAX_BIASES:
-        raise ValueError(f"there are more than {_MAX_BIASES:,}")
+    if isinstance(value, dict) and len(value) > 4096:
+        raise ValueError("there are more than 4,096")
     return value
 
 
