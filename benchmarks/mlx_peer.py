@@ -180,7 +180,7 @@ class Comparison:
 @click.argument("target", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("draft", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--tokens", type=click.IntRange(2), default=64, show_default=True)
-@click.option("--draft-max", "--gamma", "draft_max", type=click.IntRange(1), default=3, show_default=True)
+@click.option("--draft-max", "draft_max", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--bits", type=click.Choice(["3", "4", "6", "8"]), help="Quantize both first.")
 @click.option("--prompts", type=click.IntRange(1, len(CODE)), default=len(CODE), show_default=True)
 @click.option("--sampled/--no-sampled", default=True, show_default=True, help="Compare acceptance at temperature 1.")

@@ -56,7 +56,7 @@ class Arm:
 @click.option("--target", type=MODEL_PATH, default=TARGET)
 @click.option("--draft", type=MODEL_PATH, help="A draft model, as one more arm.")
 @click.option("--method", "methods", multiple=True, help="A self-draft, as for `edgespec run --draft`; repeatable.")
-@click.option("--draft-max", "--gamma", "lengths", multiple=True, type=int, default=(3,), show_default=True)
+@click.option("--draft-max", "lengths", multiple=True, type=int, default=(3,), show_default=True)
 @click.option("--backend", type=click.Choice(["llamacpp", "mlx"]), default="llamacpp", show_default=True)
 @click.option("--category", default="code_completion", show_default=True)
 @click.option("--prompts", "n_prompts", type=click.IntRange(1), default=4, show_default=True)

@@ -55,7 +55,7 @@ def main(model: Path | None, draft: str, tokens: int, repeats: int) -> None:
 @contextmanager
 def start_server(model: Path | None, draft: str) -> Iterator[openai.OpenAI]:
     """A client of a new server, which ends with the context."""
-    options = ["--port", "0", "--threads", "1", "--ctx", "1024", "--draft", draft, f"m={model or ''}"]
+    options = ["--port", "0", "--threads", "1", "--ctx", "1024", "--draft", draft, f"m={model or 'python-6m'}"]
     server = subprocess.Popen(
         [*EDGESPEC, "serve", *options], stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL
     )
