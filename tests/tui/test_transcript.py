@@ -78,7 +78,7 @@ async def test_a_selection_is_copied_as_it_was_written() -> None:
         app.screen.remove_class("opening")
         log = app.query_one(Transcript)
         log.show([turn("assistant", f"{sentence}\n\n```py\nif x:\n    y\n```\n\n> quoted")])
-        await pilot.pause()
+        await until(lambda: "quoted" in "".join(shown(log)))
         lines = shown(log)
         last = next(y for y, line in enumerate(lines) if "quoted" in line)
         assert lines[1].strip() != sentence
