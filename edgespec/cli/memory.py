@@ -312,11 +312,11 @@ def clear_command(only_documents: bool, key: str | None, yes: bool) -> None:
     asks again before it trains.
     """
     from edgespec.conversations.database import adapted_folder
-    from edgespec.registry.adapted import OWN_TEXTS, RUN
+    from edgespec.registry.adapted import clear_runs, forbid_training, list_runs
     from edgespec.server.record import name_namespace
 
-    names = (OWN_TEXTS, f"{RUN}*") if key is None and not only_documents else ()
-    has_trainings = any(any(adapted_folder().glob(f"*/{name}")) for name in names)
+    is_all = key is None and not only_documents
+    has_trainings = is_all and bool(list_runs(adapted_folder(), own_texts=True))
     with open_store() as store:
         namespace = None if key is None else name_namespace(key)
         spaces = [each for each in store.status() if namespace in (None, each.namespace)]
@@ -330,21 +330,13 @@ def clear_command(only_documents: bool, key: str | None, yes: bool) -> None:
         if n:
             n = store.clear(namespace, only_documents=only_documents)
         kept = [(each.tokenizer, each.namespace) for each in store.status()]
+    if is_all:
+        forbid_training(adapted_folder())
     if key is None:  # texts of keys are not trained on
-        _clear_trainings(own_texts=not only_documents)
+        clear_runs(adapted_folder(), own_texts=is_all)
     click.echo(f"removed {' and '.join(found)}" if found else f"there is nothing to remove{of}")
     if n:
         build_indexes(kept)
-
-
-def _clear_trainings(*, own_texts: bool) -> None:
-    """Remove what trainings have kept of texts; with `own_texts` also those of models, and the leave to train."""
-    from edgespec.conversations.database import adapted_folder
-    from edgespec.registry.adapted import clear_runs, forbid_training
-
-    if own_texts:
-        forbid_training(adapted_folder())
-    clear_runs(adapted_folder(), own_texts=own_texts)
 
 
 # `edgespec history`: saved conversations, with the ids that `edgespec chat --resume` takes.

@@ -80,12 +80,15 @@ class Fit:
         return self.memory.usable - self.needed
 
     @property
+    def needed_here(self) -> int:
+        """Bytes that this machine takes: the drafts, and the target or its share of it."""
+        share = 1.0 if self.own is None else self.own[1]
+        return int(share * self.target.total) + (self.draft.total if self.draft else 0)
+
+    @property
     def own_headroom(self) -> int:
         """Free bytes of this machine after loading its share of the target, and the drafts; 0 without workers."""
-        if self.own is None:
-            return 0
-        memory, share = self.own
-        return memory.usable - int(share * self.target.total) - (self.draft.total if self.draft else 0)
+        return 0 if self.own is None else self.own[0].usable - self.needed_here
 
     @property
     def fits(self) -> bool:

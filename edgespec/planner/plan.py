@@ -341,10 +341,9 @@ def _free(own: Memory, opened: Fit, stays: bool) -> Memory:
     Where the model `stays`, its mapped weights count as available RAM already.
     """
     memory, share = opened.own or (opened.memory, 1.0)
-    total = int(share * opened.target.total) + (opened.draft.total if opened.draft else 0)
-    in_ram = max(0, total - memory.own_device_bytes)
-    if stays and total:
-        in_ram = int(share * (opened.target.kv + opened.target.compute) * in_ram / total)
+    in_ram = max(0, opened.needed_here - memory.own_device_bytes)
+    if stays and in_ram:
+        in_ram = int(share * (opened.target.kv + opened.target.compute) * in_ram / opened.needed_here)
     known = {device.name: device for device in memory.devices}
     devices = tuple(known.get(device.name, device) for device in own.devices)
     return replace(own, ram_available=own.ram_available + in_ram, devices=devices)

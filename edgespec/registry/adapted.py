@@ -252,20 +252,20 @@ def forbid_training(folder: Path) -> None:
         (folder / _CONSENT).unlink(missing_ok=True)
 
 
-def clear_runs(folder: Path, *, own_texts: bool) -> None:
-    """Remove what trainings that are not complete have kept: the texts that they read, and what was learned from them.
+def list_runs(folder: Path, *, own_texts: bool) -> list[Path]:
+    """What trainings that are not complete have kept: the texts that they read, and what was learned from them.
 
-    A new head learns from texts that its target has written for it. They and its training go with `own_texts` only.
-    Raises CacheError.
+    A new head learns from texts that its target has written for it. They and its training are listed with `own_texts`
+    only.
     """
+    runs = [run for run in folder.glob(f"*/{RUN}*") if own_texts or not (run.parent / OWN_TEXTS).exists()]
+    names = (OWN_TEXTS, f"{FIRST}*") if own_texts else ()
+    return [*runs, *(path for name in names for path in folder.glob(f"*/{name}"))]
+
+
+def clear_runs(folder: Path, *, own_texts: bool) -> None:
+    """Remove what `list_runs` lists. Raises CacheError."""
     with _using(folder):
-        for run in folder.glob(f"*/{RUN}*"):
-            if own_texts or not (run.parent / OWN_TEXTS).exists():
-                shutil.rmtree(run, ignore_errors=True)  # a training may write in it at this moment
-                if run.exists():
-                    shutil.rmtree(run)
-        if own_texts:
-            for file in folder.glob(f"*/{OWN_TEXTS}"):
-                file.unlink(missing_ok=True)
-            for head in folder.glob(f"*/{FIRST}*"):
-                remove_path(head)
+        for path in list_runs(folder, own_texts=own_texts):
+            shutil.rmtree(path, ignore_errors=True)  # a training may write in it at this moment
+            remove_path(path)

@@ -212,8 +212,8 @@ class Picker(FilterList[Pick]):
     )  # fmt: skip
 
     def __init__(self, client: EngineClient, *, is_idle: bool, is_first: bool = False) -> None:
-        """With an `is_idle` engine this machine is measured. `is_first`: the user chooses a first model, from small
-        ones until something is typed, and Enter downloads it at once.
+        """Lists models, and measures this machine where the engine `is_idle`. `is_first`: the user chooses a first
+        model, from small ones until something is typed, and Enter downloads it at once.
         """
         super().__init__("", "Listing the models on this machine …")
         self._is_first = is_first
