@@ -139,6 +139,8 @@ def run_batch(engine: Engine, requests: Sequence[Request], speculation: Speculat
             end_s = perf_counter()
         running = still_running
     start_s = max(answer.emissions[0][0] for answer in answers)
+    if end_s <= start_s:
+        raise click.ClickException("an answer had ended before all prompts were read; give more --tokens.")
     emitted = sum(n for answer in answers for at_s, n in answer.emissions if start_s < at_s <= end_s)
     rounds = sum(answer.rounds for answer in answers)
     return emitted / (end_s - start_s), sum(answer.drafted for answer in answers) / rounds
@@ -149,7 +151,7 @@ def summarize(results: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
     row: dict[str, Any] = {arm: round(median(speed for speed, _ in each), 2) for arm, each in results.items()}
     speeds = [speed for speed, _ in results["autopilot"]]
     for arm in list(row)[:-1]:
-        ratios = [a / b for a, (b, _) in zip(speeds, results[arm], strict=True) if b]
+        ratios = [a / b for a, (b, _) in zip(speeds, results[arm], strict=True)]
         row[f"autopilot / {arm}"] = [round(r, 3) for r in (median(ratios), min(ratios), max(ratios))]
     row["rounds with drafts"] = round(median(share for _, share in results["autopilot"]), 3)
     return row
