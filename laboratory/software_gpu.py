@@ -4,8 +4,10 @@
     eval "$(uv run python -m laboratory.software_gpu FOLDER)" && make gpu
 
 It needs a C++ compiler, CMake, glslc, the Vulkan and SPIR-V headers, and a driver; on Debian these are the packages
-glslc, libvulkan-dev, spirv-headers and mesa-vulkan-drivers. A build takes 15 to 30 minutes on one core. stdout has the
-shell commands that select the build; a folder that has one is left as it is.
+glslc, libvulkan-dev, spirv-headers and mesa-vulkan-drivers. Mesa 22.3.6, Debian 12's, crashes at times where another
+thread computes beside the device; 25.0.7, of its backports, does not. It compiles shaders for minutes, once, since they
+are kept on disk. A build takes 15 to 30 minutes on one core. stdout has the shell commands that select the build; a
+folder that has one is left as it is.
 """
 
 from __future__ import annotations
