@@ -90,7 +90,6 @@ class SharedDatabase:
                 raise to_cache_error(error, self.file) from error
 
     def query(self, statement: str, *parameters: object) -> list[Any]:
-        """All rows of a statement."""
         with self.read() as db:
             return db.execute(statement, parameters).fetchall()
 
@@ -163,7 +162,6 @@ class SharedDatabase:
 
 
 def to_cache_error(error: Exception, path: Path) -> CacheError:
-    """The CacheError for an error of the file at `path`."""
     code = _error_code(error)
     if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _is_full(path.parent)):
         return CacheError(f"{path} cannot be written: the disk is full.", hint=f"Free some space, {_ELSEWHERE}")

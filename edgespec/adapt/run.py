@@ -374,7 +374,6 @@ def measure_draft(
 def open_head(
     drafter: PlannedDrafter, path: Path, materials: Materials, opened: ExitStack, *, is_new: bool = False
 ) -> Trainee:
-    """A trained head."""
     spec, target = drafter.head, materials.target
     if spec is None or drafter.is_in_target:
         raise DraftRefused(
@@ -415,7 +414,6 @@ def _descend(
     materials: Materials,
     is_inner: Callable[[str, Any], bool] = lambda path, weight: False,
 ) -> Callable[[Callable[[Progress], None]], Progress]:
-    """What trains by gradients."""
     from edgespec.adapt.trainer import Trainer
 
     trainer = Trainer(network, objective, parts, materials.options, materials.folder, materials.throttle, is_inner)

@@ -73,7 +73,6 @@ class Student(ABC):
         self.network.train()
 
     def train_all(self) -> None:
-        """Make all weights trainable."""
         self.network.unfreeze()
         self.network.train()
 
@@ -102,7 +101,6 @@ class Student(ABC):
 
 
 def require_finite(weights: Iterable[Any]) -> None:
-    """Raise BackendError for weights that are not finite."""
     if not all(mx.isfinite(array).all().item() for array in weights):
         raise BackendError(
             "the trained weights are not finite numbers, so nothing was saved.", hint="Train with a lower rate."

@@ -187,7 +187,6 @@ class Parts:
         self._arrange(windows)
 
     def _arrange(self, windows: list[Window]) -> None:
-        """Make batches of these windows."""
         self.windows = windows
         sizes = np.array([window.stop - window.start for window in windows])
         self._lengths = -(-sizes // _STEP) * _STEP

@@ -50,7 +50,6 @@ class Features(Generic[A]):
             self._checkpoint = self.end, self._join([self.take(self.end - 1, self.end)])
 
     def rewind(self, position: int) -> None:
-        """Drop the rows from `position` on."""
         while self._chunks and self._chunks[-1][0] >= position:
             self._chunks.pop()
         if self._chunks and position < self.end:
@@ -82,7 +81,6 @@ class Features(Generic[A]):
         return found[0] if len(found) == 1 else self._join(found)
 
     def release(self, position: int) -> None:
-        """Free the rows before `position`."""
         position = min(position, self.end)
         while self._chunks and self._chunks[0][0] + len(self._chunks[0][1]) <= position:  # type: ignore[arg-type]
             self._chunks.popleft()

@@ -105,7 +105,6 @@ def listen_for_ranks(ranks: Ranks) -> RankAddress:
 
 
 def set_rank_address(address: RankAddress | None) -> None:
-    """Set the address at which this process meets the other ranks."""
     global _address
     _address = address
 
@@ -290,7 +289,6 @@ class Follower:
         return None
 
     def reply(self, **arguments: Any) -> None:
-        """Send to rank 0."""
         self._link.send(_encode(arguments))
 
 

@@ -149,5 +149,4 @@ class IdRange(ABC):
             raise ValueError(f"token {token} is not in 0..{self.vocab_size - 1}")
 
     def id_or_none(self, token: int | None) -> int | None:
-        """`token` if it is an id of the range, else None."""
         return token if token is not None and 0 <= token < self.vocab_size else None

@@ -52,7 +52,6 @@ class Worker:
 
     @property
     def free(self) -> int:
-        """Free bytes of all its devices."""
         return sum(free for free, _ in self.devices)
 
 

@@ -50,7 +50,6 @@ class Divergence:
         return self.gap <= 2 * self.noise
 
     def describe(self) -> dict[str, Any]:
-        """The divergence as JSON has it."""
         return {**asdict(self), "near_tie": self.is_near_tie}
 
 

@@ -315,7 +315,6 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _mean_alpha_by_depth(metrics: Iterable[Metrics]) -> tuple[float, ...]:
-    """The weighted mean that Group.alpha_by_depth describes."""
     tested: dict[int, float] = defaultdict(float)
     accepted: dict[int, float] = defaultdict(float)
     for m in metrics:

@@ -71,7 +71,6 @@ _NONE = "No draft is adapted yet; `edgespec adapt MODEL` adapts the one of a mod
 
 
 def open_drafts() -> AdaptedDrafts:
-    """The adapted drafts of the user."""
     from edgespec.conversations.database import adapted_folder
     from edgespec.registry.adapted import AdaptedDrafts
 

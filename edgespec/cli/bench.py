@@ -112,7 +112,6 @@ def bench_command(
 
 
 def _select_prompts(file: Path | None, categories: tuple[str, ...], per_category: int) -> list[BenchPrompt]:
-    """The prompts to run, `per_category` of each."""
     from edgespec.bench.prompt_sets import read_prompts, read_shipped_prompts, take_per_category
 
     prompts = read_prompts(file) if file else read_shipped_prompts(categories or None)

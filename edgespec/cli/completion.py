@@ -18,7 +18,6 @@ def complete_model(_ctx: click.Context, _param: click.Parameter, incomplete: str
 
 
 def complete_download(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Downloaded models, by their repositories."""
     from edgespec.hub.hub import Hub
 
     return _offer(dict.fromkeys((each.reference.repo for each in Hub.from_environment().list_models()), ""), incomplete)
@@ -48,14 +47,12 @@ def complete_source(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 def complete_category(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The categories of the shipped prompts."""
     from edgespec.bench.prompt_sets import CATEGORIES
 
     return _offer(dict.fromkeys(CATEGORIES, ""), incomplete)
 
 
 def complete_self_drafts(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The models that have cached self-drafts."""
     from edgespec.planner.selfdraft_search import list_cached_drafts
 
     return _offer(dict.fromkeys([*(each.model for each in list_cached_drafts()), "all"], ""), incomplete)

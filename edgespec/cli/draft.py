@@ -110,7 +110,6 @@ def _format_comparison(answers: Answers, rows: list[Compared]) -> Iterator[str]:
 
 
 def _format_trials(rows: Sequence[Compared]) -> Iterator[str]:
-    """A table, and what was refused."""
     table = [("DRAFT", "AGREEMENT", "COST OF A TOKEN", "MEMORY", "LENGTH", "X PLAIN, EXPECTED")]
     for each in rows:
         if t := each.trial:

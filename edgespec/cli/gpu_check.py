@@ -67,7 +67,6 @@ class PlaceCheck:
         return not self.error and 0 < self.drafted == self.as_plain and self.widest_gap <= _TIE
 
     def format(self) -> str:
-        """One line for people."""
         if self.error:
             return f"{self.place}: {self.error}"
         told = [f"{self.as_plain} of {self.drafted} drafted answers as plain decoding"]
@@ -78,7 +77,6 @@ class PlaceCheck:
         return f"{self.place}: {', '.join(told)}{'' if self.is_sound else '; DIFFERENT'}"
 
     def describe(self) -> dict[str, Any]:
-        """The check as JSON has it."""
         return {**asdict(self), "is_sound": self.is_sound}
 
 

@@ -163,7 +163,6 @@ def _pair_to_json(pair: Any) -> dict[str, object] | None:
 
 
 def _describe_cached(model: CachedModel) -> dict[str, object]:
-    """A downloaded model or head."""
     place = {"commit": model.commit, "path": str(model.path)}
     return {"model": str(model.reference), "kind": model.kind, "bytes": model.size, **place}
 

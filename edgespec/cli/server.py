@@ -497,7 +497,6 @@ def service_command(manager: str, arguments: tuple[str, ...]) -> None:
 
 
 def format_systemd(command: Sequence[str], environment: dict[str, str], folder: Path) -> str:
-    """A unit for `systemctl --user`."""
     variables = "".join(f"Environment={_quote(f'{name}={value}')}\n" for name, value in environment.items())
     words = " ".join(_quote(word).replace("$", "$$") for word in command)
     return _UNIT.format(command=words, environment=variables, folder=str(folder).replace("%", "%%"))

@@ -175,7 +175,6 @@ def format_time(seconds: float) -> str:
 
 
 def shorten(text: str, width: int) -> str:
-    """`text` in at most `width` characters."""
     return text if len(text) <= width else text[: width - 1] + "…"
 
 

@@ -145,7 +145,6 @@ def _read_case(body: dict[str, Any]) -> Case:
 
 
 def _take(cases: Sequence[Case], limit: int) -> list[Case]:
-    """The first `limit` of each kind."""
     by_kind: dict[str, list[Case]] = {}
     for case in cases:
         by_kind.setdefault(case.kind, []).append(case)

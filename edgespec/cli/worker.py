@@ -75,7 +75,6 @@ def worker_command(
 
 
 def _check_host(host: str, trust_network: bool) -> str:
-    """The IPv4 address of `host`."""
     from edgespec.backends.workers import INSECURE
 
     try:
@@ -109,7 +108,6 @@ def _choose_devices(text: str | None) -> list[Device]:
 
 
 def _open_cache() -> WeightsCache:
-    """Open the folder in which weights are kept."""
     from edgespec.backends.llamacpp.rpc import WeightsCache
     from edgespec.controller.store import calibration_folder
 

@@ -240,7 +240,6 @@ class CostModel:
         return plain if rows == 1 else plain * self._multiples.get(rows, self._drift)
 
     def add_drafters(self, drafts: Mapping[str, DraftCost]) -> None:
-        """Add the costs of more drafters to the profile."""
         self.profile = replace(self.profile, drafts={**self.profile.drafts, **drafts})
         self._forget_predictions()
 

@@ -236,7 +236,6 @@ def _expect_s(times: Mapping[int, Sequence[float]], rows: int) -> float:
 
 
 def _time_units(drafter: Drafter, tokens: Sequence[int], limit: Budget) -> list[float]:
-    """Seconds of each unit."""
     times = []
     with limit_time(drafter):
         started = perf_counter()

@@ -168,7 +168,6 @@ def describe_machine() -> dict[str, Any]:
 
 
 def processor_name() -> str:
-    """The processor's name as the system reports it."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):

@@ -60,7 +60,6 @@ class Chat:
 
     @property
     def system_messages(self) -> tuple[Message, ...]:
-        """The system message, if any."""
         return (Message("system", self.system),) if self.system else ()
 
     def request(

@@ -95,7 +95,6 @@ class SearchHit:
 
 
 def split_words(query: str) -> list[str]:
-    """The case-folded words of a query."""
     return _fold(drop_surrogates(query)).split()
 
 

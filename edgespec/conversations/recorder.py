@@ -292,7 +292,6 @@ class ConversationRecorder:
 
 
 def _drop_empty_answer(path: list[Turn]) -> list[Turn]:
-    """`path` without an empty answer at its end."""
     is_empty = path and path[-1].role == "assistant" and not path[-1].text and not path[-1].reasoning
     return path[:-1] if is_empty else path
 

@@ -173,7 +173,6 @@ class DraftTree:
         return first
 
     def truncate(self, n: int) -> None:
-        """Keep the first `n` nodes."""
         for node in range(len(self) - 1, n - 1, -1):
             parent = self.parents[node]
             del self._child[parent, self.tokens[node]]

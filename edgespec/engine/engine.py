@@ -177,7 +177,6 @@ class Engine:
 
     @property
     def drafters(self) -> Mapping[str, LoadedDrafter]:
-        """The loaded drafters by name."""
         return self._drafters.loaded
 
     def measure(

@@ -41,7 +41,6 @@ class TokenBytes:
         return min(self.ends)
 
     def __call__(self, text: bytes) -> list[int]:
-        """The tokens of `text`."""
         return self.encode(text) if self.encode is not None else []
 
 

@@ -55,7 +55,6 @@ class Weights:
 
     @property
     def is_folder(self) -> bool:
-        """Whether `original` is a folder on this machine."""
         return self.original is not None and self.original.startswith("/")
 
     def require_original(self) -> str:
@@ -96,7 +95,6 @@ class Draft:
 
     @property
     def label(self) -> str:
-        """Names the draft for people."""
         version = f", version {self.version}" if self.version is not None else ""
         return self.method if self.weights is None else f"{self.weights.reference} ({self.method}{version})"
 

@@ -105,7 +105,6 @@ class Cursor:
         return start
 
     def number(self, what: str, form: struct.Struct = _U32) -> Any:
-        """A number or truth value."""
         return form.unpack_from(self._buffer, self.reserve(form.size, what))[0]
 
     def raw(self, count: int, what: str) -> bytes:
@@ -303,7 +302,6 @@ class Header:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
@@ -358,7 +356,6 @@ class Header:
         return number
 
     def tensor(self, name: str) -> TensorInfo | None:
-        """The tensor `name`; None where there is none."""
         return next((tensor for tensor in self.tensors if tensor.name == name), None)
 
     def shape(self, name: str) -> tuple[int, ...] | None:

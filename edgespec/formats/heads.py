@@ -165,7 +165,6 @@ def _find_named_kind(settings: _Settings) -> HeadKind | None:
 
 
 def _first_kind(signs: Mapping[HeadKind, Iterable[object]]) -> HeadKind | None:
-    """The first kind of which there is a sign."""
     return next((kind for kind, each in signs.items() if any(each)), None)
 
 

@@ -312,7 +312,6 @@ class RemoteModel:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
         return sum(file.size for file in self.files)
 
 
@@ -341,7 +340,6 @@ def is_commit(text: str) -> bool:
 
 
 def storage_folder(cache_dir: Path, repo: str) -> Path:
-    """The folder of one repository in the cache."""
     return cache_dir / f"models--{repo.replace('/', '--')}"
 
 

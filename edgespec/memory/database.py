@@ -220,14 +220,12 @@ def add_segment(database: Database, key: SpaceKey, plan: BuildPlan, data: bytes,
 
 
 def drop_segments(database: Database, key: SpaceKey, first: int) -> None:
-    """Remove the segments from that of text `first` on."""
     with database.write() as db:
         db.execute(f"DELETE FROM segments WHERE space = {_SPACE} AND first >= ?", (*key, first))
     database.remove_leftovers()
 
 
 def read_learned(database: Database, key: SpaceKey, name: str) -> bytes | None:
-    """What was saved under `name`."""
     query = f"SELECT data FROM learned WHERE space = {_SPACE} AND name = ?"
     found = database.query(query, *key, name)
     return bytes(found[0][0]) if found else None

@@ -321,7 +321,6 @@ class MemorySpace:
             rows.save_learned(database, self.key, name, learned.dump(), epoch)
 
     def _follow(self, database: Database) -> None:
-        """Take over the state of the database."""
         epoch = rows.read_epoch(database)
         is_new = epoch != self.epoch
         if is_new:

@@ -377,7 +377,6 @@ class Catalogue:
         return Part(reference, None, size, guess_facts(about or About(), name, size)), problem
 
     def _judge(self, model: Candidate, speed: MachineSpeed) -> Candidate:
-        """`model` with its fit and the expected speed."""
         target, draft = model.target.facts, model.draft.facts if model.draft else None
         if target is None:
             return model

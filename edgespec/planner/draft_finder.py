@@ -475,7 +475,6 @@ def _use_version(drafter: PlannedDrafter, hub: Hub) -> PlannedDrafter:
 
 
 def describe_version(card: Card) -> str:
-    """One sentence for the user."""
     return f"Drafting with version {card.version} of the draft, adapted on {card.date}."
 
 

@@ -114,7 +114,6 @@ def _vocab_size(model: ModelMetadata, head: HeadSpec | None = None) -> int | Non
 
 
 def runs(backend: BackendName, kind: HeadKind) -> bool:
-    """Tells whether heads of `kind` run on `backend`."""
     return kind in _RUNNABLE[backend]
 
 

@@ -43,7 +43,6 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """The sum in bytes."""
         return self.weights + self.kv + self.compute
 
     def __add__(self, other: MemoryEstimate) -> MemoryEstimate:
@@ -176,7 +175,6 @@ def kv_bytes(header: ModelMetadata, context: int, kv_type: str = "f16") -> int:
 
 
 def _head_elements(header: Header) -> int:
-    """Elements of the key and the value of one head."""
     most = max(header.per_block("attention.head_count") or (), default=0)
     width = (header.own("embedding_length") or 0) // most if most else 0
     stated = header.own("attention.key_length"), header.own("attention.value_length")

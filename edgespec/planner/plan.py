@@ -68,7 +68,6 @@ class Network:
         return sum(worker.round_trip_s * sum(n > 0 for n in counts) for worker, counts in used)
 
     def describe(self) -> str:
-        """One sentence for a load."""
         return f"{self.split.describe(self.workers)}; the network adds {self.wait_s * 1e3:.2g} ms to a forward."
 
     def to_dict(self) -> dict[str, Any]:

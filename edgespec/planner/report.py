@@ -195,14 +195,12 @@ def _describe_drafts(expected: SpeedEstimate, acceptance: Acceptance | None) -> 
 
 
 def format_plan(facts: dict[str, Any]) -> Iterator[str]:
-    """The lines of the text report."""
     yield f"{shorten_names(facts['name'])} on {facts['backend']}, drafted by {shorten_names(facts['draft'])}"
     yield from _format_memory(facts)
     yield from _format_speed(facts)
 
 
 def _format_memory(facts: dict[str, Any]) -> Iterator[str]:
-    """Memory, settings and workers."""
     scratch = facts["needed_bytes"] - facts["weights_bytes"] - facts["kv_bytes"] - facts["draft_bytes"]
     yield (
         f"  target: weights {gib(facts['weights_bytes'])}, "
@@ -238,7 +236,6 @@ def _format_memory(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def _format_speed(facts: dict[str, Any]) -> Iterator[str]:
-    """The lines on speed, with and without drafts."""
     if "plain_tokens_per_second" not in facts:
         yield "  speed: no estimate" + (f", since {facts['not_foretold']}" if "not_foretold" in facts else "")
         return
@@ -265,7 +262,6 @@ def _format_speed(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def _format_drafts(facts: dict[str, Any]) -> Iterator[str]:
-    """What drafts cost and gain."""
     cost = facts["drafted_token_cost"]
     if cost is not None:
         yield f"  cost of a draft token, c, in plain steps: {cost:.3f}"

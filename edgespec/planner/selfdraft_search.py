@@ -304,12 +304,10 @@ class CachedSelfDraft:
 
     @property
     def size(self) -> int:
-        """Bytes of the copies."""
         return sum(copy.stat().st_size for copy in self.copies)
 
 
 def list_cached_drafts() -> list[CachedSelfDraft]:
-    """The cached self-drafts of every model."""
     found = []
     for folder in sorted(cache_folder().glob("*")):
         entries = read_entries(folder / _CHOICES, "choice")
@@ -337,5 +335,4 @@ def remove_cached_draft(cached: CachedSelfDraft) -> int:
 
 
 def cache_folder() -> Path:
-    """The folder of all cached self-drafts."""
     return calibration_folder().with_name("drafts")

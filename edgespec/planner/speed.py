@@ -180,7 +180,6 @@ def load_speed(options: LoadOptions = LoadOptions()) -> MachineSpeed:  # noqa: B
 
 
 def save_speed(speed: MachineSpeed, options: LoadOptions = LoadOptions()) -> None:  # noqa: B008 - frozen
-    """Store it for this machine and runtime."""
     save_entry(_path(), {"setting": _setting(options), "rates": speed.rates}, "rates")
 
 

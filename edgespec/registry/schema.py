@@ -215,7 +215,6 @@ class Entry(_Table):
     originals: Originals = field(default_factory=Originals)
 
     def pair(self, backend: FileBackend) -> Pair | None:
-        """The pair for `backend`, or None."""
         return self.gguf if backend == "llamacpp" else self.mlx
 
 

@@ -42,7 +42,6 @@ class Answer:
     end: Done | None = None
 
     def join(self, *kinds: str) -> str:
-        """The text of all blocks of these kinds."""
         return "".join(block.text for block in self.blocks if block.kind in kinds)
 
     @property

@@ -179,7 +179,6 @@ class JsonResponse(JSONResponse):
 
 
 def error_response(path: str, error: EdgespecError) -> JsonResponse:
-    """The response to a request at `path` that failed."""
     status = _note_failure(error)
     headers = {"www-authenticate": "Bearer"} if status == 401 else {}
     if isinstance(error, HttpError) and error.retry_after_s is not None:
@@ -330,7 +329,6 @@ def require_manager() -> None:
 
 
 async def reject_path(request: Request, error: Exception) -> Response:
-    """The response to an unknown path or method."""
     known = error if isinstance(error, HTTPException) else HTTPException(404)
     message = "unknown path." if known.status_code == 404 else f"{request.method} is not allowed at this path."
     refusal = HttpError(known.status_code, message, hint="GET /openapi.json lists the paths.")

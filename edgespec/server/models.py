@@ -105,7 +105,6 @@ class Models:
         return slot
 
     def _look_up(self, name: str) -> AnySlot | None:
-        """The model that has this name; None if there is none."""
         for each in (name, name.removesuffix(_TAG)):
             for own in (each, self._aliases.get(each, each)):
                 if slot := self.slots.get(own) or self.remotes.get(own):
@@ -144,7 +143,6 @@ class Models:
         return ()
 
     async def _require(self, slot: ModelSlot) -> ModelInfo:
-        """Load the model if it is not loaded."""
         if (model_info := slot.model_info) is not None:
             return model_info
         if slot.opening is None:  # a task of its own: a caller that leaves must not cancel it for the others

@@ -252,7 +252,6 @@ class ShowRequest(Body):
 
 
 def list_running(models: Models) -> dict[str, Any]:
-    """The loaded models, with their bytes in memory."""
     running = []
     for slot in models.slots.values():
         if (model_info := slot.model_info) is None:

@@ -163,7 +163,6 @@ class ChoicesWriter(Writer):
             yield self._chunk([], prompt_progress=counts)
 
     def finish(self) -> Iterator[Event]:
-        """The usage, if the client asked for it."""
         if self._wants_usage:
             yield self._chunk([], usage=count_usage(self._ends(), self._copies))
 

@@ -97,7 +97,6 @@ def make_calls(body: Any, raw: bytes, owner: str, *, remembers: bool) -> list[Re
 
 
 def translate(spec: GenerationSpec, owner: str, *, remembers: bool) -> RemoteCall:
-    """The call for a request by another interface."""
     is_endless = spec.max_tokens == NO_LIMIT
     fields: dict[str, Any] = {
         **spec.settings,
@@ -221,7 +220,6 @@ class RemoteAnswer:
             yield from parts
 
     def finish(self) -> Iterator[Part]:
-        """The last parts."""
         # Some servers call it a stop where an answer ends with a call.
         reason = _ENDINGS.get(self.reason, "tool_calls" if self._n_calls else "stop")
         noted = (*self._warnings, *(str(each) for each in self._reported.get("warnings", ())))
@@ -415,7 +413,6 @@ class RemoteSlot(Slot):
         yield list(answer.finish())
 
     async def _look(self) -> None:
-        """Read the list of models."""
         try:
             listed = (await self._client.read("/models", _LOOK_S)).get("data")
         except EdgespecError as error:

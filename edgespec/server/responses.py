@@ -290,5 +290,4 @@ class ResponsesRequest(ThinkingBody, SamplingBody, GenerationBody):
 
 
 def _qualify(namespace: str, name: str) -> str:
-    """The name of a function for the model."""
     return f"{namespace}__{name}"

@@ -37,7 +37,6 @@ class Stream(Generic[T]):
     """
 
     def __init__(self, on_cancel: Callable[[], None] = lambda: None) -> None:
-        """`on_cancel` is called on cancellation."""
         self.is_cancelled = False
         self._on_cancel = on_cancel
         self._unread: deque[T] = deque()
@@ -58,7 +57,6 @@ class Stream(Generic[T]):
         return len(self._unread) >= MAX_UNREAD and not self.is_cancelled
 
     def put(self, *events: T) -> None:
-        """Add events."""
         self._add(events, is_last=False)
 
     def end(self, error: BaseException | None = None, *events: T) -> None:

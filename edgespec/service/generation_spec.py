@@ -187,12 +187,10 @@ class GenerationSpec:
 
     @property
     def must_call(self) -> bool:
-        """Whether the answer must be a tool call."""
         return self.forced_tool is not None or self.tool_choice == "required"
 
     @property
     def tools_in_use(self) -> tuple[Tool, ...]:
-        """The tools that the model may call."""
         return () if self.tool_choice == "none" else self.tools
 
     def limit_drafts(self, speculation: Speculation) -> Speculation | None:

@@ -425,7 +425,6 @@ class LocalEngine(EngineClient):
         return require_model(self)
 
     def _refresh_devices(self) -> None:
-        """Read what is free on the accelerators."""
         with suppress(EdgespecError):
             loaded = self.require_loaded()
             self._free = device_memory(loaded.info.backend)

@@ -97,7 +97,6 @@ Part = Started | Reading | ReasoningDelta | TextDelta | CallStart | CallDelta | 
 
 
 def new_id(prefix: str) -> str:
-    """A random identifier that starts with `prefix`."""
     return prefix + secrets.token_hex(12)
 
 
@@ -161,7 +160,6 @@ class ResponseStream:
         self._clock = ReadingClock(perf_counter())
 
     def parts(self, event: Event) -> Iterator[Part]:
-        """The parts that `event` completes."""
         if isinstance(event, PrefillProgress):
             if not self._has_started:
                 self._has_started = True

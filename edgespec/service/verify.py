@@ -60,7 +60,6 @@ class Outcome:
         return not self.is_same and (self.fork is None or not self.fork.is_near_tie)
 
     def describe(self) -> dict[str, Any]:
-        """The outcome as JSON has it."""
         fork = self.fork.describe() if self.fork is not None else None
         return {**asdict(self), "fork": fork, "is_fault": self.is_fault}
 

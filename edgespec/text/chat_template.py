@@ -32,7 +32,6 @@ class Message:
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """The message in the form that templates expect."""
         return {**self.extra, "role": self.role, "content": self.content}
 
 

@@ -281,5 +281,4 @@ def detect_tool_format(template: str | None) -> ToolFormat:
 
 
 def make_reader(tool_format: ToolFormat, tools: Schemas) -> Reader:
-    """The reader of answers in this format."""
     return HarmonyReader() if tool_format is HARMONY else ToolCallReader(tool_format, tools)

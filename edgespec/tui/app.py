@@ -105,7 +105,6 @@ class ChatApp(Dialogue):
         self._follow_load(self.client.open, request, is_new=True)
 
     def change_draft(self, request: LoadConfig) -> None:
-        """Load another draft for the same model."""
         self._follow_load(self.client.change_draft, request, is_new=False)
 
     def _follow_load(

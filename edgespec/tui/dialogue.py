@@ -309,7 +309,6 @@ class Dialogue(Window):
             await self.show_notice(f"this conversation was held with {conversation.model}; /model {own} opens it.")
 
     async def show_turns(self) -> None:
-        """Redraw the conversation."""
         self.query_one(Transcript).show(self.recorder.turns)
         self.apply_view_options()
         self.mark_branches()

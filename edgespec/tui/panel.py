@@ -243,7 +243,6 @@ class Details(ModalScreen[None]):
 
 
 def format_step(step: Step) -> tuple[str | Text, ...]:
-    """The cells of a step's row."""
     decision = step.decision
     step_s = step.draft_s + step.verify_s + step.sample_s + step.commit_s
     return (

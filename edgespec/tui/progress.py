@@ -67,7 +67,6 @@ class Activity:
     earlier: Mapping[str, Any] = field(default_factory=dict)
 
     def add(self, event: Event) -> None:
-        """Count an event of the answer."""
         if isinstance(event, Step):
             self.meter.add(event)
         elif isinstance(event, PrefillProgress):

@@ -54,7 +54,6 @@ class Item:
 
     @property
     def blocks(self) -> list[Block]:
-        """The blocks that it becomes."""
         return [self._block]
 
     def origins(self, block: Block) -> tuple[Run, ...]:
@@ -138,7 +137,6 @@ class Answer(Item):
         return tuple(runs)
 
     def append(self, pieces: Sequence[Piece]) -> None:
-        """Add the next pieces of the answer and its reasoning."""
         if reasoning := "".join(piece.text for piece in pieces if piece.channel == "reasoning"):
             self._think(reasoning)
         if answer := [piece for piece in pieces if piece.channel != "reasoning"]:
@@ -195,7 +193,6 @@ _MIN_LONG_RUN = 4  # tokens
 
 
 def describe_origins(spans: Sequence[Span]) -> tuple[Run, ...]:
-    """A legend of the drafters' names."""
     runs: list[Run] = [("plain: the target   ", MUTED)]
     for origin in sorted({origin for _, origin, _ in spans if origin}):
         runs += [(origin.replace("+", " and "), select_style(origin, 1)), ("   ", "")]
@@ -203,7 +200,6 @@ def describe_origins(spans: Sequence[Span]) -> tuple[Run, ...]:
 
 
 def select_style(origin: str, tokens: int) -> str:
-    """The style of a run of `tokens` of this origin."""
     if not origin or origin == "structure":
         return ""
     names = list(drafter_specs())
@@ -249,11 +245,9 @@ class Transcript(ScrollView):
     # The conversation.
 
     def add(self, item: Item) -> None:
-        """Show `item` at the end."""
         self._replace([*self.items, item])
 
     def show(self, turns: Sequence[Turn]) -> None:
-        """Replace the content by these turns."""
         items: list[Item] = []
         for turn in turns:
             if turn.role == "user":
@@ -267,7 +261,6 @@ class Transcript(ScrollView):
         self._replace(items)
 
     def set_view(self, *, is_folded: bool, shows_origins: bool) -> None:
-        """Fold the reasoning and show the origins of every answer."""
         place = self._first_place
         for answer in self.answers:
             answer.is_folded, answer.shows_origins = is_folded, shows_origins
@@ -281,7 +274,6 @@ class Transcript(ScrollView):
         self._replace(self.items[: at[0] + keep_question] if at else [])
 
     def clear(self, keep: Item | None = None) -> None:
-        """Remove every item but `keep`."""
         self._replace([item for item in self.items if item is keep])
 
     def follow(self) -> None:

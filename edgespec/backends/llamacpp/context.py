@@ -69,12 +69,10 @@ class NativeBatch:
         self.native.n_tokens = end
 
     def share(self) -> None:
-        """Put all rows into every sequence."""
         n, count = self.native.n_tokens, self._seq.shape[1]
         self._n_seq[:n], self._seq[:n] = count, np.arange(count)
 
     def clear(self) -> None:
-        """Drop all rows."""
         self.native.n_tokens = 0
 
 

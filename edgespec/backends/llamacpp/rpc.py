@@ -77,7 +77,6 @@ def serve(host: str, port: int, devices: Sequence[str], threads: int, cache: Pat
 
 
 def find(name: str, result: Any, arguments: list[Any]) -> Any:
-    """A function of the RPC backend."""
     reg = ggml().ggml_backend_reg_by_name(b"RPC")
     address = ggml().ggml_backend_reg_get_proc_address(reg, name.encode())
     return ctypes.CFUNCTYPE(result, *arguments)(address)
@@ -287,7 +286,6 @@ class WeightsCache:
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
         return sum(path.stat().st_size for path in self.folder.iterdir())
 
     def begin(self) -> None:

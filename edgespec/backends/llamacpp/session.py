@@ -444,7 +444,6 @@ class LlamaSession:
         return tokens[start : start + self.context.prefill_chunk(self._slot)]
 
     def _replay(self, tokens: Sequence[int]) -> None:
-        """Run accepted tokens again."""
         for i in range(0, len(tokens), MAX_TOKENS):
             chunk = tokens[i : i + MAX_TOKENS]
             scores = self.context.stage_chain(self._slot, chunk, len(self.tokens), outputs=1, is_prefill=True)

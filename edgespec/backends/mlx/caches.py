@@ -236,7 +236,6 @@ class KeyValues:
         return self.length, self._start, buffers
 
     def can_restore(self, snapshot: Any) -> bool:
-        """Whether `snapshot` can still be restored."""
         return snapshot[2] is not None or self.can_rewind(snapshot[0])
 
     def restore(self, snapshot: Any) -> None:
@@ -397,7 +396,6 @@ class Caches:
         return [leaf.take_snapshot(deep=deep) for leaf in self._leaves]
 
     def can_restore(self, snapshot: list[Any]) -> bool:
-        """Whether `snapshot` can still be restored."""
         return all(leaf.can_restore(saved) for leaf, saved in zip(self._leaves, snapshot, strict=True))
 
     def restore(self, snapshot: list[Any]) -> None:

@@ -356,7 +356,6 @@ class AssistantNetwork(HeadNetwork):
 
 
 def read_assistant(folder: Path, spec: HeadSpec, arrays: Arrays, target: TargetParts) -> AssistantNetwork:
-    """The assistant in a folder."""
     config = read_json(folder / "config.json")
     arrays = {name: each for name, each in arrays.items() if not name.startswith(_LEFT_OUT)}
     try:
@@ -449,7 +448,6 @@ class MedusaNetwork(HeadNetwork):
 
 
 def read_medusa(folder: Path, spec: HeadSpec, arrays: Arrays, target: TargetParts) -> MedusaNetwork:
-    """The Medusa heads in a folder."""
     names = {found[1]: name for name in arrays if (found := _MEDUSA_NAME.fullmatch(name))}
     blocks = Counter(int(name.split(".")[0]) for name in names if name.endswith("linear.weight"))
     n_blocks = [blocks[head] for head in range(len(blocks))]

@@ -295,7 +295,6 @@ class HeadLayer:
         return h + self._mlp(self._norm(h, "ffn_norm"))
 
     def inject(self, states: Any, cache: KeyValues) -> None:
-        """Append the keys and values of `states` [n, size] to `cache`."""
         cache.update_and_fetch(*self._keys_and_values(states, cache))
 
     def _keys_and_values(self, x: Any, cache: KeyValues) -> tuple[Any, Any]:

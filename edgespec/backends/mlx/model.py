@@ -242,7 +242,6 @@ class MlxModel:
         mx.clear_cache()
 
     def _session_parts(self, check: CheckCancelled) -> tuple[Any, ...]:
-        """The arguments of a session."""
         has_trees = self.no_tree_reason is None
         capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, has_trees)
         return self._open_runner, self._open_hooks, capabilities, check

@@ -83,7 +83,6 @@ class LayerHooks:
 
 
 def get_layers(model: Any) -> Sequence[Any]:
-    """The layers of a model, in order."""
     return getattr(model, "layers", None) or ()
 
 
@@ -195,7 +194,6 @@ class ModelRunner:
         self.features: Any = None
 
     def run_chain(self, tokens: Sequence[int]) -> Any:
-        """Run `tokens` one after another."""
         return self.run(mx.array([list(tokens)], mx.int32))
 
     def run(self, tokens: Any) -> Any:
@@ -207,7 +205,6 @@ class ModelRunner:
         return logits[0]
 
     def run_tree(self, position: int, root: int, draft: Draft) -> Any:
-        """Run a root at `position` and its draft nodes."""
         tokens = mx.array([[root, *draft.tokens.tolist()]], mx.int32)
         tree = TreeRows.from_draft(draft, position)
         with self.context.build(tree), tree_positions(tree.depth):

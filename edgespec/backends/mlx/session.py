@@ -117,7 +117,6 @@ class MlxSession:
 
     @property
     def model(self) -> Any:
-        """mlx-lm's model."""
         self._sync()
         return self._runner.model
 
