@@ -77,19 +77,12 @@ def _show_all(context: click.Context, _param: click.Parameter, is_wanted: bool) 
         context.exit()
 
 
-class _Duration(click.ParamType):  # type: ignore[type-arg]
+def read_duration(value: str) -> float:
     """Seconds, or a duration such as 10m; `inf` for less than 0."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        try:
-            return parse_duration(str(value))
-        except ValueError as error:
-            self.fail(f"'{value}' is {error}.", param, ctx)
-
-
-DURATION = _Duration()
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(f"'{value}' is {error}.") from error
 
 
 class _RuntimeChoice(click.Choice):  # type: ignore[type-arg]
@@ -104,15 +97,12 @@ def parse_backend(name: str) -> BackendName | None:
     return None if name == "auto" else cast("BackendName", name)
 
 
-class DraftOption(click.Option):
-    """`--draft`, whose completion lists the drafters of the registry. It is not read before."""
+def _complete_draft(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The drafters of the registry, after the last '+'; else files."""
+    from edgespec.planner.draft_finder import complete_draft
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Drafters after the last '+', else files."""
-        from edgespec.planner.draft_finder import complete_draft
-
-        items = [CompletionItem(value) for value, _ in complete_draft(incomplete) if value.startswith(incomplete)]
-        return items or [CompletionItem(incomplete, type="file")]
+    items = [CompletionItem(value) for value, _ in complete_draft(incomplete) if value.startswith(incomplete)]
+    return items or [CompletionItem(incomplete, type="file")]
 
 
 def _parse_bias(value: str | tuple[int, float]) -> tuple[int, float]:
@@ -138,7 +128,7 @@ def offer(option: Option, *names: str, **changes: Any) -> Callable[[F], F]:
     if option.is_rare:
         attributes["cls"] = RareOption
     elif option.name == "draft":
-        attributes["cls"] = DraftOption
+        attributes["shell_complete"] = _complete_draft
     if option.kind is bool:
         flag += f"/--no-{flag.removeprefix('--')}" if option.is_pair else ""
         attributes["is_flag"] = True

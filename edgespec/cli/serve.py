@@ -15,13 +15,13 @@ import click
 
 from edgespec.cli.completion import complete_served
 from edgespec.cli.options import (
-    DURATION,
     FloatRange,
     add_options,
     load_config,
     offer,
     open_hub,
     rare_option,
+    read_duration,
     serving_options,
 )
 from edgespec.cli.terminal import INTERRUPTED
@@ -169,7 +169,7 @@ _EMBEDDED = "embedded"
 @_listening_options
 @click.option(
     "--keep-alive",
-    type=DURATION,
+    type=read_duration,
     default="5m",
     metavar="DURATION",
     help="Unload a model that has been idle for this long, in seconds or as 90s, 10m, 2h; -1: never.",
@@ -349,7 +349,7 @@ _EXAMPLE = (
 
 @serving_options
 @offer(PARALLEL)
-@click.option("--keep-alive", type=DURATION)
+@click.option("--keep-alive", type=read_duration)
 @click.option("--model")
 @click.command("model", add_help_option=False)
 def _local(**_options: Any) -> None:
