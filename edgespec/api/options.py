@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Literal, TypedDict
 
 from edgespec import options as table
@@ -142,35 +143,20 @@ def build_load_config(model: str | None, arguments: Mapping[str, Any]) -> LoadCo
     low, high = table.OPTIONS["max_memory"].limits
     if budget is not None and not (isinstance(budget, int | float) and low <= budget <= high):
         raise InvalidRequest(f"max_memory cannot be '{budget}'.", hint=f"Use {low:g} GiB or more.")
+    loaded = values | {
+        "context_size": values["ctx"],
+        "device": None if values["device"] is None else split_names(values["device"]),
+        "caches": values["parallel"],
+        "exact_width": None if width is None else int(width),
+        "workers": split_addresses(workers if workers is None or isinstance(workers, str) else ",".join(workers)),
+        "trusts_network": values["trust_network"],
+    }
     return LoadConfig(
         model=model,
         backend=None if values["backend"] == "auto" else values["backend"],
-        draft=values["draft"],
-        draft_max=values["draft_max"],
-        draft_tree=values["draft_tree"],
-        acceptance=values["acceptance"],
-        load=LoadOptions(
-            context_size=values["ctx"],
-            threads=values["threads"],
-            gpu_layers=values["gpu_layers"],
-            gpu_layers_draft=values["gpu_layers_draft"],
-            n_cpu_moe=values["n_cpu_moe"],
-            device=None if values["device"] is None else split_names(values["device"]),
-            tensor_split=values["tensor_split"],
-            override_tensor=values["override_tensor"],
-            kv_type=values["kv_type"],
-            flash_attention=values["flash_attention"],
-            mmap=values["mmap"],
-            mlock=values["mlock"],
-            caches=values["parallel"],
-            exact=values["exact"],
-            exact_width=None if width is None else int(width),
-            batch_threads=values["batch_threads"],
-            workers=split_addresses(workers if workers is None or isinstance(workers, str) else ",".join(workers)),
-            trusts_network=values["trust_network"],
-        ),
+        **{name: values[name] for name in ("draft", "draft_max", "draft_tree", "acceptance", "force")},
+        load=LoadOptions(**{each.name: loaded[each.name] for each in fields(LoadOptions) if each.name in loaded}),
         max_bytes=None if budget is None else round(budget * 2**30),
-        force=values["force"],
         memory=None if values["memory"] is False else MemoryOptions(memory_folder(), keeps_caches=values["slot_cache"]),
         adapted=adapted_folder(),
         learn=LearnOptions() if values.get("learn") else None,
