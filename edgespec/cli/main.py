@@ -75,8 +75,8 @@ class _Commands(click.Group):
         module = _COMMANDS.get(cmd_name)
         if module is None:
             return None
+        from edgespec.cli.examples import format_examples
         from edgespec.cli.options import add_help_all  # `--help` needs neither
-        from edgespec.cli.reference import format_examples
 
         command: click.Command = getattr(importlib.import_module(f"edgespec.cli.{module}"), f"{cmd_name}_command")
         parts = command.commands if isinstance(command, click.Group) else {}
