@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -31,6 +31,7 @@ NONE = "none"
 """What unsets a setting that needs no value."""
 
 
+@dataclass(eq=False)
 class Chat:
     """The messages, and the settings of the next answer.
 
@@ -39,24 +40,14 @@ class Chat:
     left_out    messages at the beginning that are left out of requests
     """
 
-    def __init__(
-        self,
-        system: str | None,
-        sampling: SamplingParams,
-        max_tokens: int | None,
-        seed: int | None,
-        stop: tuple[str, ...],
-        *,
-        rolling: bool = False,
-    ) -> None:
-        self.system = system
-        self.sampling = sampling
-        self.max_tokens = max_tokens
-        self.seed = seed
-        self.rolling = rolling
-        self._stop = stop
-        self.messages: list[Message] = []
-        self.left_out = 0
+    system: str | None
+    sampling: SamplingParams
+    max_tokens: int | None
+    seed: int | None
+    stop: tuple[str, ...]
+    rolling: bool = field(default=False, kw_only=True)
+    messages: list[Message] = field(default_factory=list, init=False)
+    left_out: int = field(default=0, init=False)
 
     @property
     def system_messages(self) -> tuple[Message, ...]:
@@ -74,7 +65,7 @@ class Chat:
             messages.pop()
         prompt = (*self.system_messages, *messages)
         max_tokens = self.max_tokens or (recommended.max_tokens if recommended else None)
-        return Request(prompt, self.sampling, max_tokens, self.seed, self._stop, start=start, memory=memory)
+        return Request(prompt, self.sampling, max_tokens, self.seed, self.stop, start=start, memory=memory)
 
     def setting(self, name: str) -> Any:
         """The value of one of SETTINGS. Raises InvalidRequest for another name."""
