@@ -17,15 +17,16 @@ _UNFINISHED_S = 3600.0
 
 
 @contextmanager
-def replace_file(path: Path) -> Iterator[Path]:
+def replace_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """Yield an empty temporary file beside `path`, which replaces `path` when the block ends without an error.
 
-    It is removed otherwise, and so are those that processes which were killed have left. Raises OSError where the
-    folder cannot be written, ValueError where no path has this form.
+    It is removed otherwise, and so are those that processes which were killed have left. `mode`: who may use the file,
+    as far as the mask of the process allows. Raises OSError where the folder cannot be written, ValueError where no
+    path has this form.
     """
     remove_unfinished(path.parent.glob(f".{escape(path.name)}.{_RANDOM}"))
     partial = path.parent / f".{path.name}.{os.urandom(4).hex()}"
-    partial.touch(exist_ok=False)
+    partial.touch(mode, exist_ok=False)
     try:
         yield partial
         partial.replace(path)
@@ -65,17 +66,15 @@ def new_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def write_atomically(path: Path, data: bytes | str) -> None:
+def write_atomically(path: Path, data: bytes | str, mode: int = 0o666) -> None:
     """Write `data`, text as UTF-8, so that a reader sees the old file or the new one. Raises OSError, ValueError."""
-    with replace_file(path) as partial:
+    with replace_file(path, mode) as partial:
         partial.write_bytes(data.encode() if isinstance(data, str) else data)
 
 
 def write_private(path: Path, data: bytes | str) -> None:
     """`write_atomically`, for the file's owner alone."""
-    with replace_file(path) as partial:
-        partial.chmod(0o600)
-        partial.write_bytes(data.encode() if isinstance(data, str) else data)
+    write_atomically(path, data, 0o600)
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:

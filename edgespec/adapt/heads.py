@@ -151,8 +151,6 @@ class HeadStudent:
         with report_unwritable(path), new_folder(path) as partial:
             (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
             write_tensors(partial / "model.safetensors", arrays, {"format": "mlx"})
-            for file in partial.iterdir():
-                file.chmod(0o600)
 
 
 def _find_parts(arrays: Mapping[str, Any], name: str) -> list[str]:

@@ -251,8 +251,7 @@ def rewrite_gguf(reader: Any, path: Path, change: Callable[[str], npt.NDArray[np
     They keep their type, and are Q8_0 where it is too coarse to be quantized without an importance matrix. Raises
     OSError.
     """
-    with replace_file(path) as partial:
-        partial.chmod(0o600)  # it has learned from the user's texts
+    with replace_file(path, 0o600) as partial:  # it has learned from the user's texts
         writer = gguf.GGUFWriter(partial, reader.fields["general.architecture"].contents())
         copy_fields(writer, reader, lambda name: name != "general.alignment")
         for tensor in reader.tensors:

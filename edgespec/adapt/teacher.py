@@ -264,8 +264,7 @@ def removed_while_running() -> InvalidRequest:
 def _save_part(part: Part, file: Path) -> int:
     """Write a file for its owner alone; returns its size. Raises OSError."""
     arrays = {name: array for name in _ARRAYS if (array := getattr(part, name)) is not None}
-    with replace_file(file) as partial:
-        partial.chmod(0o600)
+    with replace_file(file, 0o600) as partial:
         with partial.open("wb") as opened:
             np.savez(opened, **arrays)
         return partial.stat().st_size

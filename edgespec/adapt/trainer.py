@@ -158,12 +158,10 @@ def save_checkpoint(folder: Path, arrays: dict[str, mx.array], state: dict[str, 
     Raises InvalidRequest where the folder was removed, which ends the run that is in it; CacheError.
     """
     try:
-        with replace_file(folder / CHECKPOINT) as partial:
-            partial.chmod(0o600)
-            with partial.open("r+b") as file:
-                mx.save_safetensors(file, arrays, {"state": json.dumps(state), "options": json.dumps(asdict(options))})
-                file.flush()
-                os.fsync(file.fileno())
+        with replace_file(folder / CHECKPOINT, 0o600) as partial, partial.open("r+b") as file:
+            mx.save_safetensors(file, arrays, {"state": json.dumps(state), "options": json.dumps(asdict(options))})
+            file.flush()
+            os.fsync(file.fileno())
     except FileNotFoundError as error:
         raise removed_while_running() from error
     except OSError as error:

@@ -192,8 +192,7 @@ def open_output(file: Path, *, force: bool) -> Iterator[TextIO]:
     """
     require_new(file, force=force)
     try:
-        with replace_file(file) as partial, partial.open("w", encoding="utf-8") as out:
-            partial.chmod(0o600)
+        with replace_file(file, 0o600) as partial, partial.open("w", encoding="utf-8") as out:
             yield out
     except OSError as error:
         hint = "Free some space, or name a folder that can be written."

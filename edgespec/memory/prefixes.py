@@ -100,11 +100,9 @@ class PrefixFiles:
             if not self._make_room(_HEAD.size + sum(map(len, parts))):
                 return None
             name = hashlib.blake2b(text.tobytes(), digest_size=12).hexdigest() + _SUFFIX
-            with replace_file(place / name) as partial:
-                partial.chmod(0o600)
-                with partial.open("wb") as file:
-                    file.write(_HEAD.pack(_MAGIC, len(text), len(cache), _digest(*parts)))
-                    file.writelines(parts)
+            with replace_file(place / name, 0o600) as partial, partial.open("wb") as file:
+                file.write(_HEAD.pack(_MAGIC, len(text), len(cache), _digest(*parts)))
+                file.writelines(parts)
             for path in self._list(place):
                 known = self._read_tokens(path)
                 common = count_common(known, text)
