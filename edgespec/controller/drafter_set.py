@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
 
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
@@ -152,16 +151,10 @@ def limit_time(drafter: Drafter) -> AbstractContextManager[None]:
 
     Those of this package have no limit: they run models.
     """
-    return _NO_LIMIT if _is_own(type(drafter)) else _limit()
+    return _NO_LIMIT if type(drafter).__module__.startswith("edgespec.") else _limit()
 
 
 _NO_LIMIT = nullcontext()
-
-
-@cache
-def _is_own(kind: type[Drafter]) -> bool:
-    """Whether a class of drafters is one of this package; it is asked several times in each round."""
-    return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 @contextmanager
