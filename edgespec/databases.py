@@ -82,7 +82,6 @@ class SharedDatabase:
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """The connection, for single statements."""
         with self._lock:
             try:
                 yield self._db

@@ -77,7 +77,6 @@ class HeadNetwork(nn.Module):  # type: ignore[misc]
         return weight.ndim == 2 and self._names[int(path.rpartition(".")[2])] != self._output
 
     def build(self) -> PairNetwork:
-        """The head with the present tensors."""
         return self._make(self.arrays)
 
 

@@ -216,7 +216,6 @@ class Parts:
 
     @property
     def used_texts(self) -> list[TrainingText]:
-        """Those of which there are windows."""
         return [self.texts[i] for i in sorted({window.text for window in self.windows})]
 
     def read(self, index: int) -> Part:

@@ -112,7 +112,6 @@ class _BaseModel:
     def _prepare(
         self, function: str, prompt: Prompt, arguments: GenerationArguments
     ) -> tuple[Callable[[], Stream[Event]], ResponseStream, Callable[[Metrics], None]]:
-        """The arguments of a stream."""
         request, response = prepare(function, prompt, arguments, self.info)
         return partial(self._client.stream, request), response, self._finish
 
@@ -281,7 +280,6 @@ class _Answer(ABC):
         return self._reply
 
     def _add(self, event: Event) -> Iterator[Piece]:
-        """The text that `event` adds."""
         if isinstance(event, Piece):
             self._origin = event.origin
         elif isinstance(event, Notice):

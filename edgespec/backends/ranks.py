@@ -279,7 +279,6 @@ class Follower:
         self.reply(rank=ranks.rank, size=ranks.size, versions=versions)
 
     def receive(self) -> Message:
-        """The next message; waits for it."""
         return self._inbox.get()
 
     def peek(self, wait_s: float = 0.0) -> Message | None:

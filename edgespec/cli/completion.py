@@ -71,7 +71,6 @@ def _list_models() -> dict[str, str]:
 
 
 def _offer(names: dict[str, str], incomplete: str) -> list[CompletionItem]:
-    """The names that begin with `incomplete`, with what is told of them."""
     return [CompletionItem(name, help=told or None) for name, told in names.items() if name.startswith(incomplete)]
 
 

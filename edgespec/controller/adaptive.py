@@ -316,7 +316,6 @@ class RoundRecorder:
             self._passed_s.append(step.forward_s(1))
 
     def record_plain(self, step: Step) -> None:
-        """Record a round that could not have a draft."""
         if step.n_peer_rows is not None:
             self._cost.model.observe(
                 1 + step.n_peer_rows, self._cost.position, step.forward_s(1 + self._cost.peers.sessions)
@@ -325,7 +324,6 @@ class RoundRecorder:
         self._count_plain(1)
 
     def count_passed(self) -> None:
-        """Record the rounds of `pass_round`."""
         if self._passed_s:
             self._cost.model.observe(1, self._cost.position, median(self._passed_s))
         if self._n_passed:

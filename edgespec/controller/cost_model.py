@@ -235,7 +235,6 @@ class CostModel:
             self._refresh()
 
     def seconds(self, rows: int) -> float:
-        """Expected seconds of a forward of `rows` rows."""
         plain = self._predict_s(rows) * self._plain
         return plain if rows == 1 else plain * self._multiples.get(rows, self._drift)
 

@@ -42,7 +42,6 @@ class DrafterSet:
 
     @property
     def timed(self) -> list[Drafter]:
-        """The others."""
         return [each for each in self._drafters if not each.is_free]
 
     def begin(self, text: Sequence[int], *, has_cheap_rows: bool = True) -> None:

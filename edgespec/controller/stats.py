@@ -10,7 +10,6 @@ from edgespec.controller.acceptance import AcceptanceModel, AcceptanceRecord, De
 from edgespec.controller.cost_model import CostModel, DraftCost, Profile
 from edgespec.core.drafter import Confidence, Drafter
 
-PHASES = ("answer", "reasoning")
 _EXPLORED_SHARE = 0.003  # of the time, for rounds that measure drafters which do not pay
 _MAX_OUTLIER = 2.0  # limit of one decision's time, as a multiple of the usual one
 _WEIGHT, _WEIGHT_BELOW = 0.05, 0.3  # of a new time in the usual one, and of a shorter one
@@ -166,7 +165,7 @@ class TextStats:
         self.set_phase("answer")
 
     def set_phase(self, phase: str) -> None:
-        """One of PHASES."""
+        """`answer` or `reasoning`."""
         self._phase, self._present = phase, self._phases.setdefault(phase, {})
 
     def drafter(self, drafter: Drafter) -> DrafterStats:

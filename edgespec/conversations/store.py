@@ -62,14 +62,12 @@ _NOT_EMPTY = "(role = 'user' OR text <> '' OR reasoning <> '')"  # an answer tha
 
 
 def _read_conversation(row: tuple[Any, ...]) -> Conversation:
-    """A row of _CONVERSATION."""
     id, name, *rest, first = row
     title = make_title((first or "")[:500]) if name is None else name
     return Conversation(id, title, name is not None, *rest)
 
 
 def _read_turn(row: tuple[Any, ...]) -> Turn:
-    """A row of _TURN."""
     id, conversation, parent, role, text, reasoning, spans, settings, metrics, finished, created = row
     values = load_json(spans, []), load_json(settings, {}), load_json(metrics, {})
     return Turn(id, conversation, parent, role, text, reasoning, *values, bool(finished), created)
@@ -264,7 +262,6 @@ class Store(SharedDatabase):
             return self._conversation(inserted.id)
 
     def _insert(self, conversation: Conversation) -> Conversation:
-        """Insert a conversation without its turns."""
         name = make_title(drop_surrogates(conversation.title)) if conversation.renamed else None
         system = None if conversation.system is None else drop_surrogates(conversation.system)
         values = name, drop_surrogates(conversation.model), system, conversation.created, conversation.changed

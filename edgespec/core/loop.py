@@ -146,7 +146,6 @@ class _Text:
 
     @property
     def room(self) -> int:
-        """Tokens that can still be emitted."""
         return self._limit - len(self.tokens)
 
     def extend(self, draft: Draft, verdict: Verdict, source: str) -> tuple[tuple[int, ...], int, int]:

@@ -142,7 +142,6 @@ class NonFiniteLogits(BackendError):
 
 
 def non_finite_error() -> NonFiniteLogits:
-    """The error for such a row."""
     return NonFiniteLogits("the model returned NaN or infinite logits.", hint="Check the file: edgespec pull --verify.")
 
 

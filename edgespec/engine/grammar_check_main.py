@@ -85,7 +85,6 @@ def describe_fault(error: str) -> str:
 
 
 def make_vocabulary(token_bytes: TokenBytes) -> LLTokenizer:
-    """The index of a vocabulary."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     return LLTokenizer(TokenizerWrapper(token_bytes), eos_token=list(token_bytes.ends))

@@ -108,7 +108,6 @@ class Cursor:
         return form.unpack_from(self._buffer, self.reserve(form.size, what))[0]
 
     def raw(self, count: int, what: str) -> bytes:
-        """The next `count` bytes."""
         start = self.reserve(count, what)
         return bytes(self._buffer[start : start + count])
 

@@ -149,7 +149,6 @@ def list_unindexed(database: Database, key: SpaceKey) -> list[tuple[int, int]]:
 
 
 def read_keys(database: Database, key: SpaceKey) -> set[int]:
-    """The keys of all blocks."""
     rows = database.query(f"SELECT keys FROM texts WHERE space = {_SPACE}", *key)
     return set(np.frombuffer(b"".join(keys for (keys,) in rows), np.uint64).tolist())
 
@@ -180,7 +179,6 @@ def clean_source(source: str) -> str:
 
 
 def count_corpus_tokens(database: Database) -> int:
-    """The tokens of all documents."""
     query = "SELECT coalesce(sum(length(tokens) / 4 - n_lead), 0) FROM texts WHERE is_corpus"
     return int(database.query(query)[0][0])
 

@@ -326,7 +326,6 @@ def choose_backend(request: LoadConfig, registry: Registry, hub: Hub) -> FileBac
 
 
 def _set_context_size(options: LoadOptions, facts: ModelMetadata, reporter: Reporter) -> LoadOptions:
-    """`options` with a definite context size."""
     trained = max(facts.trained_context or DEFAULT_CONTEXT, 8)
     size = options.context_for(trained)
     if size > trained:

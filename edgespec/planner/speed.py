@@ -156,7 +156,6 @@ class MachineSpeed:
 
 
 def find_main_type(read: Mapping[str, float]) -> str | None:
-    """The type of most of the bytes."""
     return max(read, key=lambda kind: read[kind], default=None)
 
 

@@ -228,7 +228,6 @@ class MessagesWriter(Writer):
         }  # fmt: skip
 
     def _block_event(self, kind: str, **data: Any) -> Event:
-        """An event of the last block."""
         return {"type": f"content_block_{kind}", "index": len(self.answers[0].blocks) - 1, **data}
 
 

@@ -53,7 +53,6 @@ class EmbeddingRequest(ResidencyBody):
 
 
 def format_openai(body: EmbeddingRequest, vectors: list[tuple[float, ...]], tokens: int) -> dict[str, Any]:
-    """The body of /v1/embeddings."""
     data: list[Any] = [*vectors]
     if body.encoding_format == "base64":
         data = [base64.b64encode(np.array(vector, "<f4").tobytes()).decode() for vector in vectors]

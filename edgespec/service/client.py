@@ -249,7 +249,6 @@ class EngineClient(ABC):
         return self.call("count", prompt, dict(variables), start)
 
     def embed(self, texts: Sequence[str | Sequence[int]]) -> Stream[Embedding]:
-        """Compute a vector for each text."""
         return self.call("embed", list(texts))
 
     def devices(self) -> Stream[Sequence[DeviceMemory]]:

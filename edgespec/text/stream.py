@@ -245,7 +245,6 @@ class TextStream:
 
     @property
     def channel(self) -> Channel:
-        """The channel of the next text."""
         return self._splitter.channel
 
     @property

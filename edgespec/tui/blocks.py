@@ -67,7 +67,6 @@ class Block:
 
     @property
     def content(self) -> Content:
-        """What it shows, with styles."""
         return Content.assemble(*self.runs)
 
     def height(self, width: int) -> int:

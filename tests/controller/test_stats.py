@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.controller.cost_model import DraftCost, Profile
-from edgespec.controller.stats import PHASES, DraftStats, TextStats
+from edgespec.controller.stats import DraftStats, TextStats
 from edgespec.core.drafter import Confidence, Drafter
 
 PROFILE = Profile(
@@ -69,7 +69,7 @@ def test_the_record_of_a_drafter_is_that_of_all_its_answers() -> None:
     draft_stats = DraftStats(PROFILE)
     for sampling, n_right in (("greedy", 9), ("sampled", 3), ("sampled", 3)):
         stats = TextStats(draft_stats, sampling)
-        for phase in PHASES:
+        for phase in ("answer", "reasoning"):
             stats.set_phase(phase)
             for at in range(10):
                 stats.drafter(MODEL).observe_choice(at < n_right)

@@ -416,7 +416,6 @@ def _place(api: Any, params: Any, options: LoadOptions) -> None:
 
 
 def _load_mode(api: Any, options: LoadOptions) -> int:
-    """The llama_load_mode of `options`."""
     if options.mlock:
         mode = api.LLAMA_LOAD_MODE_MMAP_MLOCK if options.mmap else api.LLAMA_LOAD_MODE_MLOCK
     else:

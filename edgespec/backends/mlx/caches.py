@@ -255,7 +255,6 @@ class KeyValues:
         return {"keys": keys, "values": values, **place}
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Hold what another one has saved."""
         self.length, self._start = saved["place"].tolist()
         self.keys, self.values = saved.get("keys"), saved.get("values")
 

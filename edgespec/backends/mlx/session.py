@@ -61,7 +61,6 @@ class Rows:
     features: Any = None
 
     def skip(self, n: int) -> Rows:
-        """All but the first `n` rows."""
         return Rows(self.logits[n:], None if self.features is None else self.features[n:]) if n else self
 
 
