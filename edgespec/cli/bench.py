@@ -134,7 +134,7 @@ def _header(loaded: LoadedModel, bench: Bench) -> Header:
         backend=loaded.info.backend,
         model=loaded.info.name,
         draft=loaded.info.draft,
-        threads=loaded.key.threads or 0,
+        threads=loaded.key["threads"] or 0,
         context_size=bench.engine.target.context_size,
         max_tokens=bench.max_tokens,
         repeats=bench.repeats,

@@ -10,14 +10,14 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
 from edgespec.backends import BackendName
-from edgespec.backends.options import KvType, LoadOptions, RuntimeSettings, idle_cores, measured_lengths
+from edgespec.backends.options import LoadOptions, RuntimeSettings, idle_cores, measured_lengths
 from edgespec.backends.ranks import count_ranks
 from edgespec.controller.stats import DraftStats
 from edgespec.errors import EdgespecError
@@ -30,49 +30,27 @@ _LOCK = ".lock"  # of a folder of entries, while one is saved
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileKey:
-    """The settings that costs depend on, apart from the models."""
+Setting = dict[str, Any]
+"""What costs depend on, apart from the models, as JSON has it."""
+_OPTIONS = (  # that are in it as they are
+    "gpu_layers", "kv_type", "flash_attention", "exact", "batch_threads", "exact_width", "gpu_layers_draft",
+    "n_cpu_moe", "tensor_split", "override_tensor",
+)  # fmt: skip
 
-    version: int
-    processor: str
-    runtime: str  # package, version, and the accelerators that it was built for
-    threads: int | None
-    gpu_layers: int | None
-    kv_type: KvType
-    flash_attention: bool | None
-    exact: bool
-    batch_threads: int | None = None
-    exact_width: int | None = None
-    workers: str = "none"
-    gpu_layers_draft: int | None = None
-    n_cpu_moe: int | None = None
-    device: str | None = None
-    tensor_split: str | None = None
-    override_tensor: str | None = None
 
-    @staticmethod
-    def current(backend: BackendName, options: LoadOptions) -> ProfileKey:
-        """The key on this machine with the installed packages."""
-        package = {"llamacpp": "llama-cpp-python", "mlx": "mlx-lm", "toy": "edgespec"}[backend]
-        return ProfileKey(
-            _VERSION,
-            processor_name(),
-            runtime=f"{package} {importlib.metadata.version(package)}{list_builds() if backend == 'llamacpp' else ''}",
-            threads=(options.threads or idle_cores()) if backend == "llamacpp" else None,
-            gpu_layers=options.gpu_layers,
-            kv_type=options.kv_type,
-            flash_attention=options.flash_attention,
-            exact=options.exact,
-            batch_threads=options.batch_threads,
-            exact_width=options.exact_width,
-            gpu_layers_draft=options.gpu_layers_draft,
-            n_cpu_moe=options.n_cpu_moe,
-            device=None if options.device is None else ", ".join(options.device),
-            tensor_split=options.tensor_split,
-            override_tensor=options.override_tensor,
-            workers=", ".join(options.workers) or (f"{count_ranks()} ranks" if count_ranks() > 1 else "none"),
-        )
+def current_setting(backend: BackendName, options: LoadOptions) -> Setting:
+    """The setting on this machine with the installed packages."""
+    package = {"llamacpp": "llama-cpp-python", "mlx": "mlx-lm", "toy": "edgespec"}[backend]
+    builds = list_builds() if backend == "llamacpp" else ""
+    return {
+        "version": _VERSION,
+        "processor": processor_name(),
+        "runtime": f"{package} {importlib.metadata.version(package)}{builds}",
+        "threads": (options.threads or idle_cores()) if backend == "llamacpp" else None,
+        **{name: getattr(options, name) for name in _OPTIONS},
+        "device": None if options.device is None else ", ".join(options.device),
+        "workers": ", ".join(options.workers) or (f"{count_ranks()} ranks" if count_ranks() > 1 else "none"),
+    }
 
 
 class ProfileStore:
@@ -95,9 +73,9 @@ class ProfileStore:
         name = hashlib.sha256("+".join([*self.digests.values(), self._variant]).encode()).hexdigest()
         return calibration_folder() / f"{name[:24]}.json"
 
-    def load(self, key: ProfileKey) -> DraftStats | None:
+    def load(self, key: Setting) -> DraftStats | None:
         """The statistics under `key`; None if there are none. A damaged entry reads as None."""
-        return load_entry(self.path, "experience", asdict(key), DraftStats.from_dict)
+        return load_entry(self.path, "experience", key, DraftStats.from_dict)
 
     def load_newest(self) -> DraftStats | None:
         """The statistics that were stored last on this processor, under whatever settings; None for none."""
@@ -105,9 +83,9 @@ class ProfileStore:
         here: dict[str, Any] = next((each for each in settings if each.get("processor") == processor_name()), {})
         return load_entry(self.path, "experience", here, DraftStats.from_dict)
 
-    def save(self, key: ProfileKey, draft_stats: DraftStats) -> None:
+    def save(self, key: Setting, draft_stats: DraftStats) -> None:
         """Store the statistics under `key`. If the folder cannot be written, the next run has to measure again."""
-        save_entry(self.path, {"setting": asdict(key), "experience": draft_stats.to_dict()}, "experience")
+        save_entry(self.path, {"setting": key, "experience": draft_stats.to_dict()}, "experience")
 
 
 def read_entries(path: Path, content: str) -> list[dict[str, Any]]:
@@ -212,4 +190,4 @@ class SettingsStore:
 def _setting(backend: BackendName, options: LoadOptions) -> dict[str, Any]:
     """What the measurement depends on; `options` have a definite context size."""
     lengths = measured_lengths(options, options.context_for(None))
-    return {**asdict(ProfileKey.current(backend, options)), "lengths": list(lengths)}
+    return {**current_setting(backend, options), "lengths": list(lengths)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,7 @@ from edgespec.backends import BackendName, Model
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Unsupported, parse
 from edgespec.controller.cost_model import Profile, choose_chain_length
 from edgespec.controller.profiler import measure_drafter, measure_rows
-from edgespec.controller.store import ProfileKey, calibration_folder, load_entry, read_entries, save_entry
+from edgespec.controller.store import Setting, calibration_folder, load_entry, read_entries, save_entry
 from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Session
 from edgespec.core.sampling import Ints
 from edgespec.core.verify import read_prompt
@@ -250,22 +250,22 @@ class SelfDraftCache:
         self.folder = cache_folder() / fingerprint_weights(target)
         self._name = name
 
-    def look_up(self, setting: ProfileKey, request: str) -> Choice | None:
+    def look_up(self, setting: Setting, request: str) -> Choice | None:
         """The cached choice for `request` under `setting`; None without one."""
-        return load_entry(self.folder / _CHOICES, "choice", {**asdict(setting), "asked": request}, _read_choice)
+        return load_entry(self.folder / _CHOICES, "choice", {**setting, "asked": request}, _read_choice)
 
-    def remember(self, setting: ProfileKey, request: str, choice: Choice) -> None:
+    def remember(self, setting: Setting, request: str, choice: Choice) -> None:
         """Store a choice. Errors are ignored: without it, the next run evaluates again."""
         found = {"method": str(choice.method), "pays": choice.pays, "reason": choice.reason, "model": self._name}
-        entry = {"setting": {**asdict(setting), "asked": request}, "choice": found}
+        entry = {"setting": {**setting, "asked": request}, "choice": found}
         save_entry(self.folder / _CHOICES, entry, "choice")
 
     @contextmanager
-    def trying(self, setting: ProfileKey, request: str) -> Iterator[None]:
+    def trying(self, setting: Setting, request: str) -> Iterator[None]:
         """Raises Unsupported where three processes have ended in such a block: a runtime may crash in a trial. They may
         also have been killed, so the first two do not count.
         """
-        path, key = self.folder / _UNFINISHED, {**asdict(setting), "asked": request}
+        path, key = self.folder / _UNFINISHED, {**setting, "asked": request}
         deaths = load_entry(path, "unfinished", key, lambda found: int(found["times"])) or 0
         if deaths >= _MAX_DEATHS:
             raise Unsupported(

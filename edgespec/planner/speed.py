@@ -23,7 +23,7 @@ from edgespec.backends.llamacpp.shape import count_blocks, write_shape
 from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.controller.cost_model import choose_chain_length
 from edgespec.controller.profiler import measure_rows
-from edgespec.controller.store import ProfileKey, calibration_folder, load_entry, save_entry
+from edgespec.controller.store import calibration_folder, current_setting, load_entry, save_entry
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import EdgespecError
 from edgespec.formats.gguf import GGML_NAMES, Header, TensorInfo
@@ -323,7 +323,7 @@ def _layers(options: LoadOptions) -> int | None:
 
 def _setting(options: LoadOptions) -> dict[str, Any]:
     """Returns the key of an entry as JSON reads it back."""
-    key = ProfileKey.current("llamacpp", options)
+    setting = current_setting("llamacpp", options)
     devices = None if options.device is None else list(options.device)
     stated = {"threads": options.threads, "gpu_layers": _layers(options), "devices": devices}
-    return {"processor": key.processor, "runtime": key.runtime, "shape": _VERSION, **stated}
+    return {"processor": setting["processor"], "runtime": setting["runtime"], "shape": _VERSION, **stated}

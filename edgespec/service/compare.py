@@ -9,7 +9,7 @@ from pathlib import Path
 
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec
-from edgespec.controller.store import ProfileKey
+from edgespec.controller.store import current_setting
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import SELF
@@ -48,7 +48,7 @@ def search_self_draft(
         search = SelfDraftSearch(target, cache.folder, seconds, loader.check, loader.reporter.loading)
         choice = search.choose(methods or all_methods(planned.backend), rival)
     draft = str(methods[0]) if len(methods) == 1 else "auto"
-    cache.remember(ProfileKey.current(planned.backend, planned.options), draft, choice)
+    cache.remember(current_setting(planned.backend, planned.options), draft, choice)
     return search, choice
 
 

@@ -14,7 +14,7 @@ from edgespec.backends.attached_draft import AttachedHead
 from edgespec.backends.options import RuntimeSettings
 from edgespec.backends.ranks import count_ranks
 from edgespec.controller.stats import DraftStats
-from edgespec.controller.store import ProfileKey, ProfileStore
+from edgespec.controller.store import ProfileStore, current_setting
 from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters import SELF, drafter_specs
 from edgespec.engine.drafting import LoadedDrafter, Speculation
@@ -190,7 +190,7 @@ class Loader:
     ) -> LoadedModel:
         """Load what the drafters need and build the engine; all of it is freed again if the engine refuses a draft."""
         chosen = apply_settings(settings, asked)
-        key = ProfileKey.current(chosen.backend, chosen.options)
+        key = current_setting(chosen.backend, chosen.options)
         method = choose_self_draft(config, chosen, target, target_path, key, self.reporter, self.check)
         target, planned = keep_exact(target, target_path, asked, self.reporter, self.check)
         planned = apply_settings(settings, planned)
@@ -221,7 +221,7 @@ class Loader:
         variants = [str(method)] if method is not None else []
         variants += [f"version {each.card.version}" for each in loaded if each.card is not None]
         store = ProfileStore(target_path, paths, "+".join(variants))
-        key = replace(key, exact_width=planned.options.exact_width)
+        key = {**key, "exact_width": planned.options.exact_width}
         planned = replace(asked, drafters=tuple(loaded))
         info = describe_model(engine, planned.name, planned, settings)
         return LoadedModel(engine, info, target_path, key, store, settings, config, planned)
@@ -277,7 +277,7 @@ class Loader:
             drafters.append(LoadedDrafter(term.spec, term.reference or term.spec.name, source))
         speculation, target = _speculation(config, [each.spec.name for each in drafters]), load(name)
         memory = memory or open_memory(config.memory, target, name, self.reporter)
-        key = ProfileKey.current("toy", config.load)
+        key = current_setting("toy", config.load)
         prefixes = open_prefixes(config.memory, memory, key, target, Path(name))
         engine = Engine(target, drafters, speculation, config.load.caches, memory, prefixes)
         info = describe_model(engine, name, None, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.backends import Model
@@ -16,10 +16,11 @@ from edgespec.backends.options import EXACT_WIDTHS, RuntimeSettings
 from edgespec.backends.ranks import count_ranks
 from edgespec.controller.profiler import measure_rows
 from edgespec.controller.store import (
-    ProfileKey,
     ProfileStore,
+    Setting,
     SettingsStore,
     calibration_folder,
+    current_setting,
     load_entry,
     save_entry,
 )
@@ -54,7 +55,7 @@ class LoadedModel:
     engine: Engine
     info: ModelInfo
     target_path: Path
-    key: ProfileKey
+    key: Setting
     store: ProfileStore | None
     settings: RuntimeSettings | None
     config: LoadConfig
@@ -119,14 +120,14 @@ _NOT_IN_CELLS = (  # settings that differ from load to load, as by the memory th
 
 
 def open_prefixes(
-    options: MemoryOptions | None, memory: Memory | None, key: ProfileKey, target: Model, path: Path
+    options: MemoryOptions | None, memory: Memory | None, key: Setting, target: Model, path: Path
 ) -> PrefixFiles | None:
     """The caches of earlier texts of a model, which is at `path`, in the memory's folder; None where none are kept."""
     if options is None or not options.keeps_caches or memory is None or memory.database is None:
         return None
     config = path / "config.json"
     setting = {
-        **asdict(key),
+        **key,
         **dict.fromkeys(_NOT_IN_CELLS),
         "weights": fingerprint_weights(path) if path.exists() else path.name,  # the toy has none
         "config": config.read_text(encoding="utf-8") if config.is_file() else None,
@@ -166,8 +167,8 @@ def keep_exact(
     """
     options = planned.options
     if options.exact and not target.is_row_invariant:
-        key = ProfileKey.current(planned.backend, options)
-        setting = asdict(replace(key, threads=options.threads))  # idle cores would make another text of another day
+        # Idle cores would make another text of another day.
+        setting = {**current_setting(planned.backend, options), "threads": options.threads}
         store = calibration_folder() / f"{fingerprint_weights(path)}-exact.json"
         width = options.exact_width or load_entry(
             store, "exact", setting, lambda exact: EXACT_WIDTHS[EXACT_WIDTHS.index(exact["width"])]
@@ -229,7 +230,7 @@ def apply_settings(settings: RuntimeSettings | None, planned: Plan) -> Plan:
 
 
 def choose_self_draft(
-    config: LoadConfig, planned: Plan, target: Model, target_path: Path, key: ProfileKey,
+    config: LoadConfig, planned: Plan, target: Model, target_path: Path, key: Setting,
     reporter: Reporter, check: CheckCancelled,
 ) -> SelfDraftSpec | None:  # fmt: skip
     """The self-draft to use; None for none.
@@ -266,7 +267,7 @@ def search_when_idle(loaded: LoadedModel, check: CheckCancelled) -> None:
     planned, target = loaded.planned, loaded.engine.target
     if planned is None or planned.models or planned.options.exact or not _is_open(loaded.config):
         return
-    key = ProfileKey.current(planned.backend, apply_settings(loaded.settings, planned).options)
+    key = current_setting(planned.backend, apply_settings(loaded.settings, planned).options)
     cache = SelfDraftCache(loaded.target_path, planned.name)
     if cache.look_up(key, AUTO) is None:
         search = SelfDraftSearch(target, cache.folder, EVALUATION_S, check, lambda name, fraction: None)

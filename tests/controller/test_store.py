@@ -6,7 +6,6 @@ import json
 import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +16,7 @@ from edgespec.backends.toy import ToyModel, ToySession
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
-from edgespec.controller.store import (
-    ProfileKey,
-    ProfileStore,
-    describe_machine,
-)
+from edgespec.controller.store import ProfileStore, current_setting, describe_machine
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
@@ -31,7 +26,7 @@ from edgespec.drafters.ngram import NgramDrafter
 from edgespec.drafters.sequential import ModelDraftSession, PardSession, SequentialDrafter
 from tests.core.toys import decode
 
-HERE = ProfileKey.current("llamacpp", LoadOptions(threads=2))
+HERE = current_setting("llamacpp", LoadOptions(threads=2))
 LOOKUP, MODEL_KEY = "ngram; sample at 0.0, answer", "model; block at 0.8, answer"
 
 
@@ -85,26 +80,26 @@ def test_saved_statistics_are_loaded(store: ProfileStore, cache: Path) -> None:
 
 
 def test_each_key_has_its_own_statistics(store: ProfileStore) -> None:
-    one = replace(HERE, threads=1)
+    one = {**HERE, "threads": 1}
     store.save(one, learned())
-    for other in (HERE, replace(one, kv_type="q8_0"), replace(one, processor="Z80")):
+    for other in (HERE, {**one, "kv_type": "q8_0"}, {**one, "processor": "Z80"}):
         assert store.load(other) is None
     store.save(HERE, learned(0.5))
     assert (plain_of(store.load(one)), plain_of(store.load(HERE))) == (0.02, 0.5), "both are kept"
 
 
 def test_the_current_key_describes_this_machine() -> None:
-    assert (HERE.threads, HERE.kv_type, HERE.exact) == (2, "f16", False)
-    assert HERE.runtime.startswith("llama-cpp-python 0.")
-    assert HERE.processor and HERE.processor == describe_machine()["processor"]
-    toy = replace(ProfileKey.current("toy", LoadOptions()), threads=2)
-    assert toy.runtime.startswith("edgespec ")
+    assert (HERE["threads"], HERE["kv_type"], HERE["exact"]) == (2, "f16", False)
+    assert HERE["runtime"].startswith("llama-cpp-python 0.")
+    assert HERE["processor"] and HERE["processor"] == describe_machine()["processor"]
+    toy = {**current_setting("toy", LoadOptions()), "threads": 2}
+    assert toy["runtime"].startswith("edgespec ")
     versions = describe_machine()["versions"]
-    assert versions["edgespec"] and HERE.runtime == f"llama-cpp-python {versions['llama-cpp-python']}"
+    assert versions["edgespec"] and HERE["runtime"] == f"llama-cpp-python {versions['llama-cpp-python']}"
 
 
 def test_entries_that_are_saved_at_the_same_time_are_all_kept(store: ProfileStore) -> None:
-    keys = [replace(HERE, threads=threads) for threads in range(1, 8)]
+    keys = [{**HERE, "threads": threads} for threads in range(1, 8)]
     with ThreadPoolExecutor(7) as pool:
         list(pool.map(lambda key: store.save(key, learned()), keys))
     assert all(store.load(key) is not None for key in keys)
@@ -112,17 +107,17 @@ def test_entries_that_are_saved_at_the_same_time_are_all_kept(store: ProfileStor
 
 def test_eight_settings_are_kept(store: ProfileStore) -> None:
     for threads in range(1, 11):
-        store.save(replace(HERE, threads=threads), learned(threads / 10))
-    store.save(replace(HERE, threads=3), learned(3.3))  # used again: no longer the oldest
-    store.save(replace(HERE, threads=11), learned(1.1))
-    found = {threads: store.load(replace(HERE, threads=threads)) for threads in range(1, 12)}
+        store.save({**HERE, "threads": threads}, learned(threads / 10))
+    store.save({**HERE, "threads": 3}, learned(3.3))  # used again: no longer the oldest
+    store.save({**HERE, "threads": 11}, learned(1.1))
+    found = {threads: store.load({**HERE, "threads": threads}) for threads in range(1, 12)}
     kept = {threads: plain_of(each) for threads, each in found.items() if each is not None}
     assert kept == {3: 3.3, 5: 0.5, 6: 0.6, 7: 0.7, 8: 0.8, 9: 0.9, 10: 1.0, 11: 1.1}
 
 
 def entry(**changes: Any) -> dict[str, Any]:
     """The stored entry of `learned()`; keywords replace parts of the statistics."""
-    return {"setting": asdict(HERE), "experience": learned().to_dict() | changes}
+    return {"setting": HERE, "experience": learned().to_dict() | changes}
 
 
 def cost(unit_s: Any, read_s: Any = 0.0) -> dict[str, Any]:
@@ -148,10 +143,10 @@ DAMAGED = {
     "no entries": "{}",
     "entries are an object": '{"entries": {"a": 1}}',
     "an entry without a setting": of({"experience": entry()["experience"]}),
-    "an entry without an experience": of({"setting": asdict(HERE)}),
+    "an entry without an experience": of({"setting": HERE}),
     "a setting that is a list": of({"setting": [], "experience": {}}),
-    "an experience that is text": of({"setting": asdict(HERE), "experience": "much"}),
-    "an experience of nothing": of({"setting": asdict(HERE), "experience": {}}),
+    "an experience that is text": of({"setting": HERE, "experience": "much"}),
+    "an experience of nothing": of({"setting": HERE, "experience": {}}),
     "no row": of(entry(rows={})),
     "not one row": of(entry(rows={"2": 0.1})),
     "seconds below zero": of(entry(rows={"1": -0.1})),
@@ -179,11 +174,11 @@ def test_a_damaged_file_is_as_none_and_written_over(store: ProfileStore, name: s
 
 
 def test_damage_to_one_entry_spares_the_others(store: ProfileStore) -> None:
-    other = replace(HERE, threads=1)
-    written(store.path, of(5, {**entry(), "setting": asdict(other)}, entry(rows={})).encode())
+    other = {**HERE, "threads": 1}
+    written(store.path, of(5, {**entry(), "setting": other}, entry(rows={})).encode())
     assert store.load(HERE) is None
     assert plain_of(store.load(other)) == 0.02
-    assert store.load(replace(HERE, threads=4)) is None
+    assert store.load({**HERE, "threads": 4}) is None
     store.save(HERE, learned(0.5))
     assert (plain_of(store.load(HERE)), plain_of(store.load(other))) == (0.5, 0.02)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
-from edgespec.controller.store import ProfileKey, ProfileStore
+from edgespec.controller.store import ProfileStore, current_setting
 from edgespec.errors import InvalidRequest, UnknownModel
 from edgespec.export.engines import ENGINES, export
 from edgespec.export.gather import ExportPlan, read_measured
@@ -164,7 +163,7 @@ def test_what_is_known_of_the_weights(plan: Gather, tmp_path: Path) -> None:
 def store(change: Callable[[DraftStats], None]) -> None:
     stats = DraftStats(PROFILE)
     change(stats)
-    ProfileStore(TARGET, [DRAFT]).save(ProfileKey.current("llamacpp", LoadOptions(threads=1)), stats)
+    ProfileStore(TARGET, [DRAFT]).save(current_setting("llamacpp", LoadOptions(threads=1)), stats)
 
 
 def test_the_acceptance_that_was_measured(plan: Gather) -> None:
@@ -184,7 +183,7 @@ def test_the_acceptance_that_was_measured(plan: Gather) -> None:
 def test_figures_of_another_processor_are_left_out(plan: Gather) -> None:
     stats = DraftStats(PROFILE)
     stats.drafter("model; x", "probability").first_choice.restore((24.0, 30.0))
-    key = replace(ProfileKey.current("llamacpp", LoadOptions(threads=1)), processor="another")
+    key = {**current_setting("llamacpp", LoadOptions(threads=1)), "processor": "another"}
     ProfileStore(TARGET, [DRAFT]).save(key, stats)
     assert "measured here" not in remarks_for("llama-server", plan(None))
 

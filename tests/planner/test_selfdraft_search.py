@@ -15,7 +15,6 @@ import pytest
 from edgespec.backends import Model, open_model
 from edgespec.backends.attached_draft import SelfDraftSpec, Unsupported, parse
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.store import ProfileKey
 from edgespec.errors import Cancelled
 from edgespec.planner.selfdraft_search import (
     Choice,
@@ -31,7 +30,7 @@ from edgespec.planner.selfdraft_search import (
 )
 from tests.models import DRAFT, REPOSITORY, TARGET, mamba
 
-SETTING = ProfileKey(1, "cpu", "r 1", 1, None, "f16", None, False)
+SETTING = {"processor": "cpu", "threads": 1}
 CHOICE = Choice(SelfDraftSpec(range(2)), True, "because")
 
 
@@ -114,7 +113,7 @@ def test_a_shelf_remembers_by_setting_and_request(tmp_path: Path) -> None:
     cache = SelfDraftCache(TARGET, "python-6m")
     assert cache.look_up(SETTING, "auto") is None
     cache.remember(SETTING, "auto", CHOICE)
-    other = ProfileKey(1, "cpu", "r 1", 2, None, "f16", None, False)
+    other = {**SETTING, "threads": 2}
     cache.remember(other, "auto", Choice(SelfDraftSpec(bits=2), False, "no"))
     assert SelfDraftCache(TARGET, "x").look_up(SETTING, "auto") == CHOICE
     assert SelfDraftCache(TARGET, "x").look_up(other, "auto") == Choice(SelfDraftSpec(bits=2), False, "no")

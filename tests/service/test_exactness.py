@@ -43,12 +43,12 @@ def test_quantized_weights_on_a_cpu_need_no_width(heard: Heard) -> None:
 
 def test_another_draft_keeps_the_width(heard: Heard) -> None:
     loaded = load(heard, TARGET, width=4)
-    assert loaded.info.exact_width == loaded.key.exact_width == 4 and loaded.info.context_size == 125
+    assert loaded.info.exact_width == loaded.key["exact_width"] == 4 and loaded.info.context_size == 125
     config = LoadConfig(
         str(TARGET), load=LoadOptions(threads=1, context_size=128, exact=True, exact_width=4), draft="none"
     )
     changed = Loader(heard, lambda: None).change_draft(loaded, config)
-    assert changed.info.exact_width == changed.key.exact_width == 4
+    assert changed.info.exact_width == changed.key["exact_width"] == 4
     changed.engine.close()
 
 
@@ -78,7 +78,7 @@ def test_measured_threads_do_not_change_the_width(heard: Heard, tmp_path: Path) 
     for settings in (RuntimeSettings(), RuntimeSettings(threads=1, batch_threads=1)):
         SettingsStore(path).save("llamacpp", options, settings)
         loaded = Loader(heard, lambda: None).load(LoadConfig(str(path), load=options, draft="ngram", draft_max=3))
-        found.append((loaded.key.batch_threads, loaded.info.exact_width))
+        found.append((loaded.key["batch_threads"], loaded.info.exact_width))
         loaded.engine.close()
     assert [threads for threads, _ in found] == [None, 1]
     assert len(json.loads(widths.read_text())["entries"]) == 1 and found[0][1] == found[1][1]

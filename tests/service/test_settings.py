@@ -64,7 +64,7 @@ def test_measured_once_and_used_by_target_and_draft(open_: Open, measured: list[
         loaded = open_(CONFIG)
         assert loaded.settings == FOUND
         assert [each.flash_attention for each in options_of(loaded)] == [False, False]
-        assert loaded.key.flash_attention is False, "costs are stored under what they were measured with"
+        assert loaded.key["flash_attention"] is False, "costs are stored under what they were measured with"
     assert measured == [0.4]
     assert open_(CONFIG, 7.0).settings == FOUND
     assert measured == [0.4, 7.0], "tune measures again"
