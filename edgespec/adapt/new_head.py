@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Protocol
 
 import numpy as np
 
@@ -22,8 +21,8 @@ from edgespec.adapt.own_texts import ConversationFile, write_conversations
 from edgespec.adapt.run import (
     DEPTH,
     Adaptation,
-    AdaptReporter,
     Materials,
+    Training,
     load_trainer,
     open_head,
     open_run,
@@ -31,7 +30,7 @@ from edgespec.adapt.run import (
     train_and_keep,
 )
 from edgespec.adapt.texts import MIN_HELD_OUT, TrainingText, count_tokens
-from edgespec.backends import Model, open_model
+from edgespec.backends import Model
 from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters import drafter_specs
 from edgespec.drafters.ngram import SuffixLookup, continue_from
@@ -40,11 +39,9 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import DraftRefused, InvalidModelFile, InvalidRequest
 from edgespec.files import remove_path
 from edgespec.formats.head_file import read_head
-from edgespec.hub.hub import Hub
 from edgespec.planner.draft_finder import PlannedDrafter
 from edgespec.planner.plan import LoadConfig, Quiet, fetch, plan
-from edgespec.registry.adapted import FIRST, NO_BASE, OWN_TEXTS, RUN, AdaptedDrafts, AdaptedPair
-from edgespec.registry.schema import Registry
+from edgespec.registry.adapted import FIRST, NO_BASE, OWN_TEXTS, RUN, AdaptedPair
 
 _CONTEXT = 1024  # tokens of a conversation
 _STREAMS = 8  # conversations that are written at once
@@ -72,22 +69,8 @@ class HeadConfig:
     throttle: Throttle = field(default_factory=Throttle)
 
 
-class HeadReporter(AdaptReporter, Protocol):
-    """Receives the progress of a run."""
-
-    def writing(self, share: float, n: int) -> None:
-        """`share` of the texts are written; they have `n` tokens of answers."""
-
-
-@dataclass(frozen=True, slots=True)
-class HeadTrainer:
-    """Trains heads with the models and folders of this machine. `reporter` is called on the thread of `run`."""
-
-    registry: Registry
-    hub: Hub
-    drafts: AdaptedDrafts
-    reporter: HeadReporter
-    check: CheckCancelled
+class HeadTrainer(Training):
+    """Trains heads."""
 
     def run(self, config: HeadConfig) -> Adaptation:
         """Train a head, from the one in use if there is one, and keep it if it gains.
@@ -106,9 +89,7 @@ class HeadTrainer:
         pair = self.drafts.new_head(path, planned.backend)
         folder, check = pair.folder / RUN, partial(throttle.wait, self.check)
         with open_run(folder), ExitStack() as opened:
-            progress = partial(self.reporter.loading, path.name)
-            target = open_model(planned.backend, path, planned.options, progress=progress, check=self.check)
-            opened.callback(target.close)
+            target = self.open_target(planned, path, opened)
             check_target(target, path, planned.fit.memory.usable - planned.fit.target.total)
             file = ConversationFile(pair.folder / OWN_TEXTS, target.tokenizer.vocab_size)
             has_begun = (folder / CHECKPOINT).exists()  # then it goes on with the texts that it has begun with

@@ -73,7 +73,10 @@ class AdaptConfig:
 
 
 class AdaptReporter(Reporter, Protocol):
-    """Receives the progress of an adaptation."""
+    """Receives the progress of a training."""
+
+    def writing(self, share: float, n: int) -> None:
+        """`share` of the texts for a new head are written; they have `n` tokens of answers."""
 
     def reading(self, done: int, total: int) -> None:
         """`done` of `total` tokens are read by the target."""
@@ -103,19 +106,28 @@ class Adaptation:
 
 
 @dataclass(frozen=True, slots=True)
-class Adapter:
-    """Runs adaptations with the models, texts and versions of this machine.
-
-    texts     the folder of the memory
-    reporter  is called on the thread of `run`
-    """
+class Training:
+    """Trains with the models and versions of this machine. `reporter` is called on the thread of `run`."""
 
     registry: Registry
     hub: Hub
-    texts: Path
     drafts: AdaptedDrafts
     reporter: AdaptReporter
     check: CheckCancelled
+
+    def open_target(self, planned: Plan, path: Path, opened: ExitStack) -> Model:
+        """The target in `path`, which is closed with `opened`. Raises EdgespecError, Cancelled."""
+        progress = partial(self.reporter.loading, path.name)
+        target = open_model(planned.backend, path, planned.options, progress=progress, check=self.check)
+        opened.callback(target.close)
+        return target
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter(Training):
+    """Runs adaptations to the texts of the memory in the folder `texts`."""
+
+    texts: Path
 
     def run(self, config: AdaptConfig) -> Adaptation:
         """Train the draft, and keep it if it gains. A run that was stopped or killed goes on.
@@ -141,11 +153,8 @@ class Adapter:
         with open_run(folder), ExitStack() as opened:
             train, held_out = self._split_texts(config)
             _check_memory(planned, drafter, start, weights)
-            progress = partial(self.reporter.loading, target_path.name)
-            target = open_model(planned.backend, target_path, planned.options, progress=progress, check=self.check)
-            opened.callback(target.close)
             materials = Materials(
-                target=target,
+                target=self.open_target(planned, target_path, opened),
                 target_path=target_path,
                 train=train,
                 held_out=held_out,

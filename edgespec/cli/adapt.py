@@ -223,7 +223,7 @@ def train_command(
     def work(check: CheckCancelled) -> Iterator[Adaptation]:
         check = _with_leave(check, parent, drafts)
         notice_slow_blas(reporter)
-        yield Adapter(*open_hub(), memory_folder(), drafts, reporter, check).run(config)
+        yield Adapter(*open_hub(), drafts, reporter, check, memory_folder()).run(config)
 
     (done,) = run_work(work, is_training=True)
     print_result(describe_result(done), [format_result(done)], as_json=as_json)
