@@ -61,16 +61,12 @@ def _compile(source: str) -> Template:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
     )
     environment.filters |= {"tojson": _tojson, "safe": str}
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _format_now}
+    environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
     return environment.from_string(source)
 
 
 def _refuse(message: str) -> None:
     raise _Refusal(message)
-
-
-def _format_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 def _tojson(

@@ -148,13 +148,8 @@ class ReasoningSplitter:
         """`state` names the state at the beginning; without a format there is one state only."""
         self._states = reasoning_format.states if reasoning_format else {"answer": State("answer", {})}
         self._state = self._states[state if reasoning_format else "answer"]
-        self._channel = self._state.channel or "answer"
+        self.channel: Channel = self._state.channel or "answer"  # of the next text; in a header, of the text before it
         self._held = ""
-
-    @property
-    def channel(self) -> Channel:
-        """The channel of the next text; in a header, the channel of the text before it."""
-        return self._channel
 
     @property
     def holds_text(self) -> bool:
@@ -180,7 +175,7 @@ class ReasoningSplitter:
                 return segments
             segments += self._take(len(marker), None)
             self._state = self._states[self._state.markers[marker]]
-            self._channel = self._state.channel or self._channel
+            self.channel = self._state.channel or self.channel
 
     def finish(self) -> list[Segment]:
         """End the stream; the beginning of a marker that was held back is text."""

@@ -211,11 +211,6 @@ class OpenCall:
         return character
 
 
-def whole_call(index: int, call: ToolCall) -> list[CallStart | CallDelta | CallEnd]:
-    """The parts of a call of which all is known at once."""
-    return [CallStart(index, call.name), CallDelta(index, call.arguments), CallEnd(index, call)]
-
-
 _HAS_ARGUMENTS = re.compile(r'"(arguments|parameters)"')
 
 
@@ -333,4 +328,7 @@ class ToolCallReader:
         if not calls:
             return [verbatim]
         first, self._n_calls = self._n_calls, self._n_calls + len(calls)
-        return [part for i, call in enumerate(calls, first) for part in whole_call(i, call)]
+        parts: list[AnswerPart] = []
+        for i, call in enumerate(calls, first):
+            parts += CallStart(i, call.name), CallDelta(i, call.arguments), CallEnd(i, call)
+        return parts
