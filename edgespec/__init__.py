@@ -36,28 +36,10 @@ if TYPE_CHECKING:
     from edgespec.text.stream import Piece
     from edgespec.text.tool_calls import ToolCall
 else:
-    _MODULES = {
+    _MODULES = {  # of all but errors
         "edgespec.api.model": ("AsyncModel", "AsyncReplyStream", "Model", "Reply", "ReplyStream", "load", "load_async"),
         "edgespec.api.options": ("GenerationArguments", "LoadArguments"),
         "edgespec.core.metrics": ("Metrics",),
-        "edgespec.errors": (
-            "BackendError",
-            "BackendUnavailable",
-            "CacheError",
-            "ContextOverflow",
-            "DoesNotFit",
-            "DraftRefused",
-            "EdgespecError",
-            "HubError",
-            "InvalidModelFile",
-            "InvalidRequest",
-            "NotReady",
-            "PromptTooLong",
-            "RegistryError",
-            "RollbackError",
-            "TemplateError",
-            "UnknownModel",
-        ),
         "edgespec.planner.plan": ("Reporter",),
         "edgespec.service.client": ("ModelInfo",),
         "edgespec.text.chat_template": ("Message",),
@@ -67,16 +49,16 @@ else:
     _HOMES = {name: module for module, names in _MODULES.items() for name in names}
 
     def __getattr__(name: str) -> object:
-        if name not in _HOMES:
+        if name not in __all__:
             raise AttributeError(f"module 'edgespec' has no attribute '{name}'")
         from importlib import import_module
 
-        value = getattr(import_module(_HOMES[name]), name)
+        value = getattr(import_module(_HOMES.get(name, "edgespec.errors")), name)
         globals()[name] = value  # found without this function from now on
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *_HOMES})
+        return sorted({*globals(), *__all__})
 
 
 __all__ = [
