@@ -45,6 +45,11 @@ class Memory:
         return sum(max(0, device.free - RESERVE_BYTES) for device in self.devices if not device.shares_ram)
 
     @property
+    def layer_devices(self) -> tuple[DeviceMemory, ...]:
+        """Those that llama.cpp gives layers: with memory of their own, or the others where there are none of these."""
+        return tuple(device for device in self.devices if not device.shares_ram) or self.devices
+
+    @property
     def usable(self) -> int:
         """Bytes that weights and caches may take, RAM and devices together."""
         ram = max(0, self.ram_available - RESERVE_BYTES)

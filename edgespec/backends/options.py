@@ -20,6 +20,7 @@ from edgespec.errors import InvalidRequest
 DEFAULT_CONTEXT = 8192  # tokens; less where the model was trained for less
 
 KvType = Literal["f16", "q8_0", "q4_0"]
+STATE_SNAPSHOTS = 8  # recurrent states that llama.cpp keeps, where the architecture can; bounds the draft length
 EXACT_WIDTHS = (1, 2, 4, 8)  # rows of a forward, all of which one kernel computes; it may take four at a time
 
 

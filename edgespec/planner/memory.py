@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import reduce
 from itertools import accumulate
 from operator import add
+from typing import NamedTuple
 
 from edgespec.backends import FileBackend, device_memory
-from edgespec.backends.devices import Memory, host_memory
+from edgespec.backends.devices import RESERVE_BYTES, Memory, host_memory
 from edgespec.backends.head_session import MAX_KEPT
-from edgespec.backends.options import DEFAULT_CONTEXT
+from edgespec.backends.options import DEFAULT_CONTEXT, STATE_SNAPSHOTS
 from edgespec.controller.store import calibration_folder, load_entry, save_entry
 from edgespec.errors import BackendUnavailable, DoesNotFit
 from edgespec.formats.gguf import GGML_NAMES, Header
@@ -30,27 +31,31 @@ from edgespec.units import gib
 MICRO_BATCH = 512
 
 _READ_PAIRS = ("eagle3", "eagle", "mtp", "hydra")  # heads that on MLX keep a state of each position
+_KEEP_STATES = ("qwen35", "qwen35moe", "nemotron_h", "nemotron_h_moe")  # llama.cpp's llm_arch_supports_rs_rollback
 _WITHOUT_CACHE = ("medusa", "gemma4-assistant")  # heads that have no keys and values of their own
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes of a model: weights, KV cache of the whole context, scratch memory."""
+    """Bytes of a model: weights, KV cache of the whole context, scratch memory, and recurrent states, which do not
+    depend on the context.
+    """
 
     weights: int
     kv: int
     compute: int
+    states: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.kv + self.compute
+        return sum(astuple(self))
 
     def __add__(self, other: MemoryEstimate) -> MemoryEstimate:
-        return MemoryEstimate(self.weights + other.weights, self.kv + other.kv, self.compute + other.compute)
+        return MemoryEstimate(*map(add, astuple(self), astuple(other)))
 
     def split(self, n: int) -> MemoryEstimate:
         """One of `n` parts. Embeddings and output matrix, which every part has, are not counted as such."""
-        return MemoryEstimate(self.weights // n, self.kv // n, self.compute)
+        return MemoryEstimate(self.weights // n, self.kv // n, self.compute, self.states // n)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +157,7 @@ def estimate_memory(
         rows += 2 * (model.own("embedding_length") or 0) + max(model.per_block("feed_forward_length") or (0,))
     graph = 4 * MICRO_BATCH * rows + (0 if flash else score_bytes(model, context))
     compute = (1 if together else caches) * graph + caches * 2 * MICRO_BATCH * context
-    return MemoryEstimate(model.weight_bytes, caches * kv, compute)
+    return MemoryEstimate(model.weight_bytes, caches * kv, compute, caches * state_bytes(model))
 
 
 def score_bytes(model: ModelMetadata, context: int) -> int:
@@ -172,6 +177,20 @@ def kv_bytes(header: ModelMetadata, context: int, kv_type: str = "f16") -> int:
     every = header.own("full_attention_interval") or 1  # other layers of a hybrid model have no attention
     n_heads = sum(count for block, count in enumerate(kv_heads, start=1) if block % every == 0)
     return math.ceil(n_heads * _head_elements(header) * context * bits / 8)
+
+
+def state_bytes(model: ModelMetadata) -> int:
+    """Bytes of the recurrent states of one cache on llama.cpp, which holds several where it can go back to them; 0 for
+    a folder.
+    """
+    if isinstance(model, Folder):
+        return 0
+    state, inner, window, groups = (
+        model.own(f"ssm.{key}") or 0 for key in ("state_size", "inner_size", "conv_kernel", "group_count")
+    )
+    layers = {tensor.block for tensor in model.tensors if ".ssm_" in tensor.name}
+    n_kept = 1 + STATE_SNAPSHOTS * (model.architecture in _KEEP_STATES)
+    return 4 * n_kept * len(layers) * (state * inner + max(0, window - 1) * (inner + 2 * groups * state))
 
 
 def _head_elements(header: Header) -> int:
@@ -271,35 +290,56 @@ def _say_usable(memory: Memory) -> str:
     return f"{gib(memory.usable)} {'are free' if memory.usable != memory.limit else 'are allowed'}"
 
 
-def place_layers(target: Header, fit: Fit) -> tuple[int | None, int | None]:
-    """(layers for the accelerators, layers whose experts stay in RAM), each None where llama.cpp's default serves.
+class Placement(NamedTuple):
+    """Where the layers of a target go; None is llama.cpp's default, which is all layers on the accelerators.
 
-    Accelerators with memory of their own take caches and drafts as well. Where they have no room for a whole mixture of
-    experts, experts stay in RAM rather than layers: few of them are read for a token. llama.cpp offloads the last
-    layers first, and counts the output matrix as one more. Where layers stay in RAM it computes without flash
-    attention.
+    layers  for the accelerators, the last ones; the output matrix counts as one more
+    in_ram  first layers whose experts stay in RAM
+    shares  layers of each accelerator
     """
-    n_devices = sum(not each.shares_ram for each in fit.memory.devices)
+
+    layers: int | None = None
+    in_ram: int | None = None
+    shares: tuple[float, ...] | None = None
+
+
+def place_layers(target: Header, fit: Fit, *, flash: bool = False) -> Placement:
+    """Choose what the accelerators hold beside caches and drafts.
+
+    Where they have no room for a whole mixture of experts, experts stay in RAM rather than layers: few of them are read
+    for a token. Where layers stay in RAM llama.cpp computes without flash attention, unless it was asked for (`flash`).
+    It divides layers among accelerators by their number, so a mixture whose layers differ has shares.
+    """
+    rooms = [max(0, device.free - RESERVE_BYTES - fit.target.compute) for device in fit.memory.layer_devices]
     count = target.own("block_count") or 0
-    if not n_devices or not count:
-        return None, None
-    room = fit.memory.own_device_bytes - n_devices * fit.target.compute
-    room -= fit.draft.total if fit.draft else 0
-    layers, experts = [fit.target.kv // count] * count, [0] * count
+    if not rooms or not count:
+        return Placement()
+    if fit.draft is not None and (room := sum(rooms)):
+        rooms = [max(0, each - fit.draft.total * each // room) for each in rooms]
+    layers, experts = [(fit.target.kv + fit.target.states) // count] * count, [0] * count
     for tensor in target.tensors:
         if 0 <= (block := tensor.block) < count:
             layers[block] += tensor.nbytes
             experts[block] += tensor.nbytes * ("_exps." in tensor.name)
     last = target.tensor("output.weight") or target.tensor("token_embd.weight")
-    room -= last.nbytes if last is not None else 0
-    if sum(layers) <= room:
-        return None, None
-    if any(experts) and (left := room - sum(layers) + sum(experts)) >= 0:
-        sums = list(accumulate(reversed(experts)))
-        return None, count - sum(each <= left for each in sums)
-    room -= score_bytes(target, fit.context)
-    fitting = sum(each <= room for each in accumulate(reversed(layers)))
-    return (fitting + 1 if room >= 0 else 0), None
+    output = last.nbytes if last is not None else 0
+    if sum(layers) + output <= sum(rooms):
+        return Placement()
+    without = [layer - expert for layer, expert in zip(layers, experts, strict=True)]
+    for in_ram in range(1, count + 1) if any(experts) else ():
+        if shares := _fill([*without[:in_ram], *layers[in_ram:], output], rooms):
+            return Placement(None, in_ram, shares if len(rooms) > 1 else None)
+    room = sum(rooms) - output - (0 if flash else score_bytes(target, fit.context))
+    fitting = sum(each <= room for each in accumulate(reversed(without)))
+    return Placement(fitting + 1 if room >= 0 else 0, count if any(experts) and fitting else None)
+
+
+def _fill(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...] | None:
+    """How many of `sizes` each room takes in their order; None where there is not enough room."""
+    counts: list[int] = []
+    for room in rooms:
+        counts.append(sum(each <= room for each in accumulate(sizes[sum(counts) :])))
+    return tuple(counts) if sum(counts) == len(sizes) else None
 
 
 # What decoding a model costs, from its header or, where that was not read, from the number of its parameters.
@@ -307,7 +347,7 @@ def place_layers(target: Header, fit: Fit) -> tuple[int | None, int | None]:
 # A header is several MB, mostly vocabulary, so what follows from it is stored.
 
 
-_VERSION = 6  # of the stored facts
+_VERSION = 7  # of the stored facts
 _BITS = 4.85  # a weight of a 4-bit model, the mean of Q4_K_M files of 7B to 70B
 _ADDED = 1.15  # memory over weights with a context of 8,192 tokens, where no header says more
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from edgespec.backends import BackendName, FileBackend, open_tokenizer, prefers_mlx
 from edgespec.backends.attached_draft import SelfDraftSpec
-from edgespec.backends.devices import DeviceMemory, Memory
+from edgespec.backends.devices import DeviceMemory, Memory, split_shares
 from edgespec.backends.llamacpp.rpc import Split, split_layers
 from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
 from edgespec.backends.ranks import count_ranks
@@ -34,7 +34,7 @@ from edgespec.planner.draft_finder import (
     use_adapted,
 )
 from edgespec.planner.heads import KIND_NAMES, find_head, naming_heads
-from edgespec.planner.memory import Fit, check_fit, place_layers, read_memory, score_bytes, shares_context
+from edgespec.planner.memory import Fit, Placement, check_fit, place_layers, read_memory, score_bytes, shares_context
 from edgespec.registry.resolve import Source, detect_backend, fetch_source, read_metadata, resolve_pair
 from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
 from edgespec.text.tokenizer import Tokenizer
@@ -270,10 +270,11 @@ def plan(
         drafters = use_adapted(drafters, target, request.adapted, hub, reporter.notice)
     options = _set_context_size(request.load, facts, reporter)
     if opened is not None and stays:
-        placed = opened.options
-        options = replace(options, caches=placed.caches, gpu_layers=placed.gpu_layers, n_cpu_moe=placed.n_cpu_moe)
+        options = replace(options, caches=opened.options.caches)
     limit = None if request.max_bytes is None else max(0, request.max_bytes - PROCESS_BYTES)
     own = replace(read_memory(backend, request.load.device), limit=limit)
+    if request.load.gpu_layers == 0:
+        own = replace(own, devices=())
     if opened is not None:
         own = _free(own, opened.fit, stays)
     network, memory = find_network(options, backend, facts, own, opened.network if opened else None)
@@ -281,8 +282,8 @@ def plan(
     part = None if network is None else (own, network.split.share)
     drafters, fit = _check_memory(request, options, memory, facts, drafters, reporter, part, least)
     options = _keep_flash_attention(replace(options, caches=fit.caches), facts, fit)
-    if network is None and not stays:
-        options = _place(options, facts, fit, reporter)
+    if network is None:
+        options = _place(options, facts, fit, reporter, opened.options if opened is not None and stays else None)
     options = replace(options, mtp=backend == "llamacpp" and any(each.is_in_target for each in drafters))
     drafts = [each.model.reference for each in drafters if each.model and each.spec.name == "model"]
     acceptance = resolved.models.acceptance if resolved.models.draft in drafts else None
@@ -341,25 +342,40 @@ def _free(own: Memory, opened: Fit, stays: bool) -> Memory:
     memory, share = opened.own or (opened.memory, 1.0)
     in_ram = max(0, opened.needed_here - memory.own_device_bytes)
     if stays and in_ram:
-        in_ram = int(share * (opened.target.kv + opened.target.compute) * in_ram / opened.needed_here)
+        in_ram = int(share * (opened.target.total - opened.target.weights) * in_ram / opened.needed_here)
     known = {device.name: device for device in memory.devices}
     devices = tuple(known.get(device.name, device) for device in own.devices)
     return replace(own, ram_available=own.ram_available + in_ram, devices=devices)
 
 
-def _place(options: LoadOptions, target: ModelMetadata, fit: Fit, reporter: Reporter) -> LoadOptions:
-    """`options` with the layers that accelerators have memory for, where the user has not set them."""
+def _place(
+    options: LoadOptions, target: ModelMetadata, fit: Fit, reporter: Reporter, opened: LoadOptions | None
+) -> LoadOptions:
+    """`options` with the layers that accelerators have memory for, where the user has not set them, or as they are in a
+    target that is `opened` already. A draft for which a target would have to make room is in RAM.
+    """
     chosen = (options.gpu_layers, options.n_cpu_moe, options.tensor_split, options.override_tensor)
     if not isinstance(target, Header) or any(each is not None for each in chosen):
         return options
-    layers, in_ram = place_layers(target, fit)
+    alone, flash = replace(fit, draft=None), bool(options.flash_attention) or options.kv_type != "f16"
+    placed = beside = place_layers(target, fit if options.gpu_layers_draft != 0 else alone, flash=flash)
+    may_move = options.gpu_layers_draft is None and fit.draft is not None and fit.draft.weights > 0
+    if opened is not None:
+        placed = Placement(opened.gpu_layers, opened.n_cpu_moe, split_shares(opened.tensor_split) or None)
+    elif may_move:
+        placed = place_layers(target, alone, flash=flash)
+    if may_move and beside != placed:
+        reporter.notice("The draft stays in RAM, since the GPU has no memory for it beside the model.")
+        options = replace(options, gpu_layers_draft=0)
     count = target.own("block_count") or 0
-    if layers is not None:
-        layers_there = max(layers - 1, 0)  # the output matrix counts as one
-        reporter.notice(f"The GPU has memory for {layers_there} of {count} layers; the processor computes the rest.")
-    if in_ram is not None:
-        reporter.notice(f"The GPU has no memory for the experts of {in_ram} of {count} layers; they stay in RAM.")
-    return replace(options, gpu_layers=layers, n_cpu_moe=in_ram)
+    if opened is None and placed.layers is not None:
+        there = max(placed.layers - 1, 0)  # the output matrix counts as one
+        reporter.notice(f"The GPU has memory for {there} of {count} layers; the processor computes the rest.")
+    if opened is None and placed.in_ram is not None:
+        experts = f"the experts of {placed.in_ram} of {count} layers"
+        reporter.notice(f"The GPU has no memory for {experts}; they stay in RAM.")
+    shares = None if placed.shares is None else ",".join(map(str, placed.shares))
+    return replace(options, gpu_layers=placed.layers, n_cpu_moe=placed.in_ram, tensor_split=shares)
 
 
 def _is_together(options: LoadOptions, target: ModelMetadata) -> bool:

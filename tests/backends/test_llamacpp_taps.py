@@ -250,7 +250,7 @@ def test_layers_that_llama_cpp_would_abort_on_are_refused(target: LlamaModel, la
 @pytest.mark.parametrize("snapshots", [8, 0])
 def test_recurrent_models_replay_their_states(snapshots: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether llama.cpp keeps a ring of recurrent states, or the session saves them and runs accepted tokens again."""
-    monkeypatch.setattr("edgespec.backends.llamacpp.model._STATE_SNAPSHOTS", snapshots)
+    monkeypatch.setattr("edgespec.backends.llamacpp.model.STATE_SNAPSHOTS", snapshots)
     MAKERS["hybrid"](tmp_path / "model.gguf")
     model = load(tmp_path / "model.gguf", LoadOptions(context_size=256, threads=1))
     session, fresh = model.open_session(), model.open_session()

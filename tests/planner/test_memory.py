@@ -17,11 +17,13 @@ from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import Folder
 from edgespec.planner.memory import (
+    Placement,
     check_fit,
     estimate_head,
     estimate_memory,
     kv_bytes,
     place_layers,
+    score_bytes,
     shares_context,
 )
 from edgespec.units import GIB
@@ -207,27 +209,56 @@ def layered(layers: int, experts: int = 0) -> Header:
 @pytest.mark.parametrize(
     ("free_gib", "experts", "placed"),
     [
-        (12, 0, (None, None)),  # 10 layers, the output matrix, and the reserve
-        (11, 0, (10, None)),  # nine layers and the output matrix
-        (4.1, 0, (3, None)),
-        (1.6, 0, (1, None)),  # the output matrix alone
-        (1.2, 0, (0, None)),
-        (0, 0, (None, None)),  # no device
-        (42, 3, (None, None)),
-        (40, 3, (None, 1)),  # the experts of one layer stay in RAM
-        (15, 3, (None, 9)),
-        (12, 3, (None, 10)),
-        (11, 3, (3, None)),  # even the rest has no room
+        ([12], 0, ()),  # 10 layers, the output matrix, and the reserve
+        ([11], 0, (10,)),  # nine layers and the output matrix
+        ([4.1], 0, (3,)),
+        ([1.6], 0, (1,)),  # the output matrix alone
+        ([1.2], 0, (0,)),
+        ([], 0, ()),  # no device
+        ([7, 7], 0, ()),
+        ([42], 3, ()),
+        ([40], 3, (None, 1)),  # the experts of one layer stay in RAM
+        ([15], 3, (None, 9)),
+        ([12], 3, (None, 10)),
+        ([11], 3, (10, 10)),  # even the rest of a layer has no room
+        ([1.6], 3, (1,)),
+        ([15, 15], 3, (None, 5, (7, 4))),  # five layers of 1 GiB and two of 4, then three of 4 and the output matrix
+        ([4, 4], 3, (7, 10)),
     ],
 )
-def test_layers_go_where_there_is_memory(free_gib: float, experts: int, placed: tuple[int | None, int | None]) -> None:
-    model = layered(10, experts)
-    free = round(free_gib * GIB)
-    devices = (DeviceMemory("GPU", free, free),) if free else ()
+@pytest.mark.parametrize("shares_ram", [False, True])
+def test_layers_go_where_there_is_memory(
+    free_gib: list[float], experts: int, placed: tuple[Any, ...], shares_ram: bool
+) -> None:
+    model, free = layered(10, experts), [round(each * GIB) for each in free_gib]
+    devices = tuple(DeviceMemory(f"GPU{i}", each, each, shares_ram) for i, each in enumerate(free))
     fit = check_fit(model, [], context=8, memory=Memory(2**40, devices), force=True)
-    assert place_layers(model, replace(fit, target=replace(fit.target, kv=0, compute=0))) == placed
+    assert place_layers(model, replace(fit, target=replace(fit.target, kv=0, compute=0))) == Placement(*placed)
 
 
-def test_a_device_that_shares_ram_takes_all_layers() -> None:
-    memory = Memory(2**40, (DeviceMemory("Metal", GIB, GIB, shares_ram=True),))
-    assert place_layers(layered(10), check_fit(layered(10), [], context=8, memory=memory)) == (None, None)
+def test_a_device_that_shares_ram_takes_no_layers_beside_one_with_memory_of_its_own() -> None:
+    memory = Memory(2**40, (DeviceMemory("CPU's", 2**40, 2**40, shares_ram=True), DeviceMemory("GPU", 2**33, 2**33)))
+    assert place_layers(layered(10), check_fit(layered(10), [], context=8, memory=memory)) == Placement(7)
+
+
+def test_scores_of_attention_need_room_where_layers_are_divided_unless_flash_attention_is_on() -> None:
+    model = replace(layered(10), metadata={**layered(10).metadata, "llama.attention.head_count": 32})
+    device = DeviceMemory("GPU", 8 * GIB, 8 * GIB)
+    fit = check_fit(model, [], context=65_536, memory=Memory(2**40, (device,)), force=True)
+    fit = replace(fit, target=replace(fit.target, kv=0, compute=0))
+    assert score_bytes(model, 65_536) == 4 * GIB
+    assert [place_layers(model, fit, flash=flash).layers for flash in (False, True)] == [3, 7]
+
+
+@pytest.mark.parametrize(("architecture", "states"), [("qwen35", 9), ("mamba", 1)])
+def test_recurrent_states_count_in_each_cache(architecture: str, states: int) -> None:
+    """Sizes of Qwen3.5-27B with three linear layers, of which llama.cpp says 84.16 MiB."""
+    sizes = {"state_size": 128, "inner_size": 6144, "conv_kernel": 4, "group_count": 16}
+    metadata = {"general.architecture": architecture, **{f"{architecture}.ssm.{key}": n for key, n in sizes.items()}}
+    tensors = [
+        TensorInfo(f"blk.{i}.{name}.weight", (32, 32), GGML_TYPES[1], 0)
+        for i, name in enumerate(["ssm_in", "ssm_in", "attn_q", "ssm_out"])
+    ]
+    header = Header("hybrid.gguf", metadata, tuple(tensors), 0)  # type: ignore[arg-type]
+    found = [estimate_memory(header, 128, caches=caches).states for caches in (1, 4)]
+    assert found == [round(84.1640625 * 2**20) * states // 9, round(84.1640625 * 2**20) * states // 9 * 4]

@@ -19,7 +19,7 @@ from edgespec.planner.speed import MachineSpeed
 from edgespec.registry.schema import Registry, load_registry
 from edgespec.units import GIB
 from tests.formats.ggufs import TOKENS, write_gguf
-from tests.models import TARGET
+from tests.models import DRAFT, TARGET
 from tests.reporter import Heard
 
 CONTEXT = 256
@@ -205,6 +205,49 @@ def test_what_an_open_model_takes_of_a_gpu_counts_as_free(
     kept, other = ask(opened, stays=True), ask(opened)
     assert kept.options == other.options == opened.options and kept.fit.memory.devices == opened.fit.memory.devices
     assert len(heard.notices) == (share < 1)  # what the load of another model says too
+
+
+@pytest.mark.parametrize(
+    ("spare", "option", "places"),
+    [(1.0, None, (None, None)), (0.9, None, (None, 0)), (-0.1, None, (5, 0)), (0.9, 0, (None, 0)), (0.9, 9, (5, 9))],
+)
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_draft_takes_no_room_of_the_target_on_a_gpu(
+    spare: float,
+    option: int | None,
+    places: tuple[int | None, int | None],
+    is_open: bool,
+    heard: Heard,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The device holds the target and `spare` of the draft; `places` are layers of each on it."""
+    target = estimate_memory(read_file(TARGET), CONTEXT, together=True).total
+    free = target + int(spare * estimate_memory(read_file(DRAFT), CONTEXT).total)
+    gpu = DeviceMemory("CUDA0", RESERVE_BYTES + free, 2 * RESERVE_BYTES)
+    monkeypatch.setattr("edgespec.planner.memory.host_memory", lambda _=(): Memory(2 * RESERVE_BYTES, (gpu,)))
+
+    def ask(draft: str, opened: Plan | None = None) -> Plan:
+        load = LoadOptions(threads=1, context_size=CONTEXT, flash_attention=True, gpu_layers_draft=option)
+        request = LoadConfig(str(TARGET), "llamacpp", draft, load=load)
+        return plan(request, load_registry(), Hub.from_environment(), heard, opened=opened, stays=opened is not None)
+
+    opened = ask("none") if is_open else None
+    found = ask(f"model:{DRAFT}", opened).options
+    there = opened.options.gpu_layers if opened is not None else places[0]
+    assert (found.gpu_layers, found.gpu_layers_draft) == (there, places[1])
+    moved = [each for each in heard.notices if each.startswith("The draft stays in RAM")]
+    assert len(moved) == (places[1] == 0 and option is None)
+
+
+@pytest.mark.parametrize(("layers", "fits"), [(None, True), (0, False)])
+def test_a_gpu_without_layers_holds_nothing(
+    layers: int | None, fits: bool, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = DeviceMemory("CUDA0", 2**34, 2**34)
+    monkeypatch.setattr("edgespec.planner.memory.host_memory", lambda _=(): Memory(RESERVE_BYTES, (gpu,)))
+    load = LoadOptions(threads=1, context_size=CONTEXT, gpu_layers=layers)
+    request = LoadConfig(str(TARGET), "llamacpp", "none", load=load, force=True)
+    assert plan(request, load_registry(), Hub.from_environment(), heard).fit.fits == fits
 
 
 def test_what_is_free_without_an_open_model_is_what_was_free_before_it() -> None:

@@ -27,7 +27,7 @@ from edgespec.backends.llamacpp.session import (
     TrimmableCache,
 )
 from edgespec.backends.llamacpp.shape import count_blocks
-from edgespec.backends.options import LoadOptions, RuntimeSettings, idle_cores
+from edgespec.backends.options import STATE_SNAPSHOTS, LoadOptions, RuntimeSettings, idle_cores
 from edgespec.backends.sequence import IdRange, check_ids
 from edgespec.core.protocols import YIELD, CheckCancelled, Yield
 from edgespec.core.sampling import Logits
@@ -151,7 +151,6 @@ class LlamaEmbedder:
 S = TypeVar("S", bound=LlamaSession)
 C = TypeVar("C")
 
-_STATE_SNAPSHOTS = 8  # recurrent states that llama.cpp keeps, where the architecture can; bounds the draft length
 _KV_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}  # ggml_type
 _FLOATS = ("F32", "F16", "BF16")
 
@@ -308,7 +307,7 @@ class LlamaModel:
         api, options = self._lib.api, self.options
         params = api.llama_context_default_params()
         params.n_ctx = cells
-        params.n_rs_seq = _STATE_SNAPSHOTS
+        params.n_rs_seq = STATE_SNAPSHOTS
         params.n_threads = options.threads or idle_cores()
         params.n_threads_batch = options.batch_threads or options.threads or idle_cores()
         params.type_k = params.type_v = _KV_TYPES["q8_0" if self.is_row_invariant else options.kv_type]
