@@ -282,7 +282,7 @@ def _own_part_error(fit: Fit, own: Memory, share: float) -> DoesNotFit:
     drafts = f", the drafts {gib(fit.draft.total)}" if fit.draft else ""
     return DoesNotFit(
         f"on this machine its layers need {gib(int(share * fit.target.total))}{drafts}, and {_say_usable(own)}.",
-        hint="Try --draft ngram, a smaller --ctx, workers with more memory, or --force.",
+        hint="Try --draft ngram, a smaller --ctx, workers with more memory, fewer --gpu-layers, or --force.",
     )
 
 

@@ -279,7 +279,7 @@ def plan(
         own = _free(own, opened.fit, stays)
     network, memory = find_network(options, backend, facts, own, opened.network if opened else None)
     least = options.caches if stays else 1
-    part = None if network is None else (own, network.split.share)
+    part = None if network is None else (_without_ram(own, options), network.split.share)
     drafters, fit = _check_memory(request, options, memory, facts, drafters, reporter, part, least)
     options = _keep_flash_attention(replace(options, caches=fit.caches), facts, fit)
     if network is None:
@@ -346,6 +346,12 @@ def _free(own: Memory, opened: Fit, stays: bool) -> Memory:
     known = {device.name: device for device in memory.devices}
     devices = tuple(known.get(device.name, device) for device in own.devices)
     return replace(own, ram_available=own.ram_available + in_ram, devices=devices)
+
+
+def _without_ram(own: Memory, options: LoadOptions) -> Memory:
+    """`own` as far as it holds layers beside workers: GPUs, where there are any, take all of this machine's part."""
+    has_gpus = options.gpu_layers is None and any(not device.shares_ram for device in own.devices)
+    return replace(own, ram_available=0) if has_gpus else own
 
 
 def _place(

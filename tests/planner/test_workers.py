@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.backends.devices import RESERVE_BYTES, Memory, host_memory
+from edgespec.backends.devices import RESERVE_BYTES, DeviceMemory, Memory, host_memory
 from edgespec.backends.llamacpp.rpc import Split
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.workers import Worker
@@ -43,6 +43,20 @@ def test_the_memory_of_other_machines_counts() -> None:
     assert memory.usable == 16 * GIB
     assert network is not None and network.split == Split(2, ((3, 1),), ())
     assert network.row_bytes == 2 * 2 * 4 * 256 and network.wait_s == 2 * network.workers[0].round_trip_s
+
+
+@pytest.mark.parametrize(
+    ("shares_ram", "gpu_layers", "fits"), [(False, None, False), (False, 3, True), (True, None, True)]
+)
+def test_a_gpu_holds_all_layers_of_this_machine_beside_workers(
+    shares_ram: bool, gpu_layers: int | None, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = DeviceMemory("CUDA0", RESERVE_BYTES + 2**20, 2 * GIB, shares_ram)
+    monkeypatch.setattr("edgespec.planner.memory.host_memory", lambda _=(): Memory(64 * GIB, (gpu,)))
+    with lending((2 * GIB, 3 * GIB)) as address:
+        load = replace(options(address), gpu_layers=gpu_layers)
+        found = plan(LoadConfig(draft="none", load=load, force=True), load_registry(), Hub.from_environment(), Heard())
+    assert found.fit.headroom > 0 and found.fit.fits == fits
 
 
 def test_the_memory_of_a_worker_on_this_machine_is_not_counted_twice() -> None:

@@ -172,7 +172,7 @@ def split_layers(count: int, workers: Sequence[Worker], memory: Memory, gpu_laye
     not on its processor. Raises InvalidRequest where the workers would have none.
     """
     devices = [free for worker in workers for free, _ in worker.devices]
-    gpus = [gpu.free for gpu in memory.devices]
+    gpus = [gpu.free for gpu in memory.layer_devices]
     if gpu_layers == 0:
         raise InvalidRequest(
             "with --gpu-layers 0 the workers compute no layers.", hint="Drop --gpu-layers, or --workers."
@@ -237,20 +237,21 @@ class RemoteDevices:
         The output layer stays on this machine, since a row of scores is many times as large as one between layers.
         """
         memory = host_memory(device_memory("llamacpp", options.device))
-        if len(self._handles) + len(memory.devices) > _MAX_DEVICES:
+        gpus = memory.layer_devices
+        if len(self._handles) + len(gpus) > _MAX_DEVICES:
             raise InvalidRequest(
-                f"{len(self._handles)} devices of workers and {len(memory.devices)} of this machine are too many.",
+                f"{len(self._handles)} devices of workers and {len(gpus)} of this machine are too many.",
                 hint="Start workers with fewer: edgespec worker --device NAME.",
             )
         split = split_layers(read_file(path).own("block_count") or 0, self.workers, memory, options.gpu_layers)
         counts = [*(n for worker in split.workers for n in worker), *split.gpus]
-        handles = list_handles((gpu.name for gpu in memory.devices), self._handles)
+        handles = list_handles((gpu.name for gpu in gpus), self._handles)
         params.n_gpu_layers = sum(counts) + 1  # llama.cpp counts the output layer too, with those of the last device
         counts[-1] += 1
         shares = (ctypes.c_float * _MAX_SPLITS)(*counts)
         params.devices, params.tensor_split = ctypes.cast(handles, ctypes.c_void_p), shares
         self._kept = [handles, shares]
-        if not memory.devices:
+        if not gpus:
             place_tensors(params, [("^(output|token_embd)", RAM)])
 
     def close(self) -> None:
