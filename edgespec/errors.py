@@ -55,7 +55,7 @@ def reason_of(error: BaseException) -> str:
 
 def names_memory(text: str) -> bool:
     """Tells whether a runtime's words mean that there was not enough memory."""
-    return any(word in text.lower() for word in ("allocat", "bad_alloc", "out of memory", "outofdevicememory"))
+    return re.search("(?<!pre-)allocat|bad_alloc|out of memory|outofdevicememory", text.lower()) is not None
 
 
 class InvalidRequest(EdgespecError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import resource
+import subprocess
 import sys
 from pathlib import Path
 
@@ -267,6 +268,20 @@ def test_the_reason_of_a_failure_is_its_first_error() -> None:
     assert log.reason() == "fault 0"
     log.clear_error()
     assert log.reason() == "no reason given"
+
+
+def test_a_process_that_ggml_ends_tells_the_logged_error() -> None:
+    code = """
+from edgespec.backends.llamacpp.library import ggml, library
+library()
+for line in LINES:
+    ggml().ggml_log_internal(4, line)
+ggml().ggml_abort(b"x.cu", 98, b"CUDA error")
+"""
+    for lines, told in ((["CUDA error: out of memory\n", "  current device: 0\n"], ": out of memory"), ([], "")):
+        script = code.replace("LINES", repr([line.encode() for line in lines]))
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+        assert done.stderr == f"x.cu:98: CUDA error{told}\n" and done.returncode < 0
 
 
 # Contexts filled by copies of their own cells.

@@ -61,6 +61,8 @@ def test_last_words(text: str, words: str) -> None:
     [
         (-6, "  what():  std::bad_alloc\n", "Memory ran out: "),
         (-6, "  what():  vk::Device::allocateMemory: ErrorOutOfDeviceMemory\n", "Memory ran out: "),
+        (-6, "ggml-cuda.cu:98: CUDA error: out of memory\n", "Memory ran out: "),
+        (-6, "ggml-backend.cpp:9: pre-allocated tensor (a) in a buffer that cannot run the operation (NONE)\n", ""),
         (-6, "x.cpp:9: GGML_ASSERT(a) failed\n", ""),
         (-9, "", "The system kills processes when memory runs out."),
     ],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -38,9 +40,9 @@ class NativeLog:
     def clear_error(self) -> None:
         self._error = ""
 
-    def reason(self) -> str:
+    def reason(self, otherwise: str = "no reason given") -> str:
         """The first error since `clear_error`, usually the cause of the later ones, without its function name."""
-        return self._error.split(": ", 1)[-1].rstrip(".") or "no reason given"
+        return self._error.split(": ", 1)[-1].rstrip(".") or otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +57,25 @@ class Device:
 
 
 class Library:
-    """The loaded library: `api` is the ctypes module with llama.h's functions, `log` their output."""
+    """The loaded library: `api` is the ctypes module with llama.h's functions, `log` their output.
+
+    `on_end` gets ggml's reason before ggml ends this process.
+    """
 
     def __init__(self, api: Any) -> None:
         self.api = api
         self.log = NativeLog()
+        self.on_end: Callable[[str], None] = self.report_end
         self._callback = api.llama_log_callback(self.log.write)  # a reference: the library keeps only the pointer
         api.llama_log_set(self._callback, ctypes.c_void_p(0))
+        self._end = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(lambda text: self.on_end(text.decode("utf-8", "replace")))
+        ggml().ggml_set_abort_callback(self._end)
+        atexit.register(ggml().ggml_set_abort_callback, None)  # ggml may end the process after Python's end
         api.llama_backend_init()
+
+    def report_end(self, text: str) -> None:
+        """Write ggml's reason, and the error that it has logged before, to standard error."""
+        os.write(2, (": ".join(filter(None, (text, self.log.reason("")))) + "\n").encode())
 
     def metadata(self, model: Any, key: bytes) -> bytes:
         """A value of a model's metadata as text; empty where there is none."""

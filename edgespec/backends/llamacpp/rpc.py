@@ -15,7 +15,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -65,7 +64,7 @@ def serve(host: str, port: int, devices: Sequence[str], threads: int, cache: Pat
     What ggml says goes to standard output. `cache`: an existing folder for weights, so that they are sent once.
     """
     require_rpc()
-    watch_end()
+    library().on_end = _report_end
     handles = [ggml().ggml_backend_dev_by_name(name.encode()) for name in devices]
     start = find(
         "ggml_backend_rpc_start_server",
@@ -98,19 +97,10 @@ def notice_silence(address: tuple[str, int]) -> None:
                         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNHEARD_MS)
 
 
-@cache
-def watch_end() -> Any:
-    """Have ggml call `_report_end` before it ends this process. The result must stay alive."""
-    callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(_report_end)
-    ggml().ggml_set_abort_callback(callback)
-    return callback
-
-
-def _report_end(message: bytes) -> None:
+def _report_end(text: str) -> None:
     """End the process with a sentence on standard error where a worker is lost; else ggml ends it, with its reason."""
-    text = message.decode("utf-8", "replace")
     if "RPC" not in text and "Failed to connect" not in text:
-        os.write(2, f"{text}\n".encode())
+        library().report_end(text)
         return
     lost = [address for address in connected if address in text] or connected
     who = "The worker" if len(lost) == 1 else "One of the workers"
@@ -216,7 +206,7 @@ class RemoteDevices:
         self._handles: list[int] = []
         self._backends: list[int] = []
         self._kept: list[Any] = []  # what llama.cpp points to while it loads
-        watch_end()
+        library().on_end = _report_end
         endpoints = [resolve(address) for address in addresses]
         add_server = find("ggml_backend_rpc_add_server", ctypes.c_void_p, [ctypes.c_char_p])
         api = ggml()
