@@ -77,20 +77,28 @@ def split_shares(text: str | None) -> tuple[float, ...]:
     raise InvalidRequest(f"'{text}' are no shares of GPUs.", hint="Give a number for each, such as 3,1.")
 
 
+RAM = "CPU"
+"""Stands for a device where tensors are placed."""
+
+
 def split_places(text: str | None) -> tuple[tuple[str, str], ...]:
-    """(regular expression, buffer) of an option, "PATTERN=BUFFER,...". Raises InvalidRequest."""
+    """(regular expression, buffer) of an option, "PATTERN=BUFFER,...". Raises InvalidRequest.
+
+    llama.cpp has the expressions of ECMAScript. A comma that no buffer precedes belongs to an expression.
+    """
     hint = r"Give PATTERN=BUFFER, such as 'blk\.1\d\.ffn_.*_exps=CPU'."
-    places = []
-    for part in text.split(",") if text is not None else ():
-        pattern, _, buffer = part.rpartition("=")
-        if not pattern or not buffer:
-            raise InvalidRequest(f"'{part}' places no tensors.", hint=hint)
+    *parts, rest = re.split(r"=([A-Za-z]\w*)(?:,|$)", text or "")
+    places = [*zip(parts[::2], parts[1::2], strict=True)]
+    if rest or not all(pattern for pattern, _ in places):
+        raise InvalidRequest(f"'{rest or text}' places no tensors.", hint=hint)
+    for pattern, _ in places:
         try:
             re.compile(pattern)
+            if found := re.search(r"(?<!\\)\(\?[^:=!]", pattern):
+                raise re.error(f"llama.cpp has no '{found[0]}'")
         except re.error as error:
             raise InvalidRequest(f"'{pattern}' is no regular expression: {error}.", hint=hint) from error
-        places.append((pattern, buffer))
-    return tuple(places)
+    return tuple((pattern, RAM if buffer.upper() == RAM else buffer) for pattern, buffer in places)
 
 
 def host_memory(devices: Sequence[DeviceMemory] = ()) -> Memory:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import psutil
 
-from edgespec.backends.devices import split_places, split_shares
+from edgespec.backends.devices import RAM, split_places, split_shares
 from edgespec.backends.workers import check_addresses
 from edgespec.errors import InvalidRequest
 
@@ -93,7 +93,12 @@ class LoadOptions:
         if self.kv_type != "f16" and self.flash_attention is False:
             raise InvalidRequest("a quantized cache needs flash attention.", hint="Drop one of the two options.")
         split_shares(self.tensor_split)
-        split_places(self.override_tensor)
+        placed = {name for _, name in split_places(self.override_tensor)} - {RAM}
+        if self.device is not None and (left := sorted(placed.difference(self.device))):  # llama.cpp ends the process
+            raise InvalidRequest(
+                f"--override-tensor places tensors on {left[0]}, and --device leaves it out.",
+                hint="Add it to --device.",
+            )
         if self.workers and (self.tensor_split or self.override_tensor):
             raise InvalidRequest(
                 "beside workers, layers are divided by memory alone.", hint="Drop --tensor-split and --override-tensor."

@@ -153,7 +153,7 @@ def _is_split(options: LoadOptions, target: Header) -> bool:
     """Whether GPUs compute a part of the target's layers or experts, where no workers share it."""
     layers, count = options.gpu_layers, target.own("block_count") or 0
     has_some = layers is not None and 0 < layers <= count
-    in_ram = bool(options.n_cpu_moe) or "=CPU" in (options.override_tensor or "")
+    in_ram = bool(options.n_cpu_moe) or "=CPU" in (options.override_tensor or "").upper()
     return not options.workers and (has_some or in_ram)
 
 

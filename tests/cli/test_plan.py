@@ -128,17 +128,20 @@ def test_a_device_that_there_is_not(command: str, names: str, words: str, cli: C
         ("--tensor-split", "1,1", "--tensor-split has 2 shares, and there are 0 GPUs"),
         ("--override-tensor", "blk", "'blk' places no tensors"),
         ("--override-tensor", "([=CPU", "'([' is no regular expression"),
+        ("--override-tensor", "(?i)blk=CPU", "'(?i)blk' is no regular expression: llama.cpp has no '(?i'"),
         ("--override-tensor", "blk.*=CUDA9", "llama.cpp finds no GPU 'CUDA9'"),
+        ("--override-tensor", "a=cpu,b=CUDA0 --device CUDA1", "places tensors on CUDA0, and --device leaves it out"),
     ],
 )
 def test_places_that_there_are_not(option: str, value: str, words: str, cli: Cli) -> None:
-    refused = cli("run", "hi", "--model", "python-6m", "--no-memory", option, value)
+    refused = cli("run", "hi", "--model", "python-6m", "--no-memory", option, *value.split())
     assert refused.returncode == 2 and words in refused.stderr and "hint: " in refused.stderr
 
 
 def test_tensors_may_be_said_to_lie_in_ram(cli: Cli) -> None:
     words = ("run", "def f():", "--model", "python-6m", "--no-memory", "--temperature", "0", "--max-tokens", "4")
-    texts = [cli(*words, *options).stdout for options in ((), ("--override-tensor", "blk.*=CPU"))]
+    places = ("--override-tensor", r"blk\.[0-9]{1,2}\.(?:f|a)=cpu,out.*=CPU")
+    texts = [cli(*words, *options).stdout for options in ((), places)]
     assert texts[0] == texts[1] != ""
 
 

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.devices import RAM
 from edgespec.errors import BackendUnavailable
 
 _LOG_INFO, _LOG_ERROR, _LOG_CONT = 2, 4, 5
@@ -152,10 +153,6 @@ class _Override(ctypes.Structure):
     """llama_model_tensor_buft_override."""
 
     _fields_ = (("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p))
-
-
-RAM = "CPU"
-"""Stands for a device where tensors are placed."""
 
 
 def place_tensors(params: Any, places: Sequence[tuple[str, str]]) -> None:

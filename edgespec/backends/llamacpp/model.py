@@ -15,9 +15,9 @@ import numpy as np
 
 from edgespec.backends import device_memory
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec
-from edgespec.backends.devices import NewMemory, split_places, split_shares
+from edgespec.backends.devices import RAM, NewMemory, split_places, split_shares
 from edgespec.backends.llamacpp.context import Context, NativeContext, float_rows
-from edgespec.backends.llamacpp.library import RAM, Library, library, list_handles, place_tensors
+from edgespec.backends.llamacpp.library import Library, library, list_handles, place_tensors
 from edgespec.backends.llamacpp.rpc import RemoteDevices
 from edgespec.backends.llamacpp.session import (
     LlamaSession,

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.backends import device_memory
-from edgespec.backends.devices import RESERVE_BYTES, Memory, host_memory
-from edgespec.backends.llamacpp.library import RAM, ggml, library, list_handles, place_tensors
+from edgespec.backends.devices import RAM, RESERVE_BYTES, Memory, host_memory
+from edgespec.backends.llamacpp.library import ggml, library, list_handles, place_tensors
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.workers import Worker, find_workers, resolve
 from edgespec.errors import BackendError, BackendUnavailable, InvalidRequest
