@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,7 +26,7 @@ from edgespec.core.sampling import Logits
 from edgespec.errors import Cancelled, DoesNotFit, InvalidModelFile, InvalidRequest
 from edgespec.files import lock_file
 from tests.contract.runtimes import prefill
-from tests.models import TARGET, hybrid, llama, mamba, sliding_window
+from tests.models import TARGET, hybrid, llama, mamba, mixture, sliding_window
 
 OPTIONS = LoadOptions(context_size=1024, threads=1)
 TEXT = [5, 9, 14, 33, 7, 21, 40, 12, 5, 9, 14, 2, 60, 11, 8, 17, 29, 3, 44, 50] * 12
@@ -228,6 +229,24 @@ def test_a_damaged_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidModelFile, match="cut short"), prune(broken, (0, 1), lambda: None):
         pass
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("method", ["layerskip:1", "qspec:4"])
+def test_experts_stay_in_ram_as_those_of_the_target(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixture(tmp_path / "model.gguf")
+    asked = []
+    monkeypatch.setattr(
+        "edgespec.backends.llamacpp.model.place_tensors", lambda params, places: asked.append([*places])
+    )
+    for options in ({}, {"n_cpu_moe": 1, "override_tensor": "blk.*norm=CPU"}):
+        model = load(tmp_path / "model.gguf", LoadOptions(context_size=64, threads=1, **options))
+        draft_of(model, method, tmp_path).close()
+        model.close()
+    plain, plain_draft, placed, placed_draft = asked
+    assert plain == plain_draft == [] and placed_draft[: len(placed)] == placed
+    assert any(re.match(pattern, "blk.1.ffn_up_exps.weight") for pattern, _ in placed_draft)
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,13 @@ def open_self_draft(
             "sparse needs attention layers only, and this model has recurrent states.",
             hint="Use layerskip or --draft ngram.",
         )
-    path, options = target.path, replace(target.options.alone, gpu_layers=target.options.gpu_layers)
+    path, given = target.path, target.options
+    options = replace(
+        given.alone,
+        gpu_layers=given.gpu_layers,
+        n_cpu_moe=given.n_cpu_moe and target.layer_count,  # the GPU had no memory for all of the target's
+        override_tensor=given.override_tensor,
+    )
     if method.bits is not None:
         path = low_bit_copy(path, method.bits, folder, progress, check)
     if method.kept is not None:
