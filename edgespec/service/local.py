@@ -245,7 +245,8 @@ class LocalEngine(EngineClient):
         self._notices = Notices()  # for the next generation
         self._look_s = 0.0  # when to look for another version of an adapted draft
         self._is_closed = False
-        self._answered: LoadedModel | None = None  # a model that has answered since the last search for a self-draft
+        self._answered: LoadedModel | None = None
+        self._searched: LoadedModel | None = None  # for which a search for a self-draft has ended, well or badly
 
     @property
     def model_info(self) -> ModelInfo | None:
@@ -401,15 +402,15 @@ class LocalEngine(EngineClient):
     def _search(self, check: CheckCancelled) -> None:
         """Search for a self-draft of a model that has answered. A request interrupts it; the next idle time goes on."""
         loaded = self._answered
-        if loaded is None or loaded is not self.loaded:
+        if loaded is None or loaded is not self.loaded or loaded is self._searched:
             return
         try:
             if is_on_battery():
                 return
-            self._answered = None
+            self._searched = loaded
             search_when_idle(loaded, check)
         except Cancelled:
-            self._answered = loaded
+            self._searched = None
         except Exception as error:  # noqa: BLE001 - nobody waits for it
             _log.debug("no self-draft was searched: %s", error)
 

@@ -17,7 +17,7 @@ from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import MemoryUse, Request
-from edgespec.errors import UnknownModel
+from edgespec.errors import Cancelled, DoesNotFit, UnknownModel
 from edgespec.planner.plan import LoadConfig, MemoryOptions
 from edgespec.planner.selfdraft_search import Choice, SelfDraftCache
 from edgespec.service.load import Loader
@@ -216,6 +216,24 @@ def test_a_request_interrupts_the_search(measured: list[float], heard: Heard, sh
             sleep(pause_s)
         assert len(texts) == 1
         wait_for(lambda: SelfDraftCache(loaded.target_path, loaded.info.name).look_up(loaded.key, "auto"))
+
+
+def test_a_search_that_is_refused_is_not_tried_after_the_next_answer(
+    measured: list[float], heard: Heard, short_search: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = []
+
+    def search(loaded: LoadedModel, check: Callable[[], None]) -> None:
+        searched.append(loaded)
+        raise Cancelled if len(searched) == 1 else DoesNotFit("it does not fit.", hint="None.")
+
+    monkeypatch.setattr("edgespec.service.local.search_when_idle", search)
+    with closing(LocalEngine(uses_idle_time=True)) as engine:
+        engine.open(LoadConfig(backend="toy"), heard).result()
+        for n in (1, 2, 2):
+            list(engine.stream(Request("import os\n", SamplingParams(temperature=0), max_tokens=4)))
+            sleep(0.4)
+            assert len(searched) == n
 
 
 def wait_for(find: Callable[[], T | None]) -> T:
