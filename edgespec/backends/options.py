@@ -67,6 +67,11 @@ class LoadOptions:
         of_draft = 0 if self.gpu_layers_draft is None and self.gpu_layers == 0 else self.gpu_layers_draft
         return replace(self, workers=(), gpu_layers=of_draft, n_cpu_moe=None, tensor_split=None, override_tensor=None)
 
+    @property
+    def on_host(self) -> bool:
+        """Whether no GPU is used. llama.cpp reads prompts on one that it sees, even where that has no layers."""
+        return self.gpu_layers == 0 and all(name == RAM for _, name in split_places(self.override_tensor))
+
     def context_for(self, trained: int | None) -> int:
         """Tokens of context for a model trained on `trained` of them (None: unknown)."""
         return self.context_size or min(trained or DEFAULT_CONTEXT, DEFAULT_CONTEXT)

@@ -6,12 +6,13 @@ import re
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edgespec.backends.llamacpp.library import NativeLog, library
+from edgespec.backends.llamacpp.library import NativeLog, library, list_handles
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.shape import quantize
 from edgespec.backends.options import LoadOptions
@@ -268,6 +269,26 @@ def test_the_reason_of_a_failure_is_its_first_error() -> None:
     assert log.reason() == "fault 0"
     log.clear_error()
     assert log.reason() == "no reason given"
+
+
+@pytest.mark.parametrize(
+    ("options", "sees_gpus", "listed"),
+    [
+        ({"gpu_layers": 0}, False, [[]]),
+        ({"gpu_layers": 0, "tensor_split": "3,1", "override_tensor": "blk=CPU"}, False, [[]]),
+        ({"gpu_layers": 0}, True, []),
+        ({"gpu_layers": 1}, False, []),
+    ],
+)
+def test_without_layers_on_gpus_none_is_used(
+    options: dict[str, object], sees_gpus: bool, listed: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    monkeypatch.setattr(
+        "edgespec.backends.llamacpp.model.list_handles", lambda names: list_handles(found.append(names) or names)
+    )
+    load(TARGET, replace(OPTIONS, **options), sees_gpus=sees_gpus).close()
+    assert found == listed
 
 
 def test_a_process_that_ggml_ends_tells_the_logged_error() -> None:

@@ -11,15 +11,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import edgespec
 from edgespec.backends import open_model
 from edgespec.backends.devices import DeviceMemory
+from edgespec.backends.llamacpp.heads import open_head
+from edgespec.backends.llamacpp.model import load
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.runner import first_divergence
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
+from tests.backends.dflash_heads import DIALECTS, make_dflash
+from tests.backends.head_sessions import TEXT, Pair
 from tests.models import TARGET, mixture
 
 pytestmark = pytest.mark.usefixtures("folders")
@@ -71,6 +76,20 @@ def test_a_place_does_not_change_the_text(place: str) -> None:
 def test_drafts_of_the_target_itself_do_not_change_the_text(draft: str) -> None:
     found = write("python-6m", draft=draft, **({} if draft == "auto" else {"draft_max": 3}))
     require_same(TARGET, PROMPT, write("python-6m", draft="none").tokens, found.tokens)
+
+
+def test_a_head_on_the_host_reads_tensors_of_a_target_on_the_device(tmp_path: Path) -> None:
+    dialect, rows = DIALECTS["dflash"], []
+    path = make_dflash(tmp_path / "head.gguf", dialect)
+    for layers, of_head in ((0, 0), (0, 9), (None, 0), (3, 0)):
+        options = LoadOptions(context_size=256, threads=1, gpu_layers=layers, gpu_layers_draft=of_head)
+        target = load(TARGET, options)
+        head = open_head(target, path, dialect.spec)
+        pair = Pair(target, head, TEXT[:60])
+        rows.append(pair.block())
+        for each in (pair, head, target):
+            each.close()
+    assert max(float(np.abs(each - rows[0]).max()) for each in rows) < TIE
 
 
 @pytest.mark.parametrize("in_ram", [1, 2])

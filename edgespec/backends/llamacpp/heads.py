@@ -300,7 +300,7 @@ def open_head(
     open_context, weights = _KINDS[spec.kind](target, path, spec), target
     if not spec.in_target:
         options = replace(target.options.alone, mtp=spec.kind in _MTP_KINDS)
-        weights = load(path, options, progress=progress, check=check)
+        weights = load(path, options, progress=progress, check=check, sees_gpus=not target.options.on_host)
         if weights.tokenizer.vocab_size != target.tokenizer.vocab_size:
             weights.close()
             raise Unsupported(f"{path.name} has another vocabulary than the model.", hint=OTHER_HEAD)

@@ -341,11 +341,13 @@ def load(
     progress: Callable[[float], None] = lambda fraction: None,
     check: CheckCancelled = lambda: None,
     vocabulary_only: bool = False,
+    sees_gpus: bool = False,
 ) -> LlamaModel:
     """Load a GGUF file whose header formats.gguf_validate has checked. `progress` gets 0.0 to 1.0.
 
-    With `vocabulary_only` it has a tokenizer and a chat template, but opens no sessions. Raises InvalidModelFile,
-    BackendUnavailable, Cancelled, BackendError; InvalidRequest for devices and workers.
+    With `vocabulary_only` it has a tokenizer and a chat template, but opens no sessions. `sees_gpus`: with no layers on
+    GPUs too, for graphs with tensors of a model that lies there. Raises InvalidModelFile, BackendUnavailable,
+    Cancelled, BackendError; InvalidRequest for devices and workers.
     """
     lib = library()
     api = lib.api
@@ -353,7 +355,7 @@ def load(
     params.vocab_only = vocabulary_only
     params.load_mtp = options.mtp
     params.n_gpu_layers = -1 if options.gpu_layers is None else options.gpu_layers
-    _place(api, params, options)
+    _place(api, params, options, on_host=options.on_host and not sees_gpus)
     params.load_mode = _load_mode(api, options)
     if _is_row_invariant(lib, path, options):
         params.use_extra_bufts = False
@@ -392,17 +394,17 @@ def load(
     return model
 
 
-def _place(api: Any, params: Any, options: LoadOptions) -> None:
+def _place(api: Any, params: Any, options: LoadOptions, *, on_host: bool) -> None:
     """Write what devices get into llama_model_params. Raises InvalidRequest for a device that there is not."""
     places = [*split_places(options.override_tensor)]
     places += [(rf"^blk\.{layer}\.ffn_.*_exps", RAM) for layer in range(options.n_cpu_moe or 0)]
     if others := [name for _, name in places if name != RAM]:
         device_memory("llamacpp", others)
     place_tensors(params, places)
-    shares = split_shares(options.tensor_split)
-    if options.device is None and not shares:
+    shares = () if on_host else split_shares(options.tensor_split)
+    if not on_host and options.device is None and not shares:
         return
-    names = [gpu.name for gpu in device_memory("llamacpp", options.device)]
+    names = [] if on_host else [gpu.name for gpu in device_memory("llamacpp", options.device)]
     if len(shares) > len(names):
         raise InvalidRequest(
             f"--tensor-split has {len(shares)} shares, and there are {len(names)} GPUs.",
