@@ -115,14 +115,14 @@ def host_memory(devices: Sequence[DeviceMemory] = ()) -> Memory:
 # alone. docs/benchmarks.md has the gain; `python -m benchmarks.environment` measures it.
 
 
-_KERNEL_FOLDER = Path("/sys/kernel/mm/transparent_hugepage")
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 _MAPS = Path("/proc/self/maps")
 _MADV_HUGEPAGE = 14
 _MIN_BYTES = 16 * 2**20  # more than a thread's stack, usually 8 MiB
 _ANONYMOUS = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ \S+ *$", re.MULTILINE)  # no file's path, no [heap]
 
 
-def read_mode(folder: Path = _KERNEL_FOLDER) -> str | None:
+def read_mode(folder: Path = HUGE_PAGES) -> str | None:
     """The kernel's mode, 'always', 'madvise' or 'never'; None where it has no transparent huge pages."""
     with suppress(OSError):
         if chosen := re.search(r"\[(\w+)\]", (folder / "enabled").read_text(encoding="ascii")):

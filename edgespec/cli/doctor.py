@@ -41,23 +41,20 @@ if TYPE_CHECKING:
     from edgespec.service.local import LocalEngine
 
 
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 _PROBE_S = 60
 _GPU_REPORT = Path("edgespec-gpu.json")
 _FREE_BYTES = 2**20  # with less a disk counts as full
-_REINSTALL = "pip install --force-reinstall --no-cache-dir llama-cpp-python"
 
 
 def _probe_llamacpp() -> dict[str, Any]:
     from edgespec.backends.llamacpp.library import library
 
     lib = library()
-    found, workers = lib.devices(), bool(lib.api.llama_supports_rpc())
-    has_gpu = any(each.kind in ("gpu", "igpu") for each in found)  # llama.cpp counts RPC as one
+    found = lib.devices()
     return {
         "devices": [asdict(each) for each in found],
-        "gpu_offload": has_gpu if workers else bool(lib.api.llama_supports_gpu_offload()),
-        "workers": workers,
+        "gpu_offload": any(each.kind in ("gpu", "igpu") for each in found),
+        "workers": bool(lib.api.llama_supports_rpc()),
         "features": lib.api.llama_print_system_info().decode(),
     }
 
@@ -73,10 +70,10 @@ def _probe_mlx() -> dict[str, Any]:
     }
 
 
-# By runtime: its title, its package, what examines it in a process of its own, and how to install it again.
+# By runtime: its title, its package, and what examines it in a process of its own.
 _RUNTIMES = {
-    "llamacpp": ("llama.cpp", "llama-cpp-python", _probe_llamacpp, _REINSTALL),
-    "mlx": ("MLX", "mlx-lm", _probe_mlx, "pip install --upgrade mlx-lm"),
+    "llamacpp": ("llama.cpp", "llama-cpp-python", _probe_llamacpp),
+    "mlx": ("MLX", "mlx-lm", _probe_mlx),
 }
 
 
@@ -141,7 +138,7 @@ def _examine(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "machine", f"{machine['system']}, Python {machine['python']}"
     yield "cores", f"{machine['cores']} physical, {os.cpu_count()} logical, load {machine['busy_cores']}"
     yield "memory", f"{gib(machine['ram_available_bytes'])} of {gib(machine['ram_bytes'])} available"
-    pages = report["huge_pages"] = describe_huge_pages(HUGE_PAGES)
+    pages = report["huge_pages"] = describe_huge_pages()
     if pages:
         yield "huge pages", f"{pages['mode']}{', left to GLIBC_TUNABLES' if pages['set_by_user'] else ''}"
     report_activity("loading drafters …")
@@ -179,13 +176,14 @@ def _describe_machine() -> dict[str, Any]:
 
 
 def _check_runtime(name: str) -> dict[str, Any]:
+    from edgespec.backends.llamacpp.library import rebuild_command
     from edgespec.isolated import ChildDied, run_in_child
 
     def check() -> None:
         if monotonic() > until_s:
             raise Cancelled
 
-    _, package, probe, fix = _RUNTIMES[name]
+    _, package, probe = _RUNTIMES[name]
     until_s = monotonic() + _PROBE_S
     try:
         return {"version": importlib.metadata.version(package), "state": "works", **run_in_child(probe, check=check)}
@@ -199,19 +197,22 @@ def _check_runtime(name: str) -> dict[str, Any]:
         reason = f"no answer in {_PROBE_S} s"
     except Exception as error:  # noqa: BLE001 - whatever a damaged installation raises
         reason = reason_of(error)
+    fix = rebuild_command() if name == "llamacpp" else f"pip install --upgrade {package}"
     return {"state": "broken", "reason": reason, "fix": fix}
 
 
-def describe_huge_pages(folder: Path) -> dict[str, Any] | None:
-    """How the kernel gives huge pages, by the files of `folder`; None where it has none."""
-    from edgespec.backends.devices import is_set_by_user, read_mode
+def describe_huge_pages() -> dict[str, Any] | None:
+    """How the kernel gives huge pages; None where it has none."""
+    from edgespec.backends.devices import HUGE_PAGES, is_set_by_user, read_mode
 
-    mode = read_mode(folder)
+    mode = read_mode(HUGE_PAGES)
     return None if mode is None else {"mode": mode, "set_by_user": is_set_by_user()}
 
 
 def find_huge_page_problems(huge_pages: dict[str, Any] | None) -> list[dict[str, str]]:
     """What keeps weights out of huge pages, unless the user has decided about them."""
+    from edgespec.backends.devices import HUGE_PAGES
+
     if huge_pages is None or huge_pages["mode"] != "never" or huge_pages["set_by_user"]:
         return []
     problem = "huge pages are off, so models whose weights are repacked or read, not mapped, decode more slowly"
@@ -282,12 +283,9 @@ def _find_problems(report: dict[str, Any]) -> Iterator[dict[str, str]]:
         if runtime["state"] in ("missing", "broken"):
             state = "is not installed" if runtime["state"] == "missing" else f"does not work: {runtime['reason']}"
             yield {"problem": f"{title} {state}", "fix": runtime["fix"]}
-    tools = {"nvidia-smi": "-DGGML_CUDA=on", "rocminfo": "-DGGML_HIP=on"}
-    flag = next((flag for tool, flag in tools.items() if shutil.which(tool)), None)
     llama = report["runtimes"]["llamacpp"]
-    if llama["state"] == "works" and not llama["gpu_offload"] and flag is not None:
-        problem = "this machine has a GPU, but llama.cpp was built without GPU support"
-        yield {"problem": problem, "fix": f'CMAKE_ARGS="{flag}" {_REINSTALL}'}
+    if llama["state"] == "works" and not llama["gpu_offload"]:
+        yield from find_gpu_problems()
     yield from find_huge_page_problems(report["huge_pages"])
     for drafter in report["drafters"]:
         if "refused" in drafter:
@@ -304,6 +302,21 @@ def _find_problems(report: dict[str, Any]) -> Iterator[dict[str, str]]:
         yield {"problem": problem, "fix": "change its permissions, or free some space"}
 
 
+def find_gpu_problems() -> Iterator[dict[str, str]]:
+    """Why llama.cpp finds no GPU, where it was built for one, or this machine has the tools of one."""
+    from edgespec.backends.llamacpp.library import rebuild_command
+    from edgespec.controller.store import list_builds
+
+    tools = {"nvidia-smi": "-DGGML_CUDA=on", "rocminfo": "-DGGML_HIP=on"}
+    flag = next((flag for tool, flag in tools.items() if shutil.which(tool)), None)
+    if (built := list_builds().strip(" ()")) not in ("", "blas"):
+        problem = f"llama.cpp was built for a GPU ({built}) and finds none"
+        yield {"problem": problem, "fix": "check its driver, and that this user may open the device"}
+    elif flag is not None:
+        problem = "this machine has a GPU, but llama.cpp was built without GPU support"
+        yield {"problem": problem, "fix": rebuild_command(flag)}
+
+
 def _format_runtime(name: str, runtime: dict[str, Any]) -> Iterator[tuple[str, str]]:
     version = f" {runtime['version']}" if runtime.get("version") else ""
     reason = f" ({runtime['reason']})" if runtime.get("reason") else ""
@@ -312,7 +325,8 @@ def _format_runtime(name: str, runtime: dict[str, Any]) -> Iterator[tuple[str, s
         memory = f", {gib(device['free'])} of {gib(device['total'])} free" if device["kind"] != "cpu" else ""
         yield "", f"{device['kind']} {device['name']}: {device['description']}{memory}"
     if "workers" in runtime:
-        from edgespec.backends.llamacpp.rpc import BUILD_SETTING, rebuild_command
+        from edgespec.backends.llamacpp.library import rebuild_command
+        from edgespec.backends.llamacpp.rpc import BUILD_SETTING
 
         possible = "possible: `edgespec worker` lends this machine, --workers uses others"
         missing = f"not in this build of llama.cpp; to add them: {rebuild_command(BUILD_SETTING)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 
 from edgespec import drafters
+from edgespec.backends.devices import HUGE_PAGES
+from edgespec.backends.llamacpp.library import rebuild_command
 from edgespec.cli import gpu_check
-from edgespec.cli.doctor import HUGE_PAGES, _format_runtime, describe_huge_pages, find_huge_page_problems
+from edgespec.cli.doctor import _format_runtime, describe_huge_pages, find_gpu_problems, find_huge_page_problems
 from edgespec.cli.gpu_check import PlaceCheck
 from tests.cli.conftest import COMMAND, Cli
 from tests.models import REPOSITORY
@@ -115,17 +118,18 @@ def test_a_place_is_sound_or_not(figures: dict[str, Any], is_sound: bool) -> Non
 
 def test_doctor_knows_how_the_kernel_gives_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    assert describe_huge_pages(tmp_path) is None and find_huge_page_problems(None) == []
+    monkeypatch.setattr("edgespec.backends.devices.HUGE_PAGES", tmp_path)
+    assert describe_huge_pages() is None and find_huge_page_problems(None) == []
     for modes in ("[always] madvise never", "always [madvise] never", "always madvise [never]"):
         (tmp_path / "enabled").write_text(f"{modes}\n")
-        found = describe_huge_pages(tmp_path)
+        found = describe_huge_pages()
         assert found is not None and f"[{found['mode']}]" in modes and not found["set_by_user"]
         problems = find_huge_page_problems(found)
         assert len(problems) == (found["mode"] == "never")
     assert "huge pages are off" in problems[0]["problem"]
-    assert problems[0]["fix"] == "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled"
+    assert problems[0]["fix"] == f"echo madvise | sudo tee {tmp_path}/enabled"
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
-    found = describe_huge_pages(tmp_path)
+    found = describe_huge_pages()
     assert found is not None and found["set_by_user"] and find_huge_page_problems(found) == []
 
 
@@ -155,8 +159,47 @@ def test_doctor_survives_a_runtime_that_dies(cli: Cli, tmp_path: Path, monkeypat
     monkeypatch.syspath_prepend(tmp_path)
     done = cli("doctor")
     assert done.returncode == 1
-    assert "problem: llama.cpp does not work: its process ended" in done.stdout and "--force-reinstall" in done.stdout
+    assert "problem: llama.cpp does not work: its process ended" in done.stdout and rebuild_command() in done.stdout
     assert "problem: MLX does not work: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("built", "has_tool", "problem", "fix"),
+    [
+        ("", False, "", ""),
+        (" (blas)", True, "llama.cpp was built without GPU support", "-DGGML_CUDA=on"),
+        (" (vulkan)", True, "llama.cpp was built for a GPU (vulkan) and finds none", "check its driver"),
+    ],
+)
+def test_why_no_gpu_is_found(
+    built: str, has_tool: bool, problem: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if has_tool:
+        (tmp_path / "nvidia-smi").touch(mode=0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("edgespec.controller.store.list_builds", lambda: built)
+    found = [*find_gpu_problems()]
+    assert len(found) == bool(problem) and all(problem in each["problem"] and fix in each["fix"] for each in found)
+
+
+@pytest.mark.parametrize(
+    ("folder", "file", "command"),
+    [
+        ("pipx/venvs/edgespec", "pyvenv.cfg", 'CMAKE_ARGS="$CMAKE_ARGS -DX=on" pipx runpip edgespec install '),
+        ("edgespec", "uv-receipt.toml", 'CMAKE_ARGS="$CMAKE_ARGS -DX=on" uv tool upgrade edgespec '),
+        ("edgespec", "pyvenv.cfg", 'CMAKE_ARGS="$CMAKE_ARGS -DX=on" uv pip install '),
+        ("edgespec", "other", f'CMAKE_ARGS="$CMAKE_ARGS -DX=on" {sys.executable} -m pip install '),
+    ],
+)
+def test_llama_cpp_is_built_again_as_it_was_installed(
+    folder: str, file: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = tmp_path / folder
+    prefix.mkdir(parents=True)
+    (prefix / file).write_text("home = x\nuv = 0.9\n")
+    monkeypatch.setattr(sys, "prefix", str(prefix))
+    assert rebuild_command("-DX=on").startswith(command)
+    assert rebuild_command() == rebuild_command("-DX=on").partition('" ')[2]
 
 
 def test_doctor_says_how_to_add_workers() -> None:

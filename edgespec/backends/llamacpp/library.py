@@ -7,8 +7,10 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from edgespec.backends.attached_draft import Unsupported
@@ -108,9 +110,23 @@ def library() -> Library:
     except (OSError, RuntimeError) as error:
         raise BackendUnavailable(
             f"llama.cpp is installed but does not load: {error}.",
-            hint="Reinstall it: pip install --force-reinstall --no-cache-dir llama-cpp-python",
+            hint=f"Reinstall it: {rebuild_command()}",
         ) from error
     return Library(api)
+
+
+def rebuild_command(setting: str = "") -> str:
+    """The shell command that builds llama.cpp again with a setting of CMake, by the way edgespec is installed."""
+    build = f'CMAKE_ARGS="$CMAKE_ARGS {setting}" ' if setting else ""
+    prefix = Path(sys.prefix)
+    if prefix.parent.name == "venvs" and prefix.parent.parent.name == "pipx":
+        return f"{build}pipx runpip {prefix.name} install --force-reinstall --no-cache-dir --no-deps llama-cpp-python"
+    if (prefix / "uv-receipt.toml").exists():
+        return f"{build}uv tool upgrade {prefix.name} --no-cache --reinstall-package llama-cpp-python"
+    with suppress(OSError):
+        if "\nuv = " in "\n" + (prefix / "pyvenv.cfg").read_text(encoding="utf-8"):
+            return f"{build}uv pip install --no-cache --reinstall-package llama-cpp-python llama-cpp-python"
+    return f"{build}{sys.executable} -m pip install --force-reinstall --no-cache-dir --no-deps llama-cpp-python"
 
 
 def list_handles(names: Iterable[str], others: Iterable[int] = ()) -> Any:

@@ -21,7 +21,7 @@ from typing import Any
 
 from edgespec.backends import device_memory
 from edgespec.backends.devices import RAM, RESERVE_BYTES, Memory, host_memory
-from edgespec.backends.llamacpp.library import ggml, library, list_handles, place_tensors
+from edgespec.backends.llamacpp.library import ggml, library, list_handles, place_tensors, rebuild_command
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.workers import Worker, find_workers, resolve
 from edgespec.errors import BackendError, BackendUnavailable, InvalidRequest
@@ -42,20 +42,6 @@ def require_rpc() -> None:
         raise BackendUnavailable(
             "this build of llama.cpp has no RPC, which workers need.", hint=rebuild_command(BUILD_SETTING)
         )
-
-
-def rebuild_command(setting: str) -> str:
-    """The shell command that builds llama.cpp again with a setting of CMake, by the way edgespec is installed."""
-    build = f'CMAKE_ARGS="$CMAKE_ARGS {setting}"'
-    prefix = Path(sys.prefix)
-    if prefix.parent.name == "venvs" and prefix.parent.parent.name == "pipx":
-        return f"{build} pipx runpip {prefix.name} install --force-reinstall --no-cache-dir --no-deps llama-cpp-python"
-    if (prefix / "uv-receipt.toml").exists():
-        return f"{build} uv tool upgrade {prefix.name} --no-cache --reinstall-package llama-cpp-python"
-    with suppress(OSError):
-        if "\nuv = " in "\n" + (prefix / "pyvenv.cfg").read_text(encoding="utf-8"):
-            return f"{build} uv pip install --no-cache --reinstall-package llama-cpp-python llama-cpp-python"
-    return f"{build} {sys.executable} -m pip install --force-reinstall --no-cache-dir --no-deps llama-cpp-python"
 
 
 def serve(host: str, port: int, devices: Sequence[str], threads: int, cache: Path | None) -> None:
