@@ -104,11 +104,6 @@ class Fit:
         kv = self.target.kv + (self.draft.kv if self.draft else 0)
         return kv * tokens // (self.context * self.caches)
 
-    @property
-    def fits_on_devices(self) -> bool:
-        """Tells whether everything fits on accelerators with their own memory, with nothing in RAM."""
-        return 0 < self.needed <= self.memory.own_device_bytes
-
 
 def read_memory(backend: FileBackend, devices: Sequence[str] | None = None) -> Memory:
     """The memory of this machine and of the runtime's `devices`, None for all; without them where the runtime is not

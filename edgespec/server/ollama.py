@@ -262,7 +262,7 @@ def list_running(models: Models) -> dict[str, Any]:
         running.append({
             **_describe(slot),
             "size": size,
-            "size_vram": size if fit is not None and fit.fits_on_devices else 0,
+            "size_vram": min(size, fit.memory.own_device_bytes) if fit is not None else 0,
             "expires_at": format_time(expires),
             "context_length": model_info.context_size,
         })  # fmt: skip

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
 
-from edgespec.server.ollama import OllamaChatRequest
+from edgespec.backends.devices import RESERVE_BYTES, DeviceMemory, Memory
+from edgespec.planner.memory import Fit, MemoryEstimate
+from edgespec.server.ollama import OllamaChatRequest, list_running
 from edgespec.service.generation_spec import Thinking
 from edgespec.service.response import ReasoningDelta
 from edgespec.text.tool_calls import CallEnd, CallStart, ToolCall
+from edgespec.units import GIB
 from tests.server.serving import PROMPT, Server
 
 MODEL = "embedded"
@@ -129,3 +133,13 @@ def test_models_are_listed_loaded_and_unloaded(pair: Server) -> None:
     assert {"completion", "tools"} <= set(shown["capabilities"]) and shown["template"]
     assert shown["model_info"]["edgespec.context_length"] == 512 and shown["details"]["format"] == "gguf"
     assert pair.get("/api/version").json()["version"].count(".") == 2
+
+
+@pytest.mark.parametrize(("on_gpu", "told"), [(0, 0), (4 * GIB, 4 * GIB), (20 * GIB, 8 * GIB)])
+def test_the_part_of_a_model_on_gpus_is_listed(on_gpu: int, told: int) -> None:
+    gpu = DeviceMemory("CUDA0", RESERVE_BYTES + on_gpu, 24 * GIB)
+    fit = Fit(512, 1, MemoryEstimate(8 * GIB, 0, 0), None, Memory(32 * GIB, (gpu,)))
+    info = SimpleNamespace(fit=fit, backend="llamacpp", context_size=512)
+    slot = SimpleNamespace(name="a", model_info=info, unloads_in_s=60.0)
+    (running,) = list_running(cast("Any", SimpleNamespace(slots={"a": slot})))["models"]
+    assert (running["size"], running["size_vram"]) == (8 * GIB, told)
