@@ -128,11 +128,11 @@ def _describe_speed(planned: Plan, check: CheckCancelled, report: Callable[[str]
     """The expected speed, or `not_foretold` with the reason why there is none. Raises Cancelled."""
     models = {each.spec.name: each.model.metadata for each in planned.drafters if each.model is not None}
     draft = models.get("model")
-    if not isinstance(planned.metadata, Header) or not (draft is None or isinstance(draft, Header)):
-        return {"not_foretold": "only GGUF models can be measured"}
+    if planned.backend != "llamacpp" or not isinstance(planned.metadata, Header):
+        return {"not_foretold": "only models on llama.cpp can be measured"}
     if planned.fit.memory.devices and _is_split(planned.options, planned.metadata):
         return {"not_foretold": "a part of it is on the GPU and the processor computes the rest"}
-    target, drafted = describe_model(planned.metadata), read_by_type(draft) if draft is not None else {}
+    target, drafted = describe_model(planned.metadata), read_by_type(draft) if isinstance(draft, Header) else {}
     types = {*target.read, *find_similar(target.read), *drafted}
     speed = measure_speed(types, report, check, planned.options)
     alone = speed.estimate(target.read, drafted)

@@ -53,6 +53,7 @@ def test_plan_without_speed_and_beyond_memory(cli: Cli) -> None:
     assert "DOES NOT FIT" in done.stdout and "speed: no estimate" in done.stdout
     assert "settings of llama.cpp: not measured yet" in done.stdout
     assert "llama.cpp" not in cli("plan", "--backend", "mlx", "--no-speed").stdout
+    assert "speed: no estimate, since only models on llama.cpp" in cli("plan", "--backend", "mlx").stdout
     assert cli("plan", "no-such-model").returncode == 3
 
 
