@@ -306,7 +306,7 @@ async def _generate(
 ) -> AsyncGenerator[list[Part], None]:
     assert model_info is not None
     request = spec.build_request(model_info, token_limit=model_info.context_size, copy=copy)
-    response = spec.make_response(model_info, model_info.plain_speed)
+    response = spec.make_response(model_info)
     speculation = spec.limit_drafts(model_info.speculation)
     async with aclosing(slot.stream(request, speculation)) as batches:
         async for batch in batches:

@@ -225,7 +225,7 @@ class RemoteAnswer:
         noted = (*self._warnings, *(str(each) for each in self._reported.get("warnings", ())))
         if "usage" not in self._reported:
             noted = (*noted, "the other server reports no usage: the tokens are the events of its stream.")
-        yield Done(reason, self._stop, self._measure(), None, noted, self._reported.get("timings"))
+        yield Done(reason, self._stop, self._measure(), noted, self._reported.get("timings"))
 
     def summarize(self) -> Finished:
         """What is counted of the answer, also of one that was left or that failed."""

@@ -199,8 +199,8 @@ class GenerationSpec:
             return None
         return replace(speculation, draft_max=min(self.draft_max, MAX_DRAFT), draft_tree=None)
 
-    def make_response(self, model_info: ModelInfo, plain_speed: float | None = None) -> ResponseStream:
-        """The stream that turns the engine's events into the parts of an answer. `plain_speed` is in tokens/s."""
+    def make_response(self, model_info: ModelInfo) -> ResponseStream:
+        """The stream that turns the engine's events into the parts of an answer."""
         tool_format, reader = detect_tool_format(model_info.chat_template), None
         if self._needs_reader(tool_format):
             reader = make_reader(tool_format, {tool.name: tool.parameters for tool in self.tools_in_use})
@@ -213,7 +213,6 @@ class GenerationSpec:
         )
         return ResponseStream(
             reader,
-            plain_speed,
             allow_parallel_calls=self.parallel_calls is not False,
             demanded=[tool.name for tool in self._callable_tools()] if self.must_call else (),
             warnings=warnings,

@@ -41,16 +41,14 @@ class TextDelta:
 class Done:
     """The last part.
 
-    plain_speed  tokens per second of plain decoding for a single answer, None if not measured
-    warnings     what of the request was not followed, in sentences
-    reported     the timings that another server has reported; None: they follow from the metrics
-    loss         why a part of the prompt was read again
+    warnings  what of the request was not followed, in sentences
+    reported  the timings that another server has reported; None: they follow from the metrics
+    loss      why a part of the prompt was read again
     """
 
     reason: Ending
     stop: str | None
     metrics: Metrics
-    plain_speed: float | None
     warnings: tuple[str, ...] = ()
     reported: Mapping[str, Any] | None = None
     loss: PrefixLoss | None = None
@@ -67,7 +65,8 @@ class Done:
         """
         m = self.metrics
         n_read, n_after = m.prompt_tokens - m.cached_tokens, max(0, m.emitted_tokens - 1)
-        own = {"tau": m.tau, "plain_per_second": self.plain_speed, "times_plain": m.times_plain}
+        plain = m.tokens_per_second / m.times_plain if m.tokens_per_second and m.times_plain else None
+        own = {"tau": m.tau, "plain_per_second": plain, "times_plain": m.times_plain}
         lost: dict[str, int | str] = (
             {} if self.loss is None else {"cache_lost_n": self.loss.tokens, "cache_lost_reason": str(self.loss)}
         )
@@ -138,7 +137,6 @@ class ResponseStream:
     def __init__(
         self,
         reader: Reader | None,
-        plain_speed: float | None,
         *,
         allow_parallel_calls: bool = True,
         demanded: Sequence[str] = (),
@@ -150,7 +148,6 @@ class ResponseStream:
         """
         self._warnings = warnings
         self._reader = reader
-        self._plain_speed = plain_speed
         self._allow_parallel_calls = allow_parallel_calls
         self._demanded = demanded
         self._dropped = ""
@@ -189,7 +186,7 @@ class ResponseStream:
             ending: Ending = "stop" if self._call is None or is_stopped_inside else "tool_calls"
             ending = ending if event.reason == "stop" else "length"
             warnings = (*self._warnings, *event.warnings)
-            yield Done(ending, event.stop, event.metrics, self._plain_speed, warnings, loss=event.loss)
+            yield Done(ending, event.stop, event.metrics, warnings, loss=event.loss)
 
     def _split(self, found: Iterable[AnswerPart | Thought]) -> Iterator[Part]:
         for each in found:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
 from edgespec.core.metrics import Meter
+from edgespec.core.protocols import Step
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Finished
@@ -174,8 +175,17 @@ def test_tools_with_a_structure_in_a_request() -> None:
 
 def test_an_answer_that_is_ended_before_it_begins_has_a_beginning() -> None:
     """Anthropic's clients want message_start before anything else."""
-    parts = [*ResponseStream(None, None).parts(Finished("cancelled", (), 0, Meter(7, 0.0).metrics()))]
+    parts = [*ResponseStream(None).parts(Finished("cancelled", (), 0, Meter(7, 0.0).metrics()))]
     assert [type(part) for part in parts] == [Started, Done] and parts[0] == Started(7, 0)
+
+
+def test_the_timings_of_an_answer_agree() -> None:
+    meter = Meter(3, 10.0)
+    meter.add(Step(0, (7,), 0, 0, 0, at_s=11.0))
+    meter.add(Step(1, (1, 2, 3), 4, 2, 3, at_s=12.0, plain_steps=2.0))
+    timings = Done("stop", None, meter.metrics()).timings()
+    speeds = [timings[name] for name in ("predicted_per_second", "plain_per_second", "times_plain")]
+    assert speeds == pytest.approx([3.0, 2.0, 1.5])
 
 
 def test_no_more_calls_than_sixteen(compiler: GrammarCompiler) -> None:
@@ -197,7 +207,7 @@ def test_only_the_first_call_is_kept_without_parallel_calls(parallel: bool | Non
                                           "parallel_tool_calls": parallel, "tools": [FUNCTION]})  # fmt: skip
     spec = request.generation_spec()
     reader = make_reader(HERMES, {tool.name: tool.parameters for tool in spec.tools})
-    response = ResponseStream(reader, None, allow_parallel_calls=spec.parallel_calls is not False)
+    response = ResponseStream(reader, allow_parallel_calls=spec.parallel_calls is not False)
     metrics = Meter(1, 0.0).metrics()
     parts = [*response.parts(Piece(text, "answer", "")), *response.parts(Finished("stop", (), 0, metrics))]
     calls = [part.call.arguments for part in parts if isinstance(part, CallEnd)]
@@ -218,7 +228,7 @@ def test_only_the_first_call_is_kept_without_parallel_calls(parallel: bool | Non
     ids=["in its arguments", "before them", "before its name", "before it"],
 )  # fmt: skip
 def test_a_demanded_call_that_is_cut(text: str, names: list[str], expected: list[Any]) -> None:
-    response = ResponseStream(make_reader(HERMES, {name: {} for name in names}), None, demanded=names)
+    response = ResponseStream(make_reader(HERMES, {name: {} for name in names}), demanded=names)
     metrics = Meter(1, 0.0).metrics()
     pieces = [part for character in text for part in response.parts(Piece(character, "answer", ""))]
     *parts, end = merge_deltas([*pieces, *response.parts(Finished("length", (), 0, metrics))])
