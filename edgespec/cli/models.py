@@ -286,7 +286,7 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
 @click.command("recommend")
 @click.argument("words", nargs=-1, metavar="[TEXT]...")
 @click.option("--for", "task", type=click.Choice(TASKS), help="What the model is for.")
-@click.option("--max-size", type=FloatRange(0, min_open=True), metavar="GIB", help="Maximum size of the download.")
+@click.option("--max-size", type=FloatRange(0, 2**20, min_open=True), metavar="GIB", help="Maximum download size.")
 @offer(BACKEND, help="Runtime that is to run the models.")
 @click.option("--again", is_flag=True, help="Measure this machine again, such as when it was busy the first time.")
 @click.option("--no-speed", is_flag=True, help="Skip the measurement, which takes some seconds once.")

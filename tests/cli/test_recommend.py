@@ -31,6 +31,6 @@ def test_the_registry_answers_offline_and_says_so(cli: Cli) -> None:
 
 
 def test_wrong_values(cli: Cli) -> None:
-    for wrong in (["--for", "agents"], ["--max-size", "0"], ["--max-size", "big"]):
+    for wrong in (["--for", "agents"], ["--max-size", "0"], ["--max-size", "inf"], ["--max-size", "big"]):
         done = cli("recommend", *wrong)
         assert done.returncode == 2 and "hint: Run `edgespec recommend --help`." in done.stderr
