@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.completion import complete_model, complete_source
-from edgespec.cli.options import force_option, json_option, open_hub, yes_option
+from edgespec.cli.options import confirm, force_option, json_option, open_hub, yes_option
 from edgespec.cli.terminal import (
     TerminalReporter,
     format_table,
@@ -326,7 +326,7 @@ def clear_command(only_documents: bool, key: str | None, yes: bool) -> None:
         found = [f"{count(n, 'token')} of {what}{of}"] if n else []
         found += ["what trainings have written and kept"] if has_trainings else []
         if found and not yes:
-            click.confirm(f"Remove {' and '.join(found)}?", abort=True, err=True)
+            confirm(f"Remove {' and '.join(found)}?")
         if n:
             n = store.clear(namespace, only_documents=only_documents)
         kept = [(each.tokenizer, each.namespace) for each in store.status()]

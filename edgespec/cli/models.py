@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +13,7 @@ import click
 from edgespec.cli.completion import complete_download, complete_model
 from edgespec.cli.options import (
     FloatRange,
+    confirm,
     json_option,
     load_config,
     load_options,
@@ -148,9 +150,8 @@ def rm_command(model: str, backend: str, yes: bool) -> None:
 
     registry, hub = open_hub()
     reference = resolve_download(LoadConfig(model, parse_backend(backend)), registry, hub)
-    if not yes:
-        click.confirm(f"Remove {reference} from the cache?", abort=True, err=True)
-    freed = hub.remove(reference)
+    ask = partial(confirm, f"Remove {reference} from the cache?")
+    freed = hub.remove(reference) if yes else hub.remove(reference, ask)
     click.echo(f"freed {gib(freed)}", err=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from math import isnan
@@ -12,6 +13,7 @@ from click.shell_completion import CompletionItem
 
 from edgespec import options
 from edgespec.cli.completion import complete_model
+from edgespec.errors import InvalidRequest
 from edgespec.options import Option
 from edgespec.units import parse_duration
 
@@ -48,6 +50,17 @@ json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdo
 model_argument = click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
 force_option = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
+
+
+def confirm(question: str) -> None:
+    """Ask before something is removed. Raises Abort for a no on a terminal, InvalidRequest for any other end."""
+    try:
+        click.confirm(question, abort=True, err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        click.echo(err=True)
+        raise InvalidRequest("nothing was removed.", hint="Use --yes to remove it without a question.") from None
 
 
 def add_help_all(command: click.Command, name: str) -> None:

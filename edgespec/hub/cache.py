@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -381,17 +382,18 @@ def list_models(cache_dir: Path) -> list[CachedModel]:
     return found
 
 
-def remove_model(cache_dir: Path, reference: HubReference) -> int:
+def remove_model(cache_dir: Path, reference: HubReference, confirm: Callable[[], object]) -> int:
     """Remove the model that `reference` names from the cache; returns the bytes freed on disk.
 
-    A reference to a repository removes all its files. Blobs that another revision links to are kept. Raises HubError if
-    nothing matches.
+    A reference to a repository removes all its files. Blobs that another revision links to are kept. `confirm` is
+    called before. Raises HubError if nothing matches, and what `confirm` raises.
     """
     storage = storage_folder(cache_dir, reference.repo)
     links = [link for snapshot in storage.glob("snapshots/*") for link in _list_named(reference, snapshot)]
     if not links:
         hint = "Run `edgespec list` to see the cached models."
         raise HubError(f"{reference} is not in the cache at {cache_dir}.", hint=hint)
+    confirm()
     blobs = {link.resolve() for link in links}
     for link in links:
         link.unlink()

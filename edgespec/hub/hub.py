@@ -121,10 +121,13 @@ class Hub:
         with map_errors(HubContext(self.endpoint, str(self.cache_dir), "")):
             return cache.list_models(self.cache_dir)
 
-    def remove(self, reference: HubReference) -> int:
-        """Remove a model from the cache; returns the bytes freed. Raises HubError if it is not cached."""
+    def remove(self, reference: HubReference, confirm: Callable[[], object] = lambda: None) -> int:
+        """Remove a model from the cache; returns the bytes freed. Raises HubError if it is not cached.
+
+        `confirm` is called before anything is removed, and what it raises prevents that.
+        """
         with map_errors(self._make_context(reference)):
-            return cache.remove_model(self.cache_dir, reference)
+            return cache.remove_model(self.cache_dir, reference, confirm)
 
     def _request_model(self, reference: HubReference, context: HubContext) -> RemoteModel:
         from huggingface_hub import HfApi, constants

@@ -62,7 +62,8 @@ def test_answers_are_drafted_from_documents(cli: Cli, environment: dict[str, str
 
     assert f"of {code.parent}\n" in cli("memory", "forget", "project").stdout
     assert cli("memory", "clear", "--corpus").stdout == "there is nothing to remove\n"
-    assert cli("memory", "clear", stdin="n\n").stderr.startswith(f"Remove {row['tokens']} tokens of ")
+    refused = cli("memory", "clear", stdin="n\n").stderr
+    assert refused.startswith(f"Remove {row['tokens']} tokens of ") and "--yes" in refused
     cleared = cli("memory", "clear", stdin="y\n").stdout
     assert cleared == f"removed {row['tokens']} tokens of answers, prompts and documents\n"
     assert "Nothing is kept yet." in cli("memory", "status").stdout

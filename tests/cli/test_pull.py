@@ -51,8 +51,11 @@ def test_pull_run_list_remove(online: dict[str, str], cli: Cli, server: HubServe
     cached = [m["model"] for m in json.loads(cli("list", "--json").stdout)["cached"]]
     assert REFERENCE in cached
     assert cli("pull", REFERENCE, "--verify").returncode == 0
+    unanswered = cli("rm", REFERENCE)
+    assert unanswered.returncode == 2 and "--yes" in unanswered.stderr
     assert cli("rm", REFERENCE, "--yes").returncode == 0
-    assert cli("rm", REFERENCE, "--yes").returncode == 4
+    missing = cli("rm", REFERENCE)
+    assert missing.returncode == 4 and missing.stderr.startswith("error: "), "nothing is asked"
 
 
 def test_killed_midway_it_resumes(online: dict[str, str], cli: Cli, server: HubServer, tmp_path: Path) -> None:
