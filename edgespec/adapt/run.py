@@ -123,18 +123,25 @@ class Training:
         return target
 
 
+def plan_training(config: AdaptConfig, registry: Registry, hub: Hub, reporter: Reporter) -> Plan:
+    """The target with a draft that can be trained. Raises EdgespecError."""
+    planned = plan(replace(config.load, memory=None, adapted=None), registry, hub, reporter)
+    _find_draft(planned)
+    return planned
+
+
 @dataclass(frozen=True, slots=True)
 class Adapter(Training):
     """Runs adaptations to the texts of the memory in the folder `texts`."""
 
     texts: Path
 
-    def run(self, config: AdaptConfig) -> Adaptation:
+    def run(self, config: AdaptConfig, planned: Plan) -> Adaptation:
         """Train the draft, and keep it if it gains. A run that was stopped or killed goes on.
 
-        Texts and memory are known to suffice before weights are loaded. Raises EdgespecError, Cancelled.
+        `planned` is of `plan_training`. Texts and memory are known to suffice before weights are loaded. Raises
+        EdgespecError, Cancelled.
         """
-        planned = plan(replace(config.load, memory=None, adapted=None), self.registry, self.hub, self.reporter)
         drafter, model = _find_draft(planned)
         target_path, base_path = (
             fetch(source, self.hub, self.reporter, self.check) for source in (planned.target, model.source)

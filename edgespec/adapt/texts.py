@@ -11,6 +11,7 @@ from edgespec.core.sampling import Ints
 from edgespec.errors import InvalidRequest
 from edgespec.memory.store import TextStore
 from edgespec.memory.texts import BLOCK, MAX_MATCH, StoredText
+from edgespec.units import count
 
 MIN_TOKENS = 10_000
 """Tokens that training needs, those of documents included."""
@@ -72,10 +73,10 @@ def split_texts(
     for text in texts:
         if text.source in answered:
             sizes[text.source] = sizes.get(text.source, 0) + text.n_new
-    if (missing := MIN_CONVERSATIONS - len(sizes)) > 0:
+    if len(sizes) < MIN_CONVERSATIONS:
         raise InvalidRequest(
-            f"there are {count_tokens(texts):,} tokens of {len(sizes)} conversations; {missing} more conversations are"
-            " needed.",
+            f"there are {count(count_tokens(texts), 'token')} of {count(len(sizes), 'conversation')};"
+            f" {MIN_CONVERSATIONS} conversations are needed.",
             hint="Use the model for longer: every chat and every `edgespec run` counts.",
         )
     latest = list(sizes)[::-1]

@@ -206,7 +206,7 @@ def train_command(
     Training pauses while a model answers on this machine. Ctrl-C stops it; the same command goes on.
     """
     from edgespec.adapt.options import Throttle, lower_priority
-    from edgespec.adapt.run import AdaptConfig, Adapter, notice_slow_blas
+    from edgespec.adapt.run import AdaptConfig, Adapter, notice_slow_blas, plan_training
     from edgespec.cli.engine import run_work
     from edgespec.conversations.database import memory_folder
     from edgespec.service.learn import is_on_battery
@@ -215,15 +215,15 @@ def train_command(
     limit_s = inf if minutes is None else 60 * minutes
     throttle = Throttle(limit_s, must_stop=(lambda: False) if on_battery else is_on_battery)
     config = AdaptConfig(load_config(model, options), method, train, documents, throttle, newest)
-    drafts = open_drafts()
+    (registry, hub), drafts, reporter = open_hub(), open_drafts(), TrainingReporter()
+    planned = plan_training(config, registry, hub, reporter)
     _ask_consent(drafts, yes)
-    reporter = TrainingReporter()
     lower_priority()
 
     def work(check: CheckCancelled) -> Iterator[Adaptation]:
         check = _with_leave(check, parent, drafts)
         notice_slow_blas(reporter)
-        yield Adapter(*open_hub(), drafts, reporter, check, memory_folder()).run(config)
+        yield Adapter(registry, hub, drafts, reporter, check, memory_folder()).run(config, planned)
 
     (done,) = run_work(work, is_training=True)
     print_result(describe_result(done), [format_result(done)], as_json=as_json)

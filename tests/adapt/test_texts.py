@@ -108,9 +108,9 @@ def test_too_few_conversations_are_told_with_their_number() -> None:
     documents = [TrainingText(np.zeros(50_000, np.int32), 0, 50_000, "/long.py")]
     with pytest.raises(InvalidRequest) as refusal:
         split_texts([*make_texts(MIN_CONVERSATIONS - 3), *documents])
-    told = "there are 63,000 tokens of 13 conversations; 3 more conversations are needed."
+    told = "there are 63,000 tokens of 13 conversations; 16 conversations are needed."
     assert refusal.value.message == told
-    with pytest.raises(InvalidRequest, match="there are 0 tokens of 0 conversations; 16 more"):
+    with pytest.raises(InvalidRequest, match="there are 0 tokens of 0 conversations; 16"):
         split_texts([])
 
 

@@ -119,26 +119,27 @@ def test_answers_of_one_token_measure_no_gain(cli: Cli, tmp_path: Path, draft: s
 
 def test_what_cannot_be_trained_is_said(cli: Cli, tmp_path: Path, draft: str) -> None:
     def refuse(*arguments: str) -> str:
-        done = cli("adapt", *arguments, "--yes")
+        done = cli("adapt", *arguments)
         assert done.returncode != 0 and "hint: " in done.stderr and not done.stdout
+        assert "The draft will be trained" not in done.stderr, "nothing is asked"
         return done.stderr
 
-    assert "0 tokens" in refuse()
     assert "no draft of llama is adapted" in refuse_choice(cli, "use", "1", "llama")
     assert "no draft is adapted" in refuse_choice(cli, "use", "0")
-    keep_texts(tmp_path / "data")
-    for draft in ("ngram", f"pard:{PARD}"):
-        assert "There is no draft of python-6m that can be trained" in refuse("--draft", draft)
+    for other in ("ngram", f"pard:{PARD}"):
+        assert "There is no draft of python-6m that can be trained" in refuse("--draft", other)
     assert "learning-rate" in refuse("--learning-rate", "7")
     assert "nan is not in the range" in refuse("--minutes", "nan")
     assert "not downloaded" in refuse("llama-70b-q4") or "offline" in refuse("llama-70b-q4")
+    assert "0 tokens" in refuse("--yes")
+    keep_texts(tmp_path / "data")
     assert "trained whole" in refuse("--draft", str(HEAD), "--backend", "mlx", "--method", "lora", "--on-battery")
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(DRAFT.read_bytes()[:5000])
     assert "damaged.gguf" in refuse("--draft", str(damaged))
     (tmp_path / "data" / "adapted").rename(tmp_path / "data" / "old")
     (tmp_path / "data" / "adapted").write_text("")
-    assert "adapted" in refuse("--draft", draft)
+    assert "adapted" in refuse("--draft", draft, "--yes")
 
 
 def test_a_training_ends_when_its_texts_are_cleared(cli: Cli, environment: dict[str, str], tmp_path: Path) -> None:
