@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.backends import FileBackend
 from edgespec.backends.attached_draft import SelfDraftSpec, parse
+from edgespec.backends.llamacpp.shape import count_blocks
 from edgespec.drafters import SELF, DrafterSpec, drafter_specs, find_spec
 from edgespec.errors import DraftRefused, EdgespecError, InvalidRequest, UnknownModel
 from edgespec.formats.gguf import Header
@@ -283,7 +284,7 @@ class DraftFinder:
         return found
 
     def find(self, term: PlannedDrafter) -> PlannedDrafter:
-        """One that the user named. Raises DraftRefused."""
+        """One that the user named. Raises DraftRefused, InvalidRequest."""
         spec = term.spec
         if spec.needs == "memory" and self.request.memory is None:
             raise DraftRefused(
@@ -291,6 +292,10 @@ class DraftFinder:
                 hint="Use --draft ngram, or turn it on.",
             )
         if spec.needs not in ("model", "head"):
+            facts = self.target.metadata
+            n_layers = count_blocks(facts) if isinstance(facts, Header) else facts.integer("num_hidden_layers")
+            if term.self_draft is not None and term.self_draft.kept and n_layers:
+                term.self_draft.layers(n_layers)  # refuses those that the target does not have
             return term
         if spec.needs == "head" and term.reference is None:
             return self._find_named_head(spec)

@@ -35,7 +35,7 @@ from edgespec.units import gib, significant
 _TABLE_ROWS = (1, 4, 16)
 _SLOW_DRAFT = 0.8  # from this cost on, a draft model is as slow as its target
 _ROWS_PAY, _ROWS_COST = 1.5, 2.0  # plain steps of four rows
-_NOT_FORETOLD = {"drafts_not_foretold": "`edgespec draft build` and `edgespec bench` measure them after a download"}
+_NOT_FORETOLD = {"drafts_not_foretold": "`edgespec draft build` and `edgespec bench` measure them"}
 
 
 def report_plan(
@@ -140,6 +140,8 @@ def _describe_speed(planned: Plan, check: CheckCancelled, report: Callable[[str]
         return {"not_foretold": "its type of weights could not be measured on this machine"}
     expected = alone.with_network(planned.network.wait_s) if planned.network is not None else alone
     facts = _describe_forwards(expected, target, speed.find_faster(target.read))
+    if not planned.drafters:
+        return facts
     if planned.self_draft is not None or (models and draft is None):
         return facts | _NOT_FORETOLD
     facts |= _describe_drafts(expected, planned.acceptance)
@@ -257,8 +259,8 @@ def _format_speed(facts: dict[str, Any]) -> Iterator[str]:
         yield "  estimated with the same experts for all rows; rows that route to other experts cost more"
     if "drafts_not_foretold" in facts:
         yield f"  drafts: {facts['drafts_not_foretold']}"
-        return
-    yield from _format_drafts(facts)
+    elif "speedup_at_acceptance" in facts:
+        yield from _format_drafts(facts)
 
 
 def _format_drafts(facts: dict[str, Any]) -> Iterator[str]:

@@ -69,8 +69,12 @@ class SpeedEstimate:
         return speed * (1 - slower), speed * (1 + _TOLERANCE)
 
     def speculative(self, acceptance: float) -> tuple[int, float]:
-        """(length, speedup over plain decoding) of the best chain at this acceptance per token."""
-        return choose_chain_length(self.rows, self.draft_s or 0.0, acceptance)
+        """(length, speedup over plain decoding) of the best chain at this acceptance per token.
+
+        A gain below half a percent counts as none.
+        """
+        depth, speedup = choose_chain_length(self.rows, self.draft_s or 0.0, acceptance)
+        return (depth, speedup) if round(speedup, 2) > 1 else (0, 1.0)
 
     def with_network(self, wait_s: float) -> SpeedEstimate:
         """The same where each forward of the target waits for a network."""

@@ -45,6 +45,9 @@ def test_plan_says_what_to_expect(cli: Cli) -> None:
     # A self-draft promises nothing.
     assert "drafted by layerskip:2" in told and "plain decoding:" in told and "`edgespec draft build`" in told
     assert "tokens are accepted" not in told
+    assert "tokens are accepted" not in cli("plan", "--threads", "1", "--draft", "none").stdout
+    refused = cli("plan", "--draft", "layerskip:99")
+    assert refused.returncode == 2 and "the model has 6 layers" in refused.stderr.lower()
 
 
 def test_plan_without_speed_and_beyond_memory(cli: Cli) -> None:
@@ -108,6 +111,8 @@ def test_chains_of_a_forecast() -> None:
     steep = SpeedEstimate({n: float(n) for n in range(1, 10)}, 0.1)
     assert steep.speculative(0.9) == (0, 1.0)
     assert steep.pays_from is None
+    barely = SpeedEstimate({1: 1.0, 2: 1.497}, 0.0)
+    assert barely.speculative(0.5) == (0, 1.0) and barely.pays_from == 0.55
     tiles = SpeedEstimate({1: 1.0, 2: 1.9, 3: 2.8, 4: 1.3, 5: 3.0}, 0.05)
     assert tiles.speculative(0.6)[0] == 3
 
