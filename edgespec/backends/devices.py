@@ -66,15 +66,19 @@ def split_names(names: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def split_shares(text: str | None) -> tuple[float, ...]:
-    """The shares of devices in an option, "N,...". Raises InvalidRequest."""
-    if text is None:
-        return ()
+def split_shares(text: str | None, n_gpus: int | None = None) -> tuple[float, ...]:
+    """The shares of devices in an option, "N,...". Raises InvalidRequest, also for more shares than `n_gpus`."""
+    shares: tuple[float, ...] = ()
     with suppress(ValueError):
-        shares = tuple(float(part) for part in text.split(","))
-        if all(0 <= share < 1e9 for share in shares) and any(shares):
-            return shares
-    raise InvalidRequest(f"'{text}' are no shares of GPUs.", hint="Give a number for each, such as 3,1.")
+        shares = tuple(float(part) for part in text.split(",")) if text is not None else ()
+    if text is not None and not (all(0 <= share < 1e9 for share in shares) and any(shares)):
+        raise InvalidRequest(f"'{text}' are no shares of GPUs.", hint="Give a number for each, such as 3,1.")
+    if n_gpus is not None and len(shares) > n_gpus:
+        raise InvalidRequest(
+            f"--tensor-split has {len(shares)} shares, and there are {n_gpus} GPUs.",
+            hint="Give one for each; `edgespec doctor` lists them.",
+        )
+    return shares
 
 
 RAM = "CPU"

@@ -172,7 +172,7 @@ _EMBEDDED = "embedded"
     type=read_duration,
     default="5m",
     metavar="DURATION",
-    help="Unload a model that has been idle for this long, in seconds or as 90s, 10m, 2h; -1: never.",
+    help="Unload a model that has been idle for this long, in seconds or as 90s, 10m, 2h; below 0: never.",
 )
 @rare_option(
     "--preload",

@@ -273,6 +273,8 @@ def plan(
         options = replace(options, caches=opened.options.caches)
     limit = None if request.max_bytes is None else max(0, request.max_bytes - PROCESS_BYTES)
     own = replace(read_memory(backend, request.load.device), limit=limit)
+    if backend == "llamacpp":
+        split_shares(options.tensor_split, len(own.devices))  # refuses more than there are GPUs
     if request.load.gpu_layers == 0:
         own = replace(own, devices=())
     if opened is not None:

@@ -20,6 +20,7 @@ from edgespec.drafters import SELF, drafter_specs
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
+from edgespec.formats.gguf import Header
 from edgespec.hub.hub import Hub
 from edgespec.memory.memory import Memory
 from edgespec.planner.draft_finder import (
@@ -61,9 +62,15 @@ def find_ignored_options(target: Model, speculation: Speculation, planned: Plan,
     if target.no_tree_reason is not None and speculation.is_tree:
         yield f"This model takes chains, not trees, since {target.no_tree_reason}."
     places = ("gpu_layers", "gpu_layers_draft", "n_cpu_moe", "device", "tensor_split", "override_tensor")
+    facts = planned.metadata
     for option in ("threads", "batch_threads", *places, "flash_attention"):
-        if planned.backend == "mlx" and getattr(planned.options, option) is not None:
-            yield f"--{option.replace('_', '-')} has no effect on MLX."
+        value, name = getattr(planned.options, option), option.replace("_", "-")
+        if planned.backend == "mlx" and value is not None:
+            yield f"--{name} has no effect on MLX."
+        elif option in places and value and not planned.fit.memory.devices:
+            yield f"--{name} has no effect, since llama.cpp finds no GPU."
+        elif option == "n_cpu_moe" and value and isinstance(facts, Header) and not facts.own("expert_count"):
+            yield f"--{name} has no effect, since the model has no experts."
 
 
 _PROFILE_S = 0.4  # of measuring a new pair of models, or a known one under new settings

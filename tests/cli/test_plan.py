@@ -142,6 +142,8 @@ def test_a_device_that_there_is_not(command: str, names: str, words: str, cli: C
 def test_places_that_there_are_not(option: str, value: str, words: str, cli: Cli) -> None:
     refused = cli("run", "hi", "--model", "python-6m", "--no-memory", option, *value.split())
     assert refused.returncode == 2 and words in refused.stderr and "hint: " in refused.stderr
+    if option == "--tensor-split":
+        assert cli("plan", "--no-speed", option, value).stderr == refused.stderr
 
 
 def test_tensors_may_be_said_to_lie_in_ram(cli: Cli) -> None:

@@ -129,9 +129,11 @@ def test_an_answer_has_no_limit_but_the_context_or_what_the_model_recommends(cli
         ("--draft none --draft-max 4", "--draft-max 4 has no effect, since there is no draft"),
         ("--draft-max 0 --acceptance block", "--acceptance block has no effect, since --draft-max is 0"),
         ("--draft none --draft-max 0", None),
+        ("--gpu-layers 5", "--gpu-layers has no effect, since llama.cpp finds no GPU"),
+        ("--gpu-layers 0", None),
     ],
 )  # fmt: skip
-def test_options_of_drafts_without_a_draft_are_told(cli: Cli, given: str, told: str | None) -> None:
+def test_options_without_an_effect_are_told(cli: Cli, given: str, told: str | None) -> None:
     done = cli("run", "x", "--max-tokens", "2", "--threads", "1", "--ctx", "64", *given.split())
     assert done.returncode == 0
     assert f"note: {told}.\n" in done.stderr if told else "no effect" not in done.stderr

@@ -12,6 +12,7 @@ from typing import TypeVar
 import pytest
 
 from edgespec.backends.attached_draft import SelfDraftSpec
+from edgespec.backends.devices import DeviceMemory, Memory
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.core.sampling import SamplingParams
@@ -254,6 +255,17 @@ def test_a_self_draft_that_was_found_to_pay_is_added(open_: Open, measured: list
     assert heard.notices == []
     assert len(measured) == 2, "a self-draft makes another set of drafters"
     assert converse(found)["drafts"].keys() == {"model", "self"}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("has_gpu", [True, False])
+def test_experts_that_a_model_has_not_are_told(
+    has_gpu: bool, open_: Open, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = (DeviceMemory("CUDA0", 2**34, 2**34, shares_ram=False),) if has_gpu else ()
+    monkeypatch.setattr("edgespec.planner.memory.host_memory", lambda _=(): Memory(2**34, gpus))
+    open_(LoadConfig("python-6m", "llamacpp", "none", load=replace(ONE, n_cpu_moe=3)))
+    reason = "the model has no experts" if has_gpu else "llama.cpp finds no GPU"
+    assert f"--n-cpu-moe has no effect, since {reason}." in heard.notices
 
 
 def test_a_mistyped_drafter_is_refused_with_the_list(open_: Open) -> None:

@@ -31,7 +31,7 @@ from edgespec.backends.options import STATE_SNAPSHOTS, LoadOptions, RuntimeSetti
 from edgespec.backends.sequence import IdRange, check_ids
 from edgespec.core.protocols import YIELD, CheckCancelled, Yield
 from edgespec.core.sampling import Logits
-from edgespec.errors import BackendError, DoesNotFit, EdgespecError, InvalidModelFile, InvalidRequest, names_memory
+from edgespec.errors import BackendError, DoesNotFit, EdgespecError, InvalidModelFile, names_memory
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadSpec
 
@@ -401,15 +401,10 @@ def _place(api: Any, params: Any, options: LoadOptions, *, on_host: bool) -> Non
     if others := [name for _, name in places if name != RAM]:
         device_memory("llamacpp", others)
     place_tensors(params, places)
-    shares = () if on_host else split_shares(options.tensor_split)
-    if not on_host and options.device is None and not shares:
+    if not on_host and options.device is None and options.tensor_split is None:
         return
     names = [] if on_host else [gpu.name for gpu in device_memory("llamacpp", options.device)]
-    if len(shares) > len(names):
-        raise InvalidRequest(
-            f"--tensor-split has {len(shares)} shares, and there are {len(names)} GPUs.",
-            hint="Give one for each; `edgespec doctor` lists them.",
-        )
+    shares = () if on_host else split_shares(options.tensor_split, len(names))
     params.handles = list_handles(names)  # lives as long as what points to it
     params.devices = ctypes.cast(params.handles, ctypes.c_void_p)
     if shares:
