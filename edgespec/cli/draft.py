@@ -104,6 +104,8 @@ def _find_best(rows: list[Compared]) -> str | None:
 
 def _format_comparison(answers: Answers, rows: list[Compared]) -> Iterator[str]:
     yield from _format_trials(rows)
+    if rows[0].trial is None:
+        return
     yield f"agreement with {answers.tokens} tokens of {answers.answers} greedy answers of {answers.name}"
     best = _find_best(rows)
     yield f"best: --draft {best}" if best else "no draft is expected to pay: --draft ngram costs next to nothing"
@@ -115,7 +117,8 @@ def _format_trials(rows: Sequence[Compared]) -> Iterator[str]:
         if t := each.trial:
             memory = "" if each.memory is None else gib(each.memory)
             table.append((each.draft, f"{t.agreement:.0%}", f"{t.cost:.2f}", memory, str(t.length), f"{t.speedup:.2f}"))
-    yield from format_table(table, frozenset(range(1, 6)))
+    if len(table) > 1:
+        yield from format_table(table, frozenset(range(1, 6)))
     yield from (f"{each.draft} is refused: {each.refusal}" for each in rows if each.trial is None)
 
 

@@ -84,11 +84,18 @@ def compare_drafts(
 ) -> Iterator[Answers | Compared]:
     """Measure each of `drafts`, as --draft takes them, on greedy answers to `prompts` of the target of `config`.
 
-    Yields the Answers first. Raises UnknownModel, InvalidRequest for a draft that is mistyped, before the target
-    answers; InvalidRequest where no prompt gets an answer, and whatever a load of the target raises.
+    Yields the Answers first. Raises UnknownModel, InvalidRequest for a draft that is mistyped, and DraftRefused where
+    all are refused, before the target answers; InvalidRequest where no prompt gets an answer, and whatever a load of
+    the target raises.
     """
     loader = Loader(reporter, check)
     plans = {draft: _plan_draft(loader, replace(config, draft=draft)) for draft in drafts}
+    refused = {draft: each.message for draft, each in plans.items() if isinstance(each, EdgespecError)}
+    if len(refused) == len(plans):
+        reasons = "; ".join(f"{draft} is refused: {reason.removesuffix('.')}" for draft, reason in refused.items())
+        raise DraftRefused(
+            f"there is nothing to compare; {reasons}.", hint="Name a draft model, or a self-draft such as layerskip:8."
+        )
     with loader.open_target(loader.plan(replace(config, draft="none"))) as (target, path, planned):
         passages = list(_answer(target, prompts, max_tokens, check))
         if not passages:
@@ -110,11 +117,19 @@ def compare_drafts(
 def _plan_draft(loader: Loader, config: LoadConfig) -> Plan | EdgespecError:
     """The plan of a draft, or why it is refused. Raises UnknownModel, InvalidRequest for one that is mistyped."""
     try:
-        return loader.plan(config)
+        planned = loader.plan(config)
     except (UnknownModel, InvalidRequest):
         raise
     except EdgespecError as refusal:
         return refusal
+    (drafter,) = planned.drafters if len(planned.drafters) == 1 else (None,)
+    if drafter is None or drafter.spec.name not in ("model", SELF):
+        message = "neither a draft model nor a self-draft; `edgespec bench` measures it."
+        return InvalidRequest(message, hint="Name a draft model.")
+    if drafter.self_draft is not None and drafter.self_draft.kept == ():
+        message = "the layers are not named: layerskip:K; `edgespec draft build` searches for the best ones."
+        return InvalidRequest(message, hint="Use layerskip:K.")
+    return planned
 
 
 def _answer(target: Model, prompts: Sequence[Prompt], max_tokens: int, check: CheckCancelled) -> Iterator[Passage]:
@@ -140,13 +155,7 @@ def _open_draft(
 
     Raises EdgespecError, Cancelled.
     """
-    (drafter,) = asked.drafters if len(asked.drafters) == 1 else (None,)
-    if drafter is None or drafter.spec.name not in ("model", SELF):
-        message = "neither a draft model nor a self-draft; `edgespec bench` measures it."
-        raise InvalidRequest(message, hint="Name a draft model.")
-    if drafter.self_draft is not None and drafter.self_draft.kept == ():
-        message = "the layers are not named: layerskip:K; `edgespec draft build` searches for the best ones."
-        raise InvalidRequest(message, hint="Use layerskip:K.")
+    (drafter,) = asked.drafters
     found = loader.fetch(drafter.model.source) if drafter.model is not None else None
     with ExitStack() as undo:
         source = loader.load_source(target, path, drafter, found, planned)

@@ -67,9 +67,12 @@ def test_drafts_of_one_target_are_compared(cli: Cli, tmp_path: Path, monkeypatch
     assert "edgespec bench" in refused[1]["refused"] and "layerskip:K" in refused[2]["refused"]
     told: list[str] = []
     monkeypatch.setattr("edgespec.cli.draft.report_activity", told.append)
-    done = cli("draft", "compare", "python-6m", "ngram", "--threads", "1", "--ctx", "256", "--max-tokens", "8")
-    assert told == ["python-6m answers prompts …", "draft 1 of 1 is measured …", ""]
-    assert done.returncode == 5 and "is refused: neither a draft model nor a self-draft" in done.stdout
+    done = cli("draft", "compare", "python-6m", "ngram", "other.gguf", "--threads", "1", "--ctx", "256")
+    assert told == ["python-6m answers prompts …"] and done.returncode == 5 and not done.stdout
+    assert "; ngram is refused: neither a draft model nor a self-draft" in done.stderr
+    assert "; other.gguf is refused: " in done.stderr
+    done = cli("draft", "compare", "python-6m", "layerskip:2", "--threads", "1", "--ctx", "256", "--max-tokens", "8")
+    assert done.returncode == 0 and told[1:] == ["python-6m answers prompts …", "draft 1 of 1 is measured …", ""]
 
 
 @pytest.mark.parametrize(
