@@ -290,7 +290,7 @@ class Placement(NamedTuple):
 
     layers  for the accelerators, the last ones; the output matrix counts as one more
     in_ram  first layers whose experts stay in RAM
-    shares  layers of each accelerator
+    shares  layers of each device of the machine
     """
 
     layers: int | None = None
@@ -305,7 +305,8 @@ def place_layers(target: Header, fit: Fit, *, flash: bool = False) -> Placement:
     for a token. Where layers stay in RAM llama.cpp computes without flash attention, unless it was asked for (`flash`).
     It divides layers among accelerators by their number, so a mixture whose layers differ has shares.
     """
-    rooms = [max(0, device.free - RESERVE_BYTES - fit.target.compute) for device in fit.memory.layer_devices]
+    devices, used = fit.memory.devices, fit.memory.layer_devices
+    rooms = [max(0, each.free - RESERVE_BYTES - fit.target.compute) if each in used else 0 for each in devices]
     count = target.own("block_count") or 0
     if not rooms or not count:
         return Placement()
@@ -323,7 +324,7 @@ def place_layers(target: Header, fit: Fit, *, flash: bool = False) -> Placement:
     without = [layer - expert for layer, expert in zip(layers, experts, strict=True)]
     for in_ram in range(1, count + 1) if any(experts) else ():
         if shares := _fill([*without[:in_ram], *layers[in_ram:], output], rooms):
-            return Placement(None, in_ram, shares if len(rooms) > 1 else None)
+            return Placement(None, in_ram, shares if len(used) > 1 else None)
     room = sum(rooms) - output - (0 if flash else score_bytes(target, fit.context))
     fitting = sum(each <= room for each in accumulate(reversed(without)))
     return Placement(fitting + 1 if room >= 0 else 0, count if any(experts) and fitting else None)

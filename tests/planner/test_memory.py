@@ -235,8 +235,14 @@ def test_layers_go_where_there_is_memory(
 
 
 def test_a_device_that_shares_ram_takes_no_layers_beside_one_with_memory_of_its_own() -> None:
-    memory = Memory(2**40, (DeviceMemory("CPU's", 2**40, 2**40, shares_ram=True), DeviceMemory("GPU", 2**33, 2**33)))
-    assert place_layers(layered(10), check_fit(layered(10), [], context=8, memory=memory)) == Placement(7)
+    integrated, gpu = DeviceMemory("iGPU", 2**40, 2**40, shares_ram=True), DeviceMemory("GPU", 16 * GIB, 16 * GIB)
+    for model, devices, placed in (
+        (layered(20), (integrated, gpu), Placement(15)),
+        (layered(10, 3), (integrated, gpu), Placement(None, 9)),
+        (layered(10, 3), (gpu, integrated, gpu), Placement(None, 5, (7, 0, 4))),
+    ):
+        fit = check_fit(model, [], context=8, memory=Memory(2**40, devices))
+        assert place_layers(model, fit) == placed
 
 
 def test_scores_of_attention_need_room_where_layers_are_divided_unless_flash_attention_is_on() -> None:
