@@ -153,6 +153,9 @@ class Prompt(TextArea):
         event.prevent_default()
         event.stop()
 
+    def on_paste(self, event: events.Paste) -> None:
+        event.stop()  # TextArea inserts the text and lets the event bubble to the app, which would insert it again
+
     def put(self, text: str) -> None:
         """Replace the text and move the cursor to its end."""
         self._listed = self.text = sanitize(text.replace("\r\n", "\n"))

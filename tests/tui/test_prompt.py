@@ -82,8 +82,11 @@ async def test_typing_and_pasting_reach_the_prompt_from_wherever_the_focus_is(ch
         await chat.press("a", "space")
         assert chat.prompt.has_focus
     chat.app.screen.set_focus(None)
-    chat.app.post_message(Paste("b\nc"))
-    await chat.until(lambda: chat.prompt.text == "a a b\nc")
+    chat.app.post_message(Paste("b\n"))
+    await chat.until(lambda: chat.prompt.text == "a a b\n" and chat.prompt.has_focus)
+    chat.app.post_message(Paste("c"))
+    await chat.until(lambda: chat.prompt.text.endswith("c"))
+    await chat.pilot.pause()
     below = chat.app.screen
     await chat.press("f1")
     await chat.until(lambda: chat.app.screen is not below)
