@@ -169,7 +169,9 @@ def _rewind(app: ChatApp, argument: str, *, keep_question: bool = False) -> str:
     message = f"there are questions 1 to {n}." if n > 1 else "there is one question."
     number = _parse_number(argument or str(n), n, message, "Each question starts with its number.")
     app.query_one(Transcript).cut(number, keep_question=keep_question)
-    return app.recorder.rewind(number, keep_question=keep_question)
+    question = app.recorder.rewind(number, keep_question=keep_question)
+    app.clear_instruments()
+    return question
 
 
 def _parse_number(argument: str, limit: int, message: str, hint: str) -> int:

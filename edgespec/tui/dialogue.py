@@ -312,6 +312,12 @@ class Dialogue(Window):
         self.query_one(Transcript).show(self.recorder.turns)
         self.apply_view_options()
         self.mark_branches()
+        self.clear_instruments()
+
+    def clear_instruments(self) -> None:
+        """Show no numbers: the answer that they tell of is not the last one on the screen any more."""
+        self.activity.meter, self.activity.finished = Meter(), None
+        self.refresh_instruments()
 
     def mark_branches(self) -> None:
         """Show at each message that has others in its place which of them it is."""

@@ -89,7 +89,8 @@ class StatusLine(Static):
             parts.append(f"{meter.tokens_per_second:.1f} tok/s")
         if meter.acceptance_rate is not None:
             parts.append(f"{meter.acceptance_rate:.0%} accepted")
-        parts.append(f"{meter.prompt_tokens + meter.emitted_tokens:,}/{model_info.context_size:,}")
+        if used := meter.prompt_tokens + meter.emitted_tokens:
+            parts.append(f"{used:,}/{model_info.context_size:,}")
         parts.append(f"draft {shorten_names(model_info.draft)}{' (off)' if model_info.is_paused else ''}")
         self.update(Content(" · ".join(parts)), layout=False)
 
@@ -154,10 +155,11 @@ def _describe_model(meter: Meter, model_info: ModelInfo, resident: int, availabl
     used, size = meter.prompt_tokens + meter.emitted_tokens, model_info.context_size
     n_full = round(used / size * _CELLS)
     lines: list[tuple[Part, ...]] = [((shorten_names(model_info.name), _STRONG),)]
-    lines.append(("context ", f"{used:,}", f" of {size:,}"))
+    lines.append((f"context {used:,} of {size:,}" if used else f"context {size:,} tokens",))
     if meter.reading is not None:
         lines.append((f"prompt {meter.reading.progress.reused:,} of {meter.prompt_tokens:,} cached",))
-    lines.append((("━" * n_full, _VERIFY), ("━" * (_CELLS - n_full), _OTHER)))
+    if used:
+        lines.append((("━" * n_full, _VERIFY), ("━" * (_CELLS - n_full), _OTHER)))
     lines.append(("memory ", _format_size(resident), f", {_format_size(available)} free"))
     if (fit := model_info.fit) is not None:  # as estimated before loading
         more = f", +8k {_format_size(fit.caches * fit.kv_for(8192))}"

@@ -8,10 +8,16 @@ from pathlib import Path
 
 from textual.widgets import DataTable
 
+from edgespec.tui.panel import StatusLine
 from edgespec.tui.picker import History
 from tests.tui.driving import ENDLESS, Driver, again, in_app, varied
 
 FENCED = "Look:\n\n```python\nprint(1)\n```\n\n~~~\n```\n~~~"
+
+
+def numbers(chat: Driver) -> str:
+    """What the status line says before the name of the draft."""
+    return str(chat.app.query_one(StatusLine).content).rpartition("draft")[0]
 
 
 @in_app
@@ -61,11 +67,12 @@ async def test_undo_and_edit(chat: Driver) -> None:
     await chat.errs("/undo", "no question yet")
     await chat.ask("one")
     await chat.ask("two")
+    assert f"/{2 * ENDLESS:,}" in numbers(chat)
     for left in (2, 0):
         await chat.send("/undo")
         await chat.until(lambda left=left: len(chat.turns) == left)
         assert chat.shown == chat.texts and len(chat.app.chat.messages) == left
-        assert chat.prompt.text == ""
+        assert chat.prompt.text == "" and not numbers(chat)
     await chat.errs("/undo", "no question yet")
     await chat.errs("/edit", "no question yet")
     first = await chat.ask("one")
@@ -185,7 +192,7 @@ async def test_new(chat: Driver) -> None:
     for line in ("/new", "/clear"):
         await chat.ask("hello")
         await chat.hears(line, "new conversation")
-        assert chat.texts == chat.shown == [] and not chat.app.chat.messages
+        assert chat.texts == chat.shown == [] and not chat.app.chat.messages and not numbers(chat)
     assert len(chat.app.recorder.store.recent()) == 2
     await chat.begin("more", 1)
     await chat.errs_amid("/new", "engine is busy")
@@ -226,4 +233,4 @@ async def test_history(chat: Driver) -> None:
     await chat.until(lambda: isinstance(chat.app.screen, History))
     await chat.press("enter")
     await chat.until(lambda: chat.texts == ["a dragon", answer])
-    assert chat.shown == chat.texts
+    assert chat.shown == chat.texts and not numbers(chat)
