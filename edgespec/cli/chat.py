@@ -175,7 +175,6 @@ class Repl:
         self._recorder = ConversationRecorder(chat, Store.in_memory(), partial(click.echo, err=True))
         self._metrics: Metrics | None = None  # of the last answer
         self._is_nearly_full = False  # as it was told
-        self._spec_given = ""  # the last argument of /spec
         if is_incognito:
             self._recorder.start_incognito(is_on=True)
 
@@ -184,8 +183,6 @@ class Repl:
         if self._engine.model_info is None:
             finish(self._engine.open(self._request, TerminalReporter()))
             self._recorder.model = require_model(self._engine).name
-            if self._spec_given:
-                self._engine.speculate(self._spec_given).result()
         return require_model(self._engine)
 
     def loop(self) -> int:
@@ -301,7 +298,8 @@ class Repl:
     def _spec(self, argument: str) -> None:
         info = self.open_model()
         if argument:
-            info, self._spec_given = self._engine.speculate(argument).result(), argument
+            info = self._engine.speculate(argument).result()
+            self._request = info.keep_speculation(self._request)
         click.echo(describe_speculation(info.speculation, info.draft, is_paused=info.is_paused))
 
     def _draft(self, argument: str) -> None:

@@ -151,6 +151,7 @@ class LoadConfig:
     draft_max   maximum draft depth; None: the autopilot decides
     draft_tree  maximum draft tokens in all; None: as many as draft_max, a chain
     acceptance  the acceptance rule, see engine.drafting.Speculation
+    is_paused   nothing is drafted until `/spec on`
     max_bytes   that the process of the model may take; None: what is free
     force       load even if it does not fit in memory
     fetch_heads  'auto' takes the head that the registry pairs with the target even if it is not downloaded yet
@@ -165,6 +166,7 @@ class LoadConfig:
     draft_max: int | None = None
     draft_tree: int | None = None
     acceptance: Rule = "auto"
+    is_paused: bool = False
     load: LoadOptions = field(default_factory=LoadOptions)
     max_bytes: int | None = None
     force: bool = False

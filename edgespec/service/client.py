@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from edgespec.backends import BackendName
@@ -190,6 +190,12 @@ class ModelInfo:
     def draft(self) -> str:
         """What the user calls the drafters, joined by '+'; 'none' for plain decoding."""
         return "+".join(self.drafters.values()) or "none"
+
+    def keep_speculation(self, config: LoadConfig) -> LoadConfig:
+        """`config` with the present settings of `/spec`, for the next draft or model."""
+        kept = replace(config, is_paused=self.is_paused)
+        now = self.speculation
+        return replace(kept, draft_max=now.draft_max, draft_tree=now.draft_tree) if now.drafters else kept
 
 
 class EngineClient(ABC):

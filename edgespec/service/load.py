@@ -224,6 +224,7 @@ class Loader:
             speculation = _speculation(config, [each.spec.name for each in drafters])
             prefixes = open_prefixes(config.memory, memory, key, target, target_path)
             engine = Engine(target, drafters, speculation, planned.options.caches, memory, prefixes)
+            engine.is_paused = config.is_paused
             undo.pop_all()
         variants = [str(method)] if method is not None else []
         variants += [f"version {each.card.version}" for each in loaded if each.card is not None]
@@ -287,6 +288,7 @@ class Loader:
         key = current_setting("toy", config.load)
         prefixes = open_prefixes(config.memory, memory, key, target, Path(name))
         engine = Engine(target, drafters, speculation, config.load.caches, memory, prefixes)
+        engine.is_paused = config.is_paused
         info = describe_model(engine, name, None, None)
         return LoadedModel(engine, info, Path(name), key, None, None, config, None)
 

@@ -104,7 +104,7 @@ def describe_model(engine: Engine, name: str, planned: Plan | None, settings: Ru
         plain_speed=None,
         context_size=target.context_size,
         speculation=engine.speculation,
-        is_paused=False,
+        is_paused=engine.is_paused,
         devices=(),
         max_concurrency=engine.max_concurrency,
         no_batching_reason=target.no_batching_reason,

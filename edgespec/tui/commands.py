@@ -201,6 +201,7 @@ async def spec(app: ChatApp, argument: str) -> None:
     model_info = require_model(app.client)
     if argument:
         model_info = await app.client.speculate(argument).wait()
+        app.request = model_info.keep_speculation(app.request)
     await app.show_notice(
         describe_speculation(model_info.speculation, model_info.draft, is_paused=model_info.is_paused)
     )

@@ -23,8 +23,8 @@ OPTIONS = ("--max-tokens", "10", "--temperature", "0", "--threads", "1")
 def test_slash_commands(cli: Cli, tmp_path: Path) -> None:
     chat = tmp_path / "chat.json"
     lines = ["/help", "import os", "/stats", f"/export {chat}", "/undo", "/undo", "import os", "/retry", "/spec off",
-             "/retry", "/stats", "/spec on", "/spec 5", "/draft ngram", "/set temperature 0.5", "/set top-k 7", "/set",
-             "/clear", "/exit", "never read"]  # fmt: skip
+             "/retry", "/stats", "/spec on", "/spec 5", "/draft ngram", "/spec", "/set temperature 0.5", "/set top-k 7",
+             "/set", "/clear", "/exit", "never read"]  # fmt: skip
     out = cli("chat", *OPTIONS, stdin="\n".join(lines)).stdout
     for told in (
         "/retry",
@@ -34,7 +34,7 @@ def test_slash_commands(cli: Cli, tmp_path: Path) -> None:
         "nothing to undo",
         "speculation: off",
         "speculation: 5 tokens at a time",
-        "draft: ngram",
+        "draft: ngram\nspeculation: 5 tokens at a time, by ngram\n",
     ):
         assert told in out, told
     assert re.search(r"temperature +0\.5\n", out)

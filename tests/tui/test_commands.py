@@ -120,6 +120,7 @@ async def test_draft(chat: Driver) -> None:
     await chat.hears("/draft ngram+ngram", "names 'ngram' twice", kind="error")
     await chat.idle()
     await chat.hears("/draft", "draft: ngram+model")
+    await chat.hears("/spec 2", "2 tokens")
     await chat.hears("/draft none", "tree on toy, draft none")
     await chat.idle()
     await chat.errs("/spec on", "nothing to draft with")
@@ -130,6 +131,11 @@ async def test_draft(chat: Driver) -> None:
     await chat.send("/retry")
     await chat.until(lambda: chat.turns[-1].id > 2 and chat.app.activity.job is None)
     assert chat.texts == ["hello", text] and chat.turns[-1].settings["draft"] == "ngram"
+    await chat.hears("/spec", "2 tokens at a time, by ngram")
+    await chat.hears("/spec off", "speculation: off")
+    await chat.hears("/draft model", "tree on toy, draft model (off)")
+    await chat.idle()
+    await chat.hears("/spec on", "2 tokens at a time, by model")
     await chat.begin("and on", 1)
     await chat.errs_amid("/draft none", "engine is busy")
 
@@ -143,8 +149,10 @@ async def test_model(chat: Driver) -> None:
     await chat.ask("still there")
     assert chat.turns[-1].settings["model"] == "tree"
     await chat.send("/undo")
-    await chat.hears("/model linear", "linear on toy, draft ngram+model")
+    await chat.hears("/spec off", "speculation: off")
+    await chat.hears("/model linear", "linear on toy, draft ngram+model (off)")
     await chat.idle()
+    await chat.hears("/spec on", "3 tokens at a time")
     await chat.ask("and on")
     assert [turn.role for turn in chat.turns] == ["user", "assistant"] * 2
     assert chat.turns[-1].settings["model"] == "linear"
