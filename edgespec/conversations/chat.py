@@ -249,6 +249,10 @@ class SlashCommand:
     summary: str
     run: Callable[..., Any] | None = None
 
+    @property
+    def usage(self) -> str:
+        return f"/{self.name} {self.arguments}".rstrip()
+
 
 _COMMANDS = (
     SlashCommand("help", "", "show keys and commands"),
@@ -270,7 +274,7 @@ ALIASES = {"?": "help", "bye": "exit", "quit": "exit"}
 
 def format_help(commands: Iterable[SlashCommand]) -> str:
     """A line for each command: its usage and what it does."""
-    return "\n".join(f"{f'/{each.name} {each.arguments}'.rstrip():24} {each.summary}" for each in commands)
+    return "\n".join(f"{each.usage:24} {each.summary}" for each in commands)
 
 
 def requires_argument(command: SlashCommand) -> bool:

@@ -167,7 +167,7 @@ class ChatApp(Dialogue):
         self.query_one(Prompt).focus()
 
     def action_help(self) -> None:
-        self.push_screen(Help(commands.HELP))
+        self.push_screen(Help([(command.usage, command.summary) for command in commands.COMMANDS]))
 
     async def action_clear_screen(self) -> None:
         """Remove everything from the screen but an answer under way; the conversation stays."""

@@ -20,7 +20,6 @@ from edgespec.conversations.chat import (
     SlashCommand,
     apply_setting,
     describe_speculation,
-    format_help,
     parse_command,
     parse_path,
     requires_argument,
@@ -306,7 +305,6 @@ _ALIASES = ALIASES | {"clear": "new", "show": "set", "resume": "history"}
 _BY_NAME = {command.name: command for command in COMMANDS} | {
     REPLACING.name: replace(REPLACING, run=partial(export, overwrite=True))
 }
-HELP = format_help(COMMANDS)
 
 
 async def run(app: ChatApp, line: str) -> None:
@@ -349,7 +347,7 @@ def _complete_name(start: str) -> list[Completion]:
     return [
         Completion(
             f"/{each.name} " if each.arguments else f"/{each.name}",
-            f"/{each.name} {each.arguments}".rstrip(),
+            each.usage,
             each.summary,
             not requires_argument(each),
         )

@@ -83,19 +83,18 @@ class Help(ModalScreen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q", "dismiss", "Back")]
 
-    def __init__(self, commands: str) -> None:
-        """`commands`: one line a command, with two spaces or more before its summary."""
+    def __init__(self, commands: Iterable[tuple[str, str]]) -> None:
+        """`commands`: the usage and the summary of each."""
         super().__init__()
         self._commands = commands
 
     def compose(self) -> ComposeResult:
-        commands = (line.partition("  ") for line in self._commands.splitlines())
         with VerticalScroll(classes="dialog") as dialog:
             dialog.border_title = "Help"
             dialog.border_subtitle = "Esc closes"
             yield _make_section("Keys", KEYS)
             yield _make_section("Words", GLOSSARY)
-            yield _make_section("Commands", ((name, summary.strip()) for name, _, summary in commands))
+            yield _make_section("Commands", self._commands)
 
 
 def _make_section(title: str, rows: Iterable[tuple[str, str]]) -> Static:
