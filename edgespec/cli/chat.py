@@ -110,7 +110,7 @@ def chat_command(
     with closing(_start_engine(request, verbose=options["verbose"])) as engine:
         is_interactive = sys.stdin is not None and sys.stdin.isatty()
         repl = Repl(engine, request, chat, interactive=is_interactive, is_incognito=incognito)
-        chat.sampling = resolve_sampling(options, repl.open_model().sampling)
+        chat.sampling = chat.default_sampling = resolve_sampling(options, repl.open_model().sampling)
         return repl.loop()
 
 

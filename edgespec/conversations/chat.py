@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from edgespec.conversations.database import Conversation, Turn
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
+from edgespec.engine.drafting import MAX_DRAFT, Speculation
 from edgespec.engine.events import AnswerStart, MemoryUse, Request
 from edgespec.errors import CacheError, ContextOverflow, InvalidRequest, reason_of
 from edgespec.files import write_atomically
@@ -28,16 +28,17 @@ _NUMBERS = {
 }
 SETTINGS = (*_NUMBERS, "max_tokens", "seed", "rolling", "system")
 NONE = "none"
-"""What unsets a setting that needs no value."""
+"""What returns to the default of a setting."""
 
 
 @dataclass(eq=False)
 class Chat:
     """The messages, and the settings of the next answer.
 
-    max_tokens  None: what the model's authors recommend, else to the end of the context
-    rolling     leave out the oldest turns where the context is full
-    left_out    messages at the beginning that are left out of requests
+    max_tokens        None: what the model's authors recommend, else to the end of the context
+    rolling           leave out the oldest turns where the context is full
+    default_sampling  what NONE returns to
+    left_out          messages at the beginning that are left out of requests
     """
 
     system: str | None
@@ -46,6 +47,7 @@ class Chat:
     seed: int | None
     stop: tuple[str, ...]
     rolling: bool = field(default=False, kw_only=True)
+    default_sampling: SamplingParams = field(default=SamplingParams(), init=False)
     messages: list[Message] = field(default_factory=list, init=False)
     left_out: int = field(default=0, init=False)
 
@@ -74,21 +76,22 @@ class Chat:
         return getattr(self if hasattr(self, name) else self.sampling, name)
 
     def set(self, name: str, text: str) -> None:
-        """Change one of SETTINGS; NONE unsets `max_tokens`, `seed` and `system`. Raises InvalidRequest."""
+        """Change one of SETTINGS. Raises InvalidRequest."""
         self.setting(name)
         value: Any = text
-        if text == NONE and name in ("system", "seed", "max_tokens"):
-            value = None
+        if text == NONE and name != "rolling":
+            value = getattr(self.default_sampling, name, None)
         elif name == "rolling":
-            if text not in ("on", "off"):
+            if text not in ("on", "off", NONE):
                 raise InvalidRequest(f"rolling is on or off, not '{text}'.", hint="For example: /set rolling on")
             value = text == "on"
         elif name != "system":
+            kind = _NUMBERS.get(name, int)
             try:
-                value = _NUMBERS.get(name, int)(text)
+                value = kind(text)
             except ValueError:
-                hint = f"Example: /set {name} 1"
-                raise InvalidRequest(f"{name} must be a number, not '{text}'.", hint=hint) from None
+                noun, hint = "number" if kind is float else "whole number", f"Example: /set {name} 1"
+                raise InvalidRequest(f"{name} must be a {noun}, not '{text}'.", hint=hint) from None
             if name == "max_tokens" and value < 1:
                 raise InvalidRequest("max_tokens must be at least 1.", hint="Give a larger number.")
         if hasattr(self, name):
@@ -102,10 +105,10 @@ def change_speculation(engine: Engine, argument: str) -> None:
     others apply from the next answer. Raises InvalidRequest.
     """
     current = engine.speculation
-    if argument not in ("on", "off", "auto") and not (
-        argument.isdecimal() and argument.isascii() and len(argument) < 4
-    ):
-        raise InvalidRequest(f"/spec takes on, off, auto or a number, not '{argument}'.", hint="For example: /spec 4")
+    is_number = argument.isdecimal() and argument.isascii() and len(argument) < 4 and int(argument) <= MAX_DRAFT
+    if argument not in ("on", "off", "auto") and not is_number:
+        message = f"/spec takes on, off, auto or a number from 0 to {MAX_DRAFT}, not '{argument}'."
+        raise InvalidRequest(message, hint="For example: /spec 4")
     if argument != "off" and not current.drafters:
         raise InvalidRequest("there is nothing to draft with.", hint="Choose a drafter: /draft ngram, /draft auto.")
     if argument == "auto" or (argument == "on" and current.is_plain):
@@ -258,7 +261,7 @@ _COMMANDS = (
     SlashCommand("help", "", "show keys and commands"),
     SlashCommand("spec", "[on|off|auto|N]", "speculation: on, off, adaptive, or N drafted tokens"),
     SlashCommand("draft", "[NAMES|REF]", "draft by auto, none, drafters joined by '+', or a model; without, list them"),
-    SlashCommand("set", "[NAME [VALUE]]", f"show or change {', '.join(SETTINGS)}; 'none' unsets"),
+    SlashCommand("set", "[NAME [VALUE]]", f"show or change {', '.join(SETTINGS)}; 'none' returns to the default"),
     SlashCommand("stats", "", "show statistics of the last answer"),
     SlashCommand("retry", "", "answer the last question again"),
     SlashCommand("continue", "", "go on with an answer that was cut"),

@@ -301,7 +301,8 @@ class SamplingParams:
 
 def _within(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
-        raise InvalidRequest(f"{name} must be between {low:g} and {high:g}, not {value}.", hint=f"Give another {name}.")
+        message = f"{name} must be between {low:,.12g} and {high:,.12g}, not {value}."
+        raise InvalidRequest(message, hint=f"Give another {name}.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,7 @@ class ChatApp(Dialogue):
     ) -> None:
         self.request, self._load_notices, self.is_choosing = request, notices, False
         if is_new:
-            self.chat.sampling = self._sampling(model_info.sampling)
+            self.chat.sampling = self.chat.default_sampling = self._sampling(model_info.sampling)
             self._remember_model(request)
         self.recorder.model = model_info.name
         name, draft = shorten_names(model_info.name), shorten_names(model_info.draft)

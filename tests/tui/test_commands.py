@@ -77,10 +77,7 @@ async def test_spec(chat: Driver) -> None:
     await chat.hears("/spec on", "as much as pays")
     await chat.hears("/spec", "as much as pays")
     for wrong in ("maybe", "-1", "64", "9999", "²"):
-        await chat.errs(
-            f"/spec {wrong}",
-            "--draft-max and --draft-tree must be 0 to 63" if wrong == "64" else "on, off, auto or a number",
-        )
+        await chat.errs(f"/spec {wrong}", "on, off, auto or a number from 0 to 63")
     await chat.hears("/spec", "as much as pays")
 
 
@@ -197,11 +194,12 @@ async def test_set(chat: Driver) -> None:
             line, "temperature 0.5, top_k 7, top_p 1.0", "max_tokens 9, seed 5, rolling off, system Be brief."
         )
     before = (state.sampling, state.seed, state.max_tokens)
-    for wrong, said in (("temperature warm", "must be a number"), ("temperature none", "must be a number"),
+    for wrong, said in (("temperature warm", "must be a number"), ("temperature none of it", "must be a number"),
                         ("colour", "no setting 'colour'"), ("rolling maybe", "on or off"),
                         ("top_p 2", "be"),
                         ("temperature nan", "be"), ("temperature 1000", "be"), ("colour 1", "no setting 'colour'"),
-                        ("seed 0.5", "number"), ("max_tokens 0", "at least 1")):  # fmt: skip
+                        ("seed 0.5", "a whole number"), ("max_tokens 0", "at least 1"),
+                        ("penalty_window -5", "between 0 and 2,147,483,647")):  # fmt: skip
         await chat.errs(f"/set {wrong}", said)
     assert (state.sampling, state.seed, state.max_tokens) == before
     await chat.ask("hello")
@@ -213,6 +211,9 @@ async def test_set(chat: Driver) -> None:
     assert state.system is None
     await chat.hears("/set seed none", "seed none")
     await chat.hears("/set max_tokens none", "max_tokens none")
+    await chat.hears("/set temperature none", "temperature 0.0")
+    await chat.hears("/set rolling on", "rolling on")
+    await chat.hears("/set rolling none", "rolling off")
     await chat.hears("/set rolling on", "rolling on")
     assert (state.seed, state.max_tokens, state.rolling) == (None, None, True)
 
