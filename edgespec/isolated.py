@@ -151,6 +151,10 @@ class Helper:
         with self._lock:
             self._end()
 
+    def forget(self) -> None:
+        """Start another process at the next question, in a fork of the process that has started the present one."""
+        self._lock, self._process = Lock(), None
+
     def _begin(self) -> Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._end()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from edgespec.engine.events import Event, Finished, MemoryUse, Notice, Request
 from edgespec.engine.structured_output import json_structure
 from edgespec.errors import BackendError, InvalidRequest
 from edgespec.planner.plan import LoadConfig, Reporter
-from edgespec.service.client import EngineClient, ModelInfo, Stream
+from edgespec.service.client import EngineClient, ModelInfo, Stream, closed
 from edgespec.service.generation_spec import (
     GenerationSpec,
     Tool,
@@ -89,13 +90,16 @@ class _BaseModel:
     def __init__(self, client: EngineClient) -> None:
         self._client = client
         self._stats: Metrics | None = None
-        self._close = weakref.finalize(self, client.close)  # also when the program ends
+        self._process = os.getpid()
+        self._close = weakref.finalize(self, _close, client, self._process)  # also when the program ends
 
     @property
     def info(self) -> ModelInfo:
-        """Name, runtime, draft, context size and memory. Raises BackendError after `close`."""
+        """Name, runtime, draft, context size and memory. Raises BackendError after `close`, and in a forked process."""
+        if os.getpid() != self._process:
+            raise BackendError("the model belongs to another process.", hint="Load it in each process, after the fork.")
         if not self._close.alive or (model_info := self._client.model_info) is None:
-            raise BackendError("the model has been closed.", hint="Load it again.")
+            raise closed()
         return model_info
 
     @property
@@ -113,10 +117,20 @@ class _BaseModel:
         self, function: str, prompt: Prompt, arguments: GenerationArguments
     ) -> tuple[Callable[[], Stream[Event]], ResponseStream, Callable[[Metrics], None]]:
         request, response = prepare(function, prompt, arguments, self.info)
-        return partial(self._client.stream, request), response, self._finish
+        return partial(self._begin, request), response, self._finish
+
+    def _begin(self, request: Request) -> Stream[Event]:
+        _ = self.info  # the stream may have been made before `close` or a fork
+        return self._client.stream(request)
 
     def _finish(self, metrics: Metrics) -> None:
         self._stats = metrics
+
+
+def _close(client: EngineClient, process: int) -> None:
+    """Close an engine in the process that has opened it: the threads that would answer do not survive a fork."""
+    if os.getpid() == process:
+        client.close()
 
 
 class Model(_BaseModel):

@@ -18,7 +18,7 @@ from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import AnswerStart, Event, Prompt, Request, SlotState
 from edgespec.engine.prompts import Embedding
-from edgespec.errors import EdgespecError, InvalidRequest, NotReady
+from edgespec.errors import BackendError, EdgespecError, InvalidRequest, NotReady
 from edgespec.planner.memory import Fit
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import SamplingDefaults
@@ -276,3 +276,8 @@ def require_model(client: EngineClient) -> ModelInfo:
 def no_model() -> InvalidRequest:
     """The error of work that needs an open model where there is none."""
     return NotReady("no model is open.", hint="/model chooses one.")
+
+
+def closed() -> BackendError:
+    """The error of work for an engine that has been closed."""
+    return BackendError("the model has been closed.", hint="Load it again.")

@@ -25,7 +25,7 @@ from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request, 
 from edgespec.engine.prompts import Embedding, embed
 from edgespec.errors import BackendError, Cancelled, EdgespecError, reason_of
 from edgespec.planner.plan import LoadConfig, Quiet, Reporter
-from edgespec.service.client import EngineClient, ModelInfo, Stream, no_model, require_model
+from edgespec.service.client import EngineClient, ModelInfo, Stream, closed, no_model, require_model
 from edgespec.service.learn import Activity, Learner, is_on_battery, open_learner
 from edgespec.service.load import Loader
 from edgespec.service.loaded_model import LoadedModel, search_when_idle
@@ -109,6 +109,7 @@ class Worker:
         """Queue `work`, which polls the check that it is given.
 
         Jobs that share the thread may begin while others that share it run; each runs up to its next Yield in turn.
+        Once the thread has ended, the stream raises BackendError.
         """
         stream: Stream[T] = Stream()
 
@@ -122,6 +123,8 @@ class Worker:
             yield from work(check)
 
         self._put(_Job(run(), stream, shares, check))
+        if not self._thread.is_alive():
+            self._refuse_waiting()
         return stream
 
     def call(self, function: Callable[[], T]) -> T:
@@ -134,6 +137,14 @@ class Worker:
         self.call(finish)
         self._put(None)
         self._thread.join()
+        self._refuse_waiting()
+
+    def _refuse_waiting(self) -> None:
+        """End the jobs that came when the thread had ended, or was about to."""
+        with suppress(IndexError):
+            while True:
+                if (job := self._waiting.popleft()) is not None:
+                    job.stream.end(closed())
 
     def _run(self) -> None:
         # Ctrl-C is the main thread's, even while that waits in a system call.

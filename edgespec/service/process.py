@@ -106,6 +106,7 @@ class EngineProcess(EngineClient):
         atexit.unregister(self.close)
         with self._lock:
             link, self._link = self._link, None
+            self._death = self._death or _CLOSED
         if link is not None:
             link.send(None)
         self._reader.join(_CLOSE_TIMEOUT_S)  # it waits for the process
@@ -167,7 +168,7 @@ class EngineProcess(EngineClient):
         self._process.wait()
         with self._lock:
             has_died = self._link is link
-            death = Death("closed", "the engine was closed", is_asked=True)
+            death = _CLOSED
             abandoned, self._pending = self._pending, {}
             self._model_info = None
             if has_died:
@@ -301,6 +302,9 @@ class Death:
     is_asked: bool = False
     log: Path | None = None
     hint: str = ""
+
+
+_CLOSED = Death("closed", "the model has been closed", is_asked=True)
 
 
 def explain(exit_code: int, output: IO[bytes]) -> Death:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile
@@ -46,6 +47,7 @@ _VARIABLES = {
 RENDERER = Helper("edgespec.text.sandbox", None, deadline_s=2.0, max_bytes=2**29)
 """Renders the templates of this process. It takes 0.1 seconds to start."""
 atexit.register(RENDERER.close)
+os.register_at_fork(after_in_child=RENDERER.forget)
 
 
 class _Refusal(InvalidRequest):

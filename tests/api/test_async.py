@@ -43,9 +43,12 @@ def test_errors_are_raised_where_they_are_awaited() -> None:
         toy = await edgespec.load_async("linear", backend="toy")
         with pytest.raises(edgespec.InvalidRequest, match="empty"):
             await toy.generate("")
+        stream = toy.stream("abc")
         await toy.close()
         with pytest.raises(edgespec.BackendError, match="closed"):
             await toy.generate("abc")
+        with pytest.raises(edgespec.BackendError, match="closed"):
+            await stream.read()
 
     asyncio.run(run())
 

@@ -6,6 +6,7 @@ import json
 import logging
 import signal
 from typing import Any
+from unittest import mock
 
 import jsonschema
 import psutil
@@ -154,19 +155,45 @@ def test_an_empty_prompt_is_refused(messages: Any) -> None:
         model.chat(messages)
 
 
-def test_a_closed_model_is_refused() -> None:
-    toy = edgespec.load("linear", backend="toy")
+@pytest.mark.parametrize("isolated", [False, True])
+def test_a_closed_model_is_refused(isolated: bool) -> None:
+    toy = edgespec.load("linear", backend="toy", isolated=isolated)
+    stream = toy.stream(PROMPT)
     toy.close()
     toy.close()
-    with pytest.raises(edgespec.BackendError, match="closed"):
-        toy.generate(PROMPT)
+    for use in (lambda: toy.generate(PROMPT), stream.read, toy._client.stream(mock.sentinel.request).result):
+        with pytest.raises(edgespec.BackendError, match="closed"):
+            use()
 
 
-def test_a_forgotten_model_does_not_hold_up_the_end_of_the_program() -> None:
+FORGET = "next(model.stream('abc'))"
+FORK = """
+import os, signal, sys
+model.chat('abc', max_tokens=2)
+stream = model.stream('abc')
+if (child := os.fork()) == 0:
+    signal.alarm(30)
+    for use in (lambda: model.generate('abc'), stream.read):
+        try:
+            use()
+        except edgespec.BackendError as error:
+            assert 'another process' in str(error)
+        else:
+            sys.exit('the model answers')
+    model.close()
+    assert len(edgespec.load('linear', backend='toy').chat('abc', max_tokens=2).tokens) == 2
+    sys.exit()
+assert os.waitpid(child, 0)[1] == 0
+assert len(model.chat('abc', max_tokens=2).tokens) == 2
+"""
+
+
+@pytest.mark.parametrize("program", [FORGET, FORK])
+def test_a_forgotten_model_does_not_hold_up_the_end_of_the_program(program: str) -> None:
     import subprocess
     import sys
 
-    code = "import edgespec; model = edgespec.load('linear', backend='toy'); next(model.stream('abc'))"
+    code = f"import edgespec; model = edgespec.load('linear', backend='toy'); {program}"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (child.returncode, child.stderr) == (0, "")
 
