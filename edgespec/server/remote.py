@@ -84,7 +84,8 @@ def make_calls(body: Any, raw: bytes, owner: str, *, remembers: bool) -> list[Re
         (spec,) = body.generation_specs() if isinstance(body, GenerationBody) else [body.generation_spec()]
         return [translate(spec, owner, remembers=remembers)]
     given = {name: value for name, value in json.loads(raw).items() if name not in _HERE}
-    given |= {name: None for name in _LIMITS if given.get(name) == -1}
+    numbers = body.model_dump(include={"seed", *_LIMITS} & given.keys())  # a client may write them as text
+    given |= {name: None if number == NO_LIMIT else number for name, number in numbers.items()}
     given |= {"memory": False} if owner == EDGESPEC and not remembers else {}
     fields, warnings = _fit(given, owner, _OWN)
     if isinstance(body, ChatRequest):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -91,10 +92,11 @@ def test_only_an_edgespec_gets_the_fields_of_edgespec(owner: str) -> None:
     assert bool(call.warnings) == (owner != "edgespec")
 
 
-def test_each_copy_has_a_seed_of_its_own() -> None:
-    call = pass_chat(dump_json({"messages": [USER], "seed": 4294967295, "n": 2}), "")
+@pytest.mark.parametrize("written", [int, str])
+def test_each_copy_has_a_seed_of_its_own(written: Callable[[int], Any]) -> None:
+    call = pass_chat(dump_json({"messages": [USER], "seed": written(2**32 - 1), "n": 2, "max_tokens": written(-1)}), "")
     assert [call.make_body("m", copy)["seed"] for copy in (0, 1)] == [2**32 - 1, 0]
-    assert "n" not in call.body
+    assert not {"n", "max_tokens"} & call.body.keys()
 
 
 NAMES = st.sampled_from([
