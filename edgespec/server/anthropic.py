@@ -27,6 +27,7 @@ from edgespec.server.fields import (
     ThinkingBody,
     Tokens,
     join_text,
+    require_fields,
 )
 from edgespec.service.generation_spec import (
     GenerationSpec,
@@ -69,9 +70,11 @@ class AnthropicMessage(Body):
         text, reasoning, calls = "", "", list[dict[str, Any]]()
         for block in self.content:
             match block.type:
-                case "tool_result" if block.tool_use_id:
+                case "tool_result":
+                    require_fields(tool_use_id=block.tool_use_id)
                     yield make_message("tool", join_text(block.content), tool_call_id=block.tool_use_id)
-                case "tool_use" if block.id and block.name:
+                case "tool_use":
+                    require_fields(id=block.id, name=block.name)
                     calls.append(format_call(block.id, block.name, block.input))
                 case "thinking" | "redacted_thinking":
                     reasoning += block.thinking

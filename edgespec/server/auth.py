@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.errors import CacheError, InvalidRequest, reason_of
 from edgespec.files import parse_toml, write_private
-from edgespec.server.fields import first_fault
+from edgespec.server.fields import describe_fault
 from edgespec.server.http import HttpError, check_proxy_loop, error_response, explain
 from edgespec.server.record import ONLY_KEY, Caller, hash_key, request_context
 from edgespec.sockets import is_loopback
@@ -208,7 +208,7 @@ def read_keys(path: Path) -> dict[bytes, Caller]:
         try:
             entry = _Entry.model_validate(table)
         except ValidationError as error:
-            fault = f"{path}: [{name}] is no entry of a key ({first_fault(error)})."
+            fault = f"{path}: [{name}] is no entry of a key ({describe_fault(error, table)})."
             raise InvalidRequest(fault, hint=_HINT) from error
         keys[bytes.fromhex(entry.sha256)] = Caller(name, may_manage=entry.manage, remembers=entry.memory)
     return keys

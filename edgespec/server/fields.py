@@ -6,6 +6,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
@@ -21,6 +22,7 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
+from pydantic_core import ErrorDetails
 
 from edgespec.engine.structured_output import Structure, is_shallow, json_structure
 from edgespec.errors import InvalidRequest
@@ -254,6 +256,13 @@ def join_text(content: str | Sequence[ContentPart] | None) -> str:
     return "".join(part.text for part in content)
 
 
+def require_fields(**fields: str) -> None:
+    """Raise InvalidRequest for an empty one, which is a field that was left out."""
+    for name, value in fields.items():
+        if not value:
+            raise InvalidRequest(f"{name} is missing.", hint=f"Send {name}.")
+
+
 B = TypeVar("B", bound=BaseModel)
 
 _MAX_DEPTH = 128
@@ -276,14 +285,37 @@ def parse_body(data: bytes, kind: type[B]) -> B:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        raise InvalidRequest(f"{first_fault(error)}.", hint="GET /openapi.json describes the body.") from error
+        raise InvalidRequest(
+            f"{describe_fault(error, value)}.", hint="GET /openapi.json describes the body."
+        ) from error
 
 
-def first_fault(error: ValidationError) -> str:
-    """The first fault of a value, without the values in it."""
-    first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    where = ".".join(str(part) for part in first["loc"])[:200]
-    return f"{where or 'the body'}: {first['msg'].removeprefix('Value error, ')[:300].rstrip('.')}"
+_WRONG_TYPE = ("_type", "_parsing", "literal_error")
+_PYTHON = re.compile(r"^Value error, | or instance of \w+|, unable to .*| after validation, not \d+")
+
+
+def describe_fault(error: ValidationError, value: Any) -> str:
+    """The fault that lies deepest in `value`, without the values in it.
+
+    Where a field has several types, this is the fault of the type that the field comes nearest to.
+    """
+    errors = error.errors(include_input=False, include_url=False, include_context=False)
+    deepest = _find_path(max(errors, key=lambda each: (len(_find_path(each, value)), len(each["loc"]))), value)
+    faults = [each for each in errors if _find_path(each, value) == deepest]
+    told = [each for each in faults if not each["type"].endswith(_WRONG_TYPE)] or faults
+    first, *others = dict.fromkeys(_PYTHON.sub("", each["msg"]).replace("dictionary", "object") for each in told)
+    message = " or ".join((first, *(other.removeprefix("Input should be ") for other in others)))
+    return f"{'.'.join(deepest)[:200] or 'the body'}: {message[:300].rstrip('.')}"
+
+
+def _find_path(fault: ErrorDetails, value: Any) -> list[str]:
+    """The place of a fault in `value`: pydantic's, without the names of types."""
+    path = []
+    for part in fault["loc"]:
+        with suppress(KeyError, TypeError):
+            value = value[part]
+            path.append(str(part))
+    return [*path, str(fault["loc"][-1])] if fault["type"] == "missing" else path
 
 
 def _count(data: bytes, marks: bytes) -> int:

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from edgespec import __version__
 from edgespec.errors import EdgespecError, InvalidRequest, PromptTooLong, reason_of
-from edgespec.server.fields import first_fault
+from edgespec.server.fields import describe_fault
 from edgespec.server.http import HttpError, dump_json, format_via
 from edgespec.sockets import is_loopback, keep_alive
 
@@ -72,10 +72,11 @@ class RemoteModel(BaseModel):
 
 def read_model(name: str, table: Mapping[str, Any], hint: str) -> RemoteModel:
     """The model of a table, asked for as the table's `name` unless it says otherwise. Raises InvalidRequest."""
+    fields = {"model": name, **{key.replace("-", "_"): value for key, value in table.items()}}
     try:
-        return RemoteModel(**{"model": name, **{key.replace("-", "_"): value for key, value in table.items()}})
+        return RemoteModel(**fields)
     except ValidationError as error:
-        raise InvalidRequest(f"[{name}]: {first_fault(error)}.", hint=hint) from error
+        raise InvalidRequest(f"[{name}]: {describe_fault(error, fields)}.", hint=hint) from error
 
 
 _NO_KEY = (401, 403)

@@ -25,6 +25,7 @@ from edgespec.server.fields import (
     ThinkingBody,
     Tokens,
     join_text,
+    require_fields,
 )
 from edgespec.service.generation_spec import (
     GenerationSpec,
@@ -266,7 +267,8 @@ class ResponsesRequest(ThinkingBody, SamplingBody, GenerationBody):
         """The instructions and leading system texts as one message; consecutive calls as one assistant message."""
         system, messages, calls = [self.instructions or ""], list[Message](), list[dict[str, Any]]()
         for item in [InputItem(content=self.input)] if isinstance(self.input, str) else self.input:
-            if item.type == "function_call" and item.call_id and item.name:
+            if item.type == "function_call":
+                require_fields(call_id=item.call_id, name=item.name)
                 if calls:
                     messages.pop()
                 name = _qualify(item.namespace, item.name) if item.namespace else item.name
@@ -279,7 +281,8 @@ class ResponsesRequest(ThinkingBody, SamplingBody, GenerationBody):
                 system.append(join_text(item.content))
             elif item.type == "message":
                 messages.append(make_message(role, join_text(item.content)))
-            elif item.type == "function_call_output" and item.call_id:
+            elif item.type == "function_call_output":
+                require_fields(call_id=item.call_id)
                 messages.append(make_message("tool", join_text(item.output), tool_call_id=item.call_id))
             elif item.type != "reasoning":
                 raise InvalidRequest(
