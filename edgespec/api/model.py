@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from edgespec.api.options import GenerationArguments, LoadArguments, build_load_config, require_known, resolve_sampling
@@ -42,7 +43,9 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("edgespec")
 
 
-def load(model: str | None = None, *, reporter: Reporter | None = None, **arguments: Unpack[LoadArguments]) -> Model:
+def load(
+    model: str | PathLike[str] | None = None, *, reporter: Reporter | None = None, **arguments: Unpack[LoadArguments]
+) -> Model:
     """Load a model and its draft, and download what is missing.
 
     `model` is an alias (`edgespec list`), user/repo:QUANT, hf:user/repo/file.gguf or a path; None is the one
@@ -59,7 +62,7 @@ def load(model: str | None = None, *, reporter: Reporter | None = None, **argume
 
 
 async def load_async(
-    model: str | None = None, *, reporter: Reporter | None = None, **arguments: Unpack[LoadArguments]
+    model: str | PathLike[str] | None = None, *, reporter: Reporter | None = None, **arguments: Unpack[LoadArguments]
 ) -> AsyncModel:
     """`load` without blocking the event loop. Cancelling the task stops the download or the loading."""
     config, client = _prepare_load(model, arguments)
@@ -71,10 +74,10 @@ async def load_async(
     return AsyncModel(client)
 
 
-def _prepare_load(model: str | None, arguments: LoadArguments) -> tuple[LoadConfig, EngineClient]:
+def _prepare_load(model: str | PathLike[str] | None, arguments: LoadArguments) -> tuple[LoadConfig, EngineClient]:
     """The engine is in this process, or isolated; with workers it always is, since a lost one ends its process."""
     require_known("load", arguments, LoadArguments.__annotations__)
-    config = build_load_config(model, arguments)
+    config = build_load_config(os.path.abspath(model) if isinstance(model, PathLike) else model, arguments)
     if not (config.load.workers or arguments.get("isolated")):
         return config, LocalEngine()
     from edgespec.service.process import EngineProcess

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import signal
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -143,6 +144,8 @@ def test_unknown_arguments(model: edgespec.Model) -> None:
 def test_a_model_that_does_not_exist() -> None:
     with pytest.raises(edgespec.UnknownModel, match="pyhton-6m"):
         edgespec.load("pyhton-6m")
+    with pytest.raises(edgespec.UnknownModel, match=r"There is no file /.*/x\.gguf"):
+        edgespec.load(Path("x.gguf"))
     with pytest.raises(edgespec.InvalidRequest, match="acceptance"):
         edgespec.load(acceptance="always")  # type: ignore[arg-type]
     with pytest.raises(edgespec.InvalidRequest):
