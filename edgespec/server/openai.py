@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from codecs import IncrementalDecoder, getincrementaldecoder
+from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -337,6 +340,7 @@ def _wrap_scores(scores: list[dict[str, Any]]) -> dict[str, Any] | None:
     return {"content": scores, "refusal": None} if scores else None
 
 
+_Decoder = partial(getincrementaldecoder("utf-8"), "replace")
 _DEFAULT_MAX_TOKENS = 16  # OpenAI's default
 _MAX_ANSWERS = 128
 TokenIds = Annotated[
@@ -394,16 +398,17 @@ class CompletionWriter(ChoicesWriter):
         texts = [each if isinstance(each, str) else "" for each in request.prompts()]
         self._echoes = texts if request.echo else [""] * len(texts)
         self._texts: dict[int, str] = {}
+        self._decoders: defaultdict[int, IncrementalDecoder] = defaultdict(_Decoder)  # of the tokens sent so far
 
     def events(self, index: int, part: Part) -> Iterator[Event]:
         if isinstance(part, PromptScores):
             scores = self.answers[index].scores
             if part.first is not None:  # nothing comes before it, so it has no logprob
                 token = part.first.decode("utf-8", "replace")
-                scores.append({"token": token, "logprob": None, "top_logprobs": None})
+                scores.append({"token": token, "logprob": None, "bytes": list(part.first), "top_logprobs": None})
             scores += map(format_score, part.tokens)
-            echo = self._echoes[index // self._copies] or "".join(score["token"] for score in scores)
-            yield self._add_text(index, echo)
+            repeated = b"".join(bytes(score["bytes"]) for score in scores).decode("utf-8", "replace")
+            yield self._add_text(index, self._echoes[index // self._copies] or repeated)
         else:
             yield from super().events(index, part)
 
@@ -418,27 +423,30 @@ class CompletionWriter(ChoicesWriter):
 
     def choice(self, index: int, answer: Answer) -> dict[str, Any]:
         assert answer.end is not None
-        logprobs = _format_logprobs(answer.scores, 0)  # the prompt is among them if it is repeated
+        logprobs = _format_logprobs(answer.scores, 0, _Decoder())  # the prompt is among them if it is repeated
         return make_choice(index, {"text": self._texts[index]}, answer.end.reason, logprobs)
 
     def _add_text(self, index: int, text: str, reason: str | None = None, **extra: Any) -> Event:
         before = self._texts.get(index, "")
         self._texts[index] = before + text
-        logprobs = _format_logprobs(self.take_scores(index), len(before))
+        logprobs = _format_logprobs(self.take_scores(index), len(before), self._decoders[index])
         return self._chunk([make_choice(index, {"text": text}, reason, logprobs)], **extra)
 
 
-def _format_logprobs(scores: list[dict[str, Any]], offset: int) -> dict[str, Any] | None:
-    """The logprobs of consecutive tokens as parallel lists; `offset` is the number of characters before them."""
+def _format_logprobs(scores: list[dict[str, Any]], offset: int, decoder: IncrementalDecoder) -> dict[str, Any] | None:
+    """The logprobs of consecutive tokens as parallel lists; `offset` is the number of characters before them.
+
+    `decoder` has decoded the tokens before them: a character may have several tokens.
+    """
     if not scores:
         return None
-    tokens = [score["token"] for score in scores]
+    lengths = [len(decoder.decode(bytes(score["bytes"]))) for score in scores]
     return {
-        "tokens": tokens,
+        "tokens": [score["token"] for score in scores],
         "token_logprobs": [score["logprob"] for score in scores],
         "top_logprobs": [
             None if score["top_logprobs"] is None else {top["token"]: top["logprob"] for top in score["top_logprobs"]}
             for score in scores
         ],
-        "text_offset": list(accumulate(map(len, tokens[:-1]), initial=offset)),
+        "text_offset": list(accumulate(lengths[:-1], initial=offset)),
     }

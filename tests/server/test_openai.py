@@ -187,6 +187,20 @@ def test_scores_of_the_prompt(pair: Server) -> None:
     assert tokens == made.logprobs.tokens
 
 
+def test_offsets_of_characters_of_several_tokens(pair: Server) -> None:
+    client = pair.openai()
+    common: dict[str, Any] = {"model": MODEL, "prompt": 's = "€😀é"\nt', "echo": True, "logprobs": 0, "max_tokens": 2}
+    chunks = [chunk.choices[0] for chunk in client.completions.create(**common, stream=True)]
+    (whole,) = client.completions.create(**common).choices
+    for text, scores in (
+        ("".join(each.text for each in chunks), [each.logprobs for each in chunks if each.logprobs]),
+        (whole.text, [whole.logprobs]),
+    ):
+        places = [place for each in scores for place in zip(each.tokens, each.text_offset, strict=True)]
+        assert any("\ufffd" in token for token, _ in places)
+        assert all(text.startswith(token, at) for token, at in places if "\ufffd" not in token)
+
+
 def test_token_ids(pair: Server) -> None:
     client = pair.openai()
     common: dict[str, Any] = {"model": MODEL, "max_tokens": 6, "temperature": 0}
