@@ -67,8 +67,7 @@ class Answer:
             case Scored():
                 self.scores.append(format_score(part))
             case Done():
-                last = self.blocks[-1].kind if self.blocks else ""
-                yield from self._close(is_cut=last == "call" and part.reason == "length")
+                yield from self._close(is_cut=part.reason in ("length", "content_filter"))
                 self.end = part
                 yield part
 

@@ -97,6 +97,8 @@ class Guard:
             if not self._trusts(headers):
                 context.caller = replace(context.caller, may_manage=False)
             check_proxy_loop(headers)
+            if int(headers.get("content-length", 0)) > _MAX_BODY:
+                raise _too_large()
             await self._app(scope, _limit_body(receive), send)
         except (Exception, asyncio.CancelledError) as error:
             if context.status:  # the response has begun
@@ -136,6 +138,10 @@ class Guard:
         return caller or Caller()
 
 
+def _too_large() -> HttpError:
+    return HttpError(413, f"the body is larger than {_MAX_BODY:,} bytes.", hint="Send a smaller body.")
+
+
 def _limit_body(receive: Receive) -> Receive:
     """`receive`, which raises HttpError beyond the size limit."""
     received = 0
@@ -145,7 +151,7 @@ def _limit_body(receive: Receive) -> Receive:
         message = await receive()
         received += len(message.get("body", b""))
         if received > _MAX_BODY:
-            raise HttpError(413, f"the body is larger than {_MAX_BODY:,} bytes.", hint="Send a smaller body.")
+            raise _too_large()
         return message
 
     return receive_limited

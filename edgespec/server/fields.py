@@ -240,7 +240,7 @@ class ContentPart(Body):
     """A part of a message, of which there are many types."""
 
     type: str
-    text: str = ""
+    text: str = Field(default="", validation_alias=AliasChoices("text", "refusal"))
 
 
 Parts = Annotated[list[ContentPart], MANY]

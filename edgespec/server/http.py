@@ -324,7 +324,9 @@ def require_manager() -> None:
     """
     if not request_context().caller.may_manage:
         raise HttpError(
-            403, "this caller may not manage models.", hint="Send a key made with `edgespec key add --manage`."
+            403,
+            "this caller may not manage models.",
+            hint="Send a key made with `edgespec key add --manage`; a web page also needs --allow-origin.",
         )
 
 

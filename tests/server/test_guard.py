@@ -92,7 +92,8 @@ def test_such_pages_may_not_manage_models(toy: Server) -> None:
     """Without keys a caller on this machine may, and a page of another program may not."""
     body = {"model": "tree"}
     page = toy.post("/models/load", json=body, headers={"origin": "http://localhost:3000"})
-    assert page.status_code == 403 and "may not manage" in page.json()["error"]["message"]
+    message = page.json()["error"]["message"]
+    assert page.status_code == 403 and "may not manage" in message and "--allow-origin" in message
     assert toy.post("/models/load", json=body).status_code == 200
     assert toy.post("/models/load", json=body, headers={"origin": toy.url}).status_code == 200
 
@@ -127,6 +128,12 @@ def test_bodies_that_are_too_large(toy: Server) -> None:
     large = b" " * (17 * 2**20)
     response = toy.post("/v1/chat/completions", content=large, headers={"content-type": "application/json"})
     assert response.status_code == 413 and "larger than" in response.json()["error"]["message"]
+
+    address = urlsplit(toy.url)
+    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+        head = "Host: localhost\r\nContent-Length: 99999999999\r\nExpect: 100-continue\r\n\r\n"
+        connection.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{head}".encode())
+        assert connection.recv(2**16).startswith(b"HTTP/1.1 413 ")  # before any of it has been sent
 
     def chunks() -> Iterator[bytes]:
         for _ in range(17):
