@@ -142,7 +142,8 @@ def _describe_speed(planned: Plan, check: CheckCancelled, report: Callable[[str]
     facts = _describe_forwards(expected, target, speed.find_faster(target.read))
     if not planned.drafters:
         return facts
-    if planned.self_draft is not None or (models and draft is None):
+    is_apart = bool(planned.fit.memory.devices) and planned.options.gpu_layers_draft == 0
+    if planned.self_draft is not None or (models and (draft is None or is_apart)):  # rates are those of one place
         return facts | _NOT_FORETOLD
     facts |= _describe_drafts(expected, planned.acceptance)
     if planned.network is not None:
