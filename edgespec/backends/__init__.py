@@ -14,7 +14,6 @@ from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDr
 from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import CheckCancelled, Session
-from edgespec.errors import InvalidRequest
 from edgespec.formats.heads import HeadSpec
 from edgespec.text.tokenizer import Tokenizer
 
@@ -160,15 +159,7 @@ def device_memory(backend: BackendName, names: Sequence[str] | None = None) -> t
         return ()
     from edgespec.backends.llamacpp.library import library
 
-    found = {
-        device.name: DeviceMemory(
-            device.name, device.free, device.total, device.kind == "igpu" or sys.platform == "darwin"
-        )
-        for device in library().devices()
-        if device.kind in ("gpu", "igpu")
-    }
-    for name in names or ():
-        if name not in found:
-            hint = f"There are {', '.join(found)}." if found else "`edgespec doctor` says what llama.cpp was built for."
-            raise InvalidRequest(f"llama.cpp finds no GPU '{name}'.", hint=hint)
-    return tuple(found[name] for name in dict.fromkeys(found if names is None else names))
+    return tuple(
+        DeviceMemory(each.name, each.free, each.total, each.kind == "igpu" or sys.platform == "darwin")
+        for each in library().find_devices(names)
+    )

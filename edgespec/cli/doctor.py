@@ -53,7 +53,7 @@ def _probe_llamacpp() -> dict[str, Any]:
     found = lib.devices()
     return {
         "devices": [asdict(each) for each in found],
-        "gpu_offload": any(each.kind in ("gpu", "igpu") for each in found),
+        "gpu_offload": any(each.is_gpu for each in found),
         "workers": bool(lib.api.llama_supports_rpc()),
         "features": lib.api.llama_print_system_info().decode(),
     }

@@ -5,8 +5,9 @@ without; a report of figures that can be attached to an issue.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from edgespec.api.options import build_load_config
@@ -83,19 +84,21 @@ class PlaceCheck:
 def check_places(backends: Sequence[str], begin: Callable[[str], None]) -> Iterator[PlaceCheck]:
     """Check each place of the runtimes; `begin` is told of each before its check. Raises Cancelled."""
     for backend in (each for each in PLACES if each in backends):
-        begin(f"{backend}, the processor")
-        try:
-            host = _open(backend, {"gpu_layers": 0} if backend == "llamacpp" else {})
-        except EdgespecError as error:
-            yield PlaceCheck(backend, "the processor", error=error.message)
-            continue
-        with closing(host):
-            wanted = _answer_all(host)
+        with ExitStack() as opened:
+            compare = None
+            if backend == "llamacpp":
+                begin(f"{backend}, the processor")
+                try:
+                    host = opened.enter_context(closing(_open(backend, {"gpu_layers": 0})))
+                except EdgespecError as error:
+                    yield PlaceCheck(backend, "the processor", error=error.message)
+                    continue
+                compare = partial(_compare, host, _answer_all(host))
             for place, options in PLACES[backend].items():
                 begin(f"{backend}, {place}")
                 try:
                     with closing(_open(backend, options)) as local:
-                        yield _check_place(backend, place, options, host, wanted, local)
+                        yield _check_place(backend, place, local, None if "kv_type" in options else compare)
                 except EdgespecError as error:
                     yield PlaceCheck(backend, place, error=error.message)
 
@@ -105,17 +108,22 @@ def _open(backend: str, options: Mapping[str, Any]) -> LocalEngine:
     return open_engine(build_load_config(EMBEDDED_ALIAS, settings), reporter=Quiet())
 
 
-def _check_place(
-    backend: str, place: str, options: Mapping[str, Any], host: LocalEngine, wanted: Sequence[Finished],
-    local: LocalEngine,
-) -> PlaceCheck:  # fmt: skip
-    loaded, here = local.require_loaded(), host.require_loaded().engine
-    found, gaps, same = _answer_all(local), [0.0], 0
+def _compare(host: LocalEngine, wanted: Sequence[Finished], local: LocalEngine) -> tuple[int, float]:
+    """(plain answers of `local` that are those of `host`, the widest gap where others part from them)"""
+    here, gaps, same = host.require_loaded().engine, [0.0], 0
     with closing(here.target.open_session(lambda: None)) as session:
-        for text, one, other in zip(_texts(), wanted, found, strict=True):
+        for text, one, other in zip(_texts(), wanted, _answer_all(local), strict=True):
             same += one.tokens == other.tokens
             fork = first_divergence(session, here.encode(text), one.tokens, other.tokens)
             gaps.append(fork.gap if fork is not None else 0.0)
+    return same, max(gaps)
+
+
+def _check_place(
+    backend: str, place: str, local: LocalEngine, compare: Callable[[LocalEngine], tuple[int, float]] | None
+) -> PlaceCheck:
+    loaded = local.require_loaded()
+    same, gap = compare(local) if compare is not None else (None, 0.0)
     cases = [Case(f"text {i}", "code", GenerationSpec((Message("user", text),))) for i, text in enumerate(_texts())]
     arms = choose_arms(loaded.info.speculation.drafters)
     outcomes, is_whole = run_cases(local, cases, arms, _TOKENS)
@@ -124,13 +132,12 @@ def _check_place(
     drafted = [each for each in outcomes if each.arm != arms[0].name]
     row = sum_up(drafted, [each for each in outcomes if each.arm == arms[0].name], ())
     rows = loaded.engine.draft_stats.costs.profile.rows
-    is_comparable = backend == "llamacpp" and "kv_type" not in options
     return PlaceCheck(
         backend=backend,
         place=place,
-        answers=len(found),
-        as_on_host=same if is_comparable else None,
-        widest_gap=max(gaps) if is_comparable else 0.0,
+        answers=len(cases),
+        as_on_host=same,
+        widest_gap=gap,
         as_plain=row.answers - row.faults,
         drafted=row.answers,
         step_ms={n: 1000 * seconds for n, seconds in sorted(rows.items())},

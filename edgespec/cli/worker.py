@@ -91,20 +91,15 @@ def _check_host(host: str, trust_network: bool) -> str:
     return address
 
 
-def _choose_devices(text: str | None) -> list[Device]:
+def _choose_devices(text: str | None) -> tuple[Device, ...]:
     """The devices of these names; without names the accelerators, else the processor."""
     from edgespec.backends.devices import split_names
     from edgespec.backends.llamacpp.library import library
 
-    found = {device.name: device for device in library().devices()}
-    names = () if text is None else split_names(text)
-    for name in names:
-        if name not in found:
-            raise InvalidRequest(f"there is no device '{name}'.", hint=f"Devices are {', '.join(found)}.")
-    if names:
-        return [found[name] for name in dict.fromkeys(names)]
-    gpus = [device for device in found.values() if device.kind in ("gpu", "igpu")]
-    return gpus or [device for device in found.values() if device.kind == "cpu"]
+    if text is not None:
+        return library().find_devices(split_names(text), only_gpus=False)
+    processors = (device for device in library().devices() if device.kind == "cpu")
+    return library().find_devices() or tuple(processors)
 
 
 def _open_cache() -> WeightsCache:
@@ -119,7 +114,7 @@ def _open_cache() -> WeightsCache:
 
 
 def _describe(
-    host: str, address: str, port: int, devices: list[Device], threads: int, cache: WeightsCache | None
+    host: str, address: str, port: int, devices: tuple[Device, ...], threads: int, cache: WeightsCache | None
 ) -> Iterator[str]:
     """What is lent, and how another machine takes it."""
     import psutil
@@ -140,7 +135,7 @@ def _describe(
     yield f"Listening at {address}:{port}; press Ctrl-C to stop."
 
 
-def _run(address: str, port: int, devices: list[Device], threads: int, cache: WeightsCache | None) -> int:
+def _run(address: str, port: int, devices: tuple[Device, ...], threads: int, cache: WeightsCache | None) -> int:
     """Run ggml's server on a thread until a signal. Raises BackendError where it could not begin.
 
     That thread never returns, so the process ends here.

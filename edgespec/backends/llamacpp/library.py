@@ -15,7 +15,7 @@ from typing import Any
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.devices import RAM
-from edgespec.errors import BackendUnavailable
+from edgespec.errors import BackendUnavailable, InvalidRequest
 
 _LOG_INFO, _LOG_ERROR, _LOG_CONT = 2, 4, 5
 
@@ -58,6 +58,10 @@ class Device:
     free: int
     total: int
 
+    @property
+    def is_gpu(self) -> bool:
+        return self.kind in ("gpu", "igpu")
+
 
 class Library:
     """The loaded library: `api` is the ctypes module with llama.h's functions, `log` their output.
@@ -96,6 +100,18 @@ class Library:
             kind = kinds.get(api.ggml_backend_dev_type(device), "accelerator")
             found.append(Device(name.decode(), description.decode(), kind, free.value, total.value))
         return tuple(found)
+
+    def find_devices(self, names: Sequence[str] | None = None, *, only_gpus: bool = True) -> tuple[Device, ...]:
+        """Those of these names, or all. Raises InvalidRequest for a name that none has."""
+        found = {device.name: device for device in self.devices() if device.is_gpu or not only_gpus}
+        for name in names or ():
+            if name not in found:
+                built = "`edgespec doctor` says what llama.cpp was built for."
+                kind = "GPU" if only_gpus else "device"
+                raise InvalidRequest(
+                    f"llama.cpp finds no {kind} '{name}'.", hint=f"It finds {', '.join(found)}." if found else built
+                )
+        return tuple(found[name] for name in dict.fromkeys(found if names is None else names))
 
 
 @cache
