@@ -105,7 +105,7 @@ def stop_command(model: str, now: bool, url: str, api_key: str | None) -> None:
     """Unload MODEL from a running server once its requests are done; the next request loads it again."""
     body = {"model": model, "now": now}
     http_json("POST", url, "/models/unload", api_key, "success", body, timeout_s=None)
-    click.echo(f"unloaded {model}")
+    click.echo(f"{model} is unloaded")
 
 
 def read_props(url: str, api_key: str | None) -> dict[str, Any]:
@@ -139,7 +139,9 @@ def http_json(
         reason = reason_of(error)
         raise HubError(
             f"no edgespec server answers at {url} ({reason[:1].lower()}{reason[1:]}).",
-            hint="Start one with `edgespec serve`.",
+            hint="Start one with `edgespec serve`."
+            if "://" in base
+            else f"Give a URL, such as http://127.0.0.1:{PORT}.",
         ) from error
     answer, message = _read_answer(response.content)
     if response.status_code != 200 and message:
@@ -147,7 +149,7 @@ def http_json(
             f"the server rejects the request: {message}",
             hint="Give --api-key, or set EDGESPEC_API_KEY."
             if response.status_code == 401
-            else "`edgespec ps` lists its models.",
+            else f"`edgespec ps --url {url}` lists its models.",
         )
     if response.status_code != 200 or expected not in answer:
         raise HubError(f"{url} answers, but is no edgespec server.", hint="Name another one with --url.")

@@ -243,8 +243,10 @@ class Registry:
             return entry
         near = difflib.get_close_matches(alias, self.entries, n=3, cutoff=0.5)
         suggestion = f" Did you mean {' or '.join(near)}?" if near else ""
+        origin = " EDGESPEC_MODEL names it." if alias == os.environ.get("EDGESPEC_MODEL") else ""
         raise UnknownModel(
-            f"There is no model called {alias!a}.{suggestion}", hint="Run `edgespec list` to see the known models."
+            f"There is no model called {alias!a}.{origin}{suggestion}",
+            hint="Run `edgespec list` to see the known models.",
         )
 
 

@@ -164,7 +164,6 @@ def _is_unix(scope: Scope) -> bool:
 
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # also a key of TOML without quotes
-_HINT = "`edgespec key add NAME` writes such entries."
 _LOG = logging.getLogger("edgespec.server")
 
 
@@ -200,12 +199,13 @@ class KeyFile:
 
 def read_keys(path: Path) -> dict[bytes, Caller]:
     """The callers of a file by the hashes of their keys. Raises InvalidRequest."""
+    hint = f"`edgespec key add NAME --file {path}` writes such entries."
     try:
         with path.open("rb") as file:
             mode = stat.S_IMODE(path.stat().st_mode)
             tables = parse_toml(file.read())
     except (OSError, ValueError) as error:
-        raise InvalidRequest(f"cannot read {path}: {reason_of(error)}.", hint=_HINT) from error
+        raise InvalidRequest(f"cannot read {path}: {reason_of(error)}.", hint=hint) from error
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise InvalidRequest(f"other users can write {path}.", hint=f"Run: chmod 600 {path}")
     keys: dict[bytes, Caller] = {}
@@ -215,7 +215,7 @@ def read_keys(path: Path) -> dict[bytes, Caller]:
             entry = _Entry.model_validate(table)
         except ValidationError as error:
             fault = f"{path}: [{name}] is no entry of a key ({describe_fault(error, table)})."
-            raise InvalidRequest(fault, hint=_HINT) from error
+            raise InvalidRequest(fault, hint=hint) from error
         keys[bytes.fromhex(entry.sha256)] = Caller(name, may_manage=entry.manage, remembers=entry.memory)
     return keys
 

@@ -174,6 +174,8 @@ def test_the_target_in_an_installed_package(
     assert Registry({EMBEDDED_ALIAS: registry.entries[EMBEDDED_ALIAS]}).default == EMBEDDED_ALIAS
     monkeypatch.setenv("EDGESPEC_MODEL", "elsewhere")
     assert only.default == "elsewhere"
+    with pytest.raises(UnknownModel, match="EDGESPEC_MODEL names it"):
+        only.get("elsewhere")
     assert not server.log
 
 

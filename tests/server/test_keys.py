@@ -59,8 +59,9 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
 def test_a_file_that_is_damaged(text: str, fault: str, tmp_path: Path) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(text)
-    with pytest.raises(InvalidRequest, match=fault):
+    with pytest.raises(InvalidRequest, match=fault) as refusal:
         KeyFile(path)
+    assert "a b" in text or f"edgespec key add NAME --file {path}" in refusal.value.hint
 
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:

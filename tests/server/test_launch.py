@@ -37,10 +37,11 @@ def test_ps_and_stop(toy: Server) -> None:
         r"^tree: [\d.]+ tok/s \([\d.]+ ms a token, p99 of a step [\d.]+ ms\), median of", "\n".join(shown), re.M
     )
     assert json.loads(run("ps", "--url", toy.url, "--json").stdout)["models"][0]["is_open"]
-    assert run("stop", "tree", "--url", toy.url).stdout == "unloaded tree\n"
+    assert run("stop", "tree", "--url", toy.url).stdout == "tree is unloaded\n"
     assert run("ps", "--url", toy.url).stdout.splitlines()[1].split()[:2] == ["tree", "unloaded"]
     missing = run("stop", "other", "--url", toy.url)
     assert missing.returncode == 2 and "there is no model 'other' here" in missing.stderr
+    assert f"hint: `edgespec ps --url {toy.url}` lists its models." in missing.stderr
     assert toy.ask("tree", max_tokens=3).status_code == 200
 
 
@@ -49,7 +50,8 @@ def test_no_server() -> None:
         done = run(*command, "--url", "http://127.0.0.1:9")
         assert done.returncode == 4 and "No edgespec server answers" in done.stderr, done.stderr
         assert "(connection refused)" in done.stderr and "Errno" not in done.stderr, done.stderr
-    assert "No edgespec server" in run("ps", "--url", "not a url").stderr
+    unclear = run("ps", "--url", "not a url").stderr
+    assert "No edgespec server" in unclear and "hint: Give a URL, such as http://" in unclear
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def test_stop_now_ends_a_model_whatever_it_does(server: Server) -> None:
         call = pool.submit(lambda: server.ask(TREE, "x", **ENDLESS))
         server.until(TREE, answering=1)
         server.engines()[0].send_signal(signal.SIGSTOP)
-        assert run("stop", TREE, "--now", "--url", server.url).stdout == "unloaded tree\n"
+        assert run("stop", TREE, "--now", "--url", server.url).stdout == "tree is unloaded\n"
         assert call.result(60).json()["error"]["message"].startswith("the model was stopped.")
     assert not server.model(TREE)["is_open"]
     assert server.ask(TREE, max_tokens=3).status_code == 200
