@@ -167,7 +167,7 @@ def _name_target(pair: AdaptedPair) -> str | None:
 
 @adapt_command.command(_TRAIN)
 @click.argument("model", metavar="[MODEL]", required=False, shell_complete=complete_model)
-@offer(DRAFT, help="The draft model to train. [default: the one that is paired with MODEL]")
+@offer(DRAFT, help="The draft model to train. [default: the one that is paired with MODEL]", show_default=False)
 @click.option(
     "--method",
     type=click.Choice(WEIGHTS),

@@ -13,6 +13,7 @@ import pytest
 
 from edgespec.cli.examples import EXAMPLES
 from edgespec.cli.main import cli as group
+from edgespec.cli.options import show_all_options
 from tests.cli.conftest import Cli
 from tests.models import REPOSITORY
 
@@ -55,6 +56,16 @@ def test_the_examples_of_a_command_are_valid(name: str) -> None:
                 assert sub is not None
                 sub.make_context(sub.name, rest, parent=context)
         assert "Examples:" in command.get_help(click.Context(command))
+
+
+@pytest.mark.parametrize("name", group.list_commands(_CONTEXT))
+def test_an_option_has_one_default(name: str) -> None:
+    command = find_command(name)
+    for each in (command, *(command.commands.values() if isinstance(command, click.Group) else ())):
+        context = click.Context(each, parent=_CONTEXT, **group.context_settings)
+        show_all_options(context)
+        for option in re.split(r"^  -", each.get_help(context), flags=re.MULTILINE):
+            assert option.count("[default:") <= 1, option
 
 
 @pytest.mark.parametrize("name", ["chat", "run", "serve", "bench"])
