@@ -171,7 +171,7 @@ def format_table(summary: Summary) -> str:
     lines += [_make_printable(f"{name + ':':<33} {value}")[:_COLUMNS] for name, value in summary.findings().items()]
     by_category = {g.category or "none": g for g in summary.by_category(AUTOPILOT)}
     by_temperature = {f"T = {g.temperature:g}": g for g in summary.by_temperature(AUTOPILOT)}
-    lines += [*_format_rows("autopilot by category", by_category), *_format_rows("autopilot by T", by_temperature)]
+    lines += [*_format_rows("autopilot, category", by_category), *_format_rows("autopilot, T", by_temperature)]
     return "\n".join([*lines, "", *textwrap.wrap(_LEGEND, _COLUMNS)])
 
 

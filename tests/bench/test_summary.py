@@ -23,6 +23,7 @@ def test_a_bench_may_end_before_anything_ran() -> None:
 def test_little_data(speeds: dict[str, float | None]) -> None:
     summary = summary_of(*(run(arm, "a", speed) for arm, speed in speeds.items()))
     table = format_table(summary)
+    assert ("\nautopilot, category " in table) == ("autopilot" in speeds)
     assert all(f"\n{arm} " in table for arm in speeds) and json.dumps(summary.describe(), allow_nan=False)
 
 
