@@ -222,7 +222,7 @@ def _format_status(texts: list[dict[str, Any]]) -> Iterator[str]:
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 @force_option
 def export_command(file: Path, force: bool) -> None:
-    """Write all texts to FILE as JSON lines.
+    """Write all texts to FILE, or - for stdout, as JSON lines.
 
     Each line is a part of an answer, of a prompt or of a document, as text where its model is on this machine, else as
     token ids. Only its user can read FILE.
@@ -230,7 +230,7 @@ def export_command(file: Path, force: bool) -> None:
     with open_store() as store, _open_tokenizers(store.status()) as tokenizers:
         records = (_describe_record(each, tokenizers.get(each.tokenizer)) for each in store.export())
         n = write_lines(file, records, force=force)
-    click.echo(f"wrote {count(n, 'text')} to {file}")
+    click.echo(f"wrote {count(n, 'text')} to {file}", err=str(file) == "-")
 
 
 @contextmanager

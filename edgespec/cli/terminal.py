@@ -188,8 +188,11 @@ def require_new(file: Path, *, force: bool) -> None:
 def open_output(file: Path, *, force: bool) -> Iterator[TextIO]:
     """Open a text file that only its user can read, and that replaces `file` once the block has ended without an error.
 
-    Raises InvalidRequest for a file that exists, unless `force`, and CacheError.
+    '-' is stdout. Raises InvalidRequest for a file that exists, unless `force`, and CacheError.
     """
+    if str(file) == "-":
+        yield sys.stdout
+        return
     require_new(file, force=force)
     try:
         with replace_file(file, 0o600) as partial, partial.open("w", encoding="utf-8") as out:

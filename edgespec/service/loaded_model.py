@@ -143,12 +143,13 @@ def open_memory(options: MemoryOptions | None, target: Model, name: str, reporte
     """
     if options is None:
         return None
-    if not options.folder.exists():
+    is_new = not options.folder.exists()
+    memory = Memory(options.folder, identify_tokenizer(target.tokenizer), options.limit_bytes)
+    if is_new and memory.database is not None:
         reporter.notice(
             f"Texts are kept in {options.folder} to draft later ones faster; `edgespec memory clear` removes them,"
             " --no-memory keeps none."
         )
-    memory = Memory(options.folder, identify_tokenizer(target.tokenizer), options.limit_bytes)
     memory.name_model(name)
     return memory
 

@@ -33,4 +33,5 @@ def test_run_keeps_its_text_unless_told_not_to(cli: Cli, tmp_path: Path) -> None
     assert "note: " not in cli("run", SECRET, "-m", "tree", *TOY, "--no-memory").stderr
     assert not (tmp_path / "data").exists()
     told = [cli("run", OPEN, "-m", "tree", *TOY).stderr.count("Texts are kept in ") for _ in range(2)]
+    assert "Texts are kept" not in cli("run", OPEN, "-m", "tree", *TOY, EDGESPEC_DATA_DIR="/proc/nosuch").stderr
     assert told == [1, 0] and find(tmp_path, OPEN) == {"memory.db"}

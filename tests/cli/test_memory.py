@@ -57,6 +57,7 @@ def test_answers_are_drafted_from_documents(cli: Cli, environment: dict[str, str
         ("answer", None),
     ]
     assert records[0]["text"] == code.read_text() and file.stat().st_mode & 0o777 == 0o600
+    assert cli("memory", "export", "-").stdout == file.read_text()
     assert cli("memory", "export", str(file)).returncode == 2
     assert cli("memory", "export", str(file), "--force").returncode == 0
 
