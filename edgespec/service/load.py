@@ -68,7 +68,7 @@ def find_ignored_options(target: Model, speculation: Speculation, planned: Plan,
         if planned.backend == "mlx" and value is not None:
             yield f"--{name} has no effect on MLX."
         elif option in places and value and not planned.fit.memory.devices:
-            yield f"--{name} has no effect, since llama.cpp finds no GPU."
+            yield f"--{name} has no effect, since llama.cpp uses no GPU."
         elif option == "n_cpu_moe" and value and isinstance(facts, Header) and not facts.own("expert_count"):
             yield f"--{name} has no effect, since the model has no experts."
 

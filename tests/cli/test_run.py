@@ -129,7 +129,7 @@ def test_an_answer_has_no_limit_but_the_context_or_what_the_model_recommends(cli
         ("--draft none --draft-max 4", "--draft-max 4 has no effect, since there is no draft"),
         ("--draft-max 0 --acceptance block", "--acceptance block has no effect, since --draft-max is 0"),
         ("--draft none --draft-max 0", None),
-        ("--gpu-layers 5", "--gpu-layers has no effect, since llama.cpp finds no GPU"),
+        ("--gpu-layers 5", "--gpu-layers has no effect, since llama.cpp uses no GPU"),
         ("--gpu-layers 0", None),
     ],
 )  # fmt: skip

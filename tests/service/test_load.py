@@ -264,7 +264,7 @@ def test_experts_that_a_model_has_not_are_told(
     gpus = (DeviceMemory("CUDA0", 2**34, 2**34, shares_ram=False),) if has_gpu else ()
     monkeypatch.setattr("edgespec.planner.memory.host_memory", lambda _=(): Memory(2**34, gpus))
     open_(LoadConfig("python-6m", "llamacpp", "none", load=replace(ONE, n_cpu_moe=3)))
-    reason = "the model has no experts" if has_gpu else "llama.cpp finds no GPU"
+    reason = "the model has no experts" if has_gpu else "llama.cpp uses no GPU"
     assert f"--n-cpu-moe has no effect, since {reason}." in heard.notices
 
 
