@@ -80,7 +80,7 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}.", hint="Check the path.") from error
     if len(data) > MAX_BYTES:
-        raise InvalidRequest(f"{path} is larger than {MAX_BYTES >> 20} MiB.", hint="Split it or use fewer prompts.")
+        raise InvalidRequest(f"'{path}' is larger than {MAX_BYTES >> 20} MiB.", hint="Split it or use fewer prompts.")
     return data
 
 
@@ -89,7 +89,7 @@ def _split(data: bytes, name: str) -> Iterator[tuple[int, str]]:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         number = data.count(b"\n", 0, error.start) + 1
-        raise InvalidRequest(f"{name}, line {number} is not UTF-8 text.", hint="Convert it to UTF-8.") from error
+        raise InvalidRequest(f"'{name}', line {number} is not UTF-8 text.", hint="Convert it to UTF-8.") from error
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield number, line
@@ -103,16 +103,16 @@ def _parse(data: bytes, name: str) -> list[BenchPrompt]:
         try:
             prompt = _parse_line(line, number)
         except ValueError as error:
-            raise InvalidRequest(f"{name}, line {number} is not a prompt.", hint=_FORM) from error
+            raise InvalidRequest(f"'{name}', line {number} is not a prompt.", hint=_FORM) from error
         if prompt.id in lines:
             raise InvalidRequest(
-                f"{name}, line {number} has the same id '{prompt.id}' as line {lines[prompt.id]}.",
+                f"'{name}', line {number} has the same id '{prompt.id}' as line {lines[prompt.id]}.",
                 hint="Give each prompt a unique id.",
             )
         lines[prompt.id] = number
         prompts.append(prompt)
     if not prompts:
-        raise InvalidRequest(f"{name} contains no prompts.", hint=_FORM)
+        raise InvalidRequest(f"'{name}' contains no prompts.", hint=_FORM)
     return prompts
 
 

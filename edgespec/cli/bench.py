@@ -118,7 +118,7 @@ def _select_prompts(file: Path | None, categories: tuple[str, ...], per_category
     if file and categories:
         prompts = [prompt for prompt in prompts if prompt.category in categories]
     if not prompts:
-        raise InvalidRequest(f"{file} has no prompts of these categories.", hint="Drop --category.")
+        raise InvalidRequest(f"'{file}' has no prompts of these categories.", hint="Drop --category.")
     return take_per_category(prompts, per_category)
 
 

@@ -365,7 +365,7 @@ def read_config(path: Path) -> dict[str, LocalModel | RemoteModel]:
     except (OSError, ValueError) as error:
         raise InvalidRequest(f"cannot read {path}: {reason_of(error)}.", hint=_EXAMPLE) from error
     if not tables:
-        raise InvalidRequest(f"{path} names no model.", hint=_EXAMPLE)
+        raise InvalidRequest(f"'{path}' names no model.", hint=_EXAMPLE)
     return {name: _parse_table(name, table) for name, table in tables.items()}
 
 

@@ -181,7 +181,7 @@ def shorten(text: str, width: int) -> str:
 def require_new(file: Path, *, force: bool) -> None:
     """Raise InvalidRequest for a file that exists, unless `force`."""
     if file.exists() and not force:
-        raise InvalidRequest(f"{file} exists.", hint="Name another one, or use --force.")
+        raise InvalidRequest(f"'{file}' exists.", hint="Name another one, or use --force.")
 
 
 @contextmanager
@@ -199,7 +199,7 @@ def open_output(file: Path, *, force: bool) -> Iterator[TextIO]:
             yield out
     except OSError as error:
         hint = "Free some space, or name a folder that can be written."
-        raise CacheError(f"{file} cannot be written: {reason_of(error)}.", hint=hint) from error
+        raise CacheError(f"'{file}' cannot be written: {reason_of(error)}.", hint=hint) from error
 
 
 def write_lines(file: Path, facts: Iterable[object], *, force: bool) -> int:

@@ -129,9 +129,9 @@ def read_requests(path: Path) -> list[Case]:
         try:
             cases.append(_read_case({"id": f"line {number}", "category": "own", **json.loads(line)}))
         except (ValueError, TypeError, RecursionError) as error:
-            raise InvalidRequest(f"{path}, line {number} is not a request.", hint=_FORM) from error
+            raise InvalidRequest(f"'{path}', line {number} is not a request.", hint=_FORM) from error
     if not cases:
-        raise InvalidRequest(f"{path} has no requests.", hint=_FORM)
+        raise InvalidRequest(f"'{path}' has no requests.", hint=_FORM)
     return cases
 
 

@@ -81,7 +81,7 @@ def _check_host(host: str, trust_network: bool) -> str:
         address = socket.gethostbyname(host)
     except OSError as error:
         raise InvalidRequest(
-            f"{host} is no IPv4 address of this machine.", hint="Use an address such as 10.0.0.2."
+            f"'{host}' is no IPv4 address of this machine.", hint="Use an address such as 10.0.0.2."
         ) from error
     if not is_loopback(address) and not trust_network:
         raise InvalidRequest(

@@ -130,7 +130,7 @@ def write_file(path: Path, text: str, *, overwrite: bool) -> None:
     """Write a file atomically. Raises InvalidRequest for a file that exists unless `overwrite`, CacheError."""
     try:
         if not overwrite and path.is_file():
-            raise InvalidRequest(f"{path} exists.", hint="Add ! to the command to replace it, such as /export! FILE.")
+            raise InvalidRequest(f"'{path}' exists.", hint="Add ! to the command to replace it, such as /export! FILE.")
         write_atomically(path, text)
     except (OSError, ValueError) as error:
         raise CacheError(f"cannot write {path}: {reason_of(error)}.", hint="Choose another folder.") from error

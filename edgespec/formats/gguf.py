@@ -89,7 +89,7 @@ class Cursor:
         start, end = self.position, self.position + count
         if end > self.size:
             raise InvalidModelFile(
-                f"{self.name} is cut short: its header goes on past the file's {self.size:,} bytes (at {what}).",
+                f"'{self.name}' is cut short: its header goes on past the file's {self.size:,} bytes (at {what}).",
                 hint=PULL_AGAIN,
             )
         if end > MAX_HEADER_BYTES:
@@ -178,7 +178,7 @@ class Cursor:
 
     def invalid(self, detail: str) -> InvalidModelFile:
         """The error for inconsistent content."""
-        return InvalidModelFile(f"{self.name} is damaged: {detail}.", hint=PULL_AGAIN)
+        return InvalidModelFile(f"'{self.name}' is damaged: {detail}.", hint=PULL_AGAIN)
 
 
 # The tensor element types of GGUF files, with the size of one block.
@@ -363,7 +363,7 @@ class Header:
 
     def invalid(self, detail: str) -> InvalidModelFile:
         """The error for a header that llama.cpp cannot use."""
-        return InvalidModelFile(f"{self.name} is not a usable model: {detail}.", hint=PULL_AGAIN)
+        return InvalidModelFile(f"'{self.name}' is not a usable model: {detail}.", hint=PULL_AGAIN)
 
 
 def read_header(source: ByteSource, name: str) -> Header:
@@ -383,7 +383,7 @@ def read_header(source: ByteSource, name: str) -> Header:
     end = data_offset + _check_layout(cursor, tensors, alignment)
     if end > cursor.size:
         raise InvalidModelFile(
-            f"{name} is cut short: the header promises {end:,} bytes, the file has {cursor.size:,}.", hint=PULL_AGAIN
+            f"'{name}' is cut short: the header promises {end:,} bytes, the file has {cursor.size:,}.", hint=PULL_AGAIN
         )
     return Header(name, metadata, tensors, data_offset)
 
@@ -399,7 +399,7 @@ def _check_version(cursor: Cursor) -> None:
     if start != MAGIC:
         problem = f"starts with {str(start)[1:]}" if start else "is empty"
         raise InvalidModelFile(
-            f"{cursor.name} is not a GGUF file: it {problem}.",
+            f"'{cursor.name}' is not a GGUF file: it {problem}.",
             hint="Check the file name. A GGUF file starts with the letters GGUF.",
         )
     version = cursor.number("the version")
@@ -407,7 +407,7 @@ def _check_version(cursor: Cursor) -> None:
         raise cursor.invalid("it is written for big-endian machines")
     if version not in (2, 3):
         raise InvalidModelFile(
-            f"{cursor.name} is GGUF version {version}; versions 2 and 3 are read.",
+            f"'{cursor.name}' is GGUF version {version}; versions 2 and 3 are read.",
             hint="Pull a current conversion of this model.",
         )
 

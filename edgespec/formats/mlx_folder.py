@@ -123,11 +123,11 @@ def read_folder(path: Path) -> Folder:
         named = {str(each) for each in mapped.values()} if isinstance(mapped, dict) else set()
         missing = sorted(named - {file.name for file in weights})
         if missing:
-            raise InvalidModelFile(f"{path} lacks {missing[0]}, which its index names.", hint=_PULL)
+            raise InvalidModelFile(f"'{path}' lacks {missing[0]}, which its index names.", hint=_PULL)
     if not weights:
-        raise InvalidModelFile(f"{path} holds no model*.safetensors.", hint=_PULL)
+        raise InvalidModelFile(f"'{path}' holds no model*.safetensors.", hint=_PULL)
     if not any(any(path.glob(name)) for name in _TOKENIZERS):
-        raise InvalidModelFile(f"{path} holds no tokenizer.", hint=_PULL)
+        raise InvalidModelFile(f"'{path}' holds no tokenizer.", hint=_PULL)
     for file in weights:
         if not read_safetensors_shapes(FileSource(file), str(file)):
             raise InvalidModelFile(f"{file} holds no tensors.", hint=_PULL)

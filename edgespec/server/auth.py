@@ -179,7 +179,7 @@ class KeyFile:
         self._stamp: tuple[int, ...] | None = ()  # None while the file cannot be read
         self._keys = read_keys(path)
         if not self._keys:
-            raise InvalidRequest(f"{path} has no key.", hint=f"Make one: edgespec key add NAME --file {path}")
+            raise InvalidRequest(f"'{path}' has no key.", hint=f"Make one: edgespec key add NAME --file {path}")
 
     def read(self) -> Mapping[bytes, Caller]:
         """The keys. A file that cannot be read any more is reported in the log; the keys read before stay valid."""
@@ -245,7 +245,7 @@ def add_key(path: Path, name: str, *, may_manage: bool = False, remembers: bool 
     keys = read_keys(path) if path.exists() else {}
     if name in {each.name for each in keys.values()}:
         hint = f"Choose another name, or first: edgespec key rm {name}"
-        raise InvalidRequest(f"{path} has a key '{name}' already.", hint=hint)
+        raise InvalidRequest(f"'{path}' has a key '{name}' already.", hint=hint)
     key = f"sk-edgespec-{secrets.token_urlsafe(32)}"  # clients and scanners for secrets expect its beginning
     flags = {"manage": may_manage, "memory": remembers}
     lines = [f"[{name}]", f'sha256 = "{hash_key(key).hex()}"', *(f"{flag} = true" for flag in flags if flags[flag])]
@@ -266,7 +266,7 @@ def remove_key(path: Path, name: str) -> None:
         rest = re.sub(rf"(?ms)^\[{re.escape(name)}\][^\n]*\n.*?(?=^\[|\Z)", "", text)
         if name not in names or set(parse_toml(rest.encode())) != names - {name}:
             hint = f"It has: {', '.join(sorted(names)) or 'none'}. An entry in another form is to be removed by hand."
-            raise InvalidRequest(f"{path} has no key '{name}' in a line [{name}].", hint=hint)
+            raise InvalidRequest(f"'{path}' has no key '{name}' in a line [{name}].", hint=hint)
         write_private(path.resolve(), rest)
     except OSError as error:
         raise CacheError(f"cannot write {path}: {reason_of(error)}.", hint="Check its permissions.") from error

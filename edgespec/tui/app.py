@@ -189,7 +189,7 @@ class ChatApp(Dialogue):
         self.recorder.model = model_info.name
         name, draft = shorten_names(model_info.name), shorten_names(model_info.draft)
         off = " (off)" if model_info.is_paused else ""
-        await self.show_notice(f"{name} on {model_info.backend}, draft {draft}{off}.")
+        await self.show_notice(f"ready: {name} on {model_info.backend}, draft {draft}{off}.")
         if not self.is_headless:
             gc.freeze()  # a collection that looks at what is there now takes 0.1 s
         self.refresh_instruments()

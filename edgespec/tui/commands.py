@@ -187,12 +187,12 @@ def _read(path: Path, max_bytes: int, hint: str) -> str:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)
         if len(data) > max_bytes:
-            raise InvalidRequest(f"{path} is larger than {max_bytes // 2**20} MiB.", hint=hint)
+            raise InvalidRequest(f"'{path}' is larger than {max_bytes // 2**20} MiB.", hint=hint)
         return data.decode("utf-8")
     except OSError as error:
         raise InvalidRequest(f"cannot read {path}: {error.strerror}.", hint="Check the path.") from error
     except ValueError as error:  # not UTF-8, or a NUL in the path
-        raise InvalidRequest(f"{path} is not a text file.", hint="Choose a text file.") from error
+        raise InvalidRequest(f"'{path}' is not a text file.", hint="Choose a text file.") from error
 
 
 async def spec(app: ChatApp, argument: str) -> None:

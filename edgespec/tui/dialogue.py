@@ -284,7 +284,7 @@ class Dialogue(Window):
         if conversation is None:
             return
         if model_info is None:
-            said = f"{conversation.model}, the model of this conversation, is not open; Ctrl+G lists models."
+            said = f"the model of this conversation, {conversation.model}, is not open; Ctrl+G lists models."
             await self.show_notice(said)
         elif answered and model_info.name == EMBEDDED_ALIAS and not may_be_code(self.recorder.questions[-1].text):
             await self.show_notice(f"{EMBEDDED_ALIAS} completes Python code; Ctrl+G lists models that one can talk to.")

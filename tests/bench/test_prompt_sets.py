@@ -113,24 +113,24 @@ def test_what_is_shipped_reads_like_a_file_of_ones_own() -> None:
 def test_bad_line_is_named(tmp_path: Path, line: str) -> None:
     path = written(tmp_path, f'{{"prompt": "good"}}\n\n{line}\n')
     error = refusal(path)
-    assert error.message == f"{path}, line 3 is not a prompt."
+    assert error.message == f"'{path}', line 3 is not a prompt."
     assert '{"prompt": "..."}' in error.hint
 
 
 def test_duplicate_ids_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path, '{"prompt": "a", "id": 2}\n{"prompt": "b"}\n')
-    assert refusal(path).message == f"{path}, line 2 has the same id '2' as line 1."
+    assert refusal(path).message == f"'{path}', line 2 has the same id '2' as line 1."
 
 
 def test_line_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     path = written(tmp_path, b'{"prompt": "a"}\n{"prompt": "caf\xe9"}\n')
-    assert refusal(path).message == f"{path}, line 2 is not UTF-8 text."
+    assert refusal(path).message == f"'{path}', line 2 is not UTF-8 text."
 
 
 @pytest.mark.parametrize("data", ["", "\n \n", "\ufeff"])
 def test_file_without_prompts_is_refused(tmp_path: Path, data: str) -> None:
     path = written(tmp_path, data)
-    assert refusal(path).message == f"{path} contains no prompts."
+    assert refusal(path).message == f"'{path}' contains no prompts."
 
 
 def test_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
@@ -143,4 +143,4 @@ def test_file_above_the_bound_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(prompt_sets, "MAX_BYTES", 1 << 20)
     assert len(read_prompts(path)) == 1
     path.write_bytes(path.read_bytes() + b"\n")
-    assert refusal(path).message == f"{path} is larger than 1 MiB."
+    assert refusal(path).message == f"'{path}' is larger than 1 MiB."

@@ -100,8 +100,8 @@ def test_prompts_of_ones_own_those_too_long_left_out(cli: Cli, tmp_path: Path) -
     [
         ("--category poetry", "error: There is no prompt category 'poetry'.\nhint: Choose from chat, "),
         ("--prompts gone.jsonl", "error: Cannot read gone.jsonl: No such file or directory.\nhint: Check the path."),
-        ("--prompts bad.jsonl", "error: bad.jsonl, line 1 is not a prompt.\nhint: Write one object a line: "),
-        ("--prompts good.jsonl --category chat", "error: good.jsonl has no prompts of these categories.\nhint: "),
+        ("--prompts bad.jsonl", "error: 'bad.jsonl', line 1 is not a prompt.\nhint: Write one object a line: "),
+        ("--prompts good.jsonl --category chat", "error: 'good.jsonl' has no prompts of these categories.\nhint: "),
         ("--draft none", "error: There is nothing to compare without a draft.\nhint: Use --draft auto or ngram."),
     ],
 )

@@ -85,7 +85,7 @@ def test_a_cut_answer_is_gone_on_with(cli: Cli, tmp_path: Path) -> None:
     assert question == "two\nlines" and len(whole) == 45 and whole == again, "15 and 30 tokens are the text of 45"
     assert saved("b.json") == [question, whole]
     assert done.stderr.count("there is no answer to continue.") == 2
-    assert "a.json exists.\nAdd ! to the command" in done.stderr
+    assert "'a.json' exists.\nAdd ! to the command" in done.stderr
 
 
 def test_a_full_context_is_told_of_before_and_can_roll(cli: Cli) -> None:

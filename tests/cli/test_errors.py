@@ -71,8 +71,9 @@ def test_files_that_are_no_models(cli: Cli, tmp_path: Path) -> None:
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(whole[: len(whole) // 2])
     refused(cli, 5, "cut short", "run", "x", "--model", str(cut))
-    (tmp_path / "text.gguf").write_text("This is no model.\n" * 50)
-    refused(cli, 5, "not a GGUF file", "run", "x", "--model", "text.gguf")
+    for name in ("text.gguf", "text"):
+        (tmp_path / name).write_text("This is no model.\n" * 50)
+        refused(cli, 5, f"error: '{name}' is not a GGUF file", "run", "x", "--model", f"./{name}")
     flipped = bytearray(whole)
     flipped[whole.index(b"llama.block_count") + len(b"llama.block_count") + 4] = 0  # six layers become none
     zero = tmp_path / "zero.gguf"

@@ -91,7 +91,7 @@ def test_a_head_cut_short(cli: Cli, heads: Path) -> None:
     cut = heads / "eagle3.gguf"
     cut.write_bytes(cut.read_bytes()[:-40])
     for option in ("--model", "--draft"):
-        assert "eagle3.gguf is cut short" in refused(cli, option, str(cut))[0]
+        assert "'eagle3.gguf' is cut short" in refused(cli, option, str(cut))[0]
 
 
 def test_weights_that_want_to_run_something(cli: Cli, heads: Path, tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ def write_other_size(path: Path) -> None:
 
 
 UNUSABLE: list[tuple[Callable[[Path], None], int, str]] = [
-    (write_cut, 5, "head.gguf is cut short"),
-    (write_flipped_header, 5, "head.gguf is not a usable model: eagle3.block_count is missing"),
+    (write_cut, 5, "'head.gguf' is cut short"),
+    (write_flipped_header, 5, "'head.gguf' is not a usable model: eagle3.block_count is missing"),
     (write_flipped_weights, 5, "d2t names tokens that the model does not have"),
     (write_nan, 5, "gives scores that are not numbers (NaN)"),
     (write_layers, 2, "he head reads layer 9, and the model has layers 0 to 5"),

@@ -75,7 +75,7 @@ def test_a_port_in_use(worker: WorkerProcess, cli: Cli) -> None:
     ("options", "words"),
     [
         (["--device", "CUDA9"], "llama.cpp finds no device 'CUDA9'.\nhint: It finds CPU"),
-        (["--host", "::1"], "::1 is no IPv4 address"),
+        (["--host", "::1"], "'::1' is no IPv4 address"),
         (["--port", "0"], "--port"),
     ],
 )

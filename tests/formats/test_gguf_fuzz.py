@@ -41,7 +41,7 @@ def survive(data: bytes) -> bool:
         accepted = True
     except InvalidModelFile as error:
         accepted = False
-        assert error.message.startswith("fuzzed.gguf ")
+        assert error.message.startswith("'fuzzed.gguf' ")
         assert len(error.message) < 70_000
     assert time.process_time() - start < LIMIT_S
     return accepted

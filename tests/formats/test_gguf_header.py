@@ -159,7 +159,7 @@ def test_each_kind_of_damage_has_a_message(data: bytes, message: str) -> None:
     with pytest.raises(InvalidModelFile) as caught:
         parse(data)
     assert message in caught.value.message
-    assert caught.value.message.startswith("m.gguf ") and caught.value.hint
+    assert caught.value.message.startswith("'m.gguf' ") and caught.value.hint
 
 
 def test_a_length_that_swallows_the_weights_stops_at_the_header_limit() -> None:

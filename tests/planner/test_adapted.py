@@ -122,7 +122,7 @@ def damage_header(pair: AdaptedPair) -> None:
     [
         (truncate, "the files of version 1 of the draft are damaged."),
         (forget_choice, "it is not known which version of the draft is in use."),
-        (damage_header, "draft.gguf is not a GGUF file"),
+        (damage_header, "'draft.gguf' is not a GGUF file"),
     ],
 )
 def test_the_base_is_used_where_a_version_cannot_be(

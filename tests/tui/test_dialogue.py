@@ -171,7 +171,7 @@ async def test_a_conversation_keeps_the_name_of_its_model_until_another_answers(
     missing = LoadConfig(model="nonsense", backend="toy")
     async with driving(missing, resume=1) as chat:
         assert len(chat.turns) == 4 and chat.app.recorder.store.resume(1).model == "linear"
-        said = "Linear, the model of this conversation, is not open; Ctrl+G lists models."
+        said = "The model of this conversation, linear, is not open; Ctrl+G lists models."
         await chat.until(lambda: said in chat.notices())
         await chat.hears("/model tree", "tree on toy")
         await chat.idle()
