@@ -47,8 +47,8 @@ class Speculation:
 
     def __post_init__(self) -> None:
         if not 0 <= (self.draft_max or 0) <= MAX_DRAFT or not 0 <= (self.draft_tree or 0) <= MAX_DRAFT:
-            message = f"--draft-max and --draft-tree must be 0 to {MAX_DRAFT}."
-            raise InvalidRequest(message, hint="Start with --draft-max 3.")
+            message = f"a draft has 0 to {MAX_DRAFT} tokens."
+            raise InvalidRequest(message, hint="Start with 3.")
         if self.draft_tree is not None and self.draft_max is None:
             raise InvalidRequest("--draft-tree needs --draft-max.", hint="Add --draft-max, or drop --draft-tree.")
         if self.acceptance in _DRAWN_RULES and (self.is_tree or (self.drafters and not self._draws)):

@@ -245,7 +245,7 @@ class DrafterPool:
                 continue
             if reason := find_tokenizer_mismatch(target.tokenizer, cast(Model, each.source).tokenizer):
                 raise DraftRefused(
-                    f"this draft does not fit this target: {reason}.", hint="Use --draft ngram, or another."
+                    f"this draft does not fit this target: {reason}.", hint="Draft by ngram, or another."
                 )
         self.loaded = {each.spec.name: each for each in loaded}
         self._vocab_size = target.tokenizer.vocab_size

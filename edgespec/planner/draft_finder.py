@@ -147,12 +147,12 @@ def parse_draft(text: str) -> list[PlannedDrafter]:
         elif spec.name == SELF:
             term = PlannedDrafter(spec, self_draft=parse("+".join(methods)))
         elif colon and spec.needs not in ("model", "head"):
-            raise InvalidRequest(f"the drafter '{word}' takes no options.", hint=f"Use --draft {word}.")
+            raise InvalidRequest(f"the drafter '{word}' takes no options.", hint=f"Write {word} alone.")
         else:
             term = PlannedDrafter(spec, rest if colon else None)
         key = word if term.spec.name == SELF else term.spec.name
         if key in terms:
-            raise InvalidRequest(f"--draft {text} names '{key}' twice.", hint="Name it once.")
+            raise InvalidRequest(f"the draft '{text}' names '{key}' twice.", hint="Name it once.")
         terms[key] = term
     return list({term.spec.name: term for term in terms.values()}.values())
 
@@ -196,7 +196,7 @@ def naming_drafters(reference: str | None) -> Iterator[None]:
             raise
         words = [word for word, _ in list_words()]
         near = difflib.get_close_matches(reference.partition(":")[0], [*words, AUTO, NONE], n=1)
-        start = f"Did you mean --draft {near[0]}? " if near else ""
+        start = f"Did you mean {near[0]}? " if near else ""
         hint = f"{start}Drafters: {', '.join(words)}. `edgespec list` shows the models."
         raise UnknownModel(error.message, hint=hint) from None
 
@@ -215,9 +215,9 @@ def _split(text: str) -> list[str]:
             parts.append(part)
     if len(parts) > 1 and (AUTO in parts or NONE in parts):
         word = AUTO if AUTO in parts else NONE
-        raise InvalidRequest(f"'{word}' cannot be joined with other drafters.", hint="Name them: --draft ngram+model.")
+        raise InvalidRequest(f"'{word}' cannot be joined with other drafters.", hint="Name them, as in ngram+model.")
     if "" in parts:
-        raise InvalidRequest(f"--draft '{text}' leaves a drafter out.", hint="Name drafters as in ngram+model.")
+        raise InvalidRequest(f"the draft '{text}' leaves a drafter out.", hint="Name drafters as in ngram+model.")
     return parts
 
 
@@ -289,7 +289,7 @@ class DraftFinder:
         if spec.needs == "memory" and self.request.memory is None:
             raise DraftRefused(
                 f"the drafter {spec.name} needs the memory of earlier texts, which is off.",
-                hint="Use --draft ngram, or turn it on.",
+                hint="Draft by ngram, or turn it on.",
             )
         if spec.needs not in ("model", "head"):
             facts = self.target.metadata
@@ -304,7 +304,7 @@ class DraftFinder:
             if reference is None:
                 raise DraftRefused(
                     f"no {_MODELS.get(spec.name, 'model')} is paired with this target.",
-                    hint=f"Use --draft ngram, or name one: --draft {spec.name}:REF.",
+                    hint=f"Draft by ngram, or name one: {spec.name}:REF.",
                 )
             return self._find_model(spec, reference)
 
@@ -323,12 +323,12 @@ class DraftFinder:
             check_kind(self.backend, str(reference), head.kind)
         if self.request.load.workers and head is not None and head.kind == "gemma4-assistant":
             message = f"{reference} reads the target's cache, a part of which is on workers."
-            raise DraftRefused(message, hint="Use --draft auto or ngram.")
+            raise DraftRefused(message, hint="Draft by auto or ngram.")
         spec = choose_head_drafter(spec, reference, head, facts, self.target.metadata)
         has_vocabulary = head is None or isinstance(facts, Header)  # folders of heads have no tokenizer
         if has_vocabulary and (reason := find_tokenizer_mismatch(self.target.metadata, facts)):
             raise DraftRefused(
-                f"{reference} cannot draft for this target: {reason}.", hint="Use --draft ngram, or another."
+                f"{reference} cannot draft for this target: {reason}.", hint="Draft by ngram, or another."
             )
         token = find_pard_token(facts)
         if token is None and reference == self.pair.models.pard:
@@ -345,7 +345,7 @@ class DraftFinder:
         if head is None:
             raise DraftRefused(
                 f"there is no {spec.name} head in the target's file, beside it or in the registry.",
-                hint=f"Use --draft ngram, or name one: --draft {spec.name}:REF.",
+                hint=f"Draft by ngram, or name one: {spec.name}:REF.",
             )
         return replace(head, found="")
 

@@ -16,7 +16,7 @@ from edgespec.hub.cache import LocalPath, Reference, RemoteModel
 from edgespec.hub.hub import Hub
 from edgespec.registry.resolve import LocalModel, Source, is_head, read_metadata
 
-_OTHER = "Use --draft ngram, or another."
+_OTHER = "Draft by ngram, or another."
 # llama.cpp has no graph for the others: their matrices would be multiplied outside of it, which takes longer than it
 # saves. With numpy on one thread, an output matrix of 128,256 x 4,096 takes 97 ms a head, and five of them are 10.5 GB
 # to read, twice an 8B model of 4 bits a weight.
@@ -71,9 +71,7 @@ def choose_head_drafter(
     """
     if head is None:
         if spec.needs == "head":
-            raise DraftRefused(
-                f"{reference} is no trained head.", hint=f"Use --draft {reference}, without '{spec.name}:'."
-            )
+            raise DraftRefused(f"{reference} is no trained head.", hint=f"Name {reference} without '{spec.name}:'.")
         return spec
     drafter = drafter_of(head.kind)
     if spec.name not in ("model", drafter.name):

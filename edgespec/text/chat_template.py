@@ -15,7 +15,7 @@ from edgespec.errors import InvalidModelFile, InvalidRequest, PromptTooLong, Tem
 from edgespec.isolated import ChildDied, Helper
 from edgespec.text.tokenizer import Tokenizer
 
-SHORTEN = "Shorten it, or set a larger --ctx. In a chat, /clear starts a new one."
+SHORTEN = "Shorten it, or set a larger --ctx."
 _MAX_CHARACTERS_PER_TOKEN = 64  # on average, over a whole text
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """The template for a model without one: a base model continues the text."""

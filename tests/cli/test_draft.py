@@ -80,8 +80,8 @@ def test_drafts_of_one_target_are_compared(cli: Cli, tmp_path: Path, monkeypatch
     [
         ("layerskip:6", 2, "the model has 6 layers"),
         ("planes", 3, "there is no model called 'planes'"),
-        ("ngram+qspek:2", 3, "did you mean --draft qspec? drafters: ngram, "),
-        ("ngram+ngram", 2, "--draft ngram+ngram names 'ngram' twice"),
+        ("ngram+qspek:2", 3, "did you mean qspec? drafters: ngram, "),
+        ("ngram+ngram", 2, "The draft 'ngram+ngram' names 'ngram' twice"),
         ("pard", 5, "no pard model is paired with this target"),
         ("qspec:9", 2, "'qspec:9' is not a self-draft"),
         ("sparse:4", 2, "'sparse:4' is not a self-draft"),

@@ -58,15 +58,15 @@ def test_methods_of_self_drafting_make_one_drafter() -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("ngram+ngram", "--draft ngram+ngram names 'ngram' twice."),
-        ("model+ngram+model:./a.gguf", "--draft model+ngram+model:./a.gguf names 'model' twice."),
-        ("model+./a.gguf", "--draft model+./a.gguf names 'model' twice."),
+        ("ngram+ngram", "the draft 'ngram+ngram' names 'ngram' twice."),
+        ("model+ngram+model:./a.gguf", "the draft 'model+ngram+model:./a.gguf' names 'model' twice."),
+        ("model+./a.gguf", "the draft 'model+./a.gguf' names 'model' twice."),
         ("ngram:3", "the drafter 'ngram' takes no options."),
         ("model+ngram:", "the drafter 'ngram' takes no options."),
         ("auto+ngram", "'auto' cannot be joined with other drafters."),
         ("model+none", "'none' cannot be joined with other drafters."),
-        ("ngram+", "--draft 'ngram+' leaves a drafter out."),
-        ("", "--draft '' leaves a drafter out."),
+        ("ngram+", "the draft 'ngram+' leaves a drafter out."),
+        ("", "the draft '' leaves a drafter out."),
         ("ngram+layerskip:0", "'layerskip:0' is not a self-draft."),
     ],
 )
@@ -86,7 +86,7 @@ def test_a_mistyped_drafter_is_a_reference_whose_refusal_lists_the_drafters(word
     with pytest.raises(UnknownModel) as caught, naming_drafters(word):
         raise UnknownModel("There is no such model.", hint="Another hint.")
     assert caught.value.message == "There is no such model."
-    assert caught.value.hint.startswith(f"Did you mean --draft {meant}? Drafters: ")
+    assert caught.value.hint.startswith(f"Did you mean {meant}? Drafters: ")
     assert all(each in caught.value.hint for each in ("ngram", "model", "pard", "layerskip", "`edgespec list`"))
 
 

@@ -76,7 +76,7 @@ def test_auto_takes_whatever_is_available(folder: Path, paired: Registry, heard:
     assert [each.mask_token for each in found.drafters] == [None, None, 7]
     bare = registry_of(folder)
     assert drafters(planned(bare, heard)) == [("ngram", "ngram")]
-    for draft, example in (("model", "--draft model:REF."), ("ngram+pard", "--draft pard:REF.")):
+    for draft, example in (("model", "one: model:REF."), ("ngram+pard", "one: pard:REF.")):
         with pytest.raises(DraftRefused, match="model is paired with this target") as caught:
             planned(bare, heard, draft)
         assert caught.value.hint.endswith(example)
@@ -125,7 +125,7 @@ def test_a_mistyped_drafter_leads_to_the_list(paired: Registry, heard: Heard) ->
     for draft, meant in (("ngrm", "ngram"), ("ngram+qspek:3", "qspec"), ("pard:modle", "model")):
         with pytest.raises(UnknownModel, match=r"model called|not a model reference") as caught:
             planned(paired, heard, draft)
-        assert f"Did you mean --draft {meant}? Drafters: ngram, " in caught.value.hint
+        assert f"Did you mean {meant}? Drafters: ngram, " in caught.value.hint
 
 
 def test_auto_drops_the_last_draft_model_first(

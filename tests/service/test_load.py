@@ -272,7 +272,7 @@ def test_a_mistyped_drafter_is_refused_with_the_list(open_: Open) -> None:
     for config in (LoadConfig(load=ONE, draft="ngrm"), LoadConfig(backend="toy", draft="ngrm")):
         with pytest.raises(UnknownModel) as caught:
             open_(config)
-        assert caught.value.hint.startswith("Did you mean --draft ngram? Drafters: ngram, ")
+        assert caught.value.hint.startswith("Did you mean ngram? Drafters: ngram, ")
 
 
 def test_the_toy_runtime_keeps_nothing(

@@ -116,7 +116,7 @@ async def test_draft(chat: Driver) -> None:
         kind="error",
     )
     await chat.idle()
-    await chat.hears("/draft ngrm", "no toy model 'ngrm'", "Did you mean --draft ngram?", kind="error")
+    await chat.hears("/draft ngrm", "no toy model 'ngrm'", "Did you mean ngram?", kind="error")
     await chat.idle()
     await chat.hears("/draft ngram+ngram", "names 'ngram' twice", kind="error")
     await chat.idle()
