@@ -59,10 +59,10 @@ class GrammarCompiler:
                 message = f"the answer's structure was not checked: its compilation {error}."
                 raise BackendError(message, hint="Try again, or simplify it.") from error
             if fault:
-                raise InvalidRequest(
-                    f"the answer's structure cannot be followed: {fault}.",
-                    hint="Simplify it; without strict, what cannot be enforced is left out.",
-                )
+                message = f"the answer's structure cannot be followed: {fault}."
+                is_unknown = fault.startswith("Unimplemented keys")
+                hint = "Remove them; without strict they are not enforced." if is_unknown else "Correct or simplify it."
+                raise InvalidRequest(message, hint=hint)
             return compile_grammar(vocabulary, lark)
 
         return thread.submit(work)

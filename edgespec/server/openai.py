@@ -64,7 +64,7 @@ def _limit_length(value: object) -> object:
 
 
 class StreamOptions(Body):
-    include_usage: bool = False
+    include_usage: bool | None = False
 
 
 class StructuredOutputs(Body):
@@ -141,7 +141,7 @@ class ChoicesWriter(Writer):
     def __init__(self, request: CompletionBody, kind: str, chunk_kind: str, id_prefix: str) -> None:
         """`kind` and `chunk_kind`: the value of `object` in the whole answer and in chunks."""
         super().__init__()
-        self._wants_usage = request.stream_options is not None and request.stream_options.include_usage
+        self._wants_usage = bool(request.stream_options and request.stream_options.include_usage)
         self._head = {
             "id": new_id(id_prefix),
             "object": kind,

@@ -97,7 +97,7 @@ class StopStrings:
             raise InvalidRequest(f"{len(stops)} stop strings are too many.", hint=f"Give at most {MAX_STOPS}.")
         if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
             raise InvalidRequest(
-                "A stop string is empty or too long.", hint=f"Give stop strings of 1 to {MAX_STOP_CHARS} characters."
+                "a stop string is empty or too long.", hint=f"Give stop strings of 1 to {MAX_STOP_CHARS} characters."
             )
         self._stops = tuple(sorted(stops, key=len))
         self._held = ""

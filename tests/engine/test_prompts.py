@@ -80,8 +80,9 @@ def test_token_ids_are_read_as_they_stand() -> None:
     for wrong in ((), (-1,), (1, tokenizer.vocab_size)):
         with pytest.raises(InvalidRequest, match="token ids has ids below"):
             encoder.encode(TokenPrompt(wrong), {})
-    with pytest.raises(PromptTooLong, match="has 33 tokens, the context holds 32"):
+    with pytest.raises(PromptTooLong, match="has 33 tokens, the context holds 32") as refusal:
         encoder.encode(TokenPrompt((1,) * 33), {})
+    assert refusal.value.hint == "Shorten it, or set a larger --ctx."
 
 
 def test_what_was_counted_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,8 @@ def test_every_chunk_has_a_usage_where_it_is_asked_for(pair: Server, path: str) 
     answer = pair.post(path, json={**body, "stream_options": {"include_usage": True}})
     chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
     assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1) and chunks[-1]["usage"]
-    assert '"usage"' not in pair.post(path, json=body).text
+    for options in (None, {"include_usage": None}):
+        assert '"usage"' not in pair.post(path, json={**body, "stream_options": options}).text
 
 
 def test_timings_are_those_of_what_was_emitted(pair: Server) -> None:

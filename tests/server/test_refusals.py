@@ -55,7 +55,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"grammar": "root ::= ["}, "grammar cannot be read"),
     (CHAT, {"grammar": "start: ("}, "structure cannot be followed: Expected token ')', found"),
     (CHAT, {"grammar": 'start: start "a"'}, "structure cannot be followed: it allows no text."),
-    (CHAT, {"structured_outputs": {"regex": "(?=a)b"}}, "look-ahead and look-behind, is not supported. Simplify"),
+    (CHAT, {"structured_outputs": {"regex": "(?=a)b"}}, "look-behind, is not supported. Correct or simplify it."),
     (CHAT, {"structured_outputs": {"json": "{"}}, "Invalid JSON"),
     (CHAT, {"modalities": ["text", "audio"]}, "text only"),
     (CHAT, {"audio": {"voice": "x"}}, "audio is not supported"),
