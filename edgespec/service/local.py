@@ -133,11 +133,19 @@ class Worker:
 
     def close(self, finish: Callable[[], None] = lambda: None) -> None:
         """Cancel all jobs, run `finish` on the thread and end it."""
+
+        def work(_check: CheckCancelled) -> Iterator[None]:
+            finish()
+            yield
+
         self._is_closing = True
-        self.call(finish)
-        self._put(None)
-        self._thread.join()
-        self._refuse_waiting()
+        finished = self.submit(work)
+        self._put(None)  # at once: what comes now is not begun
+        try:
+            finished.result()
+        finally:
+            self._thread.join()
+            self._refuse_waiting()
 
     def _refuse_waiting(self) -> None:
         """End the jobs that came when the thread had ended, or was about to."""

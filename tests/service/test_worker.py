@@ -180,6 +180,25 @@ def test_closing_ends_a_job_whose_reader_has_stopped() -> None:
     assert not closing.is_alive()
 
 
+def test_a_job_that_comes_while_the_worker_closes_or_later_is_refused() -> None:
+    worker, is_finishing, go = Worker(), threading.Event(), threading.Event()
+
+    def finish() -> None:
+        is_finishing.set()
+        go.wait(10)
+
+    closing = threading.Thread(target=worker.close, args=(finish,), daemon=True)
+    closing.start()
+    is_finishing.wait(10)
+    jobs = [worker.submit(turns(1, [], "a"))]
+    go.set()
+    closing.join(10)
+    jobs.append(worker.submit(turns(1, [], "a")))
+    for job in jobs:
+        with pytest.raises(BackendError, match="the model has been closed"):
+            list(job)
+
+
 @pytest.mark.parametrize("broken", ["after_turn", "set_idle(True)", "set_idle(False)"])
 def test_a_callback_that_fails_refuses_who_waits_and_the_thread_goes_on(broken: str) -> None:
     is_idle, is_mended = threading.Event(), False
