@@ -67,6 +67,8 @@ def find_ignored_options(target: Model, speculation: Speculation, planned: Plan,
         value, name = getattr(planned.options, option), option.replace("_", "-")
         if planned.backend == "mlx" and value is not None:
             yield f"--{name} has no effect on MLX."
+        elif option == "gpu_layers_draft" and planned.options.gpu_layers == 0:
+            continue  # drafts may be on a GPU all the same
         elif option in places and value and not planned.fit.memory.devices:
             yield f"--{name} has no effect, since llama.cpp uses no GPU."
         elif option == "n_cpu_moe" and value and isinstance(facts, Header) and not facts.own("expert_count"):
