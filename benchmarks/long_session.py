@@ -91,7 +91,7 @@ def measure_first_screen(environment: Mapping[str, str]) -> float:
 
 def measure_session(terminal: Terminal, seconds: float) -> dict[str, float]:
     """The figures of `chat` on `terminal` while it answers. Raises click.ClickException."""
-    terminal.wait(lambda: b"Tree on toy" in terminal.output)
+    terminal.wait(lambda: b"Ready: tree on toy" in terminal.output)
     terminal.type("go\r")
     process = psutil.Process(terminal.pid)
     sleep(min(WARM_UP_S, seconds))

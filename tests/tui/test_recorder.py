@@ -162,7 +162,7 @@ def test_a_program_that_is_killed_leaves_the_answer_so_far_and_the_name_of_its_m
     store = Store.open()
     toy = ("tree", "--backend", "toy", "--draft", "ngram", "--draft-max", "3", "--ctx", str(ENDLESS))
     with Screen(*toy, "--temperature", "0", "--max-tokens", str(ENDLESS - 100)) as screen:
-        screen.until(lambda seen: b"Tree on toy" in seen)
+        screen.until(lambda seen: b"Ready: tree on toy" in seen)
         os.write(screen.ours, b"hello\r")
         screen.until(lambda _: any(turn.role == "assistant" and turn.text for turn in store.path(2)))
     question, answer = store.path(store.recent(1)[0].leaf)
@@ -177,7 +177,7 @@ def test_a_program_that_is_killed_leaves_the_answer_so_far_and_the_name_of_its_m
     asyncio.run(resume())
     store.reopen(store.path(4)[-1])
     with Screen("--continue") as screen:  # opens what was open
-        screen.until(lambda seen: b"Tree on toy" in seen)
+        screen.until(lambda seen: b"Ready: tree on toy" in seen)
     assert store.resume(1).model == "tree"
 
 
