@@ -26,7 +26,6 @@ from edgespec.conversations.chat import (
     SHARED,
     Chat,
     OwnModel,
-    SlashCommand,
     apply_setting,
     describe_end,
     describe_speculation,
@@ -150,8 +149,7 @@ def _is_terminal() -> bool:
 # The plain chat loop: reads lines, streams answers, runs slash commands. It holds no engine logic.
 
 
-_COMMANDS = SHARED | {"clear": SlashCommand("clear", "", "delete all messages")}
-_BY_NAME = _COMMANDS | {REPLACING.name: REPLACING}
+_BY_NAME = SHARED | {REPLACING.name: REPLACING}
 _KEYS = '''
 """                      starts and ends a message of several lines
 Ctrl-C stops an answer and keeps its text; twice quits. Ctrl-D quits.'''
@@ -283,7 +281,7 @@ class Repl:
         self._answer(AnswerStart(turn.text, turn.reasoning))
 
     def _help(self, _argument: str) -> None:
-        click.echo(format_help(_COMMANDS.values()) + _KEYS)
+        click.echo(format_help(SHARED.values()) + _KEYS)
 
     def _stats(self, _argument: str) -> None:
         if self._metrics is None:
@@ -315,7 +313,7 @@ class Repl:
         for name, value in apply_setting(self._chat, argument):
             click.echo(f"{name:18} {value}")
 
-    def _clear(self, _argument: str) -> None:
+    def _new(self, _argument: str) -> None:
         self._recorder.start_new()
 
     def _incognito(self, _argument: str) -> None:

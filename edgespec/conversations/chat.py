@@ -172,7 +172,7 @@ def make_room(chat: Chat, messages: Sequence[Message], context_size: int, count:
     if not starts:
         raise ContextOverflow(problem, hint=f"Shorten the message, or {_LARGER}.")
     if not chat.rolling:
-        hint = f"Shorten the message; /set rolling on leaves out the oldest turns; /clear starts again; or {_LARGER}."
+        hint = f"Shorten the message; /set rolling on leaves out the oldest turns; /new starts again; or {_LARGER}."
         raise ContextOverflow(problem, hint=hint)
 
     def fits(start: int) -> bool:
@@ -194,7 +194,7 @@ def describe_end(chat: Chat, used: int, context_size: int) -> str:
     fill = f"The context is {used / context_size:.0%} full ({used:,} of {context_size:,} tokens)."
     if chat.rolling:
         return f"{fill} The oldest turns are left out when a message does not fit."
-    return f"{fill} /set rolling on leaves out the oldest turns where it is full; /clear starts again; --ctx sets it."
+    return f"{fill} /set rolling on leaves out the oldest turns where it is full; /new starts again; --ctx sets it."
 
 
 def _find_overflow(chat: Chat, messages: Sequence[Message], size: int, free: int, count: Count) -> str | None:
@@ -266,13 +266,14 @@ _COMMANDS = (
     SlashCommand("retry", "", "answer the last question again"),
     SlashCommand("continue", "", "go on with an answer that was cut"),
     SlashCommand("undo", "", "remove the last question and its answer"),
-    SlashCommand("incognito", "", "start a conversation of which nothing is saved, or end it for one that is"),
-    SlashCommand("export", "FILE", "write this branch to FILE.md, all to FILE.json; /export! replaces a file"),
+    SlashCommand("new", "", "start a new conversation"),
+    SlashCommand("incognito", "", "start a conversation of which nothing is kept, or leave this mode"),
+    SlashCommand("export", "FILE", "write to FILE.md, or with all branches to FILE.json; /export! replaces a file"),
     SlashCommand("exit", "", "quit"),
 )
 SHARED = {command.name: command for command in _COMMANDS}
 REPLACING = SlashCommand("export!", "FILE", "as /export; a file that exists is replaced")
-ALIASES = {"?": "help", "bye": "exit", "quit": "exit"}
+ALIASES = {"?": "help", "quit": "exit"}
 
 
 def format_help(commands: Iterable[SlashCommand]) -> str:

@@ -99,7 +99,9 @@ class ConversationRecorder:
         def write() -> Turn:
             if self.conversation is None:
                 self.conversation = self.store.new(self.model, self._chat.system)
-            return self.store.add(self.conversation, self.turns[-1] if self.turns else None, "user", text)
+            turn = self.store.add(self.conversation, self.turns[-1] if self.turns else None, "user", text)
+            self.conversation = self.store.resume(self.conversation.id)  # which has the title of its first question
+            return turn
 
         turn = self._write(write)
         self._set_turns([*self.turns, turn])

@@ -293,7 +293,7 @@ COMMANDS = (
     SlashCommand("branch", "[N|back|up|down]", "show the next branch, N or the one before; up, down: a fork", branch),
     SlashCommand("attach", "FILE", "insert a text file into the prompt", attach),
     SlashCommand("copy", "[N]", "copy the last answer, or its Nth code block", copy),
-    SlashCommand("new", "", "start a new conversation; this one is kept", new),
+    _share("new", new),
     _share("incognito", incognito),
     SlashCommand("history", "[TEXT]", "list all conversations, or search them for TEXT", history),
     SlashCommand("rename", "TITLE", "change the title of the conversation", rename),
@@ -301,7 +301,6 @@ COMMANDS = (
     SlashCommand("import", "FILE", "read a FILE.json of /export as a new conversation", import_),
     _share("exit", _act("leave")),
 )
-_ALIASES = ALIASES | {"clear": "new", "show": "set", "resume": "history"}
 _BY_NAME = {command.name: command for command in COMMANDS} | {
     REPLACING.name: replace(REPLACING, run=partial(export, overwrite=True))
 }
@@ -309,7 +308,7 @@ _BY_NAME = {command.name: command for command in COMMANDS} | {
 
 async def run(app: ChatApp, line: str) -> None:
     """Run `line`, given without its slash. Raises EdgespecError."""
-    command, argument = parse_command(line, _BY_NAME, _ALIASES, help_key="F1")
+    command, argument = parse_command(line, _BY_NAME, ALIASES, help_key="F1")
     assert command.run is not None
     await command.run(app, argument)
 
@@ -327,7 +326,7 @@ def complete(line: str) -> list[Completion]:
         return []  # a message
     if not space:
         return _complete_name(name)
-    command = _ALIASES.get(name, name)
+    command = ALIASES.get(name, name)
     values = _ARGUMENTS[command](argument) if command in _ARGUMENTS else ()
     found = [
         Completion(f"/{name} {value}", value, summary, is_whole=not value.endswith(("/", " ")))
@@ -340,7 +339,7 @@ def complete(line: str) -> list[Completion]:
 def _complete_name(start: str) -> list[Completion]:
     """Names before aliases; an alias is listed only where no name matches."""
     names = [name for name in _BY_NAME if name.startswith(start)]
-    names = names or sorted({name for alias, name in _ALIASES.items() if alias.startswith(start)})
+    names = names or sorted({name for alias, name in ALIASES.items() if alias.startswith(start)})
     commands = [_BY_NAME[name] for name in names]
     if names == [start] and not commands[0].arguments:
         return []

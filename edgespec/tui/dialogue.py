@@ -97,7 +97,7 @@ class Dialogue(Window):
         self.screen_stack[0].set_class(bool(transcript.items), "noticed")
         title, conversation = "New conversation", self.recorder.conversation
         if turns and conversation is not None:
-            title = conversation.title if conversation.renamed else turns[0].text.strip().split("\n")[0]
+            title = conversation.title
         subtitle = "not saved" if self.recorder.saved.is_in_memory else ""
         if self.is_incognito:
             title, subtitle = f"Incognito · {title}", "incognito: nothing is saved"

@@ -24,7 +24,7 @@ def test_slash_commands(cli: Cli, tmp_path: Path) -> None:
     chat = tmp_path / "chat.json"
     lines = ["/help", "import os", "/stats", f"/export {chat}", "/undo", "/undo", "import os", "/retry", "/spec off",
              "/retry", "/stats", "/spec on", "/spec 5", "/draft ngram", "/spec", "/set temperature 0.5", "/set top-k 7",
-             "/set", "/clear", "/exit", "never read"]  # fmt: skip
+             "/set", "/new", "/exit", "never read"]  # fmt: skip
     out = cli("chat", *OPTIONS, stdin="\n".join(lines)).stdout
     for told in (
         "/retry",
@@ -93,7 +93,7 @@ def test_a_full_context_is_told_of_before_and_can_roll(cli: Cli) -> None:
     done = cli(*small, stdin="\n".join(["a" * 20, "b" * 20, "c" * 20, "/set rolling on", "d" * 20, "e" * 20, "/set"]))
     notes = [line for line in done.stderr.splitlines() if line]
     assert notes[0].startswith("note: The context is 100% full (100 of 100 tokens). /set rolling on"), notes
-    assert notes[1].startswith("the prompt has 120 tokens, the context holds 100.") and "/clear" in notes[2], notes
+    assert notes[1].startswith("the prompt has 120 tokens, the context holds 100.") and "/new" in notes[2], notes
     assert notes[3] == "note: The context is full: question 1 and its answer are left out from here on."
     assert notes[4] == notes[3].replace("question 1", "question 2") and len(notes) == 5
     assert "max_tokens         30\n" in done.stdout and "rolling            on\n" in done.stdout

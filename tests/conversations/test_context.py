@@ -58,7 +58,7 @@ def test_what_cannot_fit_names_the_choices_and_changes_nothing() -> None:
         chat = chat_of(50, 50, rolling=False)
         with pytest.raises(ContextOverflow, match="the prompt has ") as refusal:
             ask(chat, length)
-        assert all(choice in refusal.value.hint for choice in ("Shorten", "/set rolling on", "/clear", "--ctx"))
+        assert all(choice in refusal.value.hint for choice in ("Shorten", "/set rolling on", "/new", "--ctx"))
         assert chat.left_out == 0 and len(chat.messages) == 2
     for chat in (chat_of(50, 50, rolling=True), chat_of(rolling=False), chat_of(rolling=True)):
         with pytest.raises(ContextOverflow) as refusal:

@@ -93,7 +93,7 @@ def test_a_prompt_that_is_too_long(path: str, is_streamed: bool, pair: Server) -
         assert error.startswith("This model's maximum context length is 512 tokens")
     else:
         assert (error["code"], error["type"]) == ("context_length_exceeded", "invalid_request_error")
-        assert "maximum context length is 512 tokens" in error["message"] and "/clear" not in error["message"]
+        assert "maximum context length is 512 tokens" in error["message"] and "/new" not in error["message"]
         assert error["n_ctx"] == 512 < error["n_prompt_tokens"]
 
 

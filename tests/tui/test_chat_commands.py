@@ -87,6 +87,9 @@ async def test_undo_and_edit(chat: Driver) -> None:
     await chat.send("/edit 1")
     await chat.until(lambda: chat.prompt.text == "one")
     assert chat.texts == chat.shown == [] and not chat.app.chat.messages
+    await chat.press("x", "enter")
+    await chat.until(lambda: len(chat.turns) == 2 and chat.app.activity.job is None)
+    assert chat.texts[0] == "onex" and str(chat.app.query_one("#pane").border_title) == "one"
 
 
 @in_app
@@ -189,9 +192,9 @@ async def test_copy(chat: Driver, tmp_path: Path) -> None:
 
 @in_app
 async def test_new(chat: Driver) -> None:
-    for line in ("/new", "/clear"):
+    for _ in range(2):
         await chat.ask("hello")
-        await chat.hears(line, "new conversation")
+        await chat.hears("/new", "new conversation")
         assert chat.texts == chat.shown == [] and not chat.app.chat.messages and not numbers(chat)
     assert len(chat.app.recorder.store.recent()) == 2
     await chat.begin("more", 1)
@@ -222,7 +225,7 @@ async def test_history(chat: Driver) -> None:
     answer = await chat.ask("a dragon")
     await chat.hears("/new", "new")
     await chat.ask("a knight")
-    for line, found in (("/history DRAG", 1), ("/resume knig", 1), ("/history", 2), ("/history nowhere", 0)):
+    for line, found in (("/history DRAG", 1), ("/history knig", 1), ("/history", 2), ("/history nowhere", 0)):
         await chat.send(line)
         await chat.until(lambda: isinstance(chat.app.screen, History) and chat.app.screen.query(DataTable))
         assert chat.app.screen.query_one(DataTable).row_count == found, line

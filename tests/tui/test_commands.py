@@ -189,10 +189,9 @@ async def test_set(chat: Driver) -> None:
     assert (state.sampling.temperature, state.sampling.top_k, state.seed, state.max_tokens, state.system) == (
         0.5, 7, 5, 9, "Be brief."
     )  # fmt: skip
-    for line in ("/set", "/show"):
-        await chat.hears(
-            line, "temperature 0.5, top_k 7, top_p 1.0", "max_tokens 9, seed 5, rolling off, system Be brief."
-        )
+    await chat.hears(
+        "/set", "temperature 0.5, top_k 7, top_p 1.0", "max_tokens 9, seed 5, rolling off, system Be brief."
+    )
     before = (state.sampling, state.seed, state.max_tokens)
     for wrong, said in (("temperature warm", "must be a number"), ("temperature none of it", "must be a number"),
                         ("colour", "no setting 'colour'"), ("rolling maybe", "on or off"),

@@ -96,7 +96,7 @@ async def test_a_full_context_is_told_of_before_and_can_roll() -> None:
         await chat.ask("b" * 20)
         assert any("The context is" in each and "/set rolling on" in each for each in chat.notices())
         shown = chat.shown
-        await chat.hears("c" * 20, "the prompt has 120 tokens", "/set rolling on", "/clear", "--ctx", kind="error")
+        await chat.hears("c" * 20, "the prompt has 120 tokens", "/set rolling on", "/new", "--ctx", kind="error")
         assert chat.prompt.text == "c" * 20 and chat.shown == shown and len(chat.turns) == 4
         await chat.hears("/set rolling on", "rolling on")
         await chat.ask("c" * 20)

@@ -129,7 +129,7 @@ def test_completion_of_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (tmp_path / ".hidden").touch()
     (tmp_path / "nested").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert lines("/und") == ["/undo"] and lines("/undo") == [] and lines("/bye") == ["/exit"]
+    assert lines("/und") == ["/undo"] and lines("/undo") == [] and lines("/quit") == ["/exit"]
     assert lines("/nothing n") == []
     assert lines("/draft ngram+ngr") == [] and lines("/draft ngram+mod") == ["/draft ngram+model"]
     assert lines("/set max") == ["/set max_tokens "] and lines("/spec o") == ["/spec on", "/spec off"]
