@@ -273,7 +273,7 @@ _COMMANDS = (
 )
 SHARED = {command.name: command for command in _COMMANDS}
 REPLACING = SlashCommand("export!", "FILE", "as /export; a file that exists is replaced")
-ALIASES = {"?": "help", "quit": "exit"}
+ALIASES = {"?": "help", "bye": "exit", "clear": "new", "quit": "exit"}  # as other programs have them
 
 
 def format_help(commands: Iterable[SlashCommand]) -> str:
