@@ -110,7 +110,7 @@ def test_options_that_cannot_be(arguments: tuple[str, ...], message: str) -> Non
         ("no-such-model", 3, "there is no model called 'no-such-model'"),
         ("./nothing.gguf", 3, "there is no file nothing.gguf"),
         ("x=./damaged.gguf", 5, "damaged.gguf"),
-        ("./text.md", 5, "text.md is not a gguf file"),
+        ("./text.md", 5, "'text.md' is not a gguf file"),
     ],
 )
 def test_a_model_that_cannot_be_opened_is_refused_at_the_start(

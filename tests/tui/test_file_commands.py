@@ -23,7 +23,7 @@ async def test_export_and_import(chat: Driver, tmp_path: Path) -> None:
     for wrong in ("none/a.md", "folder.md"):
         await chat.errs(f"/export {tmp_path}/{wrong}", "cannot write")
     (tmp_path / "a.md").write_text("mine")
-    await chat.errs(f"/export {tmp_path}/a.md", "a.md exists", "Add ! to the command")
+    await chat.errs(f"/export {tmp_path}/a.md", "a.md' exists", "Add ! to the command")
     assert (tmp_path / "a.md").read_text() == "mine"
     await chat.hears(f"/export! {tmp_path}/a.md", "wrote", "a.md")
     assert "hello" in (tmp_path / "a.md").read_text()
