@@ -22,6 +22,7 @@ from edgespec.core.verify import read_prompt
 from edgespec.drafters import SlotResources
 from edgespec.drafters.sequential import RequestDraw
 from tests.contract.drafter_subjects import Subject
+from tests.contract.runtimes import ON_DEVICE
 
 PROMPT = [97, 98, 99, 97, 98, 99, 100, 97, 98, 99, 97, 98, 101, 102, 97, 98]  # repeats, for lookups
 LIMIT = Budget(4, 4)
@@ -235,6 +236,9 @@ def check_same(found: DraftTree, wanted: DraftTree, drafter: Drafter, tolerance:
         first, other = confidences(found, a, name), confidences(wanted, b, name)
         for token in first.keys() | other.keys():
             lowest = min((other if len(other) <= len(first) else first).values())  # the last candidate may differ
+            if ON_DEVICE and not (token in first and token in other):  # where rounding decides how many there are
+                assert max(first.get(token, 0.0), other.get(token, 0.0)) <= lowest + tolerance, (first, other)
+                continue
             assert first.get(token, lowest) == pytest.approx(other.get(token, lowest), abs=tolerance), (first, other)
         ours, theirs = a[0], b[0]
         if found.tokens[ours] != wanted.tokens[theirs]:  # as probable as each other
