@@ -20,6 +20,7 @@ MAX_S = 120  # for one program, on a busy machine
 ALONE = {
     "benchmarks.environment",
     "benchmarks.overlap",
+    "benchmarks.repeats",
     "benchmarks.startup",
 }  # they change or measure their process
 

@@ -61,7 +61,7 @@ def test_repeats(program: Program) -> None:
 
 def test_parallel(program: Program, tmp_path: Path) -> None:
     plot = tmp_path / "plot.svg"
-    arguments = ("--max-concurrency", "1,2", "--tokens", 128, "--repeats", 1, "--plot", plot)
+    arguments = ("--max-concurrency", "1,2", "--tokens", 48, "--repeats", 1, "--plot", plot)
     rows = program("benchmarks.parallel", TARGET, "--draft", DRAFT, *arguments)["rows"]
     assert [row["at_once"] for row in rows] == [1, 2]
     for row in rows:
