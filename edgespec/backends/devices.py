@@ -40,14 +40,19 @@ class Memory:
     limit: int | None = None
 
     @property
+    def own_devices(self) -> tuple[DeviceMemory, ...]:
+        """Devices that have memory of their own."""
+        return tuple(device for device in self.devices if not device.shares_ram)
+
+    @property
     def own_device_bytes(self) -> int:
         """Free bytes on devices that have memory of their own, less the reserve on each."""
-        return sum(max(0, device.free - RESERVE_BYTES) for device in self.devices if not device.shares_ram)
+        return sum(max(0, device.free - RESERVE_BYTES) for device in self.own_devices)
 
     @property
     def layer_devices(self) -> tuple[DeviceMemory, ...]:
         """Those that llama.cpp gives layers: with memory of their own, or the others where there are none of these."""
-        return tuple(device for device in self.devices if not device.shares_ram) or self.devices
+        return self.own_devices or self.devices
 
     @property
     def usable(self) -> int:

@@ -385,8 +385,7 @@ class Catalogue:
         fits: FitLevel = "fits" if left >= _MIN_HEADROOM * usable else "tight"
         fit: FitLevel = fits if target.needed <= usable else "does not fit"
         # on several devices a part is computed elsewhere; MLX has weights of other types
-        is_split = any(not device.shares_ram for device in self.memory.devices)
-        is_split = is_split and self.memory.own_device_bytes < target.needed
+        is_split = bool(self.memory.own_devices) and self.memory.own_device_bytes < target.needed
         if fit == "does not fit" or is_split or model.backend == "mlx":
             return replace(model, fit=fit)
         drafted = draft.read if draft and not target.mixture else None  # rows of a mixture read more than one row does

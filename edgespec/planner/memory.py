@@ -286,7 +286,7 @@ def _say_usable(memory: Memory) -> str:
 
 
 class Placement(NamedTuple):
-    """Where the layers of a target go; None is llama.cpp's default, which is all layers on the accelerators.
+    """Says where the layers of a target go; None is llama.cpp's default, which is all layers on the accelerators.
 
     layers  for the accelerators, the last ones; the output matrix counts as one more
     in_ram  first layers whose experts stay in RAM

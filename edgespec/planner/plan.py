@@ -354,8 +354,7 @@ def _free(own: Memory, opened: Fit, stays: bool) -> Memory:
 
 def _without_ram(own: Memory, options: LoadOptions) -> Memory:
     """`own` as far as it holds layers beside workers: GPUs, where there are any, take all of this machine's part."""
-    has_gpus = options.gpu_layers is None and any(not device.shares_ram for device in own.devices)
-    return replace(own, ram_available=0) if has_gpus else own
+    return replace(own, ram_available=0) if options.gpu_layers is None and own.own_devices else own
 
 
 def _place(

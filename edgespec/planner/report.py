@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from edgespec.backends.devices import RAM, split_places
 from edgespec.backends.options import LoadOptions, RuntimeSettings
 from edgespec.controller.cost_model import Profile
 from edgespec.controller.store import SettingsStore
@@ -156,7 +157,7 @@ def _is_split(options: LoadOptions, target: Header) -> bool:
     """Whether GPUs compute a part of the target's layers or experts, where no workers share it."""
     layers, count = options.gpu_layers, target.own("block_count") or 0
     has_some = layers is not None and 0 < layers <= count
-    in_ram = bool(options.n_cpu_moe) or "=CPU" in (options.override_tensor or "").upper()
+    in_ram = bool(options.n_cpu_moe) or any(name == RAM for _, name in split_places(options.override_tensor))
     return not options.workers and (has_some or in_ram)
 
 
