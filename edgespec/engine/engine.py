@@ -325,7 +325,7 @@ class Engine:
             controller = make_adaptive_controller(self.draft_stats, slot.target, drafters, draw, sampling)
         else:
             controller = make_fixed_controller(spec, slot.target, drafters, draw)
-        verifier, forced = constrain(generation, partial(make_verifier, rule, seed=seed), sampler)
+        verifier, forced = constrain(generation, partial(make_verifier, rule, seed=seed), sampler, self._grammars)
         if spec.draft_max == 0:
             forced = None
         return SteeredController(

@@ -28,10 +28,11 @@ from edgespec.core.protocols import (
 from edgespec.core.sampling import Sampler
 from edgespec.core.scores import Scores
 from edgespec.core.verify import TargetDistribution
+from edgespec.engine.block_entry import BlockEntry
 from edgespec.engine.events import Event, Finished, PrefixLoss, PromptScores, Request, Scored, TokenPrompt
 from edgespec.engine.prefixes import EarlierText, explain_loss
 from edgespec.engine.prompts import EncodedPrompt
-from edgespec.engine.structured_output import GrammarMask
+from edgespec.engine.structured_output import GrammarMask, MaskedVerifier
 from edgespec.errors import InvalidRequest
 from edgespec.text.stream import Channel, Piece, ReasoningFormat, TextStream
 from edgespec.text.tokenizer import Tokenizer, token_bytes
@@ -218,24 +219,23 @@ class BlockVerifier(_TextVerifier):
     def __init__(
         self,
         opening: str | None,
-        matcher: LLMatcher,
+        entry: BlockEntry,
         make_verifier: MakeVerifier,
         free: Verifier,
         sampler: Sampler,
         text: TextStream,
-        tokenizer: Tokenizer,
     ) -> None:
-        """`matcher` is at the beginning of a block, `free` verifies the text outside."""
+        """`free` verifies the text outside of blocks."""
         super().__init__(free, text)
         self._opening = opening
-        self._matcher = matcher
+        self._entry = entry
         self._make_verifier = make_verifier
         self._free = free
         self._sampler = sampler
-        self._tokenizer = tokenizer
         self._mask: GrammarMask | None = None  # of the present block
         self._block: list[int] = []  # its tokens behind the opening's
         self._tail = ""  # the end of the free text, in which an opening may have begun
+        self._before = b""  # the last bytes of the free text
 
     def forced(self, prefix: Sequence[int]) -> list[int] | None:
         """The tokens that the grammar forces after `prefix`; None outside of blocks."""
@@ -249,22 +249,23 @@ class BlockVerifier(_TextVerifier):
                 return False
             self._verifier, self._mask, self._block = self._free, None, []
             return True
+        before, boundary = self._before, self._entry.boundary
+        self._before = (before + boundary.tokenizer.piece(token))[-boundary.width :]
         if self._opening is None:
-            return self._text.channel == "answer" and self._enter("", position)
+            return self._text.channel == "answer" and self._enter(before, token, position)
         self._tail += "".join(piece.text for piece in pieces if piece.channel == "answer")
-        _, opening, rest = self._tail.partition(self._opening)
-        self._tail = "" if opening else self._tail[-len(self._opening) :]
-        return bool(opening) and self._enter(rest, position)
+        has_opened = self._opening in self._tail
+        self._tail = "" if has_opened else self._tail[-len(self._opening) :]
+        return has_opened and self._enter(before, token, position)
 
-    def _enter(self, rest: str, position: int) -> bool:
-        """Begin a block. What the opening's last token holds beyond it, `rest`, belongs to the block; if the grammar
-        does not take that, the text stays free.
-        """
-        matcher, begun = self._matcher.deep_copy(), self._tokenizer.encode(rest, parse_special=False)
-        if begun and matcher.try_consume_tokens(begun) < len(begun):
+    def _enter(self, before: bytes, token: int, position: int) -> bool:
+        """Begin a block behind `token`, the last one of the free text."""
+        matcher = self._entry.begin(before, token)
+        mask = GrammarMask(matcher, self._sampler, position)
+        if self._opening is not None and mask.ends([]):  # the token holds the whole block
             return False
-        self._mask = GrammarMask(matcher, self._sampler, position)
-        self._verifier = self._make_verifier(self._mask)
+        ends = self._entry.boundary.tokenizer.end_of_generation
+        self._mask, self._verifier = mask, MaskedVerifier(mask, self._make_verifier(mask), ends)
         return True
 
 

@@ -6,18 +6,19 @@ import json
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
 from edgespec.core.protocols import YIELD, CheckCancelled, Verifier, Yield
 from edgespec.core.sampling import Sampler
+from edgespec.engine.block_entry import BlockEntry, Boundary
 from edgespec.engine.events import Request
 from edgespec.engine.generation import BlockVerifier, Generation, MakeVerifier, limit_reasoning
 from edgespec.engine.grammar_check_main import TokenBytes, compile_grammar, make_vocabulary
-from edgespec.engine.structured_output import Grammar, GrammarMask, Json, Part, Structure
+from edgespec.engine.structured_output import Grammar, GrammarMask, Json, MaskedVerifier, Part, Structure
 from edgespec.errors import BackendError, InvalidRequest
 from edgespec.isolated import ChildDied, ChildStopped, Helper
-from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.tokenizer import Tokenizer, encode_inside
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 DEADLINE_S = 3.0
 _MAX_BYTES = 3 * 2**29  # of the process that compiles
 _MAX_REMEMBERED = 64  # grammars, with their verdicts
+_MAX_MARKERS = 4  # boundaries of a model: of its reasoning and its calls
 _MAX_REPEATS = 16  # of the alternatives of a repeated structure
 _MAX_GRAMMAR = 2**20  # characters
 
@@ -43,6 +45,7 @@ class GrammarCompiler:
         self._tokenizer = tokenizer
         self._deadline_s = deadline_s
         self._find_fault = lru_cache(_MAX_REMEMBERED)(self._ask)
+        self.boundary = lru_cache(_MAX_MARKERS)(partial(Boundary, tokenizer))  # by its markers
 
     def compile(self, structure: Structure) -> Future[LLMatcher]:
         """The matcher at the beginning of `structure`. A wait for it, and this call, raise InvalidRequest for a
@@ -117,12 +120,46 @@ class GrammarCompiler:
         for token in special:
             pieces[token] = b"<|%d|>" % token
 
-        def encode(text: bytes) -> list[int]:
-            return tokenizer.encode(text.decode("utf-8", errors="replace"), parse_special=False)
-
         plain = TokenBytes(tuple(pieces), tuple(special), tokenizer.bos, tuple(sorted(ends)))
         helper = Helper("edgespec.engine.grammar_check_main", plain, self._deadline_s, _MAX_BYTES)
-        return make_vocabulary(replace(plain, encode=encode)), helper, ThreadPoolExecutor(1, "edgespec-grammar")
+        vocabulary = make_vocabulary(replace(plain, encode=Spelling(tokenizer, plain)))
+        return vocabulary, helper, ThreadPoolExecutor(1, "edgespec-grammar")
+
+
+class Spelling:
+    """Splits text in the middle of an answer into tokens, for llguidance: their bytes are exactly the text's."""
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: TokenBytes) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+
+    def __call__(self, text: bytes) -> list[int]:
+        """The tokenizer's own tokens, or the longest ones that fit where it spells the text otherwise, up to a byte
+        that no token begins with.
+        """
+        tokens = encode_inside(self._tokenizer, text.decode())
+        return self._split(text) if tokens is None else tokens
+
+    def _split(self, text: bytes) -> list[int]:
+        tokens: list[int] = []
+        at = 0
+        while at < len(text):
+            ends = range(min(len(text), at + self._longest), at, -1)
+            end = next((end for end in ends if text[at:end] in self._ids), at)
+            if end == at:
+                break
+            tokens.append(self._ids[text[at:end]])
+            at = end
+        return tokens
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        special = set(self._vocabulary.special_token_ids)
+        return {piece: token for token, piece in enumerate(self._vocabulary.tokens) if token not in special}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids))
 
 
 Forced = Callable[[Sequence[int]], list[int] | None]
@@ -131,22 +168,27 @@ _COMPILE_POLL_S = 0.001
 _NEVER = -1e4  # a bias that leaves a token no probability
 
 
-def constrain(generation: Generation, make_verifier: MakeVerifier, sampler: Sampler) -> tuple[Verifier, Forced | None]:
+def constrain(
+    generation: Generation, make_verifier: MakeVerifier, sampler: Sampler, grammars: GrammarCompiler
+) -> tuple[Verifier, Forced | None]:
     """The verifier of a generation, whose grammar is compiled, and what the grammar forces."""
     request, tokenizer, matcher = generation.request, generation.tokenizer, generation.matcher
     if matcher is None:
         return limit_reasoning(make_verifier(sampler), generation), None
     if request.opening is None and not generation.starts_inside:
         mask = GrammarMask(matcher, sampler, len(generation.encoded.tokens))
-        return make_verifier(mask), mask.forced
-    free = sampler
-    if request.opening is None:  # the answer must not end before its structure
+        return MaskedVerifier(mask, make_verifier(mask), tokenizer.end_of_generation), mask.forced
+    if request.opening is not None:
+        entry, free = BlockEntry(grammars.boundary((request.opening,)), matcher, skips_blanks=False), sampler
+    else:  # the answer must not end before its structure
+        assert generation.reasoning is not None
+        closers = tuple(generation.reasoning.states["reasoning"].markers)
+        entry = BlockEntry(grammars.boundary(closers), matcher, skips_blanks=True)
         never = ((token, _NEVER) for token in tokenizer.end_of_generation)
         biases = (*sampler.params.logit_bias, *never)
         free = Sampler(replace(sampler.params, logit_bias=biases), sampler.vocab_size)
-    limited = limit_reasoning(make_verifier(free), generation)
-    text = generation.open_text()
-    blocks = BlockVerifier(request.opening, matcher, make_verifier, limited, sampler, text, tokenizer)
+    limited = limit_reasoning(make_verifier(entry.limit(free)), generation)
+    blocks = BlockVerifier(request.opening, entry, make_verifier, limited, sampler, generation.open_text())
     return blocks, blocks.forced
 
 

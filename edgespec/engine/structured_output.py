@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.backends.sequence import shared_prefix
+from edgespec.core.protocols import Draft, Verdict, Verifier
 from edgespec.core.sampling import Distribution, Logits, Sampler, SamplingParams
+from edgespec.core.scores import Scores
 from edgespec.engine.grammar_check_main import describe_fault
-from edgespec.errors import InvalidRequest, reason_of
+from edgespec.errors import BackendError, InvalidRequest, reason_of
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -240,7 +242,7 @@ class GrammarMask:
         """The grammar of `matcher` begins after `start` tokens."""
         self._matcher = matcher
         self._sampler = sampler
-        self._start = start
+        self.start = start
         self._consumed: list[int] = []
         self._bits = np.zeros((1, -(-sampler.vocab_size // 32)), np.int32)
 
@@ -256,12 +258,32 @@ class GrammarMask:
         return self._sampler.distribution(logits, prefix)
 
     def forced(self, prefix: Sequence[int]) -> list[int]:
-        """The tokens that the grammar forces after `prefix`, as the tokenizer would spell them."""
-        return self._matcher.compute_ff_tokens() if self._follow(prefix) else []
+        """The tokens that the grammar forces after the emitted `prefix`, as the tokenizer would spell them.
+
+        Raises BackendError where the grammar forbids `prefix`.
+        """
+        self.require(prefix[self.start :])
+        tokens = self._matcher.compute_ff_tokens()
+        return tokens[: self._matcher.validate_tokens(tokens)]
+
+    def require(self, answer: Sequence[int]) -> None:
+        """Check the emitted tokens `answer`, which begin where the structure does and do not end the generation.
+
+        Raises BackendError where the grammar forbids one: what follows could not be constrained.
+        """
+        if not self._advance(list(answer)):
+            raise _forbidden(f"token {answer[len(self._consumed)]}")
+
+    def require_end(self, answer: Sequence[int], end: int) -> None:
+        """Check also that the token `end` may end the generation after `answer`."""
+        self.require(answer)
+        if not self._matcher.is_accepting() and not self._matcher.validate_tokens([end]):
+            raise _forbidden("an early end")
 
     def ends(self, answer: list[int]) -> bool:
-        """Whether nothing can follow the tokens `answer`, which begin where the structure does."""
-        return self._advance(answer) and self._matcher.is_stopped()
+        """Whether nothing can follow the emitted tokens `answer`, which begin where the structure does."""
+        self.require(answer)
+        return self._matcher.is_stopped()
 
     def _allowed(self) -> npt.NDArray[np.bool_]:
         """Whether the grammar allows each token next; longer than the vocabulary by up to 31."""
@@ -272,7 +294,7 @@ class GrammarMask:
         return np.unpackbits(self._bits.view(np.uint8)[0], bitorder="little").view(np.bool_)
 
     def _follow(self, prefix: Sequence[int]) -> bool:
-        return self._advance(list(prefix[self._start :]))
+        return self._advance(list(prefix[self.start :]))
 
     def _advance(self, wanted: list[int]) -> bool:
         """Advance the grammar to the end of `wanted`, or roll it back; returns whether it allows all of it."""
@@ -290,5 +312,37 @@ class GrammarMask:
 
     def _require_sound(self) -> None:
         if self._matcher.is_error():
-            reason = describe_fault(self._matcher.get_error())
-            raise InvalidRequest(f"the answer's structure cannot be followed: {reason}.", hint="Simplify it.")
+            error = self._matcher.get_error()
+            message = f"the answer's structure cannot be followed: {describe_fault(error)}."
+            if error.startswith("panic"):  # a fault of llguidance, or of the vocabulary that it was given
+                raise BackendError(message, hint="Report it, with the name of the model.")
+            raise InvalidRequest(message, hint="Simplify it.")
+
+
+def _forbidden(what: str) -> BackendError:
+    return BackendError(
+        f"the answer was ended: its structure forbids {what}, which was chosen all the same.",
+        hint="Report it, with the name of the model.",
+    )
+
+
+class MaskedVerifier:
+    """A Verifier within a grammar: an emitted token that the grammar forbids is an error, whichever rule chose it."""
+
+    def __init__(self, mask: GrammarMask, verifier: Verifier, ends: frozenset[int]) -> None:
+        """`verifier` samples from `mask`; `ends` are the tokens that end a generation."""
+        self._mask = mask
+        self._verifier = verifier
+        self._ends = ends
+
+    def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
+        """Raises BackendError."""
+        verdict = self._verifier.verify(draft, scores, prefix)
+        answer = list(prefix[self._mask.start :])
+        for token in (*(int(draft.tokens[node]) for node in verdict.path), verdict.next_token):
+            if token in self._ends:  # the tokens behind it are not emitted
+                self._mask.require_end(answer, token)
+                return verdict
+            answer.append(token)
+        self._mask.require(answer)
+        return verdict

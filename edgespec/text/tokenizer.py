@@ -51,6 +51,25 @@ def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
     return tokenizer.piece(token) or tokenizer.special_text(token).encode()
 
 
+_BEFORE = ("", "\n", "a", ".")  # texts before another, of which one at least shares no token with it
+
+
+def encode_inside(tokenizer: Tokenizer, text: str) -> list[int] | None:
+    """Token ids whose bytes are exactly those of `text`, as in the middle of an answer; None where there are none.
+
+    `encode` treats `text` as a whole one: many vocabularies put a space before it, and some normalize it.
+    """
+    wanted = text.encode("utf-8", "replace")
+    for before in _BEFORE:
+        head = tokenizer.encode(before, parse_special=False)
+        tokens = tokenizer.encode(before + text, parse_special=False)
+        inside = tokens[len(head) :]
+        is_text = not tokenizer.end_of_generation.intersection(inside)
+        if is_text and tokens[: len(head)] == head and b"".join(map(tokenizer.piece, inside)) == wanted:
+            return inside
+    return None
+
+
 class StreamDecoder:
     """Turns one stream of tokens into text.
 
