@@ -47,7 +47,7 @@ def adapt_schema(schema: Any) -> tuple[Any, list[str]]:
         return found is not None
 
     def adapt(part: dict[str, Any]) -> dict[str, Any]:
-        dialect, pattern, patterns, names = map(part.get, ("$schema", "pattern", "patternProperties", "propertyNames"))
+        dialect, pattern, patterns = map(part.get, ("$schema", "pattern", "patternProperties"))
         if isinstance(dialect, str) and not _DIALECT.fullmatch(dialect):
             del part["$schema"]  # it cannot be fetched
         if isinstance(pattern, str):
@@ -57,8 +57,9 @@ def adapt_schema(schema: Any) -> tuple[Any, list[str]]:
         if isinstance(patterns, dict) and (irregular := list(filter(is_irregular, patterns))):
             part["patternProperties"] = {name: rule for name, rule in patterns.items() if name not in irregular}
             part["additionalProperties"] = True
-        if part.get("type") == "object" and isinstance(names, dict) and set(names) <= {"type", "title"}:
-            del part["propertyNames"]  # any text
+        if isinstance(names := part.get("propertyNames"), dict):
+            named = _find(root, names.get("$ref"))
+            _write_names(part, adapt(dict(named)) if isinstance(named, dict) and named.keys() <= _SIMPLE else names)
         return part
 
     def walk(part: Any, *, is_named: bool = False) -> Any:
@@ -76,7 +77,74 @@ def adapt_schema(schema: Any) -> tuple[Any, list[str]]:
             }
         )
 
-    return walk(json.loads(json.dumps(schema))), list(dict.fromkeys(dropped))
+    root = json.loads(json.dumps(schema))
+    return walk(root), list(dict.fromkeys(dropped))
+
+
+_LENGTHS = {"minLength", "maxLength"}
+_NOTES = {"title", "description", "examples"}
+_SIMPLE = {"type", "enum", "const", "pattern", "format", *_LENGTHS, *_NOTES}  # they have no schemas in them
+_MAX_NAME = 256  # characters of names whose length is bounded
+
+
+def _write_names(part: dict[str, Any], names: dict[str, Any]) -> None:
+    """Write the rules of `propertyNames`, which llguidance does not read, as properties or as a pattern of them.
+
+    What has no such form stays, and llguidance names it.
+    """
+    declared, others = part.get("properties", {}), part.get("additionalProperties", True)
+    rules = names.keys() - {"type"} - _NOTES
+    if names.get("type", "string") != "string" or "patternProperties" in part or not isinstance(declared, dict):
+        return
+    if (listed := _list_strings(names)) is not None:
+        part["properties"] = {
+            name: declared.get(name, others) for name in listed if name in declared or others is not False
+        }
+    elif rules and not declared and (pattern := _make_pattern(names, rules)) is not None:
+        part["patternProperties"] = {pattern: others}
+    elif rules:
+        return
+    if rules:
+        part["additionalProperties"] = False
+    del part["propertyNames"]
+
+
+def _list_strings(schema: Any) -> list[str] | None:
+    """The strings that a schema lists; None where it does anything else."""
+    if not isinstance(schema, dict) or len(rules := schema.keys() - {"type"} - _NOTES) != 1:
+        return None
+    match rules.pop(), schema:
+        case "const", {"const": str(value)}:
+            return [value]
+        case "enum", {"enum": list(values)}:
+            return [value for value in values if isinstance(value, str)]
+        case "anyOf", {"anyOf": list(choices)}:
+            listed = [_list_strings(choice) for choice in choices]
+            return (
+                [value for each in listed for value in each or ()] if all(each is not None for each in listed) else None
+            )
+    return None
+
+
+def _make_pattern(names: dict[str, Any], rules: set[str]) -> str | None:
+    """The regular expression of names with a pattern, or of a length."""
+    if rules == {"pattern"} and isinstance(names["pattern"], str):
+        return names["pattern"]
+    least, most = names.get("minLength", 0), names.get("maxLength", "")
+    bounds = [each for each in (least, most) if each != ""]
+    if rules <= _LENGTHS and all(type(each) is int and 0 <= each <= _MAX_NAME for each in bounds):
+        return f"^(?s:.{{{least},{most}}})$"
+    return None
+
+
+def _find(root: Any, reference: Any) -> Any:
+    """What a reference to another place in the schema `root` leads to; None where it leads nowhere."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    for key in reference[2:].split("/"):
+        name = key.replace("~1", "/").replace("~0", "~")
+        root = root.get(name) if isinstance(root, dict) else None
+    return root
 
 
 _CONDITIONS = ("not", "if", "then", "else", "dependentSchemas")
@@ -119,6 +187,32 @@ def _close(part: Any, *, is_named: bool = False) -> None:
     for key, each in part.items():
         if key not in skipped:
             _close(each, is_named=not is_named and key in _NAMED)
+
+
+def _close_arguments(schema: dict[str, Any]) -> None:
+    """Forbid any keys in a tool's arguments where its schema declares none and says nothing of others.
+
+    Such a tool takes no arguments; small models would write some until their limit.
+    """
+    says = ("propertyNames", "minProperties", "enum", "const", *_OPEN, *_ELSEWHERE)
+    if not (schema.get("properties") or schema.get("required") or any(key in schema for key in says)):
+        schema["additionalProperties"] = False
+
+
+def _move_references(part: Any, base: str) -> Any:
+    """A copy of a schema whose references hold when its root is at `base`, such as "#/properties/arguments".
+
+    Those below an `$id` of their own start there.
+    """
+    if isinstance(part, list):
+        return [_move_references(each, base) for each in part]
+    if not isinstance(part, dict) or isinstance(part.get("$id"), str):
+        return part
+    moved = {key: each if key in ("const", "enum") else _move_references(each, base) for key, each in part.items()}
+    target = part.get("$ref")
+    if isinstance(target, str) and (target == "#" or target.startswith("#/")):
+        moved["$ref"] = base + target[1:]
+    return moved
 
 
 def is_shallow(value: object, depth: int) -> bool:
@@ -179,8 +273,7 @@ def json_part(schema: Any, *, is_strict: bool = False) -> Json:
     """Raises InvalidRequest for a schema that is no JSON or nested too deep. The engine refuses one that it cannot
     enforce as a whole if `is_strict`; else it names what it leaves out, see Finished.
     """
-    if not is_shallow(schema, MAX_DEPTH):
-        raise InvalidRequest(f"the JSON schema is nested more than {MAX_DEPTH} deep.", hint="Simplify it.")
+    _require_shallow(schema)
     try:
         adapted, dropped = adapt_schema(schema)
         close_objects(adapted)
@@ -196,6 +289,32 @@ def json_part(schema: Any, *, is_strict: bool = False) -> Json:
             hint="Remove strict, or change the schema.",
         )
     return Json(text, tuple(dropped))
+
+
+def _require_shallow(schema: Any) -> None:
+    if not is_shallow(schema, MAX_DEPTH):
+        raise InvalidRequest(f"the JSON schema is nested more than {MAX_DEPTH} deep.", hint="Simplify it.")
+
+
+def arguments_part(parameters: Mapping[str, Any], *, is_strict: bool = False) -> Json:
+    """The arguments of a tool with the schema `parameters`; see `json_part`. Raises InvalidRequest."""
+    schema: dict[str, Any] = {"type": "object", **parameters}
+    _close_arguments(schema)
+    return json_part(schema, is_strict=is_strict)
+
+
+def call_part(name: str, key: str, parameters: Mapping[str, Any], *, is_strict: bool = False) -> Json:
+    """An object with the `name` of a tool, and under `key` its arguments; see `json_part`. Raises InvalidRequest."""
+    _require_shallow(parameters)
+    schema: dict[str, Any] = {"type": "object", **_move_references(dict(parameters), f"#/properties/{key}")}
+    _close_arguments(schema)
+    call = {
+        "type": "object",
+        "properties": {"name": {"const": name}, key: schema},
+        "required": ["name", key],
+        "additionalProperties": False,
+    }
+    return json_part(call, is_strict=is_strict)
 
 
 def json_structure(schema: Any = None, *, is_strict: bool = False) -> Structure:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from edgespec.engine.drafting import MAX_DRAFT, Speculation
 from edgespec.engine.events import AnswerStart, MemoryUse, Prompt, Request
-from edgespec.engine.structured_output import Part, Structure, either, is_shallow, json_part
+from edgespec.engine.structured_output import Part, Structure, arguments_part, call_part, either, is_shallow
 from edgespec.errors import InvalidRequest
 from edgespec.service.client import ModelInfo
 from edgespec.service.response import ResponseStream
@@ -111,7 +111,7 @@ class Tool:
 def make_tool(
     name: str, description: str | None, parameters: Mapping[str, Any] | None, *, is_strict: bool = False
 ) -> Tool:
-    """A tool of a request. Without a schema it takes any object. Raises InvalidRequest for a name that the formats of
+    """A tool of a request. Without a schema it takes no arguments. Raises InvalidRequest for a name that the formats of
     tool calls cannot hold.
     """
     if not _NAME.fullmatch(name):
@@ -289,18 +289,12 @@ def build_call_structure(tool_format: ToolFormat, tools: Sequence[Tool], *, para
     frame = tool_format.frame
     alternatives: list[tuple[Part, ...]] = []
     for tool in tools:
-        schema: dict[str, Any] = {"type": "object", **tool.parameters}
-        if not frame.holds_name:
-            definitions: dict[str, Any] = {key: schema.pop(key) for key in ("$defs", "definitions") if key in schema}
-            schema = {
-                "type": "object",
-                "properties": {"name": {"const": tool.name}, tool_format.argument: schema},
-                "required": ["name", tool_format.argument],
-                "additionalProperties": False,
-                **definitions,  # references start at the top level
-            }
+        if frame.holds_name:
+            arguments = arguments_part(tool.parameters, is_strict=tool.is_strict)
+        else:
+            arguments = call_part(tool.name, tool_format.argument, tool.parameters, is_strict=tool.is_strict)
         before = (part.replace("{name}", tool.name) for part in frame.before)
-        alternatives.append((*before, json_part(schema, is_strict=tool.is_strict), *frame.after))
+        alternatives.append((*before, arguments, *frame.after))
     return Structure(tuple(alternatives), frame.first, frame.last, frame.between if parallel_calls else None)
 
 

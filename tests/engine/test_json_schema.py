@@ -16,7 +16,14 @@ from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load as load_toy
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.grammar import GrammarCompiler
-from edgespec.engine.structured_output import GrammarMask, adapt_schema, json_structure
+from edgespec.engine.structured_output import (
+    GrammarMask,
+    Structure,
+    adapt_schema,
+    arguments_part,
+    call_part,
+    json_structure,
+)
 from edgespec.errors import InvalidRequest
 from edgespec.text.tokenizer import Tokenizer
 from tests.engine.everyday_schemas import ALL
@@ -76,9 +83,9 @@ def test_every_schema_is_served(name: str, tokenizer: Tokenizer, compiler: Gramm
 NAMED = {
     *(f"pydantic {name}" for name in ("bytes", "set", "set of few", "frozenset", "set of an enum", "path", "file")),
     *(f"pydantic {name}" for name in ("secret", "base64", "ipv4 network", "look-ahead")),
-    *(f"pydantic dict of {name}" for name in ("an enum", "literals", "ids", "dates", "short names")),
-    *(f"zod {name}" for name in ("never", "record of an enum", "partial record", "record of lengths")),
-    *(f"zod {name}" for name in ("email", "jwt", "duration", "record of emails", "xor", "file", "password rules")),
+    *(f"pydantic dict of {name}" for name in ("ids", "dates")),
+    *(f"zod {name}" for name in ("never", "email", "jwt", "duration", "record of emails", "xor", "file")),
+    "zod password rules",
     *(f"zod {name}" for name in ("regex with a flag", "back reference")),
 }
 
@@ -105,7 +112,30 @@ def spell(value: Any, mask: GrammarMask, tokenizer: Tokenizer) -> bool:
 RULES: list[tuple[str, list[Any], list[Any]]] = [
     ("zod discriminated", [{"t": "a", "x": 1}], [{"t": "a", "y": "x"}]),
     ("zod record", [{"x": 1}, {}], [{"x": "1"}]),
+    ("zod record of an enum", [{"a": 1, "b": 2}], [{"a": 1}, {"a": 1, "b": 2, "c": 3}, {"a": "x", "b": 1}]),
+    ("zod partial record", [{"a": 1}, {"b": 1}, {}], [{"c": 1}, {"a": "x"}]),
+    ("zod record of lengths", [{"ab": True}, {"abc": True}, {}], [{"a": True}, {"abcd": True}, {"ab": 1}]),
+    ("pydantic dict of an enum", [{"red": 1}, {"red": 1, "blue": 2}], [{"green": 1}, {"red": "x"}]),
 ]
+NAMES: dict[str, tuple[Any, list[Any], list[Any]]] = {
+    "any values": ({"propertyNames": {"enum": ["a"]}, "additionalProperties": {}}, [{"a": [1]}], [{"b": 1}]),
+    "no others": ({"propertyNames": {"enum": ["a", "b"]}, "additionalProperties": False,
+                   "properties": {"b": {"type": "null"}, "c": {}}}, [{"b": None}, {}], [{"a": 1}, {"c": 1}, {"b": 1}]),
+    "choices": ({"propertyNames": {"anyOf": [{"const": "a"}, {"enum": ["b"]}]}}, [{"a": 1, "b": 2}], [{"c": 1}]),
+    "a pattern": ({"propertyNames": {"pattern": "^x-"}, "additionalProperties": {"type": "null"}},
+                  [{"x-1": None}], [{"y": None}, {"x-1": 1}]),
+    "a reference": ({"propertyNames": {"$ref": "#/$defs/a~1b"}, "$defs": {"a/b": {"maxLength": 1}}},
+                    [{"x": 1}], [{"xy": 1}]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_those_that_the_schema_allows(name: str, tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
+    schema, good, bad = NAMES[name]
+    structure = json_structure({"type": "object", **schema}, is_strict=True)
+    mask = GrammarMask(compiler.compile(structure).result(), Sampler(SamplingParams(), tokenizer.vocab_size), 0)
+    assert [value for value in good if not spell(value, mask, tokenizer)] == []
+    assert [value for value in bad if spell(value, mask, tokenizer)] == []
 
 
 @pytest.mark.parametrize(("name", "good", "bad"), RULES, ids=[name for name, _, _ in RULES])
@@ -116,6 +146,42 @@ def test_rules_are_kept_and_no_more(
     mask = GrammarMask(compiler.compile(json_structure(ALL[name])).result(), sampler, 0)
     assert [value for value in good if not spell(value, mask, tokenizer)] == []
     assert [value for value in bad if spell(value, mask, tokenizer)] == []
+
+
+_DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
+_LABEL = {"type": "string", "maxLength": 4}
+_SAME = {"properties": {"a": _DIGIT, "b": {"$ref": "#/properties/a"}}, "required": ["a", "b"]}
+_TREE = {"properties": {"label": _LABEL, "kids": {"type": "array", "maxItems": 1, "items": {"$ref": "#"}}},
+         "required": ["label", "kids"]}  # fmt: skip
+_PICKED = {"$ref": "#/$defs/Ask", "$defs": {"Ask": {"type": "object", "properties": {"at": {"$ref": "#/$defs/Day"}},
+           "required": ["at"]}, "Day": _DIGIT}}  # fmt: skip
+TOOLS: dict[str, tuple[dict[str, Any], list[Any], list[Any]]] = {
+    "a reference to a property": (_SAME, [{"a": 1, "b": 2}], [{"a": 1, "b": "x"}, {"a": 1, "b": 10}]),
+    "a reference to the root": (_TREE, [{"label": "x", "kids": [{"label": "y", "kids": []}]}],
+                                [{"label": "x", "kids": [{"name": "t", "arguments": {}}]}, {"label": 1, "kids": []}]),
+    "references to definitions": (_PICKED, [{"at": 3}], [{"at": "x"}, {}]),
+    "a root with an id": ({"$id": "https://example.com/t", **_SAME}, [{"a": 1, "b": 2}], [{"a": 1, "b": "x"}]),
+    "a property named $ref": ({"properties": {"$ref": {"const": "#"}}}, [{"$ref": "#"}], [{"$ref": "x"}]),
+    "a record": ({"properties": {"by": {"type": "object", "propertyNames": {"$ref": "#/$defs/k"},
+                  "additionalProperties": _DIGIT}}, "$defs": {"k": {"enum": ["x", "y"]}}, "required": ["by"]},
+                 [{"by": {"x": 1}}], [{"by": {"z": 1}}, {"by": {"x": "1"}}]),
+    "nothing at all": ({}, [{}], [{"a": 1}]),
+    "no properties": ({"properties": {}}, [{}], [{"a": 1}]),
+    "any properties": ({"additionalProperties": {}}, [{}, {"a": 1}], []),
+    "an open object within": ({"properties": {"a": {"type": "object"}}}, [{"a": {"b": 1}}], [{"b": 1}]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_the_schema_of_a_tool_holds_within_a_call(name: str, tokenizer: Tokenizer, compiler: GrammarCompiler) -> None:
+    """Alone, and beside the tool's name."""
+    parameters, good, bad = TOOLS[name]
+    alone, call = arguments_part(parameters, is_strict=True), call_part("t", "arguments", parameters, is_strict=True)
+    for part, wrap in ((alone, lambda each: each), (call, lambda each: {"name": "t", "arguments": each})):
+        matcher = compiler.compile(Structure(((part,),))).result()
+        mask = GrammarMask(matcher, Sampler(SamplingParams(), tokenizer.vocab_size), 0)
+        assert [value for value in good if not spell(wrap(value), mask, tokenizer)] == []
+        assert [value for value in bad if spell(wrap(value), mask, tokenizer)] == []
 
 
 _A, _AB = {"a": {"type": "integer"}}, {"a": {"type": "integer"}, "b": {"type": "integer"}}
