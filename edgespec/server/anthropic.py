@@ -29,16 +29,10 @@ from edgespec.server.fields import (
     join_text,
     require_fields,
 )
-from edgespec.service.generation_spec import (
-    GenerationSpec,
-    Thinking,
-    Tool,
-    ToolChoiceMode,
-    format_call,
-    make_message,
-    split_start,
-)
+from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message, split_start
 from edgespec.service.response import Done, Started, new_id
+from edgespec.service.thinking import Thinking
+from edgespec.service.tools import Tool, format_call
 from edgespec.text.chat_template import Message
 
 _TOOL_CHOICES: dict[str, ToolChoiceMode] = {"auto": "auto", "any": "required", "tool": "auto", "none": "none"}

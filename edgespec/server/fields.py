@@ -28,7 +28,9 @@ from edgespec.engine.structured_output import Structure, is_shallow, json_struct
 from edgespec.errors import InvalidRequest
 from edgespec.options import OPTIONS
 from edgespec.server.answers import Writer
-from edgespec.service.generation_spec import Effort, GenerationSpec, Thinking, Tool, make_tool
+from edgespec.service.generation_spec import GenerationSpec
+from edgespec.service.thinking import Effort, Thinking
+from edgespec.service.tools import Tool, make_tool
 from edgespec.units import parse_duration
 
 _SAMPLING = {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"}

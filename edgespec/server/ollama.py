@@ -45,7 +45,6 @@ from edgespec.server.record import request_context
 from edgespec.server.slots import ModelSlot
 from edgespec.service.generation_spec import GenerationSpec, make_message, split_start
 from edgespec.service.response import Done
-from edgespec.text.stream import detect_format
 
 FormatAnswer = Callable[[str, str, list[Block]], dict[str, Any]]
 """Formats text, reasoning and tool calls as the fields of a line."""
@@ -273,7 +272,8 @@ def show(models: Models, slot: AnySlot) -> dict[str, Any]:
     """One model. Its chat template is known while it is loaded."""
     model_info = slot.model_info if isinstance(slot, ModelSlot) else None
     template = (model_info.chat_template if model_info is not None else None) or ""
-    capabilities = ["completion", "tools", *(["thinking"] if detect_format(template) is not None else [])]
+    reasons = model_info is not None and model_info.template.reasoning is not None
+    capabilities = ["completion", "tools", *(["thinking"] if reasons else [])]
     # Clients read the context under the name of the architecture.
     described = {"general.architecture": "edgespec", "general.basename": slot.name}
     return {

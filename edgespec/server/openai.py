@@ -36,16 +36,10 @@ from edgespec.server.fields import (
     check_number,
     join_text,
 )
-from edgespec.service.generation_spec import (
-    Effort,
-    GenerationSpec,
-    ToolChoiceMode,
-    format_call,
-    make_message,
-    parse_arguments,
-    split_start,
-)
+from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message, split_start
 from edgespec.service.response import Done, Part, Started, count_usage, new_id
+from edgespec.service.thinking import Effort
+from edgespec.service.tools import format_call, parse_arguments
 from edgespec.text.chat_template import Message
 
 TokenId = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]

@@ -27,15 +27,9 @@ from edgespec.server.fields import (
     join_text,
     require_fields,
 )
-from edgespec.service.generation_spec import (
-    GenerationSpec,
-    Tool,
-    ToolChoiceMode,
-    format_call,
-    make_message,
-    parse_arguments,
-)
+from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message
 from edgespec.service.response import Started, count_usage, new_id
+from edgespec.service.tools import Tool, format_call, parse_arguments
 from edgespec.text.chat_template import Message
 
 _PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}  # of the ids of items, by kind of block

@@ -32,6 +32,10 @@ class Tokenizer(Protocol):
     def end_of_generation(self) -> frozenset[int]:
         """Ids after which a model has finished its turn (EOS, EOT, EOM ...)."""
 
+    @property
+    def control_tokens(self) -> Iterable[int]:
+        """Ids without text, such as `<|im_end|>`."""
+
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         """Token ids of `text`, never with an added BOS.
 

@@ -13,8 +13,8 @@ import pytest
 from edgespec.backends.devices import RESERVE_BYTES, DeviceMemory, Memory
 from edgespec.planner.memory import Fit, MemoryEstimate
 from edgespec.server.ollama import OllamaChatRequest, list_running
-from edgespec.service.generation_spec import Thinking
 from edgespec.service.response import ReasoningDelta
+from edgespec.service.thinking import Thinking
 from edgespec.text.tool_calls import CallEnd, CallStart, ToolCall
 from edgespec.units import GIB
 from tests.server.serving import PROMPT, Server
