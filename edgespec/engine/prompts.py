@@ -16,6 +16,7 @@ from edgespec.engine.events import AnswerStart, Gap, Prompt, TokenPrompt
 from edgespec.errors import InvalidRequest, PromptTooLong
 from edgespec.text.chat_template import SHORTEN, ChatTemplate, Message, check_length, encode_prompt
 from edgespec.text.stream import ReasoningFormat, detect_format
+from edgespec.text.tokenizer import join_start
 
 _NUMBER = re.compile(r"^ *\d+(?:\t|: |→|\| )", re.MULTILINE)  # of a line of a file, as agents show it
 _TAGGED = "<function="  # in templates of models that write arguments between tags, as they are
@@ -111,7 +112,8 @@ class PromptEncoder:
         if isinstance(prompt, TokenPrompt):
             return EncodedPrompt(self._check_ids(prompt.tokens), "", "")
         text, begun = self._render(prompt, variables, start)
-        return EncodedPrompt(self._tokenize(text + begun), text[-_TAIL:], begun)
+        whole = join_start(self._model.tokenizer, text, begun)
+        return EncodedPrompt(self._tokenize(whole), text[-_TAIL:], begun)
 
     def _render(
         self, prompt: str | tuple[Message, ...] | Gap, variables: Mapping[str, Any], start: AnswerStart | None
