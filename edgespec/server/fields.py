@@ -48,6 +48,7 @@ def _within_limits(name: str) -> Any:
     return Field(ge=low, le=high)
 
 
+Temperature = Annotated[float, _within_limits("temperature")]
 RepetitionPenalty = Annotated[float, _within_limits("repetition_penalty")]
 NO_LIMIT = 2**31
 """Tokens of an answer that may go on to the end of the context."""

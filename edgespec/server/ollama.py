@@ -28,6 +28,7 @@ from edgespec.server.fields import (
     SamplingBody,
     Stop,
     Stops,
+    Temperature,
     ThinkingBody,
 )
 from edgespec.server.http import (
@@ -157,6 +158,7 @@ class OllamaOptions(SamplingBody):
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
+    temperature: Temperature | None = None
     repeat_penalty: RepetitionPenalty | None = None
     num_predict: Annotated[int, Field(ge=-2, le=2**31)] | None = None
     stop: Stop | Stops | None = None

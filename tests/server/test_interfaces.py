@@ -55,6 +55,17 @@ def test_stop_strings(path: str, pair: Server, greedy: Answer) -> None:
     assert (answer.text, answer.ending) == (greedy.text[: greedy.text.index(word)], "stop")
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_a_top_k_of_minus_one_is_off(path: str, pair: Server) -> None:
+    def text(**settings: Any) -> str:
+        body, settings = make_body(path), {"seed": 3, "temperature": 1, **settings}
+        if path.startswith("/api"):
+            settings = {"options": {**body["options"], **settings}}
+        return ask(pair, path, **settings).text
+
+    assert text(top_k=-1) == text() != text(top_k=1)
+
+
 @pytest.mark.parametrize("path", DEMAND)
 def test_a_call_that_has_to_be_made(path: str, pair: Server) -> None:
     whole = ask(pair, path, limit=200, tool=TOOL)
