@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from time import monotonic
@@ -30,6 +31,7 @@ from edgespec.server.fields import (
     Stops,
     Temperature,
     ThinkingBody,
+    warn_of_results,
 )
 from edgespec.server.http import (
     BodyRoute,
@@ -215,7 +217,8 @@ class OllamaChatRequest(OllamaBody):
         if last.role == "assistant" and last.content and not last.tool_calls:
             messages, start = split_start(messages)
         tools = tuple(each.function.tool() for each in self.tools or ())
-        return self.make_spec(messages, start=start, tools=tools)
+        spec = self.make_spec(messages, start=start, tools=tools)
+        return replace(spec, warnings=(*spec.warnings, *warn_of_results(each.result for each in self.messages)))
 
 
 class OllamaGenerateRequest(OllamaBody):
