@@ -33,8 +33,11 @@ ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _HUB = re.compile(
     rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._-]*))?(?P<rest>[:/].*)?", re.DOTALL
 )
+_WEB = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/(?P<rest>[^?#]*)(?:[?#].*)?", re.IGNORECASE)
+_PAGE = re.compile(rf"(?P<repo>{_PART}/{_PART})/(?:tree|blob|resolve|raw)/(?P<revision>[^/]+)(?P<path>/.+)?")
 _QUANTIZATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_PATH_STARTS = ("./", "../", "/", "~")
+PATH_STARTS = ("./", "../", "/", "~")
+"""How a reference begins that is a path, whatever follows."""
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -110,7 +113,8 @@ Reference = Alias | HubReference | PackagedFile | LocalPath
 def parse_reference(text: str) -> Reference:
     """Parse one reference. The disk is read only to prefer an existing path `user/repo` over a repository.
 
-    A single word is an alias; a folder of that name is written `./name`. Raises UnknownModel.
+    A single word is an alias; a folder of that name is written `./name`. The hub's addresses, `hf.co/user/repo:QUANT`
+    and those of the pages of a repository and its files, name what they show. Raises UnknownModel.
     """
     if not text.strip():
         raise UnknownModel("The model reference is empty.", hint=FORMS)
@@ -120,6 +124,8 @@ def parse_reference(text: str) -> Reference:
         return _parse_hub(text, text.removeprefix("hf:"))
     if text.startswith("package:"):
         return PackagedFile(_check_inner_path(text, text.removeprefix("package:")))
+    if (web := _WEB.fullmatch(text)) is not None:
+        return _parse_hub(text, _read_page(web["rest"].rstrip("/")))
     if text.startswith(("http://", "https://")):
         raise _reference_error(text, "web addresses are not accepted", hint="Write hf:user/repo/file.gguf.")
     if _looks_local(text):
@@ -137,7 +143,7 @@ def shorten_names(text: str) -> str:
 def _shorten_name(text: str) -> str:
     if text.startswith("package:"):
         return text.removeprefix("package:").removesuffix(".gguf")
-    return Path(text).name or text if text.startswith(_PATH_STARTS) else text
+    return Path(text).name or text if text.startswith(PATH_STARTS) else text
 
 
 def is_gguf_name(name: str) -> bool:
@@ -146,12 +152,21 @@ def is_gguf_name(name: str) -> bool:
 
 
 def _looks_local(text: str) -> bool:
-    if text in (".", "..") or text.startswith(_PATH_STARTS) or is_gguf_name(text):
+    if text in (".", "..") or text.startswith(PATH_STARTS) or is_gguf_name(text):
         return True
     return "/" in text and len(text) < 4096 and os.path.exists(text)
 
 
+def _read_page(address: str) -> str:
+    """A page of a repository or of a file in it as what follows `hf:`."""
+    if (page := _PAGE.fullmatch(address)) is None:
+        return address
+    revision = None if page["revision"] == DEFAULT_REVISION else page["revision"]
+    return _add_revision(page["repo"], revision) + (page["path"] or "")
+
+
 def _parse_hub(text: str, body: str) -> HubReference:
+    """`body`: `text` without what marks it as a reference to the hub."""
     match = _HUB.fullmatch(body)
     if match is None or ".." in match["repo"] or "--" in match["repo"]:
         raise _reference_error(text, "it is not an alias, a repository or an existing path")
@@ -163,7 +178,7 @@ def _parse_hub(text: str, body: str) -> HubReference:
     if not rest:
         return HubRepo(repo, revision)
     path = _check_inner_path(text, rest[1:])
-    if not text.startswith("hf:"):
+    if text == body:
         raise _reference_error(text, "a file inside a repository needs the prefix hf:", hint=f"Write 'hf:{text}'.")
     if not is_gguf_name(path):
         raise _reference_error(
