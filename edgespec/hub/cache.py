@@ -7,7 +7,6 @@ requested model are changed.
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 import re
 import shutil
@@ -17,8 +16,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
-from edgespec.errors import HubError, UnknownModel
+from edgespec.errors import EdgespecError, HubError, UnknownModel
 from edgespec.files import write_atomically
+from edgespec.formats.mlx_folder import ADAPTER_CONFIG, INDEX, find_missing_shards, read_json
 from edgespec.hub.errors import HubContext, missing_file_error
 
 # Model references: each form that a user can type is a type.
@@ -298,6 +298,11 @@ def _select_mlx(files: dict[str, RemoteFile], context: HubContext) -> Selection:
     named = [file for file in files.values() if "/" not in file.path]
     wanted = [file for file in named if any(fnmatch.fnmatch(file.path, each) for each in MLX_PATTERNS)]
     wanted.sort(key=lambda file: (file.path.endswith(".safetensors"), file.path))
+    if ADAPTER_CONFIG in files and "config.json" not in files:
+        raise HubError(
+            f"{context.repo} holds a LoRA adapter, which changes the weights of another model.",
+            hint="Choose a repository of that model, into which the adapter is merged.",
+        )
     if not wanted or not wanted[-1].path.endswith(".safetensors") or "config.json" not in files:
         raise HubError(
             f"{context.repo} holds neither GGUF files nor an MLX model.",
@@ -458,13 +463,10 @@ def _select_complete(
 
 
 def _has_all_shards(snapshot: Path) -> bool:
-    """True if every weight file named in the index exists; a model in one file has no index."""
+    """True if no weight file named in the index is missing; a model in one file has no index."""
     try:
-        index = json.loads((snapshot / "model.safetensors.index.json").read_bytes())
-        return all((snapshot / shard).is_file() for shard in set(index["weight_map"].values()))
-    except FileNotFoundError:
-        return True
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return not (snapshot / INDEX).is_file() or not find_missing_shards(snapshot, read_json(snapshot / INDEX))
+    except EdgespecError:
         return False
 
 
