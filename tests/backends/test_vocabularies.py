@@ -15,9 +15,14 @@ from tokenizers import decoders, models, normalizers
 
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.mlx.model import HfTokenizer
+from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
+from edgespec.engine.events import AnswerStart
+from edgespec.engine.prompts import PromptEncoder
+from edgespec.text.chat_template import Message
 from edgespec.text.stream import TextStream
 from edgespec.text.tokenizer import Tokenizer, join_start
+from tests.mlx_models import DENSE, make_folder
 from tests.models import REPOSITORY, TARGET
 
 FOLDER = Path(os.environ.get("EDGESPEC_TEST_ZOO", REPOSITORY.parent / "shared" / "zoo")) / "vocabularies"
@@ -40,7 +45,10 @@ def path(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="module")
 def vocabulary(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tokenizer]:
     if path == SENTENCEPIECE:
-        yield make_sentencepiece(tmp_path_factory.mktemp("sentencepiece"))
+        folder = tmp_path_factory.mktemp("sentencepiece")
+        size = write_sentencepiece(folder)
+        (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
+        yield HfTokenizer(load_hf_tokenizer(folder), size)
         return
     model = load(path, LoadOptions(), vocabulary_only=True)
     yield model.tokenizer
@@ -55,8 +63,8 @@ def writer(path: Path, vocabulary: Tokenizer) -> Tokenizer:
     return vocabulary
 
 
-def make_sentencepiece(folder: Path) -> Tokenizer:
-    """An MLX folder's tokenizer like that of Llama 2: words and bytes, with a space in front of a text."""
+def write_sentencepiece(folder: Path, template: str = "") -> int:
+    """Write a tokenizer like that of Llama 2: words and bytes, with a space in front of a text. Returns its size."""
     words = ["▁", "H", "e", "l", "o", "r", "t", "▁H", "▁He", "▁Hel", "▁Hell", "▁Hello", "▁t", "▁▁"]
     vocab = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     merges = [("▁", "H"), ("▁H", "e"), ("▁He", "l"), ("▁Hel", "l"), ("▁Hell", "o"), ("▁", "t"), ("▁", "▁")]
@@ -67,9 +75,8 @@ def make_sentencepiece(folder: Path) -> Tokenizer:
     made.add_special_tokens(["<unk>", "<s>", "</s>"])
     made.save(str(folder / "tokenizer.json"))
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(names))
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    return HfTokenizer(load_hf_tokenizer(folder), made.get_vocab_size())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**names, "chat_template": template}))
+    return int(made.get_vocab_size())
 
 
 def test_real_vocabularies_are_here() -> None:
@@ -137,3 +144,12 @@ def test_an_answer_that_goes_on_neither_gains_nor_loses_a_space(writer: Tokenize
             continue
         again = writer.encode(join_start(writer, prompt, shown), parse_special=True)
         assert spell(writer, again) == spell(writer, read) + shown.encode(), shown
+
+
+def test_the_prompt_of_an_answer_that_goes_on(tmp_path: Path) -> None:
+    write_sentencepiece(make_folder(tmp_path, DENSE), "{{ messages[0].content }}</s>")
+    model = load_mlx(tmp_path, LoadOptions(context_size=64))
+    encoder, asked = PromptEncoder(model), (Message("user", "Hello"),)
+    begun = encoder.encode(asked, {}, AnswerStart(" Hello")).tokens
+    assert [model.tokenizer.special_text(token) for token in begun] == ["▁Hello", "</s>", "▁Hello"]
+    model.close()
