@@ -19,6 +19,7 @@ from edgespec.text.call_format import JsonArguments
 from edgespec.text.chat_template import PLAIN, SHORTEN, ChatTemplate, Message, check_length, encode_prompt, place_bos
 from edgespec.text.control_text import ControlText
 from edgespec.text.stream import ReasoningFormat
+from edgespec.text.tokenizer import join_start
 
 _NUMBER = re.compile(r"^ *\d+(?:\t|: |→|\| )", re.MULTILINE)  # of a line of a file, as agents show it
 _MAX_QUOTES = 512  # that are remembered
@@ -115,7 +116,8 @@ class PromptEncoder:
         if isinstance(prompt, tuple):
             return self._encode_messages(prompt, variables, start)
         text, begun = self._mark(prompt) if isinstance(prompt, Gap) else prompt, self._begin("", start)
-        return EncodedPrompt(self._tokenize(text + begun), text[-_TAIL:], begun)
+        whole = join_start(self._model.tokenizer, text, begun)
+        return EncodedPrompt(self._tokenize(whole), text[-_TAIL:], begun)
 
     def _encode_messages(
         self, messages: tuple[Message, ...], variables: Mapping[str, Any], start: AnswerStart | None
@@ -129,7 +131,8 @@ class PromptEncoder:
             start = AnswerStart(control.hide(start.text), control.hide(start.reasoning))
         begun = self._begin(text, start)
         check_length(text, self._model.context_size)
-        tokens = place_bos(self._model.tokenizer, control.encode(text + begun)) if text + begun else []
+        whole = join_start(self._model.tokenizer, text, begun)
+        tokens = place_bos(self._model.tokenizer, control.encode(whole)) if whole else []
         return EncodedPrompt(self._require_tokens(tokens), text[-_TAIL:], control.show(begun))
 
     def _begin(self, text: str, start: AnswerStart | None) -> str:

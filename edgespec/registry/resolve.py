@@ -11,7 +11,7 @@ from edgespec.errors import EdgespecError, UnknownModel
 from edgespec.formats.gguf import Header, join_parts
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.head_file import ModelMetadata, read_head
-from edgespec.formats.mlx_folder import read_config, read_folder
+from edgespec.formats.mlx_folder import read_config, read_folder, refuse_adapter
 from edgespec.hub.cache import (
     FORMS,
     Alias,
@@ -198,6 +198,8 @@ def _resolve_local(path: Path, backend: FileBackend) -> Source:
     if path.is_dir():
         found = sorted(each for each in path.iterdir() if is_gguf_name(each.name))
         first = [each for each in found if list_parts(each.name)[0] == each.name]
+        if not first:
+            refuse_adapter(path)
         if len(first) != 1:
             problem = f"{len(first)} GGUF models" if first else "no GGUF model"
             raise UnknownModel(f"The folder {path} holds {problem}.", hint="Name one .gguf file.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from time import monotonic
@@ -28,7 +29,9 @@ from edgespec.server.fields import (
     SamplingBody,
     Stop,
     Stops,
+    Temperature,
     ThinkingBody,
+    warn_of_results,
 )
 from edgespec.server.http import (
     BodyRoute,
@@ -156,6 +159,7 @@ class OllamaOptions(SamplingBody):
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
+    temperature: Temperature | None = None
     repeat_penalty: RepetitionPenalty | None = None
     num_predict: Annotated[int, Field(ge=-2, le=2**31)] | None = None
     stop: Stop | Stops | None = None
@@ -212,7 +216,8 @@ class OllamaChatRequest(OllamaBody):
         if last.role == "assistant" and last.content and not last.tool_calls:
             messages, start = split_start(messages)
         tools = tuple(each.function.tool() for each in self.tools or ())
-        return self.make_spec(messages, start=start, tools=tools)
+        spec = self.make_spec(messages, start=start, tools=tools)
+        return replace(spec, warnings=(*spec.warnings, *warn_of_results(each.result for each in self.messages)))
 
 
 class OllamaGenerateRequest(OllamaBody):

@@ -23,6 +23,7 @@ from edgespec.server.fields import (
     FEW,
     MANY,
     Body,
+    ContentPart,
     FunctionTool,
     GenerationBody,
     Parts,
@@ -34,7 +35,9 @@ from edgespec.server.fields import (
     ThinkingBody,
     Tokens,
     check_number,
+    join_result,
     join_text,
+    warn_of_results,
 )
 from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message, split_start
 from edgespec.service.response import Done, Part, Started, count_usage, new_id
@@ -189,7 +192,7 @@ def make_choice(
 
 class CalledFunction(Body):
     name: str
-    arguments: str | dict[str, Any] = "{}"
+    arguments: str | dict[str, Any] | None = None
 
 
 class PastCall(Body):
@@ -199,7 +202,7 @@ class PastCall(Body):
     function: CalledFunction
 
     def format(self) -> dict[str, Any]:
-        arguments = self.function.arguments
+        arguments = self.function.arguments or "{}"
         parsed = parse_arguments(arguments) if isinstance(arguments, str) else arguments
         return format_call(self.id, self.function.name, parsed)
 
@@ -216,12 +219,20 @@ class ChatMessage(Body):
     tool_call_id: str | None = None
     prefix: bool | None = None
 
+    @property
+    def result(self) -> str | list[ContentPart] | None:
+        """What a tool has said; None in other messages."""
+        if self.role != "tool" or not self.images:
+            return self.content if self.role == "tool" else None
+        texts = [ContentPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content or []
+        return [*texts, *(ContentPart(type="image") for _ in self.images)]
+
     def message(self) -> Message:
-        if self.images:
+        if self.images and self.role != "tool":
             raise InvalidRequest("images is not supported.", hint="Remove images.")
         return make_message(
             "system" if self.role == "developer" else self.role,
-            join_text(self.content),
+            join_result(self.result) if self.role == "tool" else join_text(self.content),
             name=self.name,
             tool_calls=[call.format() for call in self.tool_calls or ()] or None,
             tool_call_id=self.tool_call_id,
@@ -285,6 +296,7 @@ class ChatRequest(ThinkingBody, CompletionBody):
             parallel_calls=self.parallel_tool_calls,
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             variables={**given, **ends},
+            warnings=warn_of_results(each.result for each in self.messages),
             thinking=self.make_thinking(is_on=is_on if isinstance(is_on, bool) else None, effort=self.reasoning_effort),
             **self.spec_fields(),
         )

@@ -324,9 +324,8 @@ class TextStream:
         return self._route(self._splitter.push(self._decoder.push(token)))
 
     def finish(self) -> list[Piece]:
-        """End the reply; returns the text that was held back."""
-        segments = [*self._splitter.push(self._decoder.finish()), *self._splitter.finish()]
-        return [*self._route(segments), *self._piece("answer", self._stops.finish())]
+        """End the reply; returns the text that was held back, without a character that is not complete."""
+        return [*self._route(self._splitter.finish()), *self._piece("answer", self._stops.finish())]
 
     def _route(self, segments: Iterable[Segment]) -> list[Piece]:
         pieces: list[Piece] = []

@@ -67,6 +67,11 @@ def test_generate_and_its_options(pair: Server) -> None:
     assert told["prompt_eval_count"] > alone["prompt_eval_count"]
 
 
+def test_a_high_temperature_is_taken(pair: Server) -> None:
+    body = {"model": MODEL, "prompt": PROMPT, "stream": False, "options": {"num_predict": 2, "temperature": 2.5}}
+    assert pair.post("/api/generate", json=body).json()["eval_count"] == 2
+
+
 @pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])
 def test_logprobs(pair: Server, path: str) -> None:
     """Each line has those of its text; the whole answer has all, as /v1/chat/completions has them."""
