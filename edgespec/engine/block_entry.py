@@ -25,15 +25,14 @@ class Boundary:
         self._rests: dict[bytes, dict[int, bytes]] = {}  # by the bytes before the token that complete the marker
         encoded = [marker.encode() for marker in markers]
         self.width = max(map(len, encoded), default=0)
+        spelled = set(encoded)
         for token in range(tokenizer.vocab_size):
             piece = tokenizer.piece(token)
+            spelled.discard(piece or tokenizer.special_text(token).encode())
             for marker in encoded:
                 self._add(token, piece, marker)
-
-    @property
-    def is_crossed(self) -> bool:
-        """Whether there is such a token."""
-        return bool(self._rests)
+        self.is_crossed = b"" in self._rests or bool(spelled and self._rests)
+        """Whether a model may write such a token: it spells no marker that is a token of its own with others."""
 
     def rests(self, before: bytes) -> Mapping[int, bytes]:
         """The tokens that complete a marker after the bytes `before`, with what they hold behind it."""
@@ -80,7 +79,9 @@ class BlockEntry:
         return matcher
 
     def limit(self, sampler: Sampler) -> TargetDistribution:
-        """The distribution of the free text: never a token whose rest the grammar does not take."""
+        """The distribution of the free text: never a token whose rest the grammar does not take, where markers are
+        spelled with several tokens.
+        """
         return _FreeText(self, sampler) if self.boundary.is_crossed else sampler
 
     def list_refused(self, before: bytes) -> list[int]:

@@ -344,6 +344,11 @@ def regex_structure(pattern: str) -> Structure:
     return Structure(((Grammar(f"start: /(?:{escaped})/"),),))
 
 
+def choice_structure(texts: Iterable[str]) -> Structure:
+    """One of several texts, also where one spells a control token."""
+    return Structure(tuple((Grammar(f"start: {json.dumps(text)}"),) for text in texts))
+
+
 def either(one: Structure, other: Structure) -> Structure:
     """An answer of the one structure or of the other, not repeated."""
     return Structure(
