@@ -9,7 +9,7 @@ import numpy as np
 
 from edgespec.core.sampling import Distribution, Logits, Sampler, SamplingParams
 from edgespec.core.verify import TargetDistribution
-from edgespec.errors import BackendError
+from edgespec.engine.structured_output import forbid
 from edgespec.text.tokenizer import Tokenizer, encode_inside
 
 if TYPE_CHECKING:
@@ -53,16 +53,12 @@ class Boundary:
 
 
 class BlockEntry:
-    """Begins the grammar of a block behind a marker. What the marker's last token holds beyond it belongs to the block.
+    """Begins the grammar of a block. What the last token of the marker holds behind it belongs to the block."""
 
-    Blanks between a marker and the grammar's text are left out where the block `skips_blanks`.
-    """
-
-    def __init__(self, boundary: Boundary, matcher: LLMatcher, *, skips_blanks: bool) -> None:
+    def __init__(self, boundary: Boundary, matcher: LLMatcher) -> None:
         """`matcher` is at the beginning of the grammar."""
         self.boundary = boundary
         self._matcher = matcher
-        self._skips_blanks = skips_blanks
         self._takes: dict[bytes, bool] = {}
 
     def begin(self, before: bytes, token: int) -> LLMatcher:
@@ -72,10 +68,7 @@ class BlockEntry:
         """
         rest = self.boundary.rests(before).get(token, b"")
         if (matcher := self._advance(rest)) is None:
-            raise BackendError(
-                f"the answer was ended: its structure forbids token {token}, which was chosen all the same.",
-                hint="Report it, with the name of the model.",
-            )
+            raise forbid(f"token {token}")
         return matcher
 
     def limit(self, sampler: Sampler) -> TargetDistribution:
@@ -95,17 +88,13 @@ class BlockEntry:
 
     def _advance(self, rest: bytes) -> LLMatcher | None:
         """A matcher behind `rest`; None where the grammar does not take it."""
-        for text in (rest, rest.lstrip()) if self._skips_blanks else (rest,):
-            matcher, tokens = self._matcher.deep_copy(), self._encode(text)
-            if tokens is not None and (not tokens or matcher.try_consume_tokens(tokens) == len(tokens)):
-                return matcher
-        return None
-
-    def _encode(self, text: bytes) -> list[int] | None:
         try:
-            return encode_inside(self.boundary.tokenizer, text.decode())
+            tokens = encode_inside(self.boundary.tokenizer, rest.decode())
         except UnicodeDecodeError:  # a character that has begun
             return None
+        matcher = self._matcher.deep_copy()
+        is_taken = tokens is not None and matcher.try_consume_tokens(tokens) == len(tokens)
+        return matcher if is_taken else None
 
 
 class _FreeText:

@@ -192,17 +192,20 @@ def test_a_token_that_crosses_into_a_block_is_taken_with_its_rest_or_not_at_all(
     with closing(GrammarCompiler(tokenizer)) as compiler:
         for structure, takes_brace in ((json_structure({"type": "object"}), True), (Structure((("red",),)), False)):
             matcher = compiler.compile(structure).result()
-            after_reasoning = BlockEntry(boundary, matcher, skips_blanks=True)
-            opened = BlockEntry(boundary, matcher, skips_blanks=False)
-            assert after_reasoning.list_refused(b"</think") == ([] if takes_brace else [brace])
-            assert opened.list_refused(b"</think") == ([line] if takes_brace else [brace, line])
-            free = opened.limit(Sampler(SamplingParams(), tokenizer.vocab_size))
+            entry = BlockEntry(boundary, matcher)
+            assert entry.list_refused(b"</think") == ([line] if takes_brace else [brace, line])
+            free = entry.limit(Sampler(SamplingParams(), tokenizer.vocab_size))
             before = encode_inside(tokenizer, "x</think") or []
             chances = free.distribution(np.zeros(tokenizer.vocab_size, np.float32), before).dense(tokenizer.vocab_size)
             assert chances[line] == 0 < chances[plain] and (chances[brace] > 0) == takes_brace
             with pytest.raises(BackendError, match="its structure forbids"):
-                opened.begin(b"</think", line)
-            assert after_reasoning.begin(b"</think", line).compute_ff_bytes() == matcher.deep_copy().compute_ff_bytes()
+                entry.begin(b"</think", line)
+            assert entry.begin(b"</think", plain).compute_ff_bytes() == matcher.deep_copy().compute_ff_bytes()
+            if takes_brace:
+                assert not entry.begin(b"</think", brace).try_consume_tokens([plain, brace]), "it is behind the brace"
+                assert entry.begin(b"</think", brace).try_consume_tokens(
+                    tokenizer.encode("}", parse_special=False)[-1:]
+                )
 
 
 @pytest.mark.parametrize("way", ["choice", "schema"])
