@@ -9,7 +9,7 @@ import numpy as np
 
 from edgespec.core.sampling import Distribution, Logits, Sampler, SamplingParams
 from edgespec.core.verify import TargetDistribution
-from edgespec.errors import BackendError
+from edgespec.engine.structured_output import forbid
 from edgespec.text.tokenizer import Tokenizer, encode_inside
 
 if TYPE_CHECKING:
@@ -25,15 +25,14 @@ class Boundary:
         self._rests: dict[bytes, dict[int, bytes]] = {}  # by the bytes before the token that complete the marker
         encoded = [marker.encode() for marker in markers]
         self.width = max(map(len, encoded), default=0)
+        spelled = set(encoded)
         for token in range(tokenizer.vocab_size):
             piece = tokenizer.piece(token)
+            spelled.discard(piece or tokenizer.special_text(token).encode())
             for marker in encoded:
                 self._add(token, piece, marker)
-
-    @property
-    def is_crossed(self) -> bool:
-        """Whether there is such a token."""
-        return bool(self._rests)
+        self.is_crossed = b"" in self._rests or bool(spelled and self._rests)
+        """Whether a model may write such a token: it spells no marker that is a token of its own with others."""
 
     def rests(self, before: bytes) -> Mapping[int, bytes]:
         """The tokens that complete a marker after the bytes `before`, with what they hold behind it."""
@@ -54,16 +53,12 @@ class Boundary:
 
 
 class BlockEntry:
-    """Begins the grammar of a block behind a marker. What the marker's last token holds beyond it belongs to the block.
+    """Begins the grammar of a block. What the last token of the marker holds behind it belongs to the block."""
 
-    Blanks between a marker and the grammar's text are left out where the block `skips_blanks`.
-    """
-
-    def __init__(self, boundary: Boundary, matcher: LLMatcher, *, skips_blanks: bool) -> None:
+    def __init__(self, boundary: Boundary, matcher: LLMatcher) -> None:
         """`matcher` is at the beginning of the grammar."""
         self.boundary = boundary
         self._matcher = matcher
-        self._skips_blanks = skips_blanks
         self._takes: dict[bytes, bool] = {}
 
     def begin(self, before: bytes, token: int) -> LLMatcher:
@@ -73,14 +68,13 @@ class BlockEntry:
         """
         rest = self.boundary.rests(before).get(token, b"")
         if (matcher := self._advance(rest)) is None:
-            raise BackendError(
-                f"the answer was ended: its structure forbids token {token}, which was chosen all the same.",
-                hint="Report it, with the name of the model.",
-            )
+            raise forbid(f"token {token}")
         return matcher
 
     def limit(self, sampler: Sampler) -> TargetDistribution:
-        """The distribution of the free text: never a token whose rest the grammar does not take."""
+        """The distribution of the free text: never a token whose rest the grammar does not take, where markers are
+        spelled with several tokens.
+        """
         return _FreeText(self, sampler) if self.boundary.is_crossed else sampler
 
     def list_refused(self, before: bytes) -> list[int]:
@@ -94,17 +88,13 @@ class BlockEntry:
 
     def _advance(self, rest: bytes) -> LLMatcher | None:
         """A matcher behind `rest`; None where the grammar does not take it."""
-        for text in (rest, rest.lstrip()) if self._skips_blanks else (rest,):
-            matcher, tokens = self._matcher.deep_copy(), self._encode(text)
-            if tokens is not None and (not tokens or matcher.try_consume_tokens(tokens) == len(tokens)):
-                return matcher
-        return None
-
-    def _encode(self, text: bytes) -> list[int] | None:
         try:
-            return encode_inside(self.boundary.tokenizer, text.decode())
+            tokens = encode_inside(self.boundary.tokenizer, rest.decode())
         except UnicodeDecodeError:  # a character that has begun
             return None
+        matcher = self._matcher.deep_copy()
+        is_taken = tokens is not None and matcher.try_consume_tokens(tokens) == len(tokens)
+        return matcher if is_taken else None
 
 
 class _FreeText:

@@ -212,11 +212,11 @@ def constrain(
         mask = GrammarMask(matcher, sampler, len(generation.encoded.tokens))
         return MaskedVerifier(mask, make_verifier(mask), tokenizer.end_of_generation), mask.forced
     if request.opening is not None:
-        entry, free = BlockEntry(grammars.boundary((request.opening,)), matcher, skips_blanks=False), sampler
+        entry, free = BlockEntry(grammars.boundary((request.opening,)), matcher), sampler
     else:  # the answer must not end before its structure
         assert generation.reasoning is not None
         closers = tuple(generation.reasoning.states["reasoning"].markers)
-        entry = BlockEntry(grammars.boundary(closers), matcher, skips_blanks=True)
+        entry = BlockEntry(grammars.boundary(closers), matcher)
         never = ((token, _NEVER) for token in tokenizer.end_of_generation)
         biases = (*sampler.params.logit_bias, *never)
         free = Sampler(replace(sampler.params, logit_bias=biases), sampler.vocab_size)

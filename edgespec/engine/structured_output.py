@@ -372,6 +372,11 @@ def regex_structure(pattern: str) -> Structure:
     return Structure(((Grammar(f"start: /(?:{escaped})/"),),))
 
 
+def choice_structure(texts: Iterable[str]) -> Structure:
+    """One of several texts, also where one spells a control token."""
+    return Structure(tuple((Grammar(f"start: {json.dumps(text)}"),) for text in texts))
+
+
 def either(one: Structure, other: Structure) -> Structure:
     """An answer of the one structure or of the other, not repeated."""
     return Structure(
@@ -419,13 +424,13 @@ class GrammarMask:
         Raises BackendError where the grammar forbids one: what follows could not be constrained.
         """
         if not self._advance(list(answer)):
-            raise _forbidden(f"token {answer[len(self._consumed)]}")
+            raise forbid(f"token {answer[len(self._consumed)]}")
 
     def require_end(self, answer: Sequence[int], end: int) -> None:
         """Check also that the token `end` may end the generation after `answer`."""
         self.require(answer)
         if not self._matcher.is_accepting() and not self._matcher.validate_tokens([end]):
-            raise _forbidden("an early end")
+            raise forbid("an early end")
 
     def ends(self, answer: list[int]) -> bool:
         """Whether nothing can follow the emitted tokens `answer`, which begin where the structure does."""
@@ -466,7 +471,8 @@ class GrammarMask:
             raise InvalidRequest(message, hint="Simplify it.")
 
 
-def _forbidden(what: str) -> BackendError:
+def forbid(what: str) -> BackendError:
+    """The error that ends an answer which a grammar has lost: nothing is generated without its constraint."""
     return BackendError(
         f"the answer was ended: its structure forbids {what}, which was chosen all the same.",
         hint="Report it, with the name of the model.",

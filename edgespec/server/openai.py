@@ -16,7 +16,13 @@ from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, Json, Str
 from edgespec import __version__
 from edgespec.core.metrics import Reading
 from edgespec.engine.events import Gap, PromptScores, TokenPrompt
-from edgespec.engine.structured_output import Structure, grammar_structure, json_structure, regex_structure
+from edgespec.engine.structured_output import (
+    Structure,
+    choice_structure,
+    grammar_structure,
+    json_structure,
+    regex_structure,
+)
 from edgespec.errors import InvalidRequest
 from edgespec.server.answers import Answer, Block, Event, Step, Writer, format_score
 from edgespec.server.fields import (
@@ -106,7 +112,7 @@ class CompletionBody(SamplingBody, GenerationBody):
             "json_schema": json_structure(self.json_schema) if self.json_schema is not None else None,
             "structured_outputs.json": json_structure(outputs.json_) if outputs.json_ is not None else None,
             "structured_outputs.regex": regex_structure(outputs.regex) if outputs.regex else None,
-            "structured_outputs.choice": Structure(tuple((each,) for each in outputs.choice or ())),
+            "structured_outputs.choice": choice_structure(outputs.choice or ()),
             "structured_outputs.grammar": grammar_structure(outputs.grammar) if outputs.grammar else None,
         }
         found = {name: structure for name, structure in made.items() if structure and structure.alternatives}

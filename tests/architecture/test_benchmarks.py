@@ -18,7 +18,7 @@ ALLOWED = {
     "tests": {"edgespec"},
     "tests/benchmarks": {"edgespec", "benchmarks"},
     "tests/laboratory": {"edgespec", "laboratory"},
-    "tests/engine": {"edgespec", "benchmarks"},
+    "tests/engine": {"edgespec", "benchmarks", "laboratory"},
     "tests/real": {"edgespec", "benchmarks", "laboratory"},
 }
 

@@ -121,9 +121,8 @@ class HfTokenizer(IdRange):
     def render(self, token: int) -> bytes:
         if token in self._control_tokens or token >= self._n_entries:
             return b""
-        added = self._wrapper.added_tokens_decoder.get(token)
-        if added is not None:
-            return str(added.content).encode()
+        if (added := self._added.get(token)) is not None:
+            return added
         text = self._wrapper.convert_ids_to_tokens(token)
         return self._bytes_of(text) if text else b""
 
@@ -132,6 +131,11 @@ class HfTokenizer(IdRange):
         """Control tokens, which add no bytes to the text."""
         special = {token for token, added in self._wrapper.added_tokens_decoder.items() if added.special}
         return frozenset(special | set(self._wrapper.all_special_ids) | self.end_of_generation)
+
+    @cached_property
+    def _added(self) -> dict[int, bytes]:
+        """Added tokens by their id. The wrapper makes its list again for each look at it."""
+        return {token: str(added.content).encode() for token, added in self._wrapper.added_tokens_decoder.items()}
 
     @cached_property
     def _bytes_of(self) -> Callable[[str], bytes]:
