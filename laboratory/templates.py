@@ -214,30 +214,22 @@ def find_misread(template: ChatTemplate, name: str, *, n: int = 1, text: str = "
     return ""
 
 
-def describe(profile: TemplateProfile) -> list[str]:
-    """The cells of a row: system, tools, calls, results, several, reasoning, how calls are served."""
-    writing = profile.writing
-    system = {"own": "yes", "first": "the first; later ones within user messages", "folded": "within a user message"}
-    served = {"own": "own format", "described": "described"}[profile.tools]
-    return [
-        system[writing.system],
-        "shown" if profile.tools == "own" else "described",
-        "written in the text" if writing.calls == "text" else "shown",
-        "shown" if writing.results == "tool" else "within user messages",
-        "yes" if profile.shows_several else "one by one",
-        "yes" if profile.reasoning is not None else "no",
-        served if profile.call_format is not None or profile.tools == "described" else "asked for",
-    ]
-
-
 @click.command(help=__doc__)
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--table", is_flag=True, help="Print the table of what each template shows.")
 def main(folder: Path, table: bool) -> None:
+    if table:
+        heads = ["template", *TemplateProfile().describe()]
+        click.echo(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     for path in sorted(folder.glob("*.jinja")):
         template = ChatTemplate(path.read_text(encoding="utf-8"), BOS, EOS)
-        cells = describe(template.profile) if table else _list_faults(template) or ["sound"]
+        cells = _quote_cells(template.profile) if table else _list_faults(template) or ["sound"]
         click.echo(f"| {' | '.join([path.stem, *cells])} |")
+
+
+def _quote_cells(profile: TemplateProfile) -> list[str]:
+    *cells, written = profile.describe().values()
+    return [*cells, f"`{written}`".replace("|", "\\|").replace("\n", " ")]
 
 
 def _list_faults(template: ChatTemplate) -> list[str]:

@@ -31,6 +31,7 @@ from edgespec.hub.cache import (
 from edgespec.hub.download import Progress
 from edgespec.hub.hub import Hub
 from edgespec.registry.schema import Entry, Pair, Registry, SamplingDefaults, find_packaged
+from edgespec.text.chat_template import read_template
 
 _PARD_KEY = "tokenizer.ggml.mask_token_id"
 
@@ -122,6 +123,14 @@ def read_metadata(source: Source, hub: Hub, progress: Progress = lambda path, do
     if source.kind == "mlx":
         return read_folder(source.path)
     return read_parts(source.path)
+
+
+def find_template(found: ModelMetadata) -> str | None:
+    """The chat template of a model; None without one. Raises InvalidModelFile for one that cannot be read."""
+    if isinstance(found, Header):
+        source = found.metadata.get("tokenizer.chat_template")
+        return source if isinstance(source, str) else None
+    return read_template(found.path)
 
 
 def read_parts(path: Path) -> Header:

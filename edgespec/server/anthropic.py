@@ -243,7 +243,7 @@ def _format_block(block: Block) -> dict[str, Any]:
         return {"type": "text", "text": block.text}
     if block.kind == "reasoning":
         return {"type": "thinking", "thinking": block.text, "signature": ""}
-    return {"type": "tool_use", "id": f"toolu_{block.id}", "name": block.name, "input": read_arguments(block.text)}
+    return {"type": "tool_use", "id": block.call_id("toolu_"), "name": block.name, "input": read_arguments(block.text)}
 
 
 def _format_stop(end: Done) -> dict[str, str | None]:

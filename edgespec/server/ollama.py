@@ -123,7 +123,7 @@ class LineStream(EventStream):
 def format_message(text: str, reasoning: str, calls: list[Block]) -> dict[str, Any]:
     made = [
         {
-            "id": f"call_{each.id}",
+            "id": each.call_id(),
             "function": {"index": each.number, "name": each.name, "arguments": read_arguments(each.text)},
         }
         for each in calls

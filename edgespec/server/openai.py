@@ -320,7 +320,7 @@ class ChatWriter(ChoicesWriter):
             case Started():
                 yield self._delta(index, {"role": "assistant", "content": ""})
             case "begin", Block(kind="call") as block, _:
-                head = {"id": f"call_{block.id}", "type": "function"}
+                head = {"id": block.call_id(), "type": "function"}
                 yield self._call_delta(index, block, {"name": block.name, "arguments": ""}, **head)
             case "grow", Block(kind="call") as block, text:
                 yield self._call_delta(index, block, {"arguments": text})
@@ -331,7 +331,7 @@ class ChatWriter(ChoicesWriter):
 
     def choice(self, index: int, answer: Answer) -> dict[str, Any]:
         assert answer.end is not None
-        calls = [format_call(f"call_{each.id}", each.name, each.text) for each in answer.calls]
+        calls = [format_call(each.call_id(), each.name, each.text) for each in answer.calls]
         text, reasoning = answer.join("text"), answer.join("reasoning")
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
         if reasoning:

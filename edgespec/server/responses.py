@@ -134,7 +134,7 @@ class ResponsesWriter(Writer):
             form = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": block.text}]}
         else:
             named = self._namespaces.get(block.name, {"name": block.name})
-            call = {"call_id": f"call_{block.id}", **named, "arguments": block.text}
+            call = {"call_id": block.call_id(), **named, "arguments": block.text}
             form = {"type": "function_call", "status": block.status, **call}
         return {"id": _item_id(block), **form}
 

@@ -87,6 +87,21 @@ class TemplateProfile:
         """Whether the template shows tools, or a text describes them."""
         return "described" if self.writing.tools == "described" else "own"
 
+    def describe(self) -> dict[str, str]:
+        """What the template shows, in the words of docs/models.md."""
+        writing = self.writing
+        system = {"own": "yes", "first": "the first, later ones in user messages", "folded": "in user messages"}
+        calls = "in the text of answers" if writing.calls == "text" else "several" if self.shows_several else "one each"
+        form = self.call_format
+        return {
+            "system": system[writing.system],
+            "tools": "described" if self.tools == "described" else "yes",
+            "calls": calls,
+            "results": "yes" if writing.results == "tool" else "in user messages",
+            "reasoning": self.reasoning.name if self.reasoning is not None else "no",
+            "format": "Hermes, as asked for" if form is None else (form.opening or "JSON").strip(),
+        }
+
     @property
     def tools_notice(self) -> str:
         """A sentence for those who give tools that the model was not trained to use so; "" without one."""

@@ -194,3 +194,14 @@ def test_names_of_all_kinds_are_read_back(name: str) -> None:
 def test_instructions_name_the_tools() -> None:
     text = describe_tools([{"type": "function", "function": {"name": "weather", "parameters": {}}}])
     assert "weather" in text and "<tool_call>" in text
+
+
+@pytest.mark.parametrize("family", ["solar", "mistral since 2025"])
+def test_the_id_that_a_model_writes_in_front_of_arguments(family: str) -> None:
+    text = {
+        "solar": '<|calls|><|begin|>abc123def<|name|>f<|args|>{"a": 1}<|close|>',
+        "mistral since 2025": '[TOOL_CALLS]f[CALL_ID]abc123def[ARGS]{"a": 1}',
+    }[family]
+    reader = make_reader(profile_template(FAMILIES[family]).calls, {"f": {}})
+    start, *_ = [*reader.push(text), *reader.finish()]
+    assert start == CallStart(0, "f", "abc123def")
