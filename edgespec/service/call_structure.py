@@ -36,6 +36,7 @@ from edgespec.text.call_values import allowed_types
 
 _SIGNS = {INDEX: Grammar("start: /[0-9]{1,2}/"), ID: Grammar("start: /[A-Za-z0-9]{9}/")}
 _TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
+_CONSTANTS: Mapping[str, tuple[object, ...]] = {"boolean": (True, False), "null": (None,)}
 _WRITTEN = {"integer": "number"}  # types, as formats spell them
 _NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
 
@@ -47,8 +48,9 @@ def build_call_structure(call_format: CallFormat, tools: Sequence[Tool], *, para
     """
     if call_format.keys is not None and not call_format.opening:  # JSON without a mark, like an answer in JSON
         key = call_format.keys[1]
+        between = _between(call_format, parallel_calls=parallel_calls)
         calls = [(call_part(tool.name, key, tool.parameters, is_strict=tool.is_strict),) for tool in tools]
-        return Structure(tuple(calls), between=("; ",) if parallel_calls and call_format.between is not None else None)
+        return Structure(tuple(calls), between=between)
     return _build(call_format, tools, parallel_calls=parallel_calls)
 
 
@@ -59,8 +61,12 @@ def _build(call_format: CallFormat, tools: Sequence[Tool], *, parallel_calls: bo
     alternatives = [
         (*_split(lead.replace(NAME, tool.name)), tool.name, *_write_arguments(call_format, tool)) for tool in tools
     ]
-    between = (call_format.between,) if parallel_calls and call_format.between is not None else None
+    between = _between(call_format, parallel_calls=parallel_calls)
     return Structure(tuple(alternatives), (first,), (call_format.last,), between)
+
+
+def _between(call_format: CallFormat, *, parallel_calls: bool) -> tuple[str, ...] | None:
+    return (call_format.between,) if parallel_calls and call_format.between is not None else None
 
 
 def build_opened_calls(call_format: CallFormat, tools: Sequence[Tool], *, parallel_calls: bool) -> Structure:
@@ -148,20 +154,27 @@ class _Tagged(_Properties):
         """The text behind a key, with the tag that ends its value."""
         tags, end = self._tags, self._tags.end.replace(KEY, key)
         if (choices := self._choices(schema)) is not None:
-            written = [
-                (self._mark(_type_of(each)), each if isinstance(each, str) else json.dumps(each), end)
-                for each in choices
-            ]
-            return Either(tuple(written))
+            return Either(tuple(self._write_constant(each, end) for each in choices))
         types = allowed_types(schema) or frozenset(("string",))
         alternatives: list[tuple[Part, ...]] = []
         if "string" in types:
             alternatives.append((tags.string, Until(end, _string_pattern(schema))))
+        others = types if "string" not in types or tags.string != tags.other else frozenset[str]()
         for kind in _TYPES[1:]:
-            if kind in types and ("string" not in types or tags.string != tags.other):
+            if kind in others and kind in _CONSTANTS:
+                alternatives += [self._write_constant(each, end) for each in _CONSTANTS[kind]]
+            elif kind in others:
                 value = json_part(self._rooted(schema, kind), is_strict=self._tool.is_strict)
                 alternatives.append((self._mark(kind), value, end))
         return Either(tuple(alternatives))
+
+    def _write_constant(self, value: object, end: str) -> tuple[Part, ...]:
+        """A value with the tag that ends it; some templates write names of values as Python does."""
+        if isinstance(value, str):
+            return self._tags.string, value, end
+        written = json.dumps(value)
+        either = Either(((written,), (repr(value),))) if value is None or isinstance(value, bool) else written
+        return self._mark(_type_of(value)), either, end
 
     def _mark(self, kind: str) -> str:
         if kind == "string":
@@ -214,9 +227,12 @@ class _Literal(_Properties):
         return (Maybe((Either(tuple(starts)),)),) if starts else ()
 
     def _member(self, key: str, schema: Any, *, quoted: bool) -> tuple[Part, ...]:
-        quote = self._literals.quote if quoted and len(self._literals.quote) == 1 else ""
-        assign = ":" if quoted else self._literals.assign
-        return (f"{quote}{key}{quote}{assign}", *self._write_value(self._resolve(schema)))
+        value = self._write_value(self._resolve(schema))
+        if not quoted:
+            return (key + self._literals.assign, *value)
+        if len(self._literals.quote) > 1:
+            return (f"{key}:", *value)
+        return Either(((f"'{key}':",), (f'"{key}":',))), Maybe((" ",)), *value
 
     def _write_value(self, schema: dict[str, Any]) -> tuple[Part, ...]:
         if (choices := self._choices(schema)) is not None:
@@ -237,8 +253,8 @@ class _Literal(_Properties):
             case "number":
                 return (Grammar(f"start: /{_NUMBER}/"),)
             case "boolean" | "null":
-                values = (True, False) if kind == "boolean" else (None,)
-                return (Either(tuple((self._write_constant(each),) for each in values)),)
+                names = [(name,) for each in _CONSTANTS[kind] for name in (json.dumps(each), repr(each))]
+                return (Either(tuple(names)),)
             case "array":
                 item = self._write_value(self._resolve(schema.get("items") or {}))
                 more: tuple[Part, ...] = ()
@@ -246,6 +262,8 @@ class _Literal(_Properties):
                     more = (Maybe((self._literals.comma, *item, *more)),)
                 return "[", Maybe((*item, *more)), "]"
         declared, required = schema.get("properties"), schema.get("required")
+        if not isinstance(declared, Mapping) and len(quote) == 1:
+            return (json_part({"type": "object"}, is_strict=self._tool.is_strict),)
         known = declared if isinstance(declared, Mapping) else {}
         needed = frozenset(required if isinstance(required, list) else ())
         return "{", *self._write_members(known, needed, quoted=True), "}"

@@ -100,6 +100,7 @@ class _Around:
             self.lead = _from_tag(_common_end(self.lead, said.lead.rpartition(ANSWER)[2]))
             self.address = _to_tag(_common_start(self.lead, behind_answer))  # what ends an answer leads to calls
             self.lead = self.lead.removeprefix(self.address)
+            self.address = self.address if self.address.strip() else ""
         self.lead = self.lead.lstrip().replace(NAMES[0], NAME)
 
     def cut(self, text: str, ends: Iterable[str] | None = None) -> str:
@@ -109,6 +110,8 @@ class _Around:
 
     def close(self, made: CallFormat, tail: str) -> CallFormat:
         """A format with one call in an answer, which `tail` follows."""
+        if isinstance(made.arguments, TaggedArguments):
+            made = replace(made, arguments=replace(made.arguments, empty=self.cut(made.arguments.empty)))
         return self._address(replace(made, before=self.lead, after=self.cut(tail)))
 
     def divide(self, made: CallFormat, inner: str, tail: str, second_middle: str) -> CallFormat:
@@ -121,10 +124,13 @@ class _Around:
         after = _to_tag(_common_start(inner, tail))
         ends = [tag for tag in self._ends if tag not in lead + inner]
         last = self.cut(tail.removeprefix(after), ends) if first.strip() else ""
-        between = inner.removeprefix(after)
-        return self._address(
-            replace(made, first=first, before=before, middle=middle, after=after, between=between, last=last)
-        )
+        arguments = made.arguments
+        if isinstance(arguments, TaggedArguments):
+            empty = self.cut(arguments.empty, ends).removesuffix(last)
+            empty = middle + empty.removeprefix(made.middle)
+            arguments = replace(arguments, empty=empty)
+        made = replace(made, first=first, before=before, middle=middle, arguments=arguments, after=after)
+        return self._address(replace(made, between=inner.removeprefix(after), last=last))
 
     def _address(self, made: CallFormat) -> CallFormat:
         """The format with what leads to calls, such as their recipient."""
@@ -195,7 +201,7 @@ def _derive_marked(found: Mapping[str, _Written], around: _Around) -> CallFormat
     key = _from_tag(_common_end(to_key, inner))
     inner = inner.removesuffix(key)
     end = _to_tag(_common_start(inner, tail))
-    tags = TaggedArguments(key, mark, other, end, inner.removeprefix(end), around.cut(empty.behind_name()))
+    tags = TaggedArguments(key, mark, other, end, inner.removeprefix(end), empty.behind_name())
     return _join(CallFormat(middle=to_key.removesuffix(key), arguments=tags), end, key, found, around, tail)
 
 
