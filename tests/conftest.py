@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from edgespec.backends.llamacpp.tiles import amx_is_sound
 from tests.fast_mlx import hasten_mlx
 
 hasten_mlx()
+amx_is_sound()  # once for all processes that tests start
 # Machines that run the suite are shared: no test fails because its inputs were made slowly.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")

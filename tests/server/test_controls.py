@@ -11,6 +11,8 @@ import pytest
 from edgespec.engine.drafting import Speculation
 from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.thinking import Thinking
+from edgespec.text.chat_template import profile_template
+from edgespec.text.template_profile import NO_TEMPLATE
 from tests.models import llama
 from tests.server.serving import PROMPT, Server, serving
 
@@ -21,7 +23,8 @@ TEMPLATE = (
     "<think>\n\n</think>\n\n{% else %}<think>\n{% endif %}{% endif %}"
 )
 ALWAYS = "{{ messages[0].content }}<think>\n{# </think> #}"
-LEVELS = "Reasoning: {{ reasoning_effort }}<|channel|>analysis<|message|>"
+LEVELS = "Reasoning: {{ reasoning_effort }}<|channel|>analysis<|message|>{{ messages[0].content }}"
+OFF = LEVELS.replace("Reasoning:", "{% if reasoning_effort != 'none' %}Reasoning:{% endif %}")
 NO_END = {"logit_bias": {"0": -100}}
 
 
@@ -159,17 +162,26 @@ def test_reasoning_in_other_interfaces(thinker: Server) -> None:
 def test_what_becomes_of_a_wish_for_reasoning() -> None:
     off, on, low, few = Thinking(is_on=False), Thinking(is_on=True), Thinking(effort="minimal"), Thinking(budget=5)
     for wish in (off, Thinking(effort="none"), Thinking(budget=0)):
-        assert wish.plan(TEMPLATE).variables == {"enable_thinking": False}
-        assert wish.plan(ALWAYS).max_reasoning == 0, "a template without a switch"
-        assert not wish.plan(None).warnings, "what has no reasoning needs nothing"
-    assert (off.plan(TEMPLATE).max_reasoning, few.plan(TEMPLATE).max_reasoning) == (None, 5)
-    assert on.plan(TEMPLATE).variables == {"enable_thinking": True} and not few.plan(TEMPLATE).variables
-    assert low.plan(LEVELS).variables == {"reasoning_effort": "low"} and off.plan(LEVELS).max_reasoning == 0
-    assert off.plan(LEVELS + "{{ 'none' }}").variables == {"reasoning_effort": "none"}
+        assert wish.plan(profile_template(TEMPLATE)).variables == {"enable_thinking": False}
+        assert wish.plan(profile_template(ALWAYS)).max_reasoning == 0, "a template without a switch"
+        assert not wish.plan(NO_TEMPLATE).warnings, "what has no reasoning needs nothing"
+    assert (off.plan(profile_template(TEMPLATE)).max_reasoning, few.plan(profile_template(TEMPLATE)).max_reasoning) == (
+        None,
+        5,
+    )
+    assert (
+        on.plan(profile_template(TEMPLATE)).variables == {"enable_thinking": True}
+        and not few.plan(profile_template(TEMPLATE)).variables
+    )
+    assert (
+        low.plan(profile_template(LEVELS)).variables == {"reasoning_effort": "low"}
+        and off.plan(profile_template(LEVELS)).max_reasoning == 0
+    )
+    assert off.plan(profile_template(OFF)).variables == {"reasoning_effort": "none"}
     for wish in (on, low, few):
-        assert wish.plan("{{ messages }}").warnings == ("the model's chat template has no reasoning.",)
-    assert Thinking(is_on=False, effort="high").plan(TEMPLATE).variables == {"enable_thinking": False}
-    assert not Thinking().plan(None).warnings
+        assert wish.plan(NO_TEMPLATE).warnings == ("the model's chat template has no reasoning.",)
+    assert Thinking(is_on=False, effort="high").plan(profile_template(TEMPLATE)).variables == {"enable_thinking": False}
+    assert not Thinking().plan(NO_TEMPLATE).warnings
 
 
 def test_answers_without_tokens_and_without_limit(small: Server) -> None:
