@@ -62,7 +62,7 @@ class MadeUpWords:
 
     def __init__(self, vocab_size: int) -> None:
         self._pieces = [*(bytes([i]) for i in range(256)), *(_spell(i) for i in range(vocab_size - 257)), b""]
-        self.end_of_generation = frozenset({vocab_size - 1})
+        self.end_of_generation = self.control_tokens = frozenset({vocab_size - 1})
 
     @property
     def vocab_size(self) -> int:

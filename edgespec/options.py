@@ -73,8 +73,8 @@ LEARN = Option(
 SAMPLING = (
     Option(name="temperature", kind=float, low=0, high=100,
            help=f"0 is greedy. [default: the model's or {TEMPERATURE}]"),
-    Option(name="top_k", kind=int, low=0, high=LARGEST, is_rare=True,
-           help="Keep the k most probable tokens; 0 keeps all."),
+    Option(name="top_k", kind=int, low=-1, high=LARGEST, is_rare=True,
+           help="Keep the k most probable tokens; 0 and -1 keep all."),
     Option(name="top_p", kind=float, low=0, high=1, is_rare=True,
            help="Keep the fewest tokens that reach this probability."),
     Option(name="min_p", kind=float, low=0, high=1, is_rare=True,

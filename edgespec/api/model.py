@@ -21,17 +21,10 @@ from edgespec.engine.structured_output import json_structure
 from edgespec.errors import BackendError, InvalidRequest
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.service.client import EngineClient, ModelInfo, Stream, closed
-from edgespec.service.generation_spec import (
-    GenerationSpec,
-    Tool,
-    ToolChoiceMode,
-    format_call,
-    make_message,
-    make_tool,
-    parse_arguments,
-)
+from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message
 from edgespec.service.local import LocalEngine
 from edgespec.service.response import ReasoningDelta, ResponseStream, TextDelta
+from edgespec.service.tools import Tool, format_call, make_tool, parse_arguments
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Channel, Piece
 from edgespec.text.tool_calls import CallEnd, ToolCall

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Generic, TypeVar
 
 from edgespec.core.protocols import Capabilities, Draft, Session
@@ -138,6 +139,10 @@ class IdRange(ABC):
             self.check(token)
             piece = self._pieces[token] = self.render(token)
         return piece
+
+    @cached_property
+    def control_tokens(self) -> frozenset[int]:
+        return frozenset(token for token in range(self.vocab_size) if not self.piece(token))
 
     @abstractmethod
     def render(self, token: int) -> bytes:

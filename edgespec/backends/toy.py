@@ -162,6 +162,7 @@ class ByteTokenizer:
     eos: int | None = _END
     add_bos = False
     end_of_generation = frozenset({_END})
+    control_tokens = end_of_generation
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         return list(text.encode("utf-8", "replace"))

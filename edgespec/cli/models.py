@@ -213,6 +213,8 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
 
 
 def _describe_gguf(header: Header) -> dict[str, Any]:
+    from edgespec.registry.resolve import find_template
+
     return {
         "file": header.name,
         "architecture": header.architecture,
@@ -222,12 +224,12 @@ def _describe_gguf(header: Header) -> dict[str, Any]:
         "trained_context": header.trained_context,
         "vocabulary": len(header.tokens),
         "tensor_types": _format_tensor_types(header),
-        "chat_template": "tokenizer.chat_template" in header.metadata,
+        "chat_template": _describe_template(find_template(header)),
     }
 
 
 def _describe_folder(folder: Folder) -> dict[str, Any]:
-    from edgespec.text.chat_template import read_template
+    from edgespec.registry.resolve import find_template
 
     return {
         "file": folder.name,
@@ -237,8 +239,15 @@ def _describe_folder(folder: Folder) -> dict[str, Any]:
         "trained_context": folder.trained_context,
         "vocabulary": folder.integer("vocab_size"),
         "quantization": folder.quantization,
-        "chat_template": read_template(folder.path) is not None,
+        "chat_template": _describe_template(find_template(folder)),
     }
+
+
+def _describe_template(source: str | None) -> dict[str, str] | None:
+    """What a chat template shows of conversations, and how its model writes calls; None without one."""
+    from edgespec.text.chat_template import profile_template
+
+    return profile_template(source).describe() if source is not None else None
 
 
 def _format_tensor_types(header: Header) -> str:

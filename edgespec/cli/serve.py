@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -301,9 +302,7 @@ def read_models(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, L
     registry, hub = open_hub()
     found = read_config(options["config"]) if options["config"] is not None else {}
     for text in models or (() if found else (registry.default,)):
-        name, equals, reference = text.partition("=")
-        if not equals:
-            name, reference = _public_name(text), text
+        name, reference = _split_name(text)
         if not name or not reference or name in found:
             is_whole = name and reference
             message = f"two models have the name '{name}'." if is_whole else f"'{text}' lacks a name or a model."
@@ -314,6 +313,15 @@ def read_models(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, L
             found[name] = each._replace(config=_limit_memory(each.config, options))
             check_target(each.config, registry, hub)
     return found
+
+
+def _split_name(text: str) -> tuple[str, str]:
+    """The parts of NAME=REF. A path, which may contain "=", has the name of its file."""
+    from edgespec.hub.cache import PATH_STARTS
+
+    name, equals, reference = text.partition("=")
+    is_path = text.startswith(PATH_STARTS) or os.path.exists(text)
+    return (name, reference) if equals and not is_path else (_public_name(text), text)
 
 
 def _limit_memory(config: LoadConfig, options: dict[str, Any]) -> LoadConfig:

@@ -267,7 +267,7 @@ class SamplingParams:
     """The sampling options; the defaults sample from the model's own distribution. Raises InvalidRequest.
 
     temperature        0 is greedy
-    top_k              0 keeps all
+    top_k              0 keeps all; -1, as in vLLM and llama.cpp, becomes 0
     top_p, typical_p   1 keeps all
     min_p              0 keeps all
     repetition_penalty divides positive and multiplies negative logits of tokens seen (CTRL, Keskar et al. 2019)
@@ -290,6 +290,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for option in SAMPLING:
             _within(option.name.replace("_", "-"), getattr(self, option.name), *option.limits)
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
         _within("penalty window", self.penalty_window, 0, LARGEST)
         for token, bias in self.logit_bias:
             _within(f"logit bias of token {token}", bias, -1e4, 1e4)

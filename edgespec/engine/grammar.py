@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -15,7 +16,16 @@ from edgespec.engine.block_entry import BlockEntry, Boundary
 from edgespec.engine.events import Request
 from edgespec.engine.generation import BlockVerifier, Generation, MakeVerifier, limit_reasoning
 from edgespec.engine.grammar_check_main import TokenBytes, compile_grammar, make_vocabulary
-from edgespec.engine.structured_output import Grammar, GrammarMask, Json, MaskedVerifier, Part, Structure
+from edgespec.engine.structured_output import (
+    Either,
+    Grammar,
+    GrammarMask,
+    Json,
+    MaskedVerifier,
+    Maybe,
+    Part,
+    Structure,
+)
 from edgespec.errors import BackendError, InvalidRequest
 from edgespec.isolated import ChildDied, ChildStopped, Helper
 from edgespec.text.tokenizer import Tokenizer, encode_inside
@@ -87,26 +97,49 @@ class GrammarCompiler:
     def _lark(self, structure: Structure) -> str:
         rules: list[str] = []
 
-        def sequence(parts: Sequence[Part]) -> str:
-            names = [f"part{len(rules)}x{i}" for i in range(len(parts))]
-            rules.extend(f"{name}: {self._rule(part)}" for name, part in zip(names, parts, strict=True))
-            return " ".join(names)
+        def name_rule(text: str, attribute: str = "") -> str:
+            rules.append(f"part{len(rules)}{attribute}: {text}")
+            return f"part{len(rules) - 1}"
 
-        alternatives = " | ".join(sequence(parts) for parts in structure.alternatives)
+        def write(part: Part) -> str:
+            match part:
+                case str():
+                    return self._write_text(part)
+                case Json():
+                    return name_rule(f"%json {part.schema}")
+                case Grammar():
+                    return name_rule(f"%lark {{\n{part.lark}\n}}")
+                case Maybe():
+                    return f"({write_all(part.parts)})?"
+                case Either():
+                    return "(" + " | ".join(map(write_all, part.alternatives)) + ")"
+            if self._write_text(part.end).startswith("<["):  # a text ends where a control token begins
+                return f"{name_rule(f'/{part.pattern}/')} {self._write_text(part.end)}"
+            end = re.escape(part.end).replace("/", "\\/").replace("\n", "n")
+            return name_rule(f"/{part.pattern}{end}/", "[lazy]")
+
+        def write_all(parts: Sequence[Part]) -> str:
+            return " ".join(filter(None, map(write, parts))) or '""'
+
+        alternatives = " | ".join(map(write_all, structure.alternatives))
         more = "" if structure.between is None else f"more{{0,{_MAX_REPEATS - 1}}}"
-        start = f"start: {sequence(structure.first)} alternative {more} {sequence(structure.last)}"
-        another = f"more: {sequence(structure.between or ())} alternative"
+        start = f"start: {write_all(structure.first)} alternative {more} {write_all(structure.last)}"
+        another = f"more: {write_all(structure.between or ())} alternative"
         return "\n".join([start, f"alternative: {alternatives}", *([another] if more else ()), *rules])
 
-    def _rule(self, part: Part) -> str:
-        if isinstance(part, Json):
-            return f"%json {part.schema}"
-        if isinstance(part, Grammar):
-            return f"%lark {{\n{part.lark}\n}}"
-        tokens = self._tokenizer.encode(part, parse_special=True)
-        if len(tokens) == 1 and not self._tokenizer.piece(tokens[0]):
-            return f"<[{tokens[0]}]>"
-        return json.dumps(part)
+    def _write_text(self, text: str) -> str:
+        """Literal text. A control token that ends the generation is left out: it comes when the structure is whole."""
+        tokenizer = self._tokenizer
+        found = {token for token in tokenizer.encode(text, parse_special=True) if not tokenizer.piece(token)}
+        control = {spelling: token for token in found if (spelling := tokenizer.special_text(token)) in text}
+        pattern = "|".join(map(re.escape, sorted(control, key=len, reverse=True)))
+        written: list[str] = []
+        for piece in re.split(f"({pattern})", text) if control else [text]:
+            if (token := control.get(piece)) is None:
+                written += [json.dumps(piece)] if piece else []
+            elif token not in tokenizer.end_of_generation:
+                written.append(f"<[{token}]>")
+        return " ".join(written)
 
     @cached_property
     def _tools(self) -> tuple[LLTokenizer, Helper, ThreadPoolExecutor]:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from string import Formatter
 from typing import Any
@@ -14,11 +15,13 @@ from edgespec.backends import Model
 from edgespec.core.protocols import YIELD, CheckCancelled, Yield
 from edgespec.engine.events import AnswerStart, Gap, Prompt, TokenPrompt
 from edgespec.errors import InvalidRequest, PromptTooLong
-from edgespec.text.chat_template import SHORTEN, ChatTemplate, Message, check_length, encode_prompt
-from edgespec.text.stream import ReasoningFormat, detect_format
+from edgespec.text.call_format import JsonArguments
+from edgespec.text.chat_template import PLAIN, SHORTEN, ChatTemplate, Message, check_length, encode_prompt, place_bos
+from edgespec.text.control_text import ControlText
+from edgespec.text.stream import ReasoningFormat
+from edgespec.text.tokenizer import join_start
 
 _NUMBER = re.compile(r"^ *\d+(?:\t|: |→|\| )", re.MULTILINE)  # of a line of a file, as agents show it
-_TAGGED = "<function="  # in templates of models that write arguments between tags, as they are
 _MAX_QUOTES = 512  # that are remembered
 _TAIL = 256  # characters of the rendered prompt in which reasoning may begin
 
@@ -54,9 +57,9 @@ class PromptEncoder:
         tokenizer, source = model.tokenizer, model.chat_template
         bos, eos = ("" if t is None else tokenizer.special_text(t) for t in (tokenizer.bos, tokenizer.eos))
         self._model = model
-        self._template = ChatTemplate(source, bos, eos) if source else None
-        self.reasoning: ReasoningFormat | None = detect_format(source) if source else None
-        self._has_json_calls = source is None or _TAGGED not in source
+        self.template = ChatTemplate(source or PLAIN, bos, eos)
+        self.reasoning: ReasoningFormat | None = self.template.profile.reasoning
+        self._has_json_calls = isinstance(self.template.profile.calls.arguments, JsonArguments)
         self._quotes: dict[str, list[int]] = {}  # of the last prompts, by what tools have said
         # What was counted last, until it is generated from: a chat counts before it asks. Any thread sets it.
         self._counted: tuple[tuple[Any, ...], EncodedPrompt] | None = None
@@ -88,7 +91,7 @@ class PromptEncoder:
 
     def render(self, messages: tuple[Message, ...]) -> str:
         """The messages as the model reads them, as text. Raises TemplateError."""
-        return self._render(messages, {}, None)[0]
+        return self.template.render(messages)
 
     def count(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> int:
         """The number of tokens, also of a prompt that the context does not hold. Raises what `encode` raises.
@@ -110,25 +113,38 @@ class PromptEncoder:
             return counted[1]
         if isinstance(prompt, TokenPrompt):
             return EncodedPrompt(self._check_ids(prompt.tokens), "", "")
-        text, begun = self._render(prompt, variables, start)
-        return EncodedPrompt(self._tokenize(text + begun), text[-_TAIL:], begun)
+        if isinstance(prompt, tuple):
+            return self._encode_messages(prompt, variables, start)
+        text, begun = self._mark(prompt) if isinstance(prompt, Gap) else prompt, self._begin("", start)
+        whole = join_start(self._model.tokenizer, text, begun)
+        return EncodedPrompt(self._tokenize(whole), text[-_TAIL:], begun)
 
-    def _render(
-        self, prompt: str | tuple[Message, ...] | Gap, variables: Mapping[str, Any], start: AnswerStart | None
-    ) -> tuple[str, str]:
-        """The text of a prompt, and the beginning of the answer as the model writes it."""
-        if isinstance(prompt, Gap):
-            text = self._mark(prompt)
-        elif isinstance(prompt, str):
-            text = prompt
-        elif self._template is not None:
-            text = self._template.render(prompt, variables=variables)
-        else:
-            text = "".join(message.content for message in prompt)
+    def _encode_messages(
+        self, messages: tuple[Message, ...], variables: Mapping[str, Any], start: AnswerStart | None
+    ) -> EncodedPrompt:
+        """The messages of a chat, in which only the template's own text becomes control tokens."""
+        control = self._control
+        hidden = [Message(each.role, control.hide(each.content), control.hide(each.extra)) for each in messages]
+        tools = {name: control.hide(value) for name, value in variables.items() if name == "tools"}
+        text = self.template.render(hidden, variables={**variables, **tools})
+        if start is not None:
+            start = AnswerStart(control.hide(start.text), control.hide(start.reasoning))
+        begun = self._begin(text, start)
+        check_length(text, self._model.context_size)
+        whole = join_start(self._model.tokenizer, text, begun)
+        tokens = place_bos(self._model.tokenizer, control.encode(whole)) if whole else []
+        return EncodedPrompt(self._require_tokens(tokens), text[-_TAIL:], control.show(begun))
+
+    def _begin(self, text: str, start: AnswerStart | None) -> str:
+        """The beginning of the answer to the prompt `text`, as the model writes it."""
         if start is None or self.reasoning is None:
-            return text, start.text if start is not None else ""
+            return start.text if start is not None else ""
         is_inside = self.reasoning.starts_inside(text[-_TAIL:])
-        return text, self.reasoning.write(start.reasoning, start.text, is_inside=is_inside)
+        return self.reasoning.write(start.reasoning, start.text, is_inside=is_inside)
+
+    @cached_property
+    def _control(self) -> ControlText:
+        return ControlText(self._model.tokenizer)
 
     def _require_fit(self, tokens: Sequence[int]) -> None:
         n_prompt, size = len(tokens), self._model.context_size
@@ -138,7 +154,9 @@ class PromptEncoder:
 
     def _tokenize(self, text: str) -> list[int]:
         check_length(text, self._model.context_size)
-        tokens = encode_prompt(self._model.tokenizer, text, parse_special=True) if text else []
+        return self._require_tokens(encode_prompt(self._model.tokenizer, text, parse_special=True) if text else [])
+
+    def _require_tokens(self, tokens: list[int]) -> list[int]:
         if not tokens:
             raise InvalidRequest("the prompt is empty.", hint="Write something to continue or answer.")
         return tokens

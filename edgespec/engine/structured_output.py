@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +58,7 @@ def adapt_schema(schema: Any) -> tuple[Any, list[str]]:
             part["patternProperties"] = {name: rule for name, rule in patterns.items() if name not in irregular}
             part["additionalProperties"] = True
         if isinstance(names := part.get("propertyNames"), dict):
-            named = _find(root, names.get("$ref"))
+            named = find_reference(root, names.get("$ref"))
             _write_names(part, adapt(dict(named)) if isinstance(named, dict) and named.keys() <= _SIMPLE else names)
         return part
 
@@ -137,7 +137,7 @@ def _make_pattern(names: dict[str, Any], rules: set[str]) -> str | None:
     return None
 
 
-def _find(root: Any, reference: Any) -> Any:
+def find_reference(root: Any, reference: Any) -> Any:
     """What a reference to another place in the schema `root` leads to; None where it leads nowhere."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
@@ -245,8 +245,30 @@ class Grammar:
     lark: str
 
 
-Part = str | Json | Grammar
-"""A str is literal text. Text that spells one control token stands for that token."""
+@dataclass(frozen=True, slots=True)
+class Either:
+    """One of several sequences of parts."""
+
+    alternatives: tuple[tuple[Part, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Maybe:
+    """A sequence of parts, or nothing."""
+
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Until:
+    """Any text up to the first `end`, which is a part of it. `pattern`: regular expression of the text before."""
+
+    end: str
+    pattern: str = "(?s:.*)"
+
+
+Part = str | Json | Grammar | Either | Maybe | Until
+"""A str is literal text; what in it spells a control token stands for that token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,15 +287,27 @@ class Structure:
     @property
     def unenforced(self) -> tuple[str, ...]:
         """What was left out of the schemas, in sentences; the compiler may leave out more."""
-        parts = (part for parts in self.alternatives for part in parts if isinstance(part, Json))
+        parts = (part for parts in self.alternatives for part in _find_json(parts))
         return tuple(dict.fromkeys(each for part in parts for each in part.unenforced))
+
+
+def _find_json(parts: Iterable[Part]) -> Iterator[Json]:
+    for part in parts:
+        if isinstance(part, Json):
+            yield part
+        elif isinstance(part, Maybe):
+            yield from _find_json(part.parts)
+        elif isinstance(part, Either):
+            for alternative in part.alternatives:
+                yield from _find_json(alternative)
 
 
 def json_part(schema: Any, *, is_strict: bool = False) -> Json:
     """Raises InvalidRequest for a schema that is no JSON or nested too deep. The engine refuses one that it cannot
     enforce as a whole if `is_strict`; else it names what it leaves out, see Finished.
     """
-    _require_shallow(schema)
+    if not is_shallow(schema, MAX_DEPTH):
+        raise InvalidRequest(f"the JSON schema is nested more than {MAX_DEPTH} deep.", hint="Simplify it.")
     try:
         adapted, dropped = adapt_schema(schema)
         close_objects(adapted)
@@ -291,11 +325,6 @@ def json_part(schema: Any, *, is_strict: bool = False) -> Json:
     return Json(text, tuple(dropped))
 
 
-def _require_shallow(schema: Any) -> None:
-    if not is_shallow(schema, MAX_DEPTH):
-        raise InvalidRequest(f"the JSON schema is nested more than {MAX_DEPTH} deep.", hint="Simplify it.")
-
-
 def arguments_part(parameters: Mapping[str, Any], *, is_strict: bool = False) -> Json:
     """The arguments of a tool with the schema `parameters`; see `json_part`. Raises InvalidRequest."""
     schema: dict[str, Any] = {"type": "object", **parameters}
@@ -305,7 +334,6 @@ def arguments_part(parameters: Mapping[str, Any], *, is_strict: bool = False) ->
 
 def call_part(name: str, key: str, parameters: Mapping[str, Any], *, is_strict: bool = False) -> Json:
     """An object with the `name` of a tool, and under `key` its arguments; see `json_part`. Raises InvalidRequest."""
-    _require_shallow(parameters)
     schema: dict[str, Any] = {"type": "object", **_move_references(dict(parameters), f"#/properties/{key}")}
     _close_arguments(schema)
     call = {

@@ -30,8 +30,34 @@ def read_file(path: Path) -> Header:
     return header
 
 
+_OTHER_KINDS = {  # `general.type`, or the architecture of older files: what it is, and where it belongs
+    "adapter": (
+        "is a LoRA adapter, which changes the weights of another model",
+        "Merge it into its base model with llama-export-lora, and open the file that it writes.",
+    ),
+    "mmproj": (
+        "is a projector (mmproj), which shows images to the model beside it",
+        "Name the file of that model; edgespec reads text only.",
+    ),
+    "imatrix": (
+        "is an importance matrix (imatrix), which llama-quantize reads to quantize a model",
+        "Name a file of that model.",
+    ),
+    "controlvector": (
+        "is a control vector, which llama.cpp adds to the states of another model",
+        "Name the file of that model; edgespec adds no control vectors.",
+    ),
+}
+_OTHER_KINDS["clip"] = _OTHER_KINDS["mmproj"]
+
+
 def check_model(header: Header) -> None:
     """Raise InvalidModelFile for a header that llama.cpp cannot load or would crash on."""
+    for key in ("general.type", "general.architecture"):
+        kind = header.metadata.get(key)
+        if isinstance(kind, str) and kind in _OTHER_KINDS:
+            what, hint = _OTHER_KINDS[kind]
+            raise InvalidModelFile(f"'{header.name}' {what}.", hint=hint)
     _check_types(header)
     if header.is_later_part:
         return

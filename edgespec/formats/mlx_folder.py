@@ -117,14 +117,11 @@ def read_config(path: Path, name: str, weight_bytes: int) -> Folder:
 def read_folder(path: Path) -> Folder:
     """A model folder with every shard of its index, none truncated. Raises InvalidModelFile, CacheError."""
     weights = sorted(path.glob("model*.safetensors"))
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        mapped = read_json(index).get("weight_map")
-        named = {str(each) for each in mapped.values()} if isinstance(mapped, dict) else set()
-        missing = sorted(named - {file.name for file in weights})
-        if missing:
-            raise InvalidModelFile(f"'{path}' lacks {missing[0]}, which its index names.", hint=_PULL)
+    index = path / INDEX
+    if index.is_file() and (missing := find_missing_shards(path, read_json(index))):
+        raise InvalidModelFile(f"'{path}' lacks {missing[0]}, which its index names.", hint=_PULL)
     if not weights:
+        refuse_adapter(path)
         raise InvalidModelFile(f"'{path}' holds no model*.safetensors.", hint=_PULL)
     if not any(any(path.glob(name)) for name in _TOKENIZERS):
         raise InvalidModelFile(f"'{path}' holds no tokenizer.", hint=_PULL)
@@ -132,6 +129,39 @@ def read_folder(path: Path) -> Folder:
         if not read_safetensors_shapes(FileSource(file), str(file)):
             raise InvalidModelFile(f"{file} holds no tensors.", hint=_PULL)
     return read_config(path, path.name, sum(file.stat().st_size for file in weights))
+
+
+INDEX = "model.safetensors.index.json"
+
+
+def find_missing_shards(folder: Path, index: dict[str, Any]) -> list[str]:
+    """The files that the index of a model folder names and that are not there.
+
+    An index of which no file is there is left over from other weights, which a quantization has replaced: mlx-lm reads
+    the files that it finds and no index.
+    """
+    mapped = index.get("weight_map")
+    named = {str(each) for each in mapped.values()} if isinstance(mapped, dict) else set()
+    missing = sorted(name for name in named if not (folder / name).is_file())
+    return missing if len(missing) < len(named) else []
+
+
+ADAPTER_CONFIG = "adapter_config.json"
+_MERGED_BY = {"adapters.safetensors": "mlx_lm.fuse", "adapter_model.safetensors": "PEFT's merge_and_unload"}
+
+
+def refuse_adapter(path: Path) -> None:
+    """Raise InvalidModelFile for a folder that holds a LoRA adapter in place of a model."""
+    if not (path / ADAPTER_CONFIG).is_file():
+        return
+    config = read_json(path / ADAPTER_CONFIG)
+    base = config.get("model") or config.get("base_model_name_or_path")
+    named = f" {base[:200]!a}" if isinstance(base, str) else ""
+    tool = next((tool for name, tool in _MERGED_BY.items() if (path / name).is_file()), "the program that trained it")
+    raise InvalidModelFile(
+        f"'{path}' is a LoRA adapter, which changes the weights of another model.",
+        hint=f"Merge it into its base model{named} with {tool}, and open the folder that it writes.",
+    )
 
 
 def read_safetensors_shapes(source: ByteSource, name: str) -> dict[str, tuple[int, ...]]:

@@ -7,7 +7,6 @@ requested model are changed.
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 import re
 import shutil
@@ -17,8 +16,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
-from edgespec.errors import HubError, UnknownModel
+from edgespec.errors import EdgespecError, HubError, UnknownModel
 from edgespec.files import write_atomically
+from edgespec.formats.mlx_folder import ADAPTER_CONFIG, INDEX, find_missing_shards, read_json
 from edgespec.hub.errors import HubContext, missing_file_error
 
 # Model references: each form that a user can type is a type.
@@ -33,8 +33,11 @@ ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _HUB = re.compile(
     rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._-]*))?(?P<rest>[:/].*)?", re.DOTALL
 )
+_WEB = re.compile(r"(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co)/(?P<rest>[^?#]*)(?:[?#].*)?", re.IGNORECASE)
+_PAGE = re.compile(rf"(?P<repo>{_PART}/{_PART})/(?:tree|blob|resolve|raw)/(?P<revision>[^/]+)(?P<path>/.+)?")
 _QUANTIZATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_PATH_STARTS = ("./", "../", "/", "~")
+PATH_STARTS = ("./", "../", "/", "~")
+"""How a reference begins that is a path, whatever follows."""
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -110,7 +113,8 @@ Reference = Alias | HubReference | PackagedFile | LocalPath
 def parse_reference(text: str) -> Reference:
     """Parse one reference. The disk is read only to prefer an existing path `user/repo` over a repository.
 
-    A single word is an alias; a folder of that name is written `./name`. Raises UnknownModel.
+    A single word is an alias; a folder of that name is written `./name`. The hub's addresses, `hf.co/user/repo:QUANT`
+    and those of the pages of a repository and its files, name what they show. Raises UnknownModel.
     """
     if not text.strip():
         raise UnknownModel("The model reference is empty.", hint=FORMS)
@@ -120,6 +124,8 @@ def parse_reference(text: str) -> Reference:
         return _parse_hub(text, text.removeprefix("hf:"))
     if text.startswith("package:"):
         return PackagedFile(_check_inner_path(text, text.removeprefix("package:")))
+    if (web := _WEB.fullmatch(text)) is not None:
+        return _parse_hub(text, _read_page(web["rest"].rstrip("/")))
     if text.startswith(("http://", "https://")):
         raise _reference_error(text, "web addresses are not accepted", hint="Write hf:user/repo/file.gguf.")
     if _looks_local(text):
@@ -137,7 +143,7 @@ def shorten_names(text: str) -> str:
 def _shorten_name(text: str) -> str:
     if text.startswith("package:"):
         return text.removeprefix("package:").removesuffix(".gguf")
-    return Path(text).name or text if text.startswith(_PATH_STARTS) else text
+    return Path(text).name or text if text.startswith(PATH_STARTS) else text
 
 
 def is_gguf_name(name: str) -> bool:
@@ -146,12 +152,21 @@ def is_gguf_name(name: str) -> bool:
 
 
 def _looks_local(text: str) -> bool:
-    if text in (".", "..") or text.startswith(_PATH_STARTS) or is_gguf_name(text):
+    if text in (".", "..") or text.startswith(PATH_STARTS) or is_gguf_name(text):
         return True
     return "/" in text and len(text) < 4096 and os.path.exists(text)
 
 
+def _read_page(address: str) -> str:
+    """A page of a repository or of a file in it as what follows `hf:`."""
+    if (page := _PAGE.fullmatch(address)) is None:
+        return address
+    revision = None if page["revision"] == DEFAULT_REVISION else page["revision"]
+    return _add_revision(page["repo"], revision) + (page["path"] or "")
+
+
 def _parse_hub(text: str, body: str) -> HubReference:
+    """`body`: `text` without what marks it as a reference to the hub."""
     match = _HUB.fullmatch(body)
     if match is None or ".." in match["repo"] or "--" in match["repo"]:
         raise _reference_error(text, "it is not an alias, a repository or an existing path")
@@ -163,7 +178,7 @@ def _parse_hub(text: str, body: str) -> HubReference:
     if not rest:
         return HubRepo(repo, revision)
     path = _check_inner_path(text, rest[1:])
-    if not text.startswith("hf:"):
+    if text == body:
         raise _reference_error(text, "a file inside a repository needs the prefix hf:", hint=f"Write 'hf:{text}'.")
     if not is_gguf_name(path):
         raise _reference_error(
@@ -283,6 +298,11 @@ def _select_mlx(files: dict[str, RemoteFile], context: HubContext) -> Selection:
     named = [file for file in files.values() if "/" not in file.path]
     wanted = [file for file in named if any(fnmatch.fnmatch(file.path, each) for each in MLX_PATTERNS)]
     wanted.sort(key=lambda file: (file.path.endswith(".safetensors"), file.path))
+    if ADAPTER_CONFIG in files and "config.json" not in files:
+        raise HubError(
+            f"{context.repo} holds a LoRA adapter, which changes the weights of another model.",
+            hint="Choose a repository of that model, into which the adapter is merged.",
+        )
     if not wanted or not wanted[-1].path.endswith(".safetensors") or "config.json" not in files:
         raise HubError(
             f"{context.repo} holds neither GGUF files nor an MLX model.",
@@ -443,13 +463,10 @@ def _select_complete(
 
 
 def _has_all_shards(snapshot: Path) -> bool:
-    """True if every weight file named in the index exists; a model in one file has no index."""
+    """True if no weight file named in the index is missing; a model in one file has no index."""
     try:
-        index = json.loads((snapshot / "model.safetensors.index.json").read_bytes())
-        return all((snapshot / shard).is_file() for shard in set(index["weight_map"].values()))
-    except FileNotFoundError:
-        return True
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return not (snapshot / INDEX).is_file() or not find_missing_shards(snapshot, read_json(snapshot / INDEX))
+    except EdgespecError:
         return False
 
 

@@ -29,8 +29,9 @@ from edgespec.planner.speed import (
     measure_speed,
     read_by_type,
 )
-from edgespec.registry.resolve import find_local
+from edgespec.registry.resolve import find_local, find_template
 from edgespec.registry.schema import Acceptance, Registry
+from edgespec.text.chat_template import profile_template
 from edgespec.units import gib, significant
 
 _TABLE_ROWS = (1, 4, 16)
@@ -61,12 +62,19 @@ def report_plan(
             raise
         hint = f"`edgespec recommend {name}` says what to expect of it without the hub."
         raise HubUnreachable(error.message, hint=hint) from error
-    for told in planned.findings:
+    for told in (*planned.findings, *_find_tools_notice(planned)):
         reporter.notice(told)
     facts = describe_plan(planned) | _describe_settings(planned, hub)
     yield facts
     if measure:
         yield facts | _describe_speed(planned, check, report)
+
+
+def _find_tools_notice(planned: Plan) -> list[str]:
+    """A sentence for those who will give tools to a model whose template has none."""
+    source = find_template(planned.metadata)
+    notice = profile_template(source).tools_notice if source is not None else ""
+    return [f"Tools: {notice}"] if notice else []
 
 
 def describe_plan(planned: Plan) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from edgespec.errors import EdgespecError, UnknownModel
 from edgespec.formats.gguf import Header, join_parts
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.head_file import ModelMetadata, read_head
-from edgespec.formats.mlx_folder import read_config, read_folder
+from edgespec.formats.mlx_folder import read_config, read_folder, refuse_adapter
 from edgespec.hub.cache import (
     FORMS,
     Alias,
@@ -31,6 +31,7 @@ from edgespec.hub.cache import (
 from edgespec.hub.download import Progress
 from edgespec.hub.hub import Hub
 from edgespec.registry.schema import Entry, Pair, Registry, SamplingDefaults, find_packaged
+from edgespec.text.chat_template import read_template
 
 _PARD_KEY = "tokenizer.ggml.mask_token_id"
 
@@ -124,6 +125,14 @@ def read_metadata(source: Source, hub: Hub, progress: Progress = lambda path, do
     return read_parts(source.path)
 
 
+def find_template(found: ModelMetadata) -> str | None:
+    """The chat template of a model; None without one. Raises InvalidModelFile for one that cannot be read."""
+    if isinstance(found, Header):
+        source = found.metadata.get("tokenizer.chat_template")
+        return source if isinstance(source, str) else None
+    return read_template(found.path)
+
+
 def read_parts(path: Path) -> Header:
     """The header of a local GGUF model, all its parts together. Raises InvalidModelFile, CacheError."""
     return join_parts([read_file(path.with_name(name)) for name in list_parts(path.name)])
@@ -198,6 +207,8 @@ def _resolve_local(path: Path, backend: FileBackend) -> Source:
     if path.is_dir():
         found = sorted(each for each in path.iterdir() if is_gguf_name(each.name))
         first = [each for each in found if list_parts(each.name)[0] == each.name]
+        if not first:
+            refuse_adapter(path)
         if len(first) != 1:
             problem = f"{len(first)} GGUF models" if first else "no GGUF model"
             raise UnknownModel(f"The folder {path} holds {problem}.", hint="Name one .gguf file.")

@@ -19,7 +19,9 @@ Event = dict[str, Any]
 
 @dataclass(slots=True)
 class Block:
-    """A stretch of an answer: reasoning, text, or a call with its arguments as `text`. `number` counts the calls."""
+    """A stretch of an answer: reasoning, text, or a call with its arguments as `text`. `number` counts the calls;
+    `written_id` is the id that the model gave a call, by which it will know the result, or "".
+    """
 
     kind: Literal["reasoning", "text", "call"]
     name: str = ""
@@ -27,6 +29,10 @@ class Block:
     text: str = ""
     status: Literal["in_progress", "completed", "incomplete"] = "in_progress"
     id: str = field(default_factory=lambda: new_id(""))
+    written_id: str = ""
+
+    def call_id(self, prefix: str = "call_") -> str:
+        return self.written_id or prefix + self.id
 
 
 Step = Started | tuple[Literal["begin", "grow", "close"], Block, str] | Done
@@ -57,8 +63,9 @@ class Answer:
                 yield from self._grow(Block("text"), text)
             case ReasoningDelta(text):
                 yield from self._grow(Block("reasoning"), text)
-            case CallStart(number, name):
-                yield from self._begin(Block("call", name, number))
+            case CallStart(number, name, written_id):
+                is_new = all(block.written_id != written_id for block in self.blocks)
+                yield from self._begin(Block("call", name, number, written_id=written_id if is_new else ""))
             case CallDelta(arguments=text):
                 yield from self._grow(self.blocks[-1], text)
             case CallEnd(call=call, is_cut=is_cut):

@@ -26,19 +26,16 @@ from edgespec.server.fields import (
     Stops,
     ThinkingBody,
     Tokens,
+    join_lines,
+    join_result,
     join_text,
     require_fields,
+    warn_of_results,
 )
-from edgespec.service.generation_spec import (
-    GenerationSpec,
-    Thinking,
-    Tool,
-    ToolChoiceMode,
-    format_call,
-    make_message,
-    split_start,
-)
+from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message, split_start
 from edgespec.service.response import Done, Started, new_id
+from edgespec.service.thinking import Thinking
+from edgespec.service.tools import Tool, format_call
 from edgespec.text.chat_template import Message
 
 _TOOL_CHOICES: dict[str, ToolChoiceMode] = {"auto": "auto", "any": "required", "tool": "auto", "none": "none"}
@@ -67,21 +64,27 @@ class AnthropicMessage(Body):
         if isinstance(self.content, str):
             yield make_message(self.role, self.content)
             return
-        text, reasoning, calls = "", "", list[dict[str, Any]]()
+        texts, thoughts, calls = list[str](), list[str](), list[dict[str, Any]]()
         for block in self.content:
             match block.type:
                 case "tool_result":
                     require_fields(tool_use_id=block.tool_use_id)
-                    yield make_message("tool", join_text(block.content), tool_call_id=block.tool_use_id)
+                    yield make_message("tool", join_result(block.content), tool_call_id=block.tool_use_id)
                 case "tool_use":
                     require_fields(id=block.id, name=block.name)
                     calls.append(format_call(block.id, block.name, block.input))
                 case "thinking" | "redacted_thinking":
-                    reasoning += block.thinking
+                    thoughts.append(block.thinking)
                 case _:
-                    text += join_text([block])
+                    texts.append(join_text([block]))
+        text, reasoning = join_lines(texts), join_lines(thoughts)
         if text or calls or all(block.type != "tool_result" for block in self.content):
             yield make_message(self.role, text, tool_calls=calls or None, reasoning_content=reasoning or None)
+
+    def results(self) -> list[str | list[ContentPart] | None]:
+        """What tools have said."""
+        blocks = [] if isinstance(self.content, str) else self.content
+        return [block.content for block in blocks if block.type == "tool_result"]
 
 
 class AnthropicTool(Function):
@@ -150,6 +153,7 @@ class CountRequest(ThinkingBody):
                 self.output_config.effort if self.output_config is not None else None,
                 self.reasoning_budget_tokens if given.budget_tokens is None else given.budget_tokens,
             ),
+            warnings=warn_of_results(result for turn in self.messages for result in turn.results()),
         )
 
 
@@ -239,7 +243,7 @@ def _format_block(block: Block) -> dict[str, Any]:
         return {"type": "text", "text": block.text}
     if block.kind == "reasoning":
         return {"type": "thinking", "thinking": block.text, "signature": ""}
-    return {"type": "tool_use", "id": f"toolu_{block.id}", "name": block.name, "input": read_arguments(block.text)}
+    return {"type": "tool_use", "id": block.call_id("toolu_"), "name": block.name, "input": read_arguments(block.text)}
 
 
 def _format_stop(end: Done) -> dict[str, str | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
@@ -28,7 +28,9 @@ from edgespec.engine.structured_output import Structure, is_shallow, json_struct
 from edgespec.errors import InvalidRequest
 from edgespec.options import OPTIONS
 from edgespec.server.answers import Writer
-from edgespec.service.generation_spec import Effort, GenerationSpec, Thinking, Tool, make_tool
+from edgespec.service.generation_spec import GenerationSpec
+from edgespec.service.thinking import Effort, Thinking
+from edgespec.service.tools import Tool, make_tool
 from edgespec.units import parse_duration
 
 _SAMPLING = {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"}
@@ -48,6 +50,7 @@ def _within_limits(name: str) -> Any:
     return Field(ge=low, le=high)
 
 
+Temperature = Annotated[float, _within_limits("temperature")]
 RepetitionPenalty = Annotated[float, _within_limits("repetition_penalty")]
 NO_LIMIT = 2**31
 """Tokens of an answer that may go on to the end of the context."""
@@ -247,13 +250,46 @@ Parts = Annotated[list[ContentPart], MANY]
 
 
 def join_text(content: str | Sequence[ContentPart] | None) -> str:
-    """The text of a message's content. Raises InvalidRequest for a part that is not text."""
+    """The text of a message's content; its parts are lines, as in llama.cpp's server. Raises InvalidRequest for a part
+    that is not text.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     for part in content:
         if part.type not in _TEXTS:
             raise InvalidRequest(f"content of type '{part.type[:100]}' is not supported.", hint="Send text only.")
-    return "".join(part.text for part in content)
+    return join_lines(part.text for part in content)
+
+
+def join_lines(texts: Iterable[str]) -> str:
+    """The texts that are not empty, with line breaks between them."""
+    return "\n".join(filter(None, texts))
+
+
+_IMAGES = ("image", "image_url", "input_image")
+_TEXT_ONLY = "the model reads text only"
+
+
+def join_result(content: str | Sequence[ContentPart] | None) -> str:
+    """The text of a tool's result. What is not text is named in its place: an agent cannot take a result back, so its
+    session would end with a refusal.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    return join_lines(
+        part.text if part.type in _TEXTS else f"[{_name_kind(part)} left out: {_TEXT_ONLY}]" for part in content
+    )
+
+
+def warn_of_results(contents: Iterable[str | Sequence[ContentPart] | None]) -> tuple[str, ...]:
+    """A warning for each kind of content that `join_result` leaves out."""
+    parts = (part for content in contents if not isinstance(content, str | None) for part in content)
+    kinds = dict.fromkeys(_name_kind(part) for part in parts if part.type not in _TEXTS)
+    return tuple(f"{kind} content in a tool's result is left out: {_TEXT_ONLY}." for kind in kinds)
+
+
+def _name_kind(part: ContentPart) -> str:
+    return "image" if part.type in _IMAGES else part.type[:100]
 
 
 def require_fields(**fields: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from time import monotonic
@@ -28,7 +29,9 @@ from edgespec.server.fields import (
     SamplingBody,
     Stop,
     Stops,
+    Temperature,
     ThinkingBody,
+    warn_of_results,
 )
 from edgespec.server.http import (
     BodyRoute,
@@ -45,7 +48,6 @@ from edgespec.server.record import request_context
 from edgespec.server.slots import ModelSlot
 from edgespec.service.generation_spec import GenerationSpec, make_message, split_start
 from edgespec.service.response import Done
-from edgespec.text.stream import detect_format
 
 FormatAnswer = Callable[[str, str, list[Block]], dict[str, Any]]
 """Formats text, reasoning and tool calls as the fields of a line."""
@@ -121,7 +123,7 @@ class LineStream(EventStream):
 def format_message(text: str, reasoning: str, calls: list[Block]) -> dict[str, Any]:
     made = [
         {
-            "id": f"call_{each.id}",
+            "id": each.call_id(),
             "function": {"index": each.number, "name": each.name, "arguments": read_arguments(each.text)},
         }
         for each in calls
@@ -157,6 +159,7 @@ class OllamaOptions(SamplingBody):
 
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
+    temperature: Temperature | None = None
     repeat_penalty: RepetitionPenalty | None = None
     num_predict: Annotated[int, Field(ge=-2, le=2**31)] | None = None
     stop: Stop | Stops | None = None
@@ -213,7 +216,8 @@ class OllamaChatRequest(OllamaBody):
         if last.role == "assistant" and last.content and not last.tool_calls:
             messages, start = split_start(messages)
         tools = tuple(each.function.tool() for each in self.tools or ())
-        return self.make_spec(messages, start=start, tools=tools)
+        spec = self.make_spec(messages, start=start, tools=tools)
+        return replace(spec, warnings=(*spec.warnings, *warn_of_results(each.result for each in self.messages)))
 
 
 class OllamaGenerateRequest(OllamaBody):
@@ -273,7 +277,8 @@ def show(models: Models, slot: AnySlot) -> dict[str, Any]:
     """One model. Its chat template is known while it is loaded."""
     model_info = slot.model_info if isinstance(slot, ModelSlot) else None
     template = (model_info.chat_template if model_info is not None else None) or ""
-    capabilities = ["completion", "tools", *(["thinking"] if detect_format(template) is not None else [])]
+    reasons = model_info is not None and model_info.template.reasoning is not None
+    capabilities = ["completion", "tools", *(["thinking"] if reasons else [])]
     # Clients read the context under the name of the architecture.
     described = {"general.architecture": "edgespec", "general.basename": slot.name}
     return {

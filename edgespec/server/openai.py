@@ -29,6 +29,7 @@ from edgespec.server.fields import (
     FEW,
     MANY,
     Body,
+    ContentPart,
     FunctionTool,
     GenerationBody,
     Parts,
@@ -40,18 +41,14 @@ from edgespec.server.fields import (
     ThinkingBody,
     Tokens,
     check_number,
+    join_result,
     join_text,
+    warn_of_results,
 )
-from edgespec.service.generation_spec import (
-    Effort,
-    GenerationSpec,
-    ToolChoiceMode,
-    format_call,
-    make_message,
-    parse_arguments,
-    split_start,
-)
+from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message, split_start
 from edgespec.service.response import Done, Part, Started, count_usage, new_id
+from edgespec.service.thinking import Effort
+from edgespec.service.tools import format_call, parse_arguments
 from edgespec.text.chat_template import Message
 
 TokenId = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
@@ -201,7 +198,7 @@ def make_choice(
 
 class CalledFunction(Body):
     name: str
-    arguments: str | dict[str, Any] = "{}"
+    arguments: str | dict[str, Any] | None = None
 
 
 class PastCall(Body):
@@ -211,7 +208,7 @@ class PastCall(Body):
     function: CalledFunction
 
     def format(self) -> dict[str, Any]:
-        arguments = self.function.arguments
+        arguments = self.function.arguments or "{}"
         parsed = parse_arguments(arguments) if isinstance(arguments, str) else arguments
         return format_call(self.id, self.function.name, parsed)
 
@@ -228,12 +225,20 @@ class ChatMessage(Body):
     tool_call_id: str | None = None
     prefix: bool | None = None
 
+    @property
+    def result(self) -> str | list[ContentPart] | None:
+        """What a tool has said; None in other messages."""
+        if self.role != "tool" or not self.images:
+            return self.content if self.role == "tool" else None
+        texts = [ContentPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content or []
+        return [*texts, *(ContentPart(type="image") for _ in self.images)]
+
     def message(self) -> Message:
-        if self.images:
+        if self.images and self.role != "tool":
             raise InvalidRequest("images is not supported.", hint="Remove images.")
         return make_message(
             "system" if self.role == "developer" else self.role,
-            join_text(self.content),
+            join_result(self.result) if self.role == "tool" else join_text(self.content),
             name=self.name,
             tool_calls=[call.format() for call in self.tool_calls or ()] or None,
             tool_call_id=self.tool_call_id,
@@ -297,6 +302,7 @@ class ChatRequest(ThinkingBody, CompletionBody):
             parallel_calls=self.parallel_tool_calls,
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             variables={**given, **ends},
+            warnings=warn_of_results(each.result for each in self.messages),
             thinking=self.make_thinking(is_on=is_on if isinstance(is_on, bool) else None, effort=self.reasoning_effort),
             **self.spec_fields(),
         )
@@ -314,7 +320,7 @@ class ChatWriter(ChoicesWriter):
             case Started():
                 yield self._delta(index, {"role": "assistant", "content": ""})
             case "begin", Block(kind="call") as block, _:
-                head = {"id": f"call_{block.id}", "type": "function"}
+                head = {"id": block.call_id(), "type": "function"}
                 yield self._call_delta(index, block, {"name": block.name, "arguments": ""}, **head)
             case "grow", Block(kind="call") as block, text:
                 yield self._call_delta(index, block, {"arguments": text})
@@ -325,7 +331,7 @@ class ChatWriter(ChoicesWriter):
 
     def choice(self, index: int, answer: Answer) -> dict[str, Any]:
         assert answer.end is not None
-        calls = [format_call(f"call_{each.id}", each.name, each.text) for each in answer.calls]
+        calls = [format_call(each.call_id(), each.name, each.text) for each in answer.calls]
         text, reasoning = answer.join("text"), answer.join("reasoning")
         message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else ""), "refusal": None}
         if reasoning:

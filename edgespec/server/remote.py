@@ -26,8 +26,9 @@ from edgespec.server.record import request_context
 from edgespec.server.remote_client import RemoteClient, RemoteFailure, RemoteModel, Unreachable
 from edgespec.server.slots import Answer, Slot
 from edgespec.service.client import ModelInfo
-from edgespec.service.generation_spec import GenerationSpec, format_call
+from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.response import Done, Ending, Part, ReasoningDelta, Started, TextDelta, merge_deltas, new_id
+from edgespec.service.tools import format_call
 from edgespec.text.chat_template import Message
 from edgespec.text.tool_calls import CallDelta, CallStart
 

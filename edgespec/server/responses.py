@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, groupby
 from typing import Annotated, Any, Literal
 
 from edgespec.engine.structured_output import Structure
@@ -24,18 +24,15 @@ from edgespec.server.fields import (
     SamplingBody,
     ThinkingBody,
     Tokens,
+    join_lines,
+    join_result,
     join_text,
     require_fields,
+    warn_of_results,
 )
-from edgespec.service.generation_spec import (
-    GenerationSpec,
-    Tool,
-    ToolChoiceMode,
-    format_call,
-    make_message,
-    parse_arguments,
-)
+from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message
 from edgespec.service.response import Started, count_usage, new_id
+from edgespec.service.tools import Tool, format_call, parse_arguments
 from edgespec.text.chat_template import Message
 
 _PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}  # of the ids of items, by kind of block
@@ -137,7 +134,7 @@ class ResponsesWriter(Writer):
             form = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": block.text}]}
         else:
             named = self._namespaces.get(block.name, {"name": block.name})
-            call = {"call_id": f"call_{block.id}", **named, "arguments": block.text}
+            call = {"call_id": block.call_id(), **named, "arguments": block.text}
             form = {"type": "function_call", "status": block.status, **call}
         return {"id": _item_id(block), **form}
 
@@ -166,8 +163,15 @@ class InputItem(Body):
     call_id: str = ""
     name: str = ""
     namespace: str | None = None
-    arguments: str = "{}"
+    arguments: str | None = None
     output: str | Parts | None = None
+    summary: Parts | None = None
+
+    @property
+    def reasoning(self) -> str:
+        """The text of an item of reasoning, or its summary where a client keeps only that."""
+        parts = self.content if isinstance(self.content, list) and self.content else self.summary or []
+        return join_lines(part.text for part in parts)
 
 
 class ResponseTool(Function):
@@ -247,10 +251,12 @@ class ResponsesRequest(ThinkingBody, SamplingBody, GenerationBody):
             parallel_calls=self.parallel_tool_calls,
             draft_max=self.draft_max,
             thinking=self.make_thinking(effort=self.reasoning.effort if self.reasoning is not None else None),
-            warnings=tuple(
-                {f"{each.type} is not available.": 0 for each in self.tools or () if each.type.startswith(_WEB_SEARCH)}
-            ),
+            warnings=(*self._warn_of_tools(), *warn_of_results(item.output for item in self._items())),
         )
+
+    def _warn_of_tools(self) -> Iterator[str]:
+        kinds = dict.fromkeys(each.type for each in self.tools or () if each.type.startswith(_WEB_SEARCH))
+        return (f"{kind} is not available." for kind in kinds)
 
     def _tools(self) -> Iterator[Tool]:
         """The function tools. Raises InvalidRequest for others, except for a web search, which agents always offer."""
@@ -264,32 +270,57 @@ class ResponsesRequest(ThinkingBody, SamplingBody, GenerationBody):
                 yield each.tool()
 
     def _messages(self) -> list[Message]:
-        """The instructions and leading system texts as one message; consecutive calls as one assistant message."""
-        system, messages, calls = [self.instructions or ""], list[Message](), list[dict[str, Any]]()
-        for item in [InputItem(content=self.input)] if isinstance(self.input, str) else self.input:
-            if item.type == "function_call":
-                require_fields(call_id=item.call_id, name=item.name)
-                if calls:
-                    messages.pop()
-                name = _qualify(item.namespace, item.name) if item.namespace else item.name
-                calls.append(format_call(item.call_id, name, parse_arguments(item.arguments)))
-                messages.append(make_message("assistant", "", tool_calls=calls))
+        """The instructions and leading system texts as one message; the items of a turn of the assistant as one."""
+        system, messages = [self.instructions or ""], list[Message]()
+        for is_turn, items in groupby(self._items(), _is_of_assistant):
+            if is_turn:
+                messages += _make_turn([*items])
                 continue
-            calls = []
-            role = "system" if item.role == "developer" else item.role
-            if item.type == "message" and role == "system" and not messages:
-                system.append(join_text(item.content))
-            elif item.type == "message":
-                messages.append(make_message(role, join_text(item.content)))
-            elif item.type == "function_call_output":
-                require_fields(call_id=item.call_id)
-                messages.append(make_message("tool", join_text(item.output), tool_call_id=item.call_id))
-            elif item.type != "reasoning":
-                raise InvalidRequest(
-                    f"input items of type '{item.type[:100]}' are not supported.", hint="Remove the item."
-                )
+            for item in items:
+                if item.type == "message" and item.role in ("system", "developer") and not messages:
+                    system.append(join_text(item.content))
+                else:
+                    messages.append(_make_message(item))
         system_text = "\n\n".join(text for text in system if text)
         return [make_message("system", system_text), *messages] if system_text else messages
+
+    def _items(self) -> list[InputItem]:
+        return [InputItem(content=self.input)] if isinstance(self.input, str) else self.input
+
+
+def _is_of_assistant(item: InputItem) -> bool:
+    return item.type in ("function_call", "reasoning") or (item.type == "message" and item.role == "assistant")
+
+
+def _make_turn(items: Sequence[InputItem]) -> list[Message]:
+    """Consecutive items of the assistant as one message; none for reasoning without a text.
+
+    A template shows the reasoning of a call in the call's message only, and a strict one refuses two messages of the
+    assistant.
+    """
+    texts = [join_text(item.content) for item in items if item.type == "message"]
+    reasoning = join_lines(item.reasoning for item in items if item.type == "reasoning")
+    calls = [_format_call(item) for item in items if item.type == "function_call"]
+    if not (texts or calls or reasoning):
+        return []
+    extra = {"tool_calls": calls or None, "reasoning_content": reasoning or None}
+    return [make_message("assistant", join_lines(texts), **extra)]
+
+
+def _format_call(item: InputItem) -> dict[str, Any]:
+    require_fields(call_id=item.call_id, name=item.name)
+    name = _qualify(item.namespace, item.name) if item.namespace else item.name
+    return format_call(item.call_id, name, parse_arguments(item.arguments or "{}"))
+
+
+def _make_message(item: InputItem) -> Message:
+    """An item of anyone but the assistant. Raises InvalidRequest."""
+    if item.type == "message":
+        return make_message("system" if item.role == "developer" else item.role, join_text(item.content))
+    if item.type == "function_call_output":
+        require_fields(call_id=item.call_id)
+        return make_message("tool", join_result(item.output), tool_call_id=item.call_id)
+    raise InvalidRequest(f"input items of type '{item.type[:100]}' are not supported.", hint="Remove the item.")
 
 
 def _qualify(namespace: str, name: str) -> str:

@@ -22,6 +22,7 @@ from edgespec.errors import BackendError, EdgespecError, InvalidRequest, NotRead
 from edgespec.planner.memory import Fit
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import SamplingDefaults
+from edgespec.text.template_profile import NO_TEMPLATE, TemplateProfile
 
 T = TypeVar("T")
 
@@ -167,6 +168,7 @@ class ModelInfo:
     settings            of the runtime, as measured at the first load; None where it has none to choose
     exact_width         rows of every forward, where --exact fixes them; else None
     remembered          about how many tokens of the user's earlier texts the memory has; None where it is off
+    template            what the chat template shows, and how the model writes
     """
 
     name: str
@@ -185,6 +187,7 @@ class ModelInfo:
     settings: RuntimeSettings | None = None
     exact_width: int | None = None
     remembered: int | None = None
+    template: TemplateProfile = NO_TEMPLATE
 
     @property
     def draft(self) -> str:

@@ -110,6 +110,7 @@ def describe_model(engine: Engine, name: str, planned: Plan | None, settings: Ru
         no_batching_reason=target.no_batching_reason,
         settings=settings,
         exact_width=target.width if isinstance(target, FixedWidthModel) else None,
+        template=engine.prompts.template.profile,
     )
 
 

@@ -11,9 +11,10 @@ from typing import Any, Literal
 from edgespec.core.metrics import Metrics, Reading, ReadingClock
 from edgespec.core.protocols import PrefillProgress
 from edgespec.engine.events import Event, Finished, PrefixLoss, PromptScores, Scored
+from edgespec.text.harmony import Thought
+from edgespec.text.readers import Reader
 from edgespec.text.stream import Piece
 from edgespec.text.tool_calls import AnswerPart, CallDelta, CallEnd, CallStart, ToolCall
-from edgespec.text.tool_formats import Reader, Thought
 
 Ending = Literal["stop", "length", "tool_calls", "content_filter"]
 """The last is of other servers only."""

@@ -20,7 +20,6 @@ from edgespec.service.client import ModelInfo
 from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.response import TextDelta
 from edgespec.text.tool_calls import CallEnd
-from edgespec.text.tool_formats import detect_tool_format
 
 _FIXED = 4  # tokens that each drafter drafts in every round, whether it pays or not
 _LEAST_TIMED = 8  # tokens of an answer whose speed counts
@@ -83,7 +82,7 @@ def verify(
     """
     stats, speculation = engine.draft_stats, engine.speculation
     engine.draft_stats = DraftStats(stats.costs.profile)
-    session, opening = engine.target.open_session(check), detect_tool_format(model_info.chat_template).opening
+    session, opening = engine.target.open_session(check), model_info.template.calls.opening
     try:
         for case in cases:
             plain: Finished | None = None

@@ -5,15 +5,34 @@ from __future__ import annotations
 import atexit
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import InvalidModelFile, InvalidRequest, PromptTooLong, TemplateError, reading, reason_of
+from edgespec.errors import (
+    EdgespecError,
+    InvalidModelFile,
+    InvalidRequest,
+    PromptTooLong,
+    TemplateError,
+    reading,
+    reason_of,
+)
 from edgespec.isolated import ChildDied, Helper
+from edgespec.text.template_profile import TemplateProfile, probe
 from edgespec.text.tokenizer import Tokenizer
+from edgespec.text.writing import (
+    Messages,
+    Writing,
+    complete_calls,
+    find_lost,
+    give_tools,
+    make_skeleton,
+    write_messages,
+)
 
 SHORTEN = "Shorten it, or set a larger --ctx."
 _MAX_CHARACTERS_PER_TOKEN = 64  # on average, over a whole text
@@ -37,8 +56,6 @@ class Message:
 
 
 _VARIABLES = {
-    "tools": None,
-    "documents": None,
     "add_generation_prompt": True,
     # Where the reasoning of earlier answers is kept, what was generated remains a prefix of the prompt.
     "preserve_thinking": True,
@@ -50,8 +67,39 @@ atexit.register(RENDERER.close)
 os.register_at_fork(after_in_child=RENDERER.forget)
 
 
+def ask_renderer(questions: Sequence[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, str]]:
+    """The outcomes of templates with variables, see `sandbox.main`."""
+    try:
+        return [(kind, text) for kind, text in RENDERER.ask([*questions])]
+    except ChildDied as error:
+        return [("stopped", str(error))] * len(questions)
+
+
+@lru_cache(32)
+def profile_template(source: str) -> TemplateProfile:
+    """What the template shows, and how its model writes. It is found once, in 0.1 seconds."""
+    has_stopped = False
+
+    def render(asked: Sequence[tuple[Messages, Mapping[str, Any]]]) -> list[str | None]:
+        nonlocal has_stopped
+        if has_stopped:  # a template that hangs would do so at each probe
+            return [None] * len(asked)
+        tokens = {"bos_token": "<|probebos|>", "eos_token": "<|probeeos|>"}
+        outcomes = ask_renderer(
+            [(source, {**_VARIABLES, **tokens, **given, "messages": messages}) for messages, given in asked]
+        )
+        has_stopped = any(kind == "stopped" for kind, _ in outcomes)
+        return [text if kind == "prompt" else None for kind, text in outcomes]
+
+    return probe(source, render)
+
+
 class _Refusal(InvalidRequest):
     """The template refused the conversation through `raise_exception`."""
+
+
+class _Fault(TemplateError):
+    """The template failed at the conversation; it may take another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,78 +113,68 @@ class ChatTemplate:
     bos_text: str
     eos_text: str
 
-    def render(
-        self,
-        messages: Sequence[Message],
-        *,
-        variables: Mapping[str, Any] | None = None,
-    ) -> str:
+    @property
+    def profile(self) -> TemplateProfile:
+        return profile_template(self.source)
+
+    def render(self, messages: Sequence[Message], *, variables: Mapping[str, Any] | None = None) -> str:
         """The prompt for `messages`; `variables` (JSON values) are visible to the template (`enable_thinking`).
 
         The prompt ends where the assistant's reply begins, or with the last message if the variable
         `add_generation_prompt` is false. It has the reasoning of earlier answers where the template has a switch for
-        that, `preserve_thinking` or `clear_thinking`, unless a variable says otherwise. If the template refuses a
-        conversation with system messages, or leaves one of them out, it is rendered again with those after the first
-        message as parts of user messages, and then with all of them so.
+        that, `preserve_thinking` or `clear_thinking`, unless a variable says otherwise.
 
-        Raises InvalidRequest with the template's own message if it refuses, and TemplateError if it is malformed,
-        fails, or exceeds its limits.
+        The text of each message, the names and arguments of each call and each result are in the prompt. If the
+        template leaves one out, or refuses the conversation, it is written in other ways: system messages and results
+        within messages of the user, calls one by one or in the text, tools described.
+
+        Raises InvalidRequest with the template's own message if it refuses, or if a part cannot be shown, and
+        TemplateError if it is malformed, fails, or exceeds its limits.
         """
-        values = {**_VARIABLES, **(variables or {})}
-        refusal: _Refusal | None = None
-        for each in _foldings(messages):
+        profile = self.profile
+        conversation = complete_calls([message.as_dict() for message in messages])
+        skeleton, words = make_skeleton(conversation)
+        error: EdgespecError | None = None
+        for writing in dict.fromkeys((profile.writing, *profile.writing.variations())):
             try:
-                text = self._render(each, values)
-            except _Refusal as error:
-                refusal = refusal or error
-            else:
-                if all(message.content.strip() in text for message in each[1:] if message.role == "system"):
-                    return text
-        if refusal is not None:
-            raise refusal
-        return text
-
-    def _render(self, messages: Sequence[Message], values: Mapping[str, Any]) -> str:
-        variables = {**values, "bos_token": self.bos_text, "eos_token": self.eos_text}
-        try:
-            kind, text = RENDERER.ask((self.source, {**variables, "messages": [m.as_dict() for m in messages]}))
-        except ChildDied as error:
-            kind, text = "fault", str(error)
-        if kind == "refusal":
-            raise _Refusal(
-                f"the model's chat template refuses this conversation: {text.rstrip('.')}.",
+                text, shown = self._render((conversation, skeleton), variables or {}, writing)
+            except (_Refusal, _Fault) as refused:
+                error = error or refused
+                continue
+            lost = [meaning for word, meaning in words.items() if word not in shown] or find_lost(conversation, text)
+            if not lost:
+                return text
+            error = error or InvalidRequest(
+                f"the model's chat template leaves out {lost[0]}.",
                 hint="Change the order or the roles of the messages.",
             )
-        if kind == "fault":
-            hint = "Use another file of this model or another template."
-            raise TemplateError(f"the chat template {text}.", hint=hint)
-        return str(text)
+        assert error is not None
+        raise error
+
+    def _render(
+        self, conversations: Sequence[Messages], variables: Mapping[str, Any], writing: Writing
+    ) -> tuple[str, ...]:
+        """The conversations in a writing."""
+        given = {**_VARIABLES, **variables, "bos_token": self.bos_text, "eos_token": self.eos_text}
+        tools = given.pop("tools", None)
+        questions: list[tuple[str, Mapping[str, Any]]] = []
+        for messages in conversations:
+            placed, more = give_tools(messages, tools, writing) if tools else (messages, {})
+            written = write_messages(placed, writing, self.profile.call_format)
+            questions.append((self.source, {**given, **more, "messages": written}))
+        return tuple(_read_outcome(kind, text) for kind, text in ask_renderer(questions))
 
 
-def _foldings(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """`messages`, then with the later system messages folded into user messages, then with the first one too."""
-    yield messages
-    if any(message.role == "system" for message in messages[1:]):
-        yield [*messages[:1], *_fold_system(messages[1:])]
-    if messages and messages[0].role == "system" and len(messages) > 1:
-        yield _fold_system(messages)
-
-
-def _fold_system(messages: Sequence[Message]) -> list[Message]:
-    """`messages` with each system message at the end of the user message before it, else in front of the one after it,
-    else as a user message.
-    """
-    folded: list[Message] = []
-    is_open = False  # whether the last one is of system messages alone
-    for message in messages:
-        is_system, last = message.role == "system", folded[-1] if folded else None
-        if last is not None and last.role == "user" and (is_system or (is_open and message.role == "user")):
-            folded[-1] = replace(last if is_system else message, content=f"{last.content}\n\n{message.content}")
-            is_open = is_open and is_system
-        else:
-            folded.append(replace(message, role="user") if is_system else message)
-            is_open = is_system
-    return folded
+def _read_outcome(kind: str, text: str) -> str:
+    if kind == "refusal":
+        raise _Refusal(
+            f"the model's chat template refuses this conversation: {text.rstrip('.')}.",
+            hint="Change the order or the roles of the messages.",
+        )
+    if kind in ("fault", "stopped"):
+        error = _Fault if kind == "fault" else TemplateError
+        raise error(f"the chat template {text}.", hint="Use another file of this model or another template.")
+    return text
 
 
 def read_template(path: Path) -> str | None:
@@ -179,11 +217,16 @@ def check_length(text: str, context_size: int) -> None:
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, *, parse_special: bool) -> list[int]:
-    """Token ids of a prompt, with one BOS in front if the model uses it or the text begins with it.
+    """Token ids of a prompt, with one BOS in front if the model uses it or the text begins with it."""
+    return place_bos(tokenizer, tokenizer.encode(text, parse_special=parse_special))
+
+
+def place_bos(tokenizer: Tokenizer, tokens: list[int]) -> list[int]:
+    """`tokens` with one BOS in front if the model uses it or they begin with it.
 
     There is never a second BOS, even if both the template and the tokenizer add one.
     """
-    tokens, bos = tokenizer.encode(text, parse_special=parse_special), tokenizer.bos
+    bos = tokenizer.bos
     if bos is None:
         return tokens
     rest = list(dropwhile(lambda token: token == bos, tokens))

@@ -6,20 +6,24 @@ Jinja's sandbox keeps templates from Python's internals; the process ends what g
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
+from copy import deepcopy
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, update_wrapper
 from traceback import extract_tb
 from typing import Any
 
-from jinja2 import Template, nodes
+from jinja2 import ChainableUndefined, Template, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import SandboxedEnvironment
 
 from edgespec.isolated import answer_questions
 
 _MAX_TEXT = 64 * 2**20  # characters of a prompt
 _MAX_REASON = 1000  # characters
+_LAZY = ("batch", "map", "reject", "rejectattr", "select", "selectattr", "slice", "unique")  # filters
 
 
 class GenerationTag(Extension):
@@ -36,15 +40,34 @@ class _Refusal(Exception):
     """The template refuses the conversation."""
 
 
+class _Undefined(ChainableUndefined):
+    """A variable that is not given: empty, also where it is joined to a text, as in llama.cpp's engine."""
+
+    def __add__(self, other: Any) -> Any:
+        return other
+
+    __radd__ = __add__
+
+
+class _Environment(SandboxedEnvironment):
+    def unsafe_undefined(self, obj: Any, attribute: str) -> Any:
+        raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r} object is unsafe.")
+
+
 def main() -> None:
-    """Answer each (source, variables) with ("prompt", it), ("refusal", the template's words) or ("fault", a clause)."""
-    answer_questions(lambda _: _render)
+    """Answer each list of (source, variables) with as many outcomes: ("prompt", it), ("refusal", the template's words),
+    ("fault", a clause), or ("stopped", a clause) where another try would cost as much.
+    """
+    answer_questions(lambda _: _render_all)
 
 
-def _render(question: tuple[str, dict[str, Any]]) -> tuple[str, str]:
-    source, variables = question
+def _render_all(questions: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[str, str]]:
+    return [_render(source, variables) for source, variables in questions]
+
+
+def _render(source: str, variables: dict[str, Any]) -> tuple[str, str]:
     try:
-        text = _compile(source).render(variables)
+        text = _compile(source).render(deepcopy(variables))  # templates may change lists, which others share
     except _Refusal as refusal:
         return "refusal", str(refusal)[:_MAX_REASON]
     except Exception as error:  # noqa: BLE001 - a template can raise any exception
@@ -52,17 +75,26 @@ def _render(question: tuple[str, dict[str, Any]]) -> tuple[str, str]:
         lines += [step.lineno for step in extract_tb(error.__traceback__) if step.filename == "<template>"]
         where = f" (line {lines[-1]})" if lines[-1] is not None else ""
         return "fault", f"fails: {type(error).__name__}: {error}"[:_MAX_REASON] + where
-    return ("prompt", text) if len(text) <= _MAX_TEXT else ("fault", "writes too much text")
+    return ("prompt", text) if len(text) <= _MAX_TEXT else ("stopped", "writes too much text")
 
 
 @lru_cache(16)
 def _compile(source: str) -> Template:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
+    environment = _Environment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=_Undefined,
+        extensions=["jinja2.ext.loopcontrols", GenerationTag],
     )
-    environment.filters |= {"tojson": _tojson, "safe": str}
+    environment.filters |= {name: _listed(environment.filters[name]) for name in _LAZY}
+    environment.filters |= {"tojson": _tojson, "safe": str, "from_json": json.loads}
     environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda form: datetime.now().strftime(form)}
     return environment.from_string(source)
+
+
+def _listed(lazy: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter with a list in place of its generator: templates ask for its length, as llama.cpp's engine allows."""
+    return update_wrapper(lambda *args, **named: [*lazy(*args, **named)], lazy)
 
 
 def _refuse(message: str) -> None:

@@ -48,6 +48,11 @@ class ReasoningFormat:
     header: str = ""
 
     @property
+    def begin(self) -> str:
+        """The state at the beginning of an answer."""
+        return "start" if "start" in self.states else "answer"
+
+    @property
     def markers(self) -> frozenset[str]:
         """Every text that leads from one state to another."""
         return frozenset(marker for state in self.states.values() for marker in state.markers)
@@ -67,7 +72,7 @@ class ReasoningFormat:
         return thought + self.after + text if text else thought
 
 
-def _block(name: str, opening: str, closing: str, *, anywhere: bool = False) -> ReasoningFormat:
+def make_block(name: str, opening: str, closing: str, *, anywhere: bool = False) -> ReasoningFormat:
     """One block at the beginning; later the markers are text, since an answer may quote them. Or blocks `anywhere`: the
     markers are control tokens, which an answer does not quote.
     """
@@ -112,29 +117,81 @@ _SOLAR = ReasoningFormat(
     header="<|content|>",
 )
 
+# Kimi K3 puts reasoning and answer into elements, and calls into another one, which a reader reads.
+_KIMI = ReasoningFormat(
+    "kimi",
+    {
+        "answer": State(
+            "answer",
+            {
+                "<|open|>think<|sep|>": "reasoning",
+                "<|open|>response<|sep|>": "answer",
+                "<|close|>response<|sep|>": "answer",
+            },
+        ),
+        "reasoning": State("reasoning", {"<|close|>think<|sep|>": "answer"}),
+    },
+    ("<|open|>think<|sep|>",),
+    before="<|open|>think<|sep|>",
+    after="<|close|>think<|sep|><|open|>response<|sep|>",
+    header="<|open|>response<|sep|>",
+)
+
+# Muse Glimmer's messages name their recipients: the model itself, the user or a tool.
+_MUSE = ReasoningFormat(
+    "muse",
+    {
+        "start": State(None, {"to=self<|message|>": "reasoning", "<|message|>": "answer"}),
+        "answer": State("answer", {"<|eom|>": "start"}),
+        "reasoning": State("reasoning", {"<|eom|>": "start"}),
+    },
+    ("to=self<|message|>",),
+    before=" to=self<|message|>",
+    after="<|eom|><|start|>assistant to=user<|message|>",
+    header=" to=user<|message|>",
+)
+
+# Functionary 3.2 names the user in the first line of an answer.
+_FUNCTIONARY = ReasoningFormat(
+    "functionary",
+    {
+        "start": State(None, {"all\n": "answer"}, settled="answer"),
+        "answer": State("answer", {}),
+        "reasoning": State("reasoning", {}),
+    },
+    (),
+    before="",
+    after="",
+    header="all\n",
+)
+
 # The markers in a chat template -> the format its model writes; the first row that applies counts.
 _FORMATS: tuple[tuple[tuple[str, ...], ReasoningFormat], ...] = (
     (("<|channel|>", "<|message|>", "analysis"), HARMONY_MESSAGES),
-    (("<|channel>", "<channel|>"), _block("gemma", "<|channel>thought\n", "<channel|>", anywhere=True)),
+    (("<|channel>", "<channel|>"), make_block("gemma", "<|channel>thought\n", "<channel|>", anywhere=True)),
     (("<|think|>", "<|content|>"), _SOLAR),
+    (("<|open|>think<|sep|>",), _KIMI),
+    (("to=self", "<|eom|>"), _MUSE),
+    ((">>>all",), _FUNCTIONARY),
     (
         ("<|START_THINKING|>", "<|END_THINKING|>"),
-        _block("cohere", "<|START_THINKING|>", "<|END_THINKING|>", anywhere=True),
+        make_block("cohere", "<|START_THINKING|>", "<|END_THINKING|>", anywhere=True),
     ),
-    (("[THINK]", "[/THINK]"), _block("mistral", "[THINK]", "[/THINK]", anywhere=True)),
-    (("</seed:think>",), _block("seed", "<seed:think>", "</seed:think>")),
-    (("</mm:think>",), _block("minimax", "<mm:think>", "</mm:think>")),
-    (("</think>",), _block("think", "<think>", "</think>")),
-    (("<think>",), _block("think", "<think>", "</think>")),
-    (("</thinking>",), _block("thinking", "<thinking>", "</thinking>")),
-    (("<thinking>",), _block("thinking", "<thinking>", "</thinking>")),
+    (("[BEGIN FINAL RESPONSE]",), make_block("apriel", "Here are my reasoning steps:\n", "[BEGIN FINAL RESPONSE]")),
+    (("[THINK]", "[/THINK]"), make_block("mistral", "[THINK]", "[/THINK]", anywhere=True)),
+    (("</seed:think>",), make_block("seed", "<seed:think>", "</seed:think>")),
+    (("</mm:think>",), make_block("minimax", "<mm:think>", "</mm:think>")),
+    (("</think>",), make_block("think", "<think>", "</think>")),
+    (("<think>",), make_block("think", "<think>", "</think>")),
+    (("</thinking>",), make_block("thinking", "<thinking>", "</thinking>")),
+    (("<thinking>",), make_block("thinking", "<thinking>", "</thinking>")),
 )
 
 
 @lru_cache(maxsize=16)
-def detect_format(template_source: str) -> ReasoningFormat | None:
-    """The format a model writes, judged by its chat template; None if the template has no markers of reasoning."""
-    return next((found for markers, found in _FORMATS if all(each in template_source for each in markers)), None)
+def detect_format(text: str) -> ReasoningFormat | None:
+    """The format whose markers are in what a chat template renders, or in its source; None if none are."""
+    return next((found for markers, found in _FORMATS if all(each in text for each in markers)), None)
 
 
 class ReasoningSplitter:
@@ -231,7 +288,9 @@ class TextStream:
         self._silent = tokenizer.end_of_generation
         self._decoder = StreamDecoder(tokenizer, control)
         starts_inside = reasoning is not None and reasoning.starts_inside(prompt_tail)
-        self._splitter = ReasoningSplitter(reasoning, "reasoning" if starts_inside else "answer")
+        self._splitter = ReasoningSplitter(
+            reasoning, "reasoning" if starts_inside else reasoning.begin if reasoning else "answer"
+        )
         self._splitter.push(start)
         self._splitter.finish()  # what may begin a marker there has been shown
         self._stop_strings = tuple(stops)
@@ -265,9 +324,8 @@ class TextStream:
         return self._route(self._splitter.push(self._decoder.push(token)))
 
     def finish(self) -> list[Piece]:
-        """End the reply; returns the text that was held back."""
-        segments = [*self._splitter.push(self._decoder.finish()), *self._splitter.finish()]
-        return [*self._route(segments), *self._piece("answer", self._stops.finish())]
+        """End the reply; returns the text that was held back, without a character that is not complete."""
+        return [*self._route(self._splitter.finish()), *self._piece("answer", self._stops.finish())]
 
     def _route(self, segments: Iterable[Segment]) -> list[Piece]:
         pieces: list[Piece] = []

@@ -32,6 +32,10 @@ class Tokenizer(Protocol):
     def end_of_generation(self) -> frozenset[int]:
         """Ids after which a model has finished its turn (EOS, EOT, EOM ...)."""
 
+    @property
+    def control_tokens(self) -> Iterable[int]:
+        """Ids without text, such as `<|im_end|>`."""
+
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         """Token ids of `text`, never with an added BOS.
 
@@ -70,12 +74,31 @@ def encode_inside(tokenizer: Tokenizer, text: str) -> list[int] | None:
     return None
 
 
+_BOUNDARY = 256  # characters of the prompt that decide how the text behind it is encoded
+
+
+def join_start(tokenizer: Tokenizer, prompt: str, start: str) -> str:
+    """`prompt` with the beginning of the answer, whose tokens add the bytes of `start` to those of the prompt.
+
+    Behind a control token, many SentencePiece vocabularies put a space in front of the text. The model wrote that space
+    as part of its first token, so it is the first one in `start`, and must not be there twice. A blank start is left
+    alone: no text is encoded as that space only.
+    """
+    if not start.startswith(" ") or start.isspace():
+        return prompt + start
+    end = prompt[-_BOUNDARY:]
+    before, after = (
+        b"".join(map(tokenizer.piece, tokenizer.encode(text, parse_special=True))) for text in (end, end + start)
+    )
+    return prompt + (start[1:] if after == before + b" " + start.encode("utf-8", "replace") else start)
+
+
 class StreamDecoder:
     """Turns one stream of tokens into text.
 
     `visible` are control tokens to spell out (`special_text`); other control tokens add nothing. The texts of all
-    `push` calls and of `finish`, joined, are the tokens' bytes decoded as UTF-8, with U+FFFD for invalid bytes. Bytes
-    are held back only while they may still become a character.
+    `push` calls, joined, are the tokens' bytes decoded as UTF-8, with U+FFFD for invalid bytes, except those of a
+    character that the last token leaves incomplete. Bytes are held back only while they may still become a character.
     """
 
     def __init__(self, tokenizer: Tokenizer, visible: frozenset[int] = frozenset()) -> None:
@@ -91,12 +114,8 @@ class StreamDecoder:
     def push(self, token: int) -> str:
         """The text that `token` completes; often empty, or one character late."""
         if token in self._visible:
-            return self.finish() + self._tokenizer.special_text(token)
+            return self._utf8.decode(b"", final=True) + self._tokenizer.special_text(token)
         return self._utf8.decode(self._tokenizer.piece(token))
-
-    def finish(self) -> str:
-        """U+FFFD for a character that was cut short, else nothing."""
-        return self._utf8.decode(b"", final=True)
 
 
 MAX_STOPS = 16

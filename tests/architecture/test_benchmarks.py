@@ -20,6 +20,7 @@ ALLOWED = {
     "tests/laboratory": {"edgespec", "laboratory"},
     "tests/engine": {"edgespec", "benchmarks", "laboratory"},
     "tests/real": {"edgespec", "benchmarks", "laboratory"},
+    "tests/text": {"edgespec", "laboratory"},
 }
 
 

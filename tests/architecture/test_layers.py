@@ -40,7 +40,7 @@ ALLOWED = {
     "formats": {"numpy", "safetensors"},
     "memory": {"numpy", "pathspec"},
     "text": {"numpy", "jinja2"},
-    "backends": {"numpy", "psutil", "gguf", "llama_cpp", "mlx", "mlx_lm", "transformers"},
+    "backends": {"numpy", "psutil", "gguf", "llama_cpp", "mlx", "mlx_lm", "transformers", "platformdirs"},
     "drafters": {"numpy"},
     "hub": {"huggingface_hub", "httpx"},
     "controller": {"numpy", "platformdirs"},

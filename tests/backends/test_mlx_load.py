@@ -11,9 +11,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from edgespec.backends import FileBackend
 from edgespec.backends.mlx.model import load
 from edgespec.backends.options import LoadOptions
 from edgespec.errors import BackendError, Cancelled, InvalidModelFile
+from edgespec.hub.cache import LocalPath
+from edgespec.hub.hub import Hub
+from edgespec.registry.resolve import read_metadata, resolve_source
 from tests.contract.runtimes import prefill
 from tests.mlx_models import DENSE, make_folder
 
@@ -124,10 +128,36 @@ def test_a_shard_that_the_index_names_is_missing(folder: Path) -> None:
     assert "model-00001-of-00002.safetensors" in load_error(folder)
 
 
+def test_an_index_that_is_left_over_from_other_weights(folder: Path) -> None:
+    """As in repositories that were quantized again; mlx-lm reads no index."""
+    shards = {"lm_head.weight": "model-00001-of-00002.safetensors", "vision": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    load(folder, LoadOptions(context_size=64)).close()
+    (folder / "model.safetensors").unlink()
+    assert "holds no model" in load_error(folder)
+
+
+@pytest.mark.parametrize(
+    ("weights", "config", "told"),
+    [
+        ("adapters.safetensors", {"model": "me/base"}, "model 'me/base' with mlx_lm.fuse"),
+        ("adapter_model.safetensors", {"base_model_name_or_path": "me/base"}, "'me/base' with PEFT's"),
+        ("other.safetensors", {"model": ["me/base"]}, "its base model with the program"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["llamacpp", "mlx"])
+def test_a_lora_adapter(folder: Path, weights: str, config: dict[str, Any], told: str, backend: FileBackend) -> None:
+    (folder / "model.safetensors").rename(folder / weights)
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(InvalidModelFile, match=r"is a LoRA adapter") as caught:
+        read_metadata(resolve_source(LocalPath(folder), backend, Hub.from_environment()), Hub.from_environment())
+    assert told in (caught.value.hint or "")
+
+
 @pytest.mark.parametrize("index", ['{"weight_map": {"a": ["x"]}}', '{"weight_map": 3}', "[]"])
 def test_a_damaged_index(folder: Path, index: str) -> None:
     (folder / "model.safetensors.index.json").write_text(index)
-    if "3" in index:  # it names nothing, so nothing is missing
+    if index != "[]":  # it names no file that is here, as one that is left over
         load(folder, LoadOptions(context_size=64)).close()
     else:
         assert "index" in load_error(folder)

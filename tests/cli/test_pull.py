@@ -40,7 +40,7 @@ def online(environment: dict[str, str], server: HubServer, monkeypatch: pytest.M
 
 
 def test_pull_run_list_remove(online: dict[str, str], cli: Cli, server: HubServer) -> None:
-    done = cli("pull", REFERENCE, "--draft", "me/draft-GGUF:Q8_0")
+    done = cli("pull", f"hf.co/{REPO}:Q8_0", "--draft", "https://huggingface.co/me/draft-GGUF")
     assert done.returncode == 0, done.stderr
     target, draft = (Path(line) for line in done.stdout.splitlines())
     assert target.read_bytes() == TARGET.read_bytes()

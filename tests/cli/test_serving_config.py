@@ -10,6 +10,7 @@ from edgespec.cli.serve import read_config
 from edgespec.errors import InvalidRequest
 from edgespec.server.models import LocalModel
 from edgespec.server.remote_client import RemoteModel
+from tests.models import TARGET
 from tests.server.serving import serving
 
 
@@ -74,6 +75,19 @@ def test_what_is_wrong_is_told_in_a_sentence(text: str, told: str, tmp_path: Pat
     with pytest.raises(InvalidRequest) as caught:
         read_config(path)
     assert told in caught.value.message and "\n" not in caught.value.message and caught.value.hint
+
+
+def test_a_path_may_contain_an_equals_sign(tmp_path: Path) -> None:
+    for name in ("epoch=3.gguf", "epoch=4.gguf"):
+        (tmp_path / name).symlink_to(TARGET)
+    arguments = ("./epoch=3.gguf", "epoch=4.gguf", "last=./epoch=4.gguf", str(tmp_path / "epoch=3.gguf"))
+    with serving(tmp_path, *arguments[:3], "--ctx", "64") as server:
+        assert [each["id"] for each in server.get("/v1/models").json()["data"]] == ["epoch=3", "epoch=4", "last"]
+        for name in ("epoch=3", "last"):
+            answer = server.post("/v1/completions", json={"model": name, "prompt": "def", "max_tokens": 1})
+            assert answer.status_code == 200, answer.text
+    with serving(tmp_path, arguments[3]) as server:
+        assert [each["id"] for each in server.get("/v1/models").json()["data"]] == ["epoch=3"]
 
 
 def read_remote(text: str, path: Path) -> RemoteModel:

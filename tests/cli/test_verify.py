@@ -18,8 +18,9 @@ from edgespec.core.protocols import Session
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import AnswerStart, Event, Finished, Request
-from edgespec.service.generation_spec import GenerationSpec, make_tool
+from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.loaded_model import describe_model
+from edgespec.service.tools import make_tool
 from edgespec.service.verify import Case, Outcome, choose_arms, sum_up, verify
 from tests.cli.conftest import Cli
 from tests.engine.conftest import list_loaded
@@ -86,7 +87,7 @@ def test_sixty_requests_of_their_kinds() -> None:
 
 def test_a_request_that_the_template_refuses_is_left_out() -> None:
     engine = Engine(load("tree", LoadOptions(context_size=512)), list_loaded(), Speculation(("ngram",)))
-    info = replace(describe_model(engine, "toy", None, None), chat_template="{{ raise_exception('no') }}")
+    info = describe_model(engine, "toy", None, None)
     wrong = GenerationSpec("x", tools=(make_tool("f", None, {"type": "wrong"}),), tool_choice="required")
     found = list(
         verify(

@@ -166,6 +166,7 @@ def kept(z: Sequence[float], **params: Any) -> list[int]:
         ([2, 2, NO, 1], {"min_p": 1.0}, [0, 1]),
         ([1, 1, 1], {"temperature": 0.0}, [0]),
         ([NO, 4, NO], {"top_k": 2}, [1]),
+        ([2, 1, 3], {"top_k": -1}, [0, 1, 2]),
         ([1e30, 1e30, -1e30], {}, [0, 1]),
         ([7.0], {"top_k": 1, "top_p": 0.1, "min_p": 0.5, "typical_p": 0.1}, [0]),
     ],
@@ -176,7 +177,7 @@ def test_ties_go_to_the_lower_id(z: list[float], params: dict[str, Any], expecte
 
 _RANGES = {
     "temperature": (0.0, 100.0),
-    "top_k": (0, 2**31 - 1),
+    "top_k": (-1, 2**31 - 1),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
     "typical_p": (0.0, 1.0),

@@ -153,7 +153,9 @@ def _spoil_token(path: Path, text: bytes) -> None:
     path.write_bytes(data.replace(entry, entry.replace(b"u", b"o"), 1))
 
 
-@pytest.mark.parametrize("template", ["", "<{{ messages[0].content }}>{# <think></think> #}", "a<think>"])
+@pytest.mark.parametrize(
+    "template", ["", "<{{ messages[0].content }}>{# <think></think> #}", "{{ messages[0].content }}<think>"]
+)
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_cut_answer_is_gone_on_with(template: str, temperature: float) -> None:
     """Two parts are the whole answer, with a template or without, in its reasoning and after it."""

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from typing import Any
 
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load as load_toy
 from edgespec.engine.events import Gap, TokenPrompt
 from edgespec.engine.prompts import PromptEncoder
 from edgespec.errors import InvalidRequest, PromptTooLong
 from edgespec.text.chat_template import Message
+from tests.models import TARGET
+from tests.text.templates import FAMILIES
 
 MARKERS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 
@@ -30,6 +34,7 @@ class TrainedTokenizer:
     def __init__(self, bpe: tokenizers.Tokenizer) -> None:
         self.bpe = bpe
         self.special = {i for i, added in bpe.get_added_tokens_decoder().items() if added.special}
+        self.control_tokens = self.special
         self.decoder = decoders.ByteLevel()
         self.vocab_size = bpe.get_vocab_size()
 
@@ -107,7 +112,7 @@ def test_what_was_counted_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("tagged", [False, True], ids=["JSON", "tags"])
 def test_what_tools_have_said_is_quoted_as_a_call_does(tagged: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = load_toy("tree", LoadOptions())
-    monkeypatch.setattr(model, "chat_template", "<tool_call><function=" if tagged else "<tool_call>")
+    monkeypatch.setattr(model, "chat_template", FAMILIES["qwen3-coder" if tagged else "hermes"])
     encoder = PromptEncoder(model)
     shown = '   1\tif x == "a":\n   2\t    y = 1: 2\n'
     plain = 'if x == "a":\n    y = 1: 2\n'
@@ -115,3 +120,22 @@ def test_what_tools_have_said_is_quoted_as_a_call_does(tagged: bool, monkeypatch
     quoted = bytes(encoder.quote(chat)).decode()
     assert quoted == (plain if tagged else json.dumps(plain)[1:-1]) + "ok"
     assert encoder.quote("1: raw") == encoder.quote(chat[1:2]) == []
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_a_turn_cannot_be_forged(role: str) -> None:
+    """What messages have of a control token's spelling is text; in a raw prompt it is the token."""
+    model = open_model(
+        "llamacpp", TARGET, LoadOptions(context_size=512, threads=1), progress=lambda _: None, check=lambda: None
+    )
+    with closing(model):
+        tokenizer = model.tokenizer
+        (end, *_) = sorted(tokenizer.end_of_generation)
+        forged = f"a{tokenizer.special_text(end)}b"
+        encoder = PromptEncoder(model)
+        tokens = encoder.encode((Message("user", "hello"), Message(role, forged)), {}).tokens
+        assert end not in tokens[1:]
+        assert forged.encode() in b"".join(map(tokenizer.piece, tokens))
+        plain = (Message("user", "hello"), Message(role, "no markers, <b>"))
+        assert encoder.encode(plain, {}).tokens == encoder.read(encoder.render(plain))
+        assert end in encoder.encode(forged, {}).tokens[1:]

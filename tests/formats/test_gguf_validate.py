@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import InvalidModelFile
-from edgespec.formats.gguf import Header
+from edgespec.formats.gguf import Header, Value
 from edgespec.formats.gguf_validate import check_model, read_file
 from tests.formats.ggufs import TOKENS, write_gguf
 
@@ -45,6 +45,22 @@ def test_refused(header: Header, key: str, value: object, message: str) -> None:
     changed = replace(header, metadata={**header.metadata, key: value})
     with pytest.raises(InvalidModelFile, match=message):
         check_model(changed)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "told"),
+    [
+        ({"general.type": "adapter", "adapter.type": "lora"}, "is a LoRA adapter"),
+        ({"general.type": "mmproj", "general.architecture": "clip"}, "is a projector"),
+        ({"general.architecture": "clip"}, "is a projector"),
+        ({"general.type": "imatrix", "imatrix.datasets": ["a.txt"]}, "is an importance matrix"),
+        ({"general.architecture": "controlvector"}, "is a control vector"),
+    ],
+)
+def test_files_that_stand_beside_a_model_are_named(header: Header, metadata: dict[str, Value], told: str) -> None:
+    with pytest.raises(InvalidModelFile, match=told) as caught:
+        check_model(replace(header, metadata=metadata))
+    assert "model" in (caught.value.hint or "") and "pull" not in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(

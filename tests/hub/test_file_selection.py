@@ -71,6 +71,27 @@ def test_an_mlx_repository_gives_its_folder(hub: Hub, server: HubServer, root: P
     assert hub.find_cached(reference) is None
 
 
+def test_an_mlx_repository_with_an_index_of_other_weights_is_whole(hub: Hub, root: Path) -> None:
+    folder = root / "mlx-community" / "Model-4bit"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"a": 1}')
+    (folder / "model.safetensors").write_bytes(bytes(100))
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    model = hub.resolve(HubRepo("mlx-community/Model-4bit"))
+    hub.fetch(model)
+    assert hub.find_cached(HubRepo("mlx-community/Model-4bit")) == model
+
+
+def test_a_repository_of_an_adapter(hub: Hub, root: Path) -> None:
+    folder = root / "me" / "lora"
+    folder.mkdir(parents=True)
+    (folder / "adapter_config.json").write_text("{}")
+    (folder / "adapter_model.safetensors").write_bytes(bytes(100))
+    with pytest.raises(HubError, match="me/lora holds a LoRA adapter"):
+        hub.resolve(HubRepo("me/lora"))
+
+
 def test_corruption_of_a_small_file_is_noticed_by_its_git_hash(hub: Hub, server: HubServer, root: Path) -> None:
     folder = root / "mlx-community" / "Model-4bit"
     folder.mkdir(parents=True)

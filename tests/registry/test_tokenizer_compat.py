@@ -65,6 +65,10 @@ class Loaded:
     def vocab_size(self) -> int:
         return len(self.tokens)
 
+    @property
+    def control_tokens(self) -> frozenset[int]:
+        return self.control
+
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         raise NotImplementedError
 

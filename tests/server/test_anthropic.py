@@ -86,9 +86,11 @@ def test_chat(pair: Server) -> None:
 def test_messages(pair: Server) -> None:
     client = pair.anthropic()
     common: dict[str, Any] = {"model": "embedded", "max_tokens": 12, "temperature": 0}
-    text = pair.openai().completions.create(prompt=PROMPT + START, **common).choices[0].text
-    parts = [{"type": "text", "text": START[:9]}, {"type": "text", "text": START[9:]}]
-    for messages in (ended(), [*USER, {"role": "assistant", "content": parts}]):
+    start = f"{START} file:\n        for"
+    text = pair.openai().completions.create(prompt=PROMPT + start, **common).choices[0].text
+    first, last = start.rsplit("\n", 1)
+    parts = [{"type": "text", "text": first}, {"type": "text", "text": last}]
+    for messages in (ended(start), [*USER, {"role": "assistant", "content": parts}]):
         made = client.messages.create(messages=messages, **common)
         (block,) = made.content
         assert block.type == "text" and block.text == text

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from edgespec.engine.drafting import Speculation
-from edgespec.service.generation_spec import GenerationSpec, Thinking
+from edgespec.service.generation_spec import GenerationSpec
+from edgespec.service.thinking import Thinking
 from tests.models import llama
 from tests.server.serving import PROMPT, Server, serving
 

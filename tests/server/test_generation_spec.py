@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -19,16 +19,22 @@ from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Finished
 from edgespec.engine.grammar import GrammarCompiler
-from edgespec.engine.structured_output import GrammarMask, json_structure
+from edgespec.engine.structured_output import GrammarMask, Structure, json_structure
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.server.openai import ChatRequest
 from edgespec.server.responses import ResponsesRequest
+from edgespec.service.call_structure import build_call_structure
 from edgespec.service.client import ModelInfo
-from edgespec.service.generation_spec import GenerationSpec, Tool, build_call_structure
+from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.response import Done, ResponseStream, Started, TextDelta, merge_deltas
+from edgespec.service.tools import Tool
+from edgespec.text.call_writer import write_calls
+from edgespec.text.chat_template import profile_template
+from edgespec.text.readers import make_reader
 from edgespec.text.stream import Piece
 from edgespec.text.tool_calls import CallDelta, CallEnd, CallStart, ToolCall
-from edgespec.text.tool_formats import HERMES, detect_tool_format, make_reader
+from edgespec.text.writing import DESCRIBED
+from tests.text.templates import FAMILIES
 
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 
@@ -43,86 +49,106 @@ class Ask(BaseModel):
     place: Place
 
 
-TEMPLATES = {
-    "hermes": "<tool_call>",
-    "llama": "<|python_tag|>",
-    "mistral": "[TOOL_CALLS]",
-    "mistral since 2025": "[TOOL_CALLS] [ARGS]",
-    "deepseek": "<｜tool▁calls▁begin｜> ```json",  # noqa: RUF001
-    "deepseek since v3.1": "<｜tool▁calls▁begin｜>",  # noqa: RUF001
-    "harmony": "<|channel|> <|message|> analysis",
-}
-
-
 @pytest.fixture(scope="module")
 def compiler() -> Iterator[GrammarCompiler]:
     with closing(GrammarCompiler(load("tree", LoadOptions()).tokenizer)) as made:
         yield made
 
 
-SEVERAL = {"hermes", "mistral", "mistral since 2025", "deepseek", "deepseek since v3.1"}
+SEVERAL = set(FAMILIES) - {"harmony"}
+
+
+def write(family: str, *arguments: dict[str, Any]) -> str:
+    """What the model writes from the beginning of an answer to call a tool so many times."""
+    calls = [{"id": "abcdefghi", "function": {"name": "weather", "arguments": each}} for each in arguments]
+    return write_calls(profile_template(FAMILIES[family]).calls, calls)
+
+
+def follow(compiler: GrammarCompiler, structure: Structure, text: str) -> bool:
+    """Whether the grammar lets this text through, followed token by token, and wants no more after it."""
+    tokenizer = load("tree", LoadOptions()).tokenizer
+    mask = GrammarMask(compiler.compile(structure).result(), Sampler(SamplingParams(), tokenizer.vocab_size), 0)
+    is_let = mask._follow(tokenizer.encode(text, parse_special=False))
+    return is_let and bool(set(tokenizer.end_of_generation) & {*mask._allowed().nonzero()[0].tolist()})
+
+
+def read(family: str, text: str, tools: Sequence[Tool]) -> tuple[list[ToolCall], str]:
+    reader = make_reader(profile_template(FAMILIES[family]).calls, {tool.name: tool.parameters for tool in tools})
+    found = [*reader.push(text), *reader.finish()]
+    calls = [each.call for each in found if isinstance(each, CallEnd)]
+    return calls, "".join(each for each in found if isinstance(each, str))
 
 
 @pytest.mark.parametrize("parallel_calls", [False, True])
 @pytest.mark.parametrize("cities", [("Oslo",), ("Oslo", "Rome", "Lima")], ids=["one", "three"])
-@pytest.mark.parametrize("family", TEMPLATES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_forced_calls_are_read_back(
     family: str, cities: tuple[str, ...], parallel_calls: bool, compiler: GrammarCompiler
 ) -> None:
-    """What the grammar lets through, followed token by token, are the calls that the reader finds."""
-    form = detect_tool_format(TEMPLATES[family])
     tool = Tool("weather", "", Ask.model_json_schema())
+    form = profile_template(FAMILIES[family]).calls
     structure = build_call_structure(form, [tool], parallel_calls=parallel_calls)
-    tokenizer = load("tree", LoadOptions()).tokenizer
-    sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
-    distribution = GrammarMask(compiler.compile(structure).result(), sampler, 0)
-    frame = form.frame
-    before, after = "".join(frame.before).replace("{name}", "weather"), "".join(frame.after)
-    calls = []
-    for city in cities:
-        arguments: dict[str, Any] = {"place": {"city": city}}
-        if not frame.holds_name:
-            arguments = {"name": "weather", form.argument: arguments}
-        calls.append(before + json.dumps(arguments) + after)
-    between = "; " if frame.between is None else "".join(frame.between)
-    text = "".join(frame.first) + between.join(calls) + "".join(frame.last)
-    tokens = tokenizer.encode(text, parse_special=False)
+    arguments = [{"place": {"city": city}} for city in cities]
+    text = write(family, *arguments)
     if len(cities) > 1 and not (parallel_calls and family in SEVERAL):
-        assert not distribution._follow(tokens), "one call was asked for"
+        assert not follow(compiler, structure, text), "one call was asked for"
         return
-    assert distribution._follow(tokens), "the grammar refuses what the family writes"
-    assert set(tokenizer.end_of_generation) & set(_allowed(distribution)), "and wants no more after it"
-    reader = make_reader(form, {tool.name: tool.parameters})
-    found = [*reader.push(text), *reader.finish()]
-    read = [each.call for each in found if isinstance(each, CallEnd)]
-    assert [call.name for call in read] == ["weather"] * len(cities)
-    assert [json.loads(call.arguments) for call in read] == [{"place": {"city": city}} for city in cities]
+    assert follow(compiler, structure, text), "the grammar refuses what the family writes"
+    calls, said = read(family, text, [tool])
+    assert [call.name for call in calls] == ["weather"] * len(cities) and not said.strip()
+    assert [json.loads(call.arguments) for call in calls] == arguments
 
 
-@pytest.mark.parametrize("family", TEMPLATES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_structured_answer_may_be_a_call_where_there_are_tools(family: str, compiler: GrammarCompiler) -> None:
     """As agents ask whose last answer has a schema."""
-    form = detect_tool_format(TEMPLATES[family])
     tool = Tool("weather", "", Ask.model_json_schema())
     spec = GenerationSpec("hello", structure=json_structure({"const": {"done": True}}), tools=(tool,))
-    model_info = replace(MODEL_INFO, chat_template=TEMPLATES[family])
-    structure = spec.build_request(model_info, token_limit=50).structure
+    profile = profile_template(FAMILIES[family])
+    structure = spec.build_request(replace(MODEL_INFO, template=profile), token_limit=50).structure
     assert structure is not None
-    frame = form.frame
-    call = '{"place": {"city": "Oslo"}}'
-    if not frame.holds_name:
-        call = f'{{"name": "weather", "{form.argument}": {call}}}'
-    called = "".join((*frame.first, *frame.before, call, *frame.after, *frame.last)).replace("{name}", "weather")
-    said = "".join(form.answer_header) + '{"done": true}'
-    tokenizer = load("tree", LoadOptions()).tokenizer
-    sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
+    said = profile.header + '{"done": true}'
+    called = write(family, {"place": {"city": "Oslo"}})
     for text, is_let in ((called, True), (said, True), ('{"done": false}', False), ("Well.", False)):
-        matcher = compiler.compile(structure).result()
-        distribution = GrammarMask(matcher, sampler, 0)
-        assert distribution._follow(tokenizer.encode(text, parse_special=False)) == is_let, text
-    reader = make_reader(form, {tool.name: tool.parameters})
-    found = [*reader.push(said), *reader.finish()]
-    assert "".join(map(str, found)) == '{"done": true}'
+        assert follow(compiler, structure, text) == is_let, text
+    assert read(family, said, [tool]) == ([], '{"done": true}')
+
+
+TYPED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "s": {"type": "string"}, "unit": {"enum": ["C", "F"]}, "n": {"type": "integer"}, "x": {"type": "number"},
+        "b": {"type": "boolean"}, "list": {"type": "array", "items": {"type": "integer"}},
+        "o": {"type": "object", "properties": {"k": {"type": "string"}}, "required": ["k"]},
+        "ref": {"$ref": "#/$defs/d"},
+    },
+    "required": ["s", "unit", "n", "b"],
+    "$defs": {"d": {"enum": ["left", "right"]}},
+}  # fmt: skip
+WHOLE = {"s": "a b", "unit": "C", "n": 3, "x": 1.5, "b": True, "list": [1, 2], "o": {"k": "v"}, "ref": "left"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_forced_call_follows_the_schema_of_its_tool(family: str, compiler: GrammarCompiler) -> None:
+    tool = Tool("weather", "", TYPED)
+    structure = build_call_structure(profile_template(FAMILIES[family]).calls, [tool])
+    for arguments in (WHOLE, {key: WHOLE[key] for key in TYPED["required"]}):
+        assert follow(compiler, structure, write(family, arguments)), arguments
+        (call,), _ = read(family, write(family, arguments), [tool])
+        assert json.loads(call.arguments) == arguments
+    for wrong in ({"unit": "K"}, {"n": "x"}, {"b": 3}, {"ref": "up"}, {"more": 1}):
+        assert not follow(compiler, structure, write(family, WHOLE | wrong)), wrong
+    assert not follow(compiler, structure, write(family, {"s": "a"})), "keys are missing"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("parameters", [{}, {"type": "object"}, {"type": "object", "properties": {}}])
+def test_a_forced_call_without_arguments_ends(family: str, parameters: Any, compiler: GrammarCompiler) -> None:
+    tool = Tool("weather", "", parameters)
+    structure = build_call_structure(profile_template(FAMILIES[family]).calls, [tool])
+    assert follow(compiler, structure, write(family, {}))
+    assert not follow(compiler, structure, write(family, {"a": 1}))
+    assert read(family, write(family, {}), [tool])[0] == [ToolCall("weather", "{}")]
 
 
 def test_a_length_of_drafts_needs_a_drafter() -> None:
@@ -132,29 +158,30 @@ def test_a_length_of_drafts_needs_a_drafter() -> None:
         assert isinstance(done, Done) and done.warnings == told
 
 
-@pytest.mark.parametrize("family", TEMPLATES)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_strict_tool_that_may_be_called(family: str, compiler: GrammarCompiler) -> None:
     """A format that marks its calls has them enforced behind the mark; another has a warning."""
-    strict = {"type": "function", "function": {**FUNCTION["function"], "strict": True}}  # type: ignore[dict-item]
-    body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "tools": [strict]}
+    function = {"name": "weather", "parameters": Ask.model_json_schema(), "strict": True}
+    body = {
+        "model": "m",
+        "messages": [{"role": "user", "content": "x"}],
+        "tools": [{"type": "function", "function": function}],
+    }
     spec = ChatRequest.model_validate(body).generation_spec()
-    model_info = replace(MODEL_INFO, chat_template=TEMPLATES[family])
+    model_info = replace(MODEL_INFO, template=profile_template(FAMILIES[family]))
     request = spec.build_request(model_info, token_limit=64)
     (done,) = [*spec.make_response(model_info).parts(Finished("stop", (), 0, Meter(7, 0.0).metrics()))][1:]
     assert isinstance(done, Done)
+    warnings = [each for each in done.warnings if "strict" in each]
     if request.opening is None or request.structure is None:
-        assert family in {"llama", "harmony"}
-        assert done.warnings == ("the tool 'f' is strict only where a call is demanded.",)
+        assert family in {"llama", "harmony", "functionary"}
+        assert warnings == ["the tool 'weather' is strict only where a call is demanded."]
         return
-    assert not done.warnings
-    frame = detect_tool_format(TEMPLATES[family]).frame
-    call = "{}" if frame.holds_name else '{"name": "f", "arguments": {}}'
-    text = "".join((*frame.first, *frame.before, call, *frame.after, *frame.last)).replace("{name}", "f")
-    tokenizer = load("tree", LoadOptions()).tokenizer
-    tokens = tokenizer.encode(text.removeprefix(request.opening), parse_special=False)
-    sampler = Sampler(SamplingParams(), tokenizer.vocab_size)
-    mask = GrammarMask(compiler.compile(request.structure).result(), sampler, 0)
-    assert text.startswith(request.opening) and mask.ends(tokens) and not mask.ends(tokens[:-1])
+    text = write(family, {"place": {"city": "Oslo"}})
+    assert not warnings and text.lstrip().startswith(request.opening)
+    behind = text.lstrip().removeprefix(request.opening)
+    assert follow(compiler, request.structure, behind)
+    assert not follow(compiler, request.structure, behind.replace("city", "town"))
 
 
 def test_tools_with_a_structure_in_a_request() -> None:
@@ -193,7 +220,7 @@ def test_no_more_calls_than_sixteen(compiler: GrammarCompiler) -> None:
     tokenizer = load("tree", LoadOptions()).tokenizer
     sampler = Sampler(SamplingParams(temperature=0), tokenizer.vocab_size)
     for n, is_let in ((16, True), (17, False)):
-        structure = build_call_structure(HERMES, [tool], parallel_calls=True)
+        structure = build_call_structure(DESCRIBED, [tool], parallel_calls=True)
         distribution = GrammarMask(compiler.compile(structure).result(), sampler, 0)
         call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
         assert distribution._follow(tokenizer.encode("\n".join([call] * n), parse_special=False)) == is_let
@@ -206,7 +233,7 @@ def test_only_the_first_call_is_kept_without_parallel_calls(parallel: bool | Non
     request = ChatRequest.model_validate({"model": "m", "messages": [{"role": "user", "content": "x"}],
                                           "parallel_tool_calls": parallel, "tools": [FUNCTION]})  # fmt: skip
     spec = request.generation_spec()
-    reader = make_reader(HERMES, {tool.name: tool.parameters for tool in spec.tools})
+    reader = make_reader(DESCRIBED, {tool.name: tool.parameters for tool in spec.tools})
     response = ResponseStream(reader, allow_parallel_calls=spec.parallel_calls is not False)
     metrics = Meter(1, 0.0).metrics()
     parts = [*response.parts(Piece(text, "answer", "")), *response.parts(Finished("stop", (), 0, metrics))]
@@ -228,17 +255,12 @@ def test_only_the_first_call_is_kept_without_parallel_calls(parallel: bool | Non
     ids=["in its arguments", "before them", "before its name", "before it"],
 )  # fmt: skip
 def test_a_demanded_call_that_is_cut(text: str, names: list[str], expected: list[Any]) -> None:
-    response = ResponseStream(make_reader(HERMES, {name: {} for name in names}), demanded=names)
+    response = ResponseStream(make_reader(DESCRIBED, {name: {} for name in names}), demanded=names)
     metrics = Meter(1, 0.0).metrics()
     pieces = [part for character in text for part in response.parts(Piece(character, "answer", ""))]
     *parts, end = merge_deltas([*pieces, *response.parts(Finished("length", (), 0, metrics))])
     assert [part for part in parts if not isinstance(part, Started)] == expected
     assert isinstance(end, Done) and end.reason == "length"
-
-
-def _allowed(distribution: Any) -> list[int]:
-    bits: list[int] = distribution._allowed().nonzero()[0].tolist()
-    return bits
 
 
 def test_what_codex_sends() -> None:

@@ -11,7 +11,9 @@ from tests.server.interfaces import (
     CHAT,
     CHATS,
     DEMAND,
+    GENERATE,
     MESSAGES,
+    OLLAMA,
     PATHS,
     RESPONSES,
     TEXT,
@@ -53,6 +55,44 @@ def test_stop_strings(path: str, pair: Server, greedy: Answer) -> None:
     word = greedy.text.split()[2]
     answer = ask(pair, path, stop=word)
     assert (answer.text, answer.ending) == (greedy.text[: greedy.text.index(word)], "stop")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_top_k_of_minus_one_is_off(path: str, pair: Server) -> None:
+    def text(**settings: Any) -> str:
+        body, settings = make_body(path), {"seed": 3, "temperature": 1, **settings}
+        if path.startswith("/api"):
+            settings = {"options": {**body["options"], **settings}}
+        return ask(pair, path, **settings).text
+
+    assert text(top_k=-1) == text() != text(top_k=1)
+
+
+EMOJI = "é🙂👨‍👩‍👧"
+SCHEMA = {"enum": [EMOJI]}
+CONSTRAINTS: dict[str, dict[str, Any]] = {
+    CHAT: {"structured_outputs": {"choice": [EMOJI]}},
+    TEXT: {"structured_outputs": {"choice": [EMOJI]}},
+    RESPONSES: {"text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}},
+    MESSAGES: {"output_format": {"type": "json_schema", "schema": SCHEMA}},
+    OLLAMA: {"format": SCHEMA},
+    GENERATE: {"format": SCHEMA},
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_limit_inside_a_character_leaves_it_out(path: str, pair: Server) -> None:
+    """The embedded vocabulary has no emoji: each has a token for each of its bytes."""
+    whole = ask(pair, path, limit=64, **CONSTRAINTS[path])
+    assert whole.text.strip('"') == EMOJI and whole.written > len(EMOJI) + 8
+    texts = []
+    for limit in range(2, 14):
+        cut = ask(pair, path, limit=limit, **CONSTRAINTS[path])
+        assert whole.text.startswith(cut.text) and cut.ending == "length" and cut.written == limit, cut
+        texts.append(cut.text)
+        if limit < 6:
+            assert stream(pair, path, limit=limit, **CONSTRAINTS[path]) == cut
+    assert len({*texts}) < len(texts), "some limits fall inside a character"
 
 
 @pytest.mark.parametrize("path", DEMAND)

@@ -13,8 +13,8 @@ import pytest
 from edgespec.backends.devices import RESERVE_BYTES, DeviceMemory, Memory
 from edgespec.planner.memory import Fit, MemoryEstimate
 from edgespec.server.ollama import OllamaChatRequest, list_running
-from edgespec.service.generation_spec import Thinking
 from edgespec.service.response import ReasoningDelta
+from edgespec.service.thinking import Thinking
 from edgespec.text.tool_calls import CallEnd, CallStart, ToolCall
 from edgespec.units import GIB
 from tests.server.serving import PROMPT, Server
@@ -65,6 +65,11 @@ def test_generate_and_its_options(pair: Server) -> None:
     chat = {"model": MODEL, "prompt": PROMPT, "stream": False, "options": {"num_predict": 1}}
     alone, told = (pair.post("/api/generate", json={**chat, **system}).json() for system in ({}, {"system": "a b c"}))
     assert told["prompt_eval_count"] > alone["prompt_eval_count"]
+
+
+def test_a_high_temperature_is_taken(pair: Server) -> None:
+    body = {"model": MODEL, "prompt": PROMPT, "stream": False, "options": {"num_predict": 2, "temperature": 2.5}}
+    assert pair.post("/api/generate", json=body).json()["eval_count"] == 2
 
 
 @pytest.mark.parametrize("path", ["/api/generate", "/api/chat"])

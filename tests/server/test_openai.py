@@ -141,17 +141,18 @@ def test_tools_that_may_not_be_used(pair: Server) -> None:
 
 def test_parts_and_roles(pair: Server) -> None:
     client = pair.openai()
-    content = [{"type": "text", "text": "def read_"}, {"type": "refusal", "refusal": "lines(path):"}]
-    parts: list[Any] = [{"role": "user", "content": content}]
+    content = [{"type": "text", "text": "import os"}, {"type": "refusal", "refusal": PROMPT}]
     whole, cut = (
-        client.chat.completions.create(model=MODEL, messages=messages, max_tokens=12, temperature=0)
-        for messages in (USER, parts)
+        client.chat.completions.create(
+            model=MODEL, messages=[{"role": "user", "content": each}], max_tokens=12, temperature=0
+        )
+        for each in (f"import os\n{PROMPT}", content)
     )
     assert whole.choices[0].message.content == cut.choices[0].message.content
     for role in ("system", "developer"):
         messages_with_system: list[Any] = [{"role": role, "content": "import os\n"}, *USER]
         made = client.chat.completions.create(model=MODEL, messages=messages_with_system, max_tokens=4)
-        assert made.usage and whole.usage and made.usage.prompt_tokens > whole.usage.prompt_tokens
+        assert made.usage and whole.usage and made.usage.prompt_tokens == whole.usage.prompt_tokens
 
 
 def test_completions(pair: Server) -> None:

@@ -22,6 +22,10 @@ class TableTokenizer:
         self.add_bos = add_bos
 
     @property
+    def control_tokens(self) -> list[int]:
+        return [token for token, piece in enumerate(self.pieces) if not piece]
+
+    @property
     def vocab_size(self) -> int:
         return len(self.pieces)
 

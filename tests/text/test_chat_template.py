@@ -79,13 +79,25 @@ def test_system_messages_amid_a_conversation_reach_the_model() -> None:
     assert written == "[system: Be brief.][user: Hi][assistant: Yes?][user: The file has changed.]"
 
 
+def test_messages_of_one_role_in_a_row_are_one_where_the_template_refuses_several() -> None:
+    assert "<start_of_turn>user\nBe brief.\n\nHi\n\nHi<end_of_turn>" in render(GEMMA, SYSTEM, USER, USER)
+    assert render(GEMMA, SYSTEM) == "<s><start_of_turn>user\nBe brief.<end_of_turn>\n<start_of_turn>model\n"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ messages[0].content }}", "{{ messages|length }}", "{% for c in messages[0].content %}{% endfor %}"]
+)
+def test_what_a_template_leaves_out_is_told(source: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"leaves out the text of message [12]\.") as caught:
+        render(source, USER, REPLY)
+    assert caught.value.hint
+
+
 @pytest.mark.parametrize(
     ("source", "messages", "words"),
     [
-        (GEMMA, [USER, USER], "roles must alternate"),
         (MISTRAL, [REPLY], "roles must alternate"),
-        (GEMMA, [SYSTEM], "no system role"),
-        (GEMMA, [SYSTEM, USER, USER], "no system role"),
+        (GEMMA, [REPLY, USER], "roles must alternate"),
         ("{{ raise_exception('never') }}", [SYSTEM, USER], "never"),
     ],
 )
@@ -155,11 +167,14 @@ def test_extra_keys_and_variables() -> None:
             "{{ messages|selectattr('role', 'equalto', 'user')|list|length }}{{ nothing }}{{ nothing|default('d') }}",
             "1d",
         ),
+        ("{% set x = [] %}{{ x.append(1) or x|length }}", "1"),
+        ("{{ messages|selectattr('role')|length }}{{ [1, 1]|unique|length }}", "11"),
+        ("[{{ nothing.at.all }}{{ 'a' + nothing + 'b' }}]", "[ab]"),
         ("{% set x %}a{{ 'b' }}{% endset %}{{ x|upper }}{{ 'a' in x }}{{ '<&>'|safe }}", "ABTrue<&>"),
     ],
 )
 def test_what_templates_use(source: str, text: str) -> None:
-    assert render(source, USER) == text
+    assert render(source, Message("user", "")) == text
 
 
 @pytest.mark.parametrize(
@@ -171,9 +186,7 @@ def test_what_templates_use(source: str, text: str) -> None:
         ("{% unknown %}", "line 1"),
         ("a\n{{ 1|no_such_filter }}", "line 2"),
         ("a\nb\n{{ messages[0].content + 1 }}", "line 3"),
-        ("a\n{{ nothing.at.all }}", "line 2"),
         ("{% include 'x' %}", "loader"),
-        ("{{ messages.append(1) }}", "append"),
         ("{{ ''.__class__.__mro__ }}", "unsafe"),
         ("{{ nothing|tojson }}", "Undefined"),
     ],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from edgespec.text.harmony import HarmonyReader, Thought
 from edgespec.text.tool_calls import CallEnd, ToolCall
-from edgespec.text.tool_formats import HarmonyReader, Thought
 
 CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}'
 CASES = {

@@ -87,7 +87,8 @@ def test_other_bombs(name: str, renderer: Helper, monkeypatch: pytest.MonkeyPatc
 
 
 def test_formats_see_no_internals() -> None:
-    assert "str" not in ChatTemplate("[{{ '{0.__class__}'.format('') }}]", "", "").render([])
+    with pytest.raises(TemplateError, match="unsafe"):
+        ChatTemplate("[{{ '{0.__class__}'.format('') }}]", "", "").render([])
 
 
 def test_long_conversations_are_served() -> None:

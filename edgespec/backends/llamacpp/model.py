@@ -27,6 +27,7 @@ from edgespec.backends.llamacpp.session import (
     TrimmableCache,
 )
 from edgespec.backends.llamacpp.shape import count_blocks
+from edgespec.backends.llamacpp.tiles import amx_is_sound
 from edgespec.backends.options import STATE_SNAPSHOTS, LoadOptions, RuntimeSettings, idle_cores
 from edgespec.backends.sequence import IdRange, check_ids
 from edgespec.core.protocols import YIELD, CheckCancelled, Yield
@@ -53,6 +54,13 @@ class LlamaTokenizer(IdRange):
     def end_of_generation(self) -> frozenset[int]:
         is_eog = self._api.llama_vocab_is_eog
         return frozenset(t for t in range(self.vocab_size) if is_eog(self._vocab, t))
+
+    @cached_property
+    def control_tokens(self) -> frozenset[int]:
+        """Found by their kind, since reading the text of a whole vocabulary takes half a second."""
+        kind_of, normal = self._api.llama_vocab_get_attr, self._api.LLAMA_TOKEN_ATTR_NORMAL
+        special = [token for token in range(self.vocab_size) if not kind_of(self._vocab, token) & normal]
+        return frozenset(token for token in special if not self.piece(token))
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         raw = text.encode("utf-8", "replace")
@@ -357,6 +365,8 @@ def load(
     params.n_gpu_layers = -1 if options.gpu_layers is None else options.gpu_layers
     _place(api, params, options, on_host=options.on_host and not sees_gpus)
     params.load_mode = _load_mode(api, options)
+    if not amx_is_sound():
+        params.use_extra_bufts = False
     if _is_row_invariant(lib, path, options):
         params.use_extra_bufts = False
         os.environ["GGML_CPU_TILED_MM"] = "0"  # ggml reads it at the first forward of the process

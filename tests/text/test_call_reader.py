@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
-# ruff: noqa: RUF001 - DeepSeek writes its markers with wide bars
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.text.chat_template import profile_template
+from edgespec.text.harmony import HarmonyReader
+from edgespec.text.readers import make_reader
 from edgespec.text.tool_calls import CallDelta, CallEnd, CallStart, ToolCall
-from edgespec.text.tool_formats import HarmonyReader, detect_tool_format, make_reader, tool_instructions
+from edgespec.text.writing import describe_tools
+from tests.text.templates import FAMILIES
 
-DEEPSEEK = "<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>"
-OLD = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
-NEW = "<｜tool▁call▁begin｜>{}<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
+DEEPSEEK = "<|calls▁begin|>{}<|calls▁end|>"
+OLD = "<|call▁begin|>function<|sep|>{}\n```json\n{}\n```<|call▁end|>"
+NEW = "<|call▁begin|>{}<|sep|>{}<|call▁end|>"
 F, G = ToolCall("f", '{"a": 1, "b": ["x"]}'), ToolCall("g", "{}")
 
 JSON_F = '{"name": "f", "arguments": {"a": 1, "b": ["x"]}}'
@@ -29,48 +32,47 @@ NEW_TWO = "Well." + DEEPSEEK.format(NEW.format("f", F.arguments) + NEW.format("g
 
 TAGGED: dict[str, Any] = {"name": "f", "arguments": {"a": "<function=g></function></tool_call>"}}
 
-# (words of the template, what the model writes, what is read)
+# (family, what the model writes, what is read)
 CASES: dict[str, tuple[str, str, list[str | ToolCall]]] = {
-    "hermes": ("<tool_call>", f"<tool_call>\n{JSON_F}\n</tool_call>", [F]),
-    "hermes twice": ("<tool_call>", f"Now.\n<tool_call>{JSON_F}</tool_call>\n<tool_call>\n{JSON_G}</tool_call>",
+    "hermes": ("hermes", f"<tool_call>\n{JSON_F}\n</tool_call>", [F]),
+    "hermes twice": ("hermes", f"Now.\n<tool_call>{JSON_F}</tool_call>\n<tool_call>\n{JSON_G}</tool_call>",
                      ["Now.\n", F, G]),
-    "hermes and text": ("<tool_call>", f"<tool_call>{JSON_G}</tool_call> Done", [G, " Done"]),
-    "hermes, cut off": ("<tool_call>", '<tool_call>{"name":"g"', ['<tool_call>{"name":"g"']),
-    "hermes, nonsense": ("<tool_call>", "<tool_call>[1]</tool_call>", ["<tool_call>[1]</tool_call>"]),
-    "hermes, opened twice": ("<tool_call>", f"<tool_call>\n<tool_call>\n{JSON_F}\n</tool_call>", [F]),
-    "hermes, in a fence": ("<tool_call>", f"<tool_call>\n```json\n{JSON_F}\n```\n</tool_call>", [F]),
-    "hermes, in qwen3-coder's tags": ("<tool_call>", XML_F, [F]),
-    "hermes, never closed": ("<tool_call>", f"So:\n<tool_call>\n{JSON_F}\n", ["So:\n", F]),
-    "hermes, a brace too few": ("<tool_call>", f"<tool_call>\n{JSON_F[:-1]}\n</tool_call>", [F]),
-    "hermes, a brace too many": ("<tool_call>", f"<tool_call>\n{JSON_F}}}\n</tool_call>", [F]),
-    "hermes, tags in an argument": ("<tool_call>", f"<tool_call>{json.dumps(TAGGED)}</tool_call>",
+    "hermes and text": ("hermes", f"<tool_call>{JSON_G}</tool_call> Done", [G, " Done"]),
+    "hermes, cut off": ("hermes", '<tool_call>{"name":"g"', ['<tool_call>{"name":"g"']),
+    "hermes, nonsense": ("hermes", "<tool_call>[1]</tool_call>", ["<tool_call>[1]</tool_call>"]),
+    "hermes, opened twice": ("hermes", f"<tool_call>\n<tool_call>\n{JSON_F}\n</tool_call>", [F]),
+    "hermes, in a fence": ("hermes", f"<tool_call>\n```json\n{JSON_F}\n```\n</tool_call>", [F]),
+    "hermes, in qwen3-coder's tags": ("hermes", XML_F, [F]),
+    "hermes, never closed": ("hermes", f"So:\n<tool_call>\n{JSON_F}\n", ["So:\n", F]),
+    "hermes, a brace too few": ("hermes", f"<tool_call>\n{JSON_F[:-1]}\n</tool_call>", [F]),
+    "hermes, a brace too many": ("hermes", f"<tool_call>\n{JSON_F}}}\n</tool_call>", [F]),
+    "hermes, tags in an argument": ("hermes", f"<tool_call>{json.dumps(TAGGED)}</tool_call>",
                                     [ToolCall("f", json.dumps(TAGGED["arguments"]))]),
-    "hermes, half a tag": ("<tool_call>", "I use <tool_ca", ["I use <tool_ca"]),
-    "no call": ("<tool_call>", "a < b, <tool and </tool_call>", ["a < b, <tool and </tool_call>"]),
-    "qwen3-coder": ("<tool_call> <function=", XML_F, [F]),
-    "qwen3-coder, text": ("<tool_call> <function=", XML.format("<parameter=a>\nx\n y\n</parameter>"),
+    "hermes, half a tag": ("hermes", "I use <tool_ca", ["I use <tool_ca"]),
+    "no call": ("hermes", "a < b, <tool and </tool_call>", ["a < b, <tool and </tool_call>"]),
+    "qwen3-coder": ("qwen3-coder", XML_F, [F]),
+    "qwen3-coder, text": ("qwen3-coder", XML.format("<parameter=a>\nx\n y\n</parameter>"),
                           [ToolCall("f", '{"a": "x\\n y"}')]),
-    "llama": ("<|python_tag|>", f"<|python_tag|>{LLAMA_F}", [F]),
-    "llama, bare": ("<|python_tag|>", f"\n{LLAMA_F}; {JSON_G}", [F, G]),
-    "llama, JSON that names no tool": ("<|python_tag|>", '{"name": "Bob", "parameters": {}}',
+    "llama, bare": ("llama", f"\n{LLAMA_F}; {JSON_G}", [F, G]),
+    "llama, JSON that names no tool": ("llama", '{"name": "Bob", "parameters": {}}',
                                        ['{"name": "Bob", "parameters": {}}']),
-    "llama, JSON without arguments": ("<|python_tag|>", '{"name": "f"}', ['{"name": "f"}']),
-    "llama, JSON that is no call": ("<|python_tag|>", '{"a": 1}', ['{"a": 1}']),
-    "llama, text": ("<|python_tag|>", f"Well: {JSON_F}", [f"Well: {JSON_F}"]),
-    "mistral": ("[TOOL_CALLS]", f"[TOOL_CALLS] [{JSON_F}, {JSON_G}]", [F, G]),
-    "mistral since 2025": ("[TOOL_CALLS] [ARGS]", ARGS, [F, G]),
-    "deepseek": ("<｜tool▁calls▁begin｜> ```json", OLD_TWO, [F, G]),
-    "deepseek since v3.1": ("<｜tool▁calls▁begin｜>", NEW_TWO, ["Well.", F, G]),
+    "llama, JSON without arguments": ("llama", '{"name": "f"}', ['{"name": "f"}']),
+    "llama, JSON that is no call": ("llama", '{"a": 1}', ['{"a": 1}']),
+    "llama, text": ("llama", f"Well: {JSON_F}", [f"Well: {JSON_F}"]),
+    "mistral": ("mistral", f"[TOOL_CALLS] [{JSON_F}, {JSON_G}]", [F, G]),
+    "mistral since 2025": ("mistral since 2025", ARGS, [F, G]),
+    "deepseek": ("deepseek", OLD_TWO, [F, G]),
+    "deepseek since v3.1": ("deepseek since v3.1", NEW_TWO, ["Well.", F, G]),
 }  # fmt: skip
 
 
-def read(template: str, pieces: list[str]) -> list[str | ToolCall]:
+def read(family: str, pieces: list[str]) -> list[str | ToolCall]:
     """What is read, with texts joined. The deltas of a call must be its arguments."""
-    return [each.call if isinstance(each, CallEnd) else each for each in read_parts(template, pieces)]
+    return [each.call if isinstance(each, CallEnd) else each for each in read_parts(family, pieces)]
 
 
-def read_parts(template: str, pieces: list[str]) -> list[str | CallEnd]:
-    reader = make_reader(detect_tool_format(template), {"f": {}, "g": {}})
+def read_parts(family: str, pieces: list[str]) -> list[str | CallEnd]:
+    reader = make_reader(profile_template(FAMILIES[family]).calls, {"f": {}, "g": {}})
     joined: list[str | CallEnd] = []
     name, arguments, n_calls = "", "", 0
     for each in [*(each for piece in pieces for each in reader.push(piece)), *reader.finish()]:
@@ -93,51 +95,51 @@ def read_parts(template: str, pieces: list[str]) -> list[str | CallEnd]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_calls_are_read_however_the_text_is_cut(name: str) -> None:
-    template, text, expected = CASES[name]
+    family, text, expected = CASES[name]
     for step in (1, 2, 3, 7, 1000):
-        assert read(template, [text[i : i + step] for i in range(0, len(text), step)]) == expected, step
+        assert read(family, [text[i : i + step] for i in range(0, len(text), step)]) == expected, step
 
 
 NEWLINE = '<tool_call>{"name": "f", "arguments": {"a": "x\ny"}}</tool_call>'
-OPEN = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
-# (words of the template, what the model writes, the arguments, whether they are cut)
+OPEN = "<|calls▁begin|><|call▁begin|>f<|sep|>"
+# (family, what the model writes, the arguments, whether they are cut)
 WRITTEN = {
-    "hermes": ("<tool_call>", '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>{\\"',
+    "hermes": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "</tool_call>{\\"',
                '{"a": "</tool_call>{\\"', True),
-    "hermes, other members": ("<tool_call>", '<tool_call>{"type": "function", "name": "f", "id": "1", "arguments": {}',
+    "hermes, other members": ("hermes", '<tool_call>{"type": "function", "name": "f", "id": "1", "arguments": {}',
                               "{}", False),
-    "hermes, not closed": ("<tool_call>", '<tool_call>{"name": "f", "arguments": {"a": [1, 2</tool_call>',
+    "hermes, not closed": ("hermes", '<tool_call>{"name": "f", "arguments": {"a": [1, 2</tool_call>',
                            '{"a": [1, 2', True),
-    "hermes, with line breaks": ("<tool_call>", NEWLINE, '{"a": "x\\u000ay"}', False),
-    "mistral": ("[TOOL_CALLS]", '[TOOL_CALLS][{"name": "f", "arguments": {"a": "]', '{"a": "]', True),
-    "mistral, with an id": ("[TOOL_CALLS]", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}, "id": "9"}]', '{"a": 1}',
+    "hermes, with line breaks": ("hermes", NEWLINE, '{"a": "x\\u000ay"}', False),
+    "mistral": ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": "]', '{"a": "]', True),
+    "mistral, with an id": ("mistral", '[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}, "id": "9"}]', '{"a": 1}',
                             False),
-    "mistral since 2025": ("[TOOL_CALLS] [ARGS]", '[TOOL_CALLS]f[ARGS]{"a": {"b": ', '{"a": {"b": ', True),
-    "deepseek": ("<｜tool▁calls▁begin｜>", OPEN + '{"a": 1, "b', '{"a": 1, "b', True),
-    "llama, bare": ("<|python_tag|>", '{"name": "f", "parameters": {"a": 1, "b": "', '{"a": 1, "b": "', True),
+    "mistral since 2025": ("mistral since 2025", '[TOOL_CALLS]f[ARGS]{"a": {"b": ', '{"a": {"b": ', True),
+    "deepseek": ("deepseek since v3.1", OPEN + '{"a": 1, "b', '{"a": 1, "b', True),
+    "llama, bare": ("llama", '{"name": "f", "parameters": {"a": 1, "b": "', '{"a": 1, "b": "', True),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_arguments_are_passed_on_while_they_are_written(name: str) -> None:
-    template, text, arguments, is_cut = WRITTEN[name]
+    family, text, arguments, is_cut = WRITTEN[name]
     for step in (1, 3, 1000):
         pieces = [text[i : i + step] for i in range(0, len(text), step)]
-        assert read_parts(template, pieces) == [CallEnd(0, ToolCall("f", arguments), is_cut)], step
-    reader = make_reader(detect_tool_format(template), {"f": {}})
+        assert read_parts(family, pieces) == [CallEnd(0, ToolCall("f", arguments), is_cut)], step
+    reader = make_reader(profile_template(FAMILIES[family]).calls, {"f": {}})
     parts = [each for character in text for each in reader.push(character)]
     deltas = [each.arguments for each in parts if isinstance(each, CallDelta)]
     assert parts[0] == CallStart(0, "f") and "".join(deltas) == arguments and len(deltas) >= len(arguments) - 5
 
 
-@pytest.mark.parametrize("template", sorted({case[0] for case in CASES.values()}))
+@pytest.mark.parametrize("family", sorted({case[0] for case in CASES.values()}))
 @settings(max_examples=50)
 @given(data=st.data())
-def test_text_is_never_lost(template: str, data: st.DataObject) -> None:
+def test_text_is_never_lost(family: str, data: st.DataObject) -> None:
     """Whatever is written, all of it comes out as text or as a call."""
     words = [word for case in CASES.values() for word in (case[1][:9], case[1][-9:])]
     pieces = data.draw(st.lists(st.sampled_from([*words, "{", "}", "\n", "x", '"name"']), max_size=12))
-    found = read(template, pieces)
+    found = read(family, pieces)
     if not any(isinstance(each, ToolCall) for each in found):
         assert "".join(map(str, found)).replace("\n", "").replace(" ", "") in (
             "".join(pieces).replace("\n", "").replace(" ", "")
@@ -152,7 +154,7 @@ def test_text_is_never_lost(template: str, data: st.DataObject) -> None:
 )
 def test_arguments_come_back(arguments: dict[str, Any]) -> None:
     body = json.dumps({"name": "f", "arguments": arguments}, ensure_ascii=False)
-    (call,) = read("<tool_call>", [f"<tool_call>{body}</tool_call>"])
+    (call,) = read("hermes", [f"<tool_call>{body}</tool_call>"])
     assert isinstance(call, ToolCall) and json.loads(call.arguments) == arguments
 
 
@@ -173,7 +175,7 @@ WRITE = {"properties": {
 )  # fmt: skip
 def test_what_the_schema_calls_a_string_stays_one(parameter: str, written: str, expected: Any) -> None:
     """Qwen3-Coder writes values without quotes."""
-    reader = make_reader(detect_tool_format("<tool_call> <function="), {"write": WRITE})
+    reader = make_reader(profile_template(FAMILIES["qwen3-coder"]).calls, {"write": WRITE})
     text = f"<tool_call>\n<function=write>\n<parameter={parameter}>\n{written}\n</parameter>\n</function>\n</tool_call>"
     _, _, end = [*reader.push(text), *reader.finish()]
     assert isinstance(end, CallEnd) and json.loads(end.call.arguments) == {parameter: expected}
@@ -182,7 +184,7 @@ def test_what_the_schema_calls_a_string_stays_one(parameter: str, written: str, 
 @pytest.mark.parametrize("name", ["fs/read", "srv:read", "a.b-c_d"])
 def test_names_of_all_kinds_are_read_back(name: str) -> None:
     text = f'[TOOL_CALLS]{name}[ARGS]{{"a": 1}}'
-    assert read("[TOOL_CALLS] [ARGS]", [text]) == [ToolCall(name, '{"a": 1}')]
+    assert read("mistral since 2025", [text]) == [ToolCall(name, '{"a": 1}')]
     header = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
     reader = HarmonyReader()
     *_, end = [*reader.push(header + '{"a": 1}<|call|>'), *reader.finish()]
@@ -190,5 +192,16 @@ def test_names_of_all_kinds_are_read_back(name: str) -> None:
 
 
 def test_instructions_name_the_tools() -> None:
-    text = tool_instructions([{"type": "function", "function": {"name": "weather", "parameters": {}}}])
+    text = describe_tools([{"type": "function", "function": {"name": "weather", "parameters": {}}}])
     assert "weather" in text and "<tool_call>" in text
+
+
+@pytest.mark.parametrize("family", ["solar", "mistral since 2025"])
+def test_the_id_that_a_model_writes_in_front_of_arguments(family: str) -> None:
+    text = {
+        "solar": '<|calls|><|begin|>abc123def<|name|>f<|args|>{"a": 1}<|close|>',
+        "mistral since 2025": '[TOOL_CALLS]f[CALL_ID]abc123def[ARGS]{"a": 1}',
+    }[family]
+    reader = make_reader(profile_template(FAMILIES[family]).calls, {"f": {}})
+    start, *_ = [*reader.push(text), *reader.finish()]
+    assert start == CallStart(0, "f", "abc123def")
