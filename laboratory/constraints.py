@@ -47,6 +47,7 @@ from edgespec.engine.structured_output import (
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
+from edgespec.text.tool_calls import load_json
 from laboratory.vocabulary_models import read_vocabulary, write_gguf, write_mlx
 
 Runtime = Literal["llamacpp", "mlx"]
@@ -131,6 +132,7 @@ PATTERNS: dict[str, str] = {
     "mail": r"[a-z]{1,8}@[a-z]{1,8}\.(com|org)",
     "letters of others": r"[äöüß]{2,5}[ñøå]{2,5}",
 }
+_INVALID = object()  # no JSON
 _GBNF = 'root ::= "hello world" | item item\nitem ::= "- " [a-z]{1,5} "\\n"'
 
 
@@ -138,10 +140,8 @@ def _follows(schema: Any) -> Callable[[str], bool]:
     validator = Draft202012Validator(schema)
 
     def is_valid(text: str) -> bool:
-        try:
-            return bool(validator.is_valid(json.loads(text)))
-        except ValueError:
-            return False
+        value = load_json(text, _INVALID)
+        return value is not _INVALID and bool(validator.is_valid(value))
 
     return is_valid
 
@@ -167,12 +167,9 @@ def _list_calls() -> Iterator[Constraint]:
 
         def is_call(text: str, name: str = name, follows: Callable[[str], bool] = follows) -> bool:
             found = re.fullmatch(r"<tool_call>\n(.*)\n</tool_call>", text, re.DOTALL)
-            call = json.loads(found[1]) if found is not None else {}
-            return (
-                call.get("name") == name
-                and set(call) == {"name", "arguments"}
-                and follows(json.dumps(call["arguments"]))
-            )
+            call = load_json(found[1], {}) if found is not None else {}
+            has_parts = isinstance(call, dict) and call.keys() == {"name", "arguments"} and call["name"] == name
+            return has_parts and follows(json.dumps(call["arguments"]))
 
         parts = ("<tool_call>", "\n", call_part(name, "arguments", parameters), "\n", "</tool_call>")
         yield Constraint(f"call of {name}", Structure((parts,)), is_call, {"visible": _MARKS})
