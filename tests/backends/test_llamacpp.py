@@ -243,7 +243,9 @@ def test_quantizing_makes_a_model_that_works(tmp_path: Path, ftype: str) -> None
 def test_quantizing_leaves_nothing_half_done(tmp_path: Path) -> None:
     broken, unknown = tmp_path / "broken.gguf", tmp_path / "unknown.gguf"
     broken.write_bytes(TARGET.read_bytes()[:100_000])
-    GgufBuilder(unknown, "nonesuch", layers=1, width=64).save()
+    m = GgufBuilder(unknown, "nonesuch", layers=1, width=64)
+    m.embeddings(64)
+    m.save()
     with pytest.raises(InvalidModelFile, match="is damaged"):
         quantize(broken, tmp_path / "out.gguf", "Q8_0")
     with pytest.raises(BackendError, match="could not quantize"):
