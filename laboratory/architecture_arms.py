@@ -23,12 +23,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "ngram": {"draft": "ngram", "draft_max": 4},
     "memory": {"draft": "suffix", "draft_max": 6, "memory": True},  # the last answer was given before
     "tree": {"draft": "ngram+recycling", "draft_max": 4, "draft_tree": 12},
-    "slots": {
-        "draft": "ngram",
-        "draft_max": 3,
-        "parallel": 2,
-        "ctx": 128,
-    },  # 256 is all that the models were trained for
+    "itself": {"draft": "{model}", "draft_max": 4, "draft_tree": 12},  # as its own draft model
+    # Two caches of 256 tokens would be more than the models were trained for, and would not be shared.
+    "slots": {"draft": "ngram", "draft_max": 3, "parallel": 2, "ctx": 128},
     "plain slots": {"draft": "none", "parallel": 2, "ctx": 128},
     "layerskip:1": {"draft": "layerskip:1", "draft_max": 3},
     "qspec:4": {"draft": "qspec:4", "draft_max": 3},
@@ -82,7 +79,8 @@ def decode_arms(model: Path, arms: Sequence[str], record: Path) -> None:
 
 def answer(model: Path, prompts: Sequence[str], **options: Any) -> list[edgespec.Reply]:
     """Greedy answers to `prompts`, of as many at once as `options` have slots. Raises EdgespecError."""
-    with edgespec.load(model, **{"threads": 1, "ctx": 256, **options}) as loaded:
+    draft = options.pop("draft").format(model=model)
+    with edgespec.load(model, draft=draft, **{"threads": 1, "ctx": 256, **options}) as loaded:
 
         def ask(prompt: str) -> edgespec.Reply:
             return loaded.generate(prompt, max_tokens=_TOKENS, temperature=0)

@@ -54,7 +54,9 @@ def main(folder: Path, only: tuple[str, ...], arms: tuple[str, ...]) -> None:
             found[source.stem] = ends = sweep_model(model, ["plain", *(arm for arm in arms or ARMS if arm != "plain")])
             model.unlink()
             click.echo(format_row(source.stem, ends), err=True)
-    table = {arm: Counter(ends[arm].end for ends in found.values() if arm in ends) for arm in ARMS}
+    if not found:
+        raise click.ClickException(f"There is no such model in {folder}.")
+    table = {arm: Counter(ends[arm].end for ends in found.values()) for arm in next(iter(found.values()))}
     for arm, counts in table.items():
         click.echo(f"{arm:14}{', '.join(f'{n} {end}' for end, n in counts.most_common())}", err=True)
     faults = sum(counts[end] for counts in table.values() for end in FAULTS)
