@@ -138,19 +138,40 @@ def mixture(path: Path) -> None:
     m.save()
 
 
-def sliding_window(path: Path) -> None:
-    """A gemma3 with a window of 24 tokens in all layers but every sixth."""
+def sliding_window(path: Path, *, pattern: list[int] | None = None) -> None:
+    """A gemma3 with a window of 24 tokens in all layers but every sixth, or those of `pattern`."""
     layers, width = 7, 64
     m = GgufBuilder(path, "gemma3", layers=layers, width=width)
     m.attention(heads=4, kv_heads=2, head_width=16)
     m.writer.add_feed_forward_length(128)
     m.writer.add_sliding_window(24)
+    if pattern is not None:
+        m.writer.add_array("gemma3.attention.sliding_window_pattern", pattern)
     _dense(m, layers, width=width, heads=4, kv_heads=2, head_width=16, ffn=128)
     for i in range(layers):
         for name in ("attn_q_norm", "attn_k_norm"):
             m.ones(f"blk.{i}.{name}", 16)
         for name in ("post_attention_norm", "post_ffw_norm"):
             m.ones(f"blk.{i}.{name}", width)
+    m.save()
+
+
+def cogvlm(path: Path) -> None:
+    """A cogvlm: llama.cpp scores every row of a batch, and takes the first scores for those that were asked for."""
+    layers, width, ffn = 2, 64, 128
+    m = GgufBuilder(path, "cogvlm", layers=layers, width=width)
+    m.attention(heads=4, kv_heads=4, head_width=16)
+    m.writer.add_feed_forward_length(ffn)
+    m.embeddings(width)
+    for i in range(layers):
+        for name in ("attn_norm", "ffn_norm"):
+            m.ones(f"blk.{i}.{name}", width)
+        for kind in ("", "vis_"):  # of the text, and of images
+            m.matrix(f"blk.{i}.{kind}attn_qkv", 3 * width, width)
+            m.matrix(f"blk.{i}.{kind}attn_output", width, width)
+            m.matrix(f"blk.{i}.{kind}{'' if kind else 'ffn_'}gate", ffn, width)
+            m.matrix(f"blk.{i}.{kind}{'' if kind else 'ffn_'}up", ffn, width)
+            m.matrix(f"blk.{i}.{kind}{'' if kind else 'ffn_'}down", width, ffn)
     m.save()
 
 
@@ -180,8 +201,11 @@ def mamba(path: Path) -> None:
     m.save()
 
 
-def hybrid(path: Path) -> None:
-    """A qwen35 with three recurrent layers and one of attention; llama.cpp keeps a ring of its recurrent states."""
+def hybrid(path: Path, *, recurrent: list[int] | None = None) -> None:
+    """A qwen35 with three recurrent layers and one of attention; llama.cpp keeps a ring of its recurrent states.
+
+    `recurrent` states the same in the metadata.
+    """
     layers, width, ffn, heads, kv_heads = 4, 128, 128, 2, 1
     state, groups, rank = 32, 2, 4
     head_width = width // heads
@@ -195,6 +219,8 @@ def hybrid(path: Path) -> None:
     m.writer.add_ssm_time_step_rank(rank)
     m.writer.add_ssm_group_count(groups)
     m.writer.add_uint32("qwen35.full_attention_interval", 4)
+    if recurrent is not None:
+        m.writer.add_array("qwen35.attention.recurrent_layers", recurrent)
     m.embeddings(width)
     keys, values = state * groups, state * rank
     for i in range(layers):

@@ -196,8 +196,15 @@ class SelfDraftSearch:
             method_kept = replace(method, kept=first if layers == tuple(first) else layers)
             return self._evaluate_method(method_kept, evaluator, session)
 
-        for exit_after in dict.fromkeys(max(1, count * part // 12) for part in (4, 3, 6)):
-            try_layers(range(exit_after))
+        exits = {max(1, count * part // 12): None for part in (4, 3, 6)}
+        refusals: list[Unsupported] = []
+        for exit_after in exits:
+            try:
+                try_layers(range(exit_after))
+            except Unsupported as refusal:  # perhaps for want of a layer of some kind
+                refusals.append(refusal)
+        if len(refusals) == len(exits):
+            raise refusals[0]
         agreement = {}
         for layer in sorted(range(1, count - 1), key=lambda each: abs(each - count / 2)):
             try:

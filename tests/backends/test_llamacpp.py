@@ -27,7 +27,7 @@ from edgespec.errors import (
 )
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 from tests.contract.runtimes import llama_model, prefill
-from tests.models import DRAFT, MAKERS, TARGET, find_trained
+from tests.models import DRAFT, MAKERS, TARGET, GgufBuilder, cogvlm, find_trained
 
 OPTIONS = LoadOptions(threads=1, context_size=256)
 
@@ -241,13 +241,18 @@ def test_quantizing_makes_a_model_that_works(tmp_path: Path, ftype: str) -> None
 
 
 def test_quantizing_leaves_nothing_half_done(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.gguf"
+    broken, unknown = tmp_path / "broken.gguf", tmp_path / "unknown.gguf"
     broken.write_bytes(TARGET.read_bytes()[:100_000])
-    with pytest.raises(BackendError, match="could not quantize"):
+    m = GgufBuilder(unknown, "nonesuch", layers=1, width=64)
+    m.embeddings(64)
+    m.save()
+    with pytest.raises(InvalidModelFile, match="is damaged"):
         quantize(broken, tmp_path / "out.gguf", "Q8_0")
+    with pytest.raises(BackendError, match="could not quantize"):
+        quantize(unknown, tmp_path / "out.gguf", "Q8_0")
     with pytest.raises(CacheError):
         quantize(TARGET, tmp_path / "no" / "folder.gguf", "Q8_0")
-    assert [p.name for p in tmp_path.iterdir()] == ["broken.gguf"]
+    assert {*tmp_path.iterdir()} == {broken, unknown}
 
 
 def test_the_log_is_quiet_unless_it_is_echoed(capfd: pytest.CaptureFixture[str]) -> None:
@@ -361,4 +366,26 @@ def test_recurrent_states_and_windows_are_left_as_they_are(kind: str, tmp_path: 
     session = model.open_session()
     prefill(session, [1, 2, 3])
     assert session.extend(30) == 3
+    model.close()
+
+
+def test_scores_of_a_graph_that_computes_all_of_them(tmp_path: Path) -> None:
+    """Those of the last token of a prompt, alone and beside the rows of another session, are its own."""
+    cogvlm(tmp_path / "model.gguf")
+    text = [5, 9, 14, 33, 7, 21]
+    model = load(tmp_path / "model.gguf", replace(OPTIONS, caches=2))
+    first, second = (model.open_session(shared=True) for _ in range(2))
+    z = prefill(first, text).copy()
+    prefill(second, text[:-1])
+    alone = second.forward(text[-1], NO_DRAFT).logits(0).copy()
+    np.testing.assert_allclose(z, alone, atol=1e-3 * z.std())
+    second.commit(())
+    first.rewind(0)
+    reading = first.prefill(text)
+    next(reading)  # staged, in the batch of the other one
+    scores = second.forward(7, Draft.chain([21]))
+    beside = scores.logits(1).copy()
+    second.rewind(0)
+    z = prefill(second, [*text, 7, 21])
+    np.testing.assert_allclose(beside, z, atol=1e-3 * z.std())
     model.close()

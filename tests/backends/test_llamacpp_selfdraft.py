@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +26,12 @@ from edgespec.core.protocols import NO_DRAFT, Draft, Session
 from edgespec.core.sampling import Logits
 from edgespec.errors import Cancelled, DoesNotFit, InvalidModelFile, InvalidRequest
 from edgespec.files import lock_file
+from edgespec.formats.gguf_validate import read_file
 from tests.contract.runtimes import prefill
-from tests.models import TARGET, hybrid, llama, mamba, mixture, sliding_window
+from tests.models import TARGET, GgufBuilder, hybrid, llama, mamba, mixture, sliding_window
 
 OPTIONS = LoadOptions(context_size=1024, threads=1)
+PATTERN = [1, 1, 0, 1, 1, 0, 1]  # 1 for a layer with a window
 TEXT = [5, 9, 14, 33, 7, 21, 40, 12, 5, 9, 14, 2, 60, 11, 8, 17, 29, 3, 44, 50] * 12
 
 
@@ -269,7 +272,13 @@ def test_what_cannot_be_is_said(target: LlamaModel, method: str, reason: str, tm
         (llama, 1, "layerskip:0,1", "2 layers"),
         (sliding_window, 6, "layerskip:0,1,2,3,4,6", "finds the window layers of gemma3 by number"),
         (mamba, 1, "sparse:4,16", "this model has recurrent states"),
-        (hybrid, None, "layerskip:3", "a recurrent layer and an attention layer"),
+        (
+            partial(sliding_window, pattern=PATTERN),
+            3,
+            "layerskip:2,5",
+            "cannot run model.gguf with only its layers 2",
+        ),
+        (hybrid, None, "layerskip:3", "cannot run model.gguf with only its layers 0, 1, 2"),
         (hybrid, None, "layerskip:0,1,3", "finds the recurrent layers of .* by number"),
         (hybrid, None, "sparse:4,16", "this model has recurrent states"),
     ],
@@ -288,6 +297,44 @@ def test_other_architectures(
         draft_of(model, refused, tmp_path)
     idle.close()
     model.close()
+
+
+def test_layers_keep_their_windows(tmp_path: Path) -> None:
+    sliding_window(tmp_path / "model.gguf", pattern=PATTERN)
+    with prune(tmp_path / "model.gguf", (0, 2, 3, 5), lambda: None) as part:
+        pattern = read_file(part.path).per_block("attention.sliding_window_pattern")
+        assert pattern == (1, 0, 1, 0)
+        model = load(part.path, OPTIONS)
+    assert model.has_window and np.isfinite(logits(model.open_session(), TEXT[:60])).all()
+    model.close()
+
+
+def test_recurrent_layers_that_the_file_states_leave_gaps(tmp_path: Path) -> None:
+    """llama.cpp computes them from the number where it does not."""
+    hybrid(tmp_path / "model.gguf", recurrent=[1, 1, 1, 0])
+    model = load(tmp_path / "model.gguf", OPTIONS)
+    idle = model.open_session()
+    draft = draft_of(model, "layerskip:0,3", tmp_path)
+    assert np.isfinite(logits(draft.open_session(idle, lambda: None), TEXT[:20])).all()
+    draft.close()
+    with pytest.raises(Unsupported, match="with only its layer 0"):
+        draft_of(model, "layerskip:1", tmp_path)
+    idle.close()
+    model.close()
+
+
+def test_a_copy_keeps_norms_and_short_rows_as_they_are(tmp_path: Path) -> None:
+    """llama.cpp quantizes those that it does not know by name, and aborts in a forward."""
+    m = GgufBuilder(tmp_path / "model.gguf", "llama", layers=1, width=64)
+    m.attention(heads=4, kv_heads=2, head_width=16)
+    m.embeddings(64)
+    names = {"blk.0.ple_norm_key.weight": (4, 64), "blk.0.ple_conv1d.weight": (64, 4), "blk.0.ffn_up.weight": (64, 64)}
+    for name, (rows, columns) in names.items():
+        m.matrix(name.removesuffix(".weight"), rows, columns)
+    m.save()
+    copy = low_bit_copy(tmp_path / "model.gguf", 4, tmp_path / "x", lambda fraction: None, lambda: None)
+    types = {tensor.name: tensor.type.name for tensor in read_file(copy).tensors if tensor.name in names}
+    assert types == dict(zip(names, ("F32", "F32", "Q4_0"), strict=True))
 
 
 def test_layers_that_do_not_fit_are_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:

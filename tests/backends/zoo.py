@@ -55,8 +55,6 @@ SMALL: dict[str, Any] = {
     **dict.fromkeys(("layer_group_size", "full_attention_interval", "sliding_window_pattern"), 2),
     **dict.fromkeys(("expert_layer_period", "attn_layer_period", "dense_attention_every_n_layers"), 2),
     **dict.fromkeys(("expert_layer_offset", "attn_layer_offset"), 1),
-    "vocab_size": VOCABULARY,
-    "vocab_size_per_layer_input": VOCABULARY,
     "hidden_act": "silu",
     "hidden_activation": "silu",
     "time_step_rank": 8,
@@ -159,19 +157,14 @@ def class_names() -> list[str]:
     return [name for name in names if hasattr(_module(name), "ModelArgs")]
 
 
-def tiny(name: str) -> Any:
+def tiny(name: str, config: dict[str, Any] | None = None) -> Any:
     """A model of this class in single precision, every parameter moved at random so that none is zero.
 
-    Raises whatever the class raises for the values of the table.
+    Raises whatever the class raises for the values of `config`, by default those of the table.
     """
     module = _module(name)
-    arguments = _arguments(module.ModelArgs, name)
-    if "text_config" in arguments:
-        inner = next((found for each in _TEXT if (found := getattr(module, each, None))), None)
-        inner = inner or _inner_arguments(module)
-        arguments["text_config"] = {**_arguments(inner, name), "model_type": name}
     mx.random.seed(0)
-    model = module.Model(module.ModelArgs.from_dict(arguments))
+    model = module.Model(module.ModelArgs.from_dict(config or describe(name)))
     model.set_dtype(mx.float32)
     model.update(tree_map(lambda p: p + 0.05 * mx.random.normal(p.shape), model.parameters()))
     model.eval()
@@ -179,8 +172,27 @@ def tiny(name: str) -> Any:
     return model
 
 
-def _arguments(kind: Any, name: str) -> dict[str, Any]:
-    known = {**SMALL, "model_type": name, "layer_types": [FULL] * LAYERS, "text_config": {}, **EXTRA.get(name, {})}
+def describe(name: str, vocabulary: int = VOCABULARY) -> dict[str, Any]:
+    """The config of `tiny`, with another number of tokens."""
+    module = _module(name)
+    config = _arguments(module.ModelArgs, name, vocabulary)
+    if "text_config" in config:
+        inner = next((found for each in _TEXT if (found := getattr(module, each, None))), None)
+        inner = inner or _inner_arguments(module)
+        config["text_config"] = {**_arguments(inner, name, vocabulary), "model_type": name}
+    return config
+
+
+def _arguments(kind: Any, name: str, vocabulary: int) -> dict[str, Any]:
+    sizes = dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), vocabulary)
+    known = {
+        **SMALL,
+        **sizes,
+        "model_type": name,
+        "layer_types": [FULL] * LAYERS,
+        "text_config": {},
+        **EXTRA.get(name, {}),
+    }
     return {field.name: known[field.name] for field in dataclasses.fields(kind) if field.name in known}
 
 

@@ -28,7 +28,7 @@ from edgespec.planner.selfdraft_search import (
     quick_methods,
     remove_cached_draft,
 )
-from tests.models import DRAFT, REPOSITORY, TARGET, mamba
+from tests.models import DRAFT, REPOSITORY, TARGET, mamba, sliding_window
 
 SETTING = {"processor": "cpu", "threads": 1}
 CHOICE = Choice(SelfDraftSpec(range(2)), True, "because")
@@ -82,6 +82,16 @@ def test_nothing_can_be_made(tmp_path: Path) -> None:
     model = opened(tmp_path / "mamba.gguf", 256)
     with pytest.raises(Unsupported, match="too few to skip any"):
         workshop(model, tmp_path).choose(quick_methods("llamacpp"))
+    model.close()
+
+
+def test_exits_before_the_first_layer_of_a_kind_are_left_out(tmp_path: Path) -> None:
+    sliding_window(tmp_path / "model.gguf", pattern=[0, 0, 1, 1, 0, 1, 0])
+    model = opened(tmp_path / "model.gguf")
+    shop = workshop(model, tmp_path)
+    shop.choose([SelfDraftSpec(())])
+    assert "layerskip:3" in shop.trials and not {"layerskip:1", "layerskip:2"} & set(shop.trials)
+    assert "layerskip:0,1,2,4,5,6" in shop.trials, "the file states the kinds of the layers behind the gap"
     model.close()
 
 

@@ -72,8 +72,22 @@ class NativeBatch:
         n, count = self.native.n_tokens, self._seq.shape[1]
         self._n_seq[:n], self._seq[:n] = count, np.arange(count)
 
+    def seal(self) -> slice | npt.NDArray[np.intp]:
+        """Called before a decode; returns which of its outputs the rows have asked for."""
+        return slice(None)
+
     def clear(self) -> None:
         self.native.n_tokens = 0
+
+
+class FullBatch(NativeBatch):
+    """For graphs that score every row: llama.cpp takes their first scores for those that were asked for."""
+
+    def seal(self) -> npt.NDArray[np.intp]:
+        output = self._output[: self.native.n_tokens]
+        asked = output.nonzero()[0]
+        output[:] = 1
+        return asked
 
 
 # A llama_context: its handle, its batch, its output buffer, and how a decode in it is cancelled.
@@ -81,6 +95,7 @@ class NativeBatch:
 
 MAX_TOKENS = 512  # of one decode: n_batch and n_ubatch
 _ABORTED, _NO_KV_SLOT = 2, 1  # what llama_decode returns
+_SCORE_ALL = (b"cogvlm",)  # architectures that need a FullBatch; of 0.3.36
 _MAX_UNPOLLED_S = 0.1  # a decode that is expected to take no longer cannot be cancelled while it runs
 
 
@@ -104,6 +119,8 @@ class NativeContext:
 
         `has_streams`: each of the `sequences` has an equal part of the cells for itself. Raises BackendError.
         """
+        scores_all = lib.metadata(model, b"general.architecture") in _SCORE_ALL
+        max_outputs = max_tokens if scores_all else max_outputs
         params.n_batch = params.n_ubatch = max_tokens
         params.n_outputs_max = max_outputs
         params.n_seq_max = sequences
@@ -120,7 +137,7 @@ class NativeContext:
                 f"llama.cpp could not set up a context of {params.n_ctx} tokens: {lib.log.reason()}.",
                 hint="Use a smaller --ctx, fewer --parallel answers, or fewer --gpu-layers.",
             )
-        self.batch = NativeBatch(lib.api, max_tokens, sequences)
+        self.batch = (FullBatch if scores_all else NativeBatch)(lib.api, max_tokens, sequences)
         self.is_broken = False
         self._lib = lib
         self._is_cancelled = is_cancelled
@@ -138,16 +155,16 @@ class NativeContext:
         return self._lib.api.llama_get_memory(self.handle)
 
     def decode(self, batch: NativeBatch | None = None) -> Logits:
-        """Decode `batch`, or its own, clear it and wait: [max_outputs, V], a view of llama.cpp's own buffer.
+        """Decode `batch`, or its own, clear it and wait: [n_outputs or more, V], mostly a view of llama.cpp's buffer.
 
         The first rows are those of the batch's outputs; the next decode overwrites them. Raises Cancelled where nobody
         wants them, BackendError.
         """
         batch = batch or self.batch
-        n_tokens: int = batch.native.n_tokens
+        n_tokens, asked = batch.native.n_tokens, batch.seal()
         started = perf_counter()
         self.run(self._lib.api.llama_decode, batch)
-        outputs = self._find_outputs()
+        outputs: Logits = self._find_outputs()[asked]
         self._row_s = (perf_counter() - started) / n_tokens
         return outputs
 

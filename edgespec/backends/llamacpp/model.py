@@ -196,6 +196,11 @@ class LlamaModel:
         return self.options.caches > 1 and not self.lends_cells and self.no_batching_reason is None
 
     @property
+    def has_window(self) -> bool:
+        """Whether some of its layers attend to a sliding window."""
+        return bool(self._lib.api.llama_model_n_swa(self._handle))
+
+    @property
     def no_batching_reason(self) -> str | None:
         api, size = self._lib.api, self.context_size
         stated = self._metadata("rope.scaling.original_context_length")
@@ -206,7 +211,7 @@ class LlamaModel:
             "the model has one cache": self.options.caches == 1,
             "its state is recurrent": self.is_recurrent,
             # llama.cpp reuses such cells for other texts silently
-            "cells behind its attention window are not kept": api.llama_model_n_swa(self._handle),
+            "cells behind its attention window are not kept": self.has_window,
             "its rotary positions depend on the size of the cache": size <= original < size * self.options.caches,
             "the forwards of --exact have the rows of one text": self.options.exact,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,11 +17,13 @@ from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Unsup
 from edgespec.backends.llamacpp.context import MAX_ROWS
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
-from edgespec.backends.llamacpp.shape import prune, quantize
+from edgespec.backends.llamacpp.shape import Part, prune, quantize
+from edgespec.backends.options import LoadOptions
 from edgespec.backends.sequence import check_prompt, shared_prefix
 from edgespec.core.protocols import CheckCancelled, Draft, PrefillProgress, Session, Yield
 from edgespec.core.scores import HostScores, Scores
-from edgespec.errors import BackendError, CacheError, RollbackError
+from edgespec.core.verify import read_prompt
+from edgespec.errors import BackendError, CacheError, InvalidModelFile, RollbackError
 from edgespec.files import lock_file
 from edgespec.formats.gguf_validate import read_file
 from edgespec.isolated import ChildDied, run_in_child
@@ -300,8 +303,40 @@ def open_self_draft(
     if method.bits is not None:
         path = low_bit_copy(path, method.bits, folder, progress, check)
     if method.kept is not None:
-        with prune(path, method.layers(target.layer_count), check) as (part, size):
-            return LlamaSelfDraft(target, load(part, options, progress=progress, check=check), method, size)
+        kept = method.layers(target.layer_count)
+        with prune(path, kept, check) as part:
+            if target.is_recurrent or target.has_window or not part.has_equal_blocks:
+                _require_runnable(part, target.path.name, kept, check)
+            model = load(part.path, options, progress=progress, check=check)
+            return LlamaSelfDraft(target, model, method, part.nbytes)
     if method.bits is None:
         return LlamaSelfDraft(target, target, method, 0)
     return LlamaSelfDraft(target, load(path, options, check=check), method, path.stat().st_size)
+
+
+def _require_runnable(part: Part, name: str, kept: Sequence[int], check: CheckCancelled) -> None:
+    """Try a part of the model `name` in a process of its own: llama.cpp aborts without a layer of each kind of cache.
+
+    Raises Unsupported, DoesNotFit, Cancelled.
+    """
+    try:
+        run_in_child(_decode, part.path, check=check)
+    except (ChildDied, InvalidModelFile, BackendError) as error:
+        layers = "layer" if len(kept) == 1 else "layers"
+        raise Unsupported(
+            f"llama.cpp cannot run {name} with only its {layers} {', '.join(map(str, kept))}.",
+            hint="Keep layers of every kind that the model has, or use --draft ngram.",
+        ) from error
+
+
+def _decode(path: Path) -> None:
+    """Decode a few tokens of the model at `path`, without a word on stderr. Raises InvalidModelFile, BackendError."""
+    os.environ["GGML_NO_BACKTRACE"] = "1"
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    model = load(path, LoadOptions(context_size=256, threads=1, gpu_layers=0))
+    session = model.open_session()
+    read_prompt(session, [0, 1])
+    session.forward(0, Draft.chain([1])).argmax()
+    session.commit(())
+    session.close()
+    model.close()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -102,30 +104,63 @@ def _add(writer: Any, key: str, value: Any, all_blocks: int, kept: Sequence[int]
 _USE = "Use --draft ngram, or qspec."
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A copy of a model with some of its blocks. `has_equal_blocks`: all blocks of the model have the same tensors."""
+
+    path: Path
+    nbytes: int
+    has_equal_blocks: bool
+
+
 def no_skip_reason(header: Header, kept: Sequence[int]) -> str | None:
-    """Why llama.cpp cannot run this model with only the blocks `kept`, as part of a sentence; None where it can."""
-    recurrent = {tensor.block for tensor in header.tensors if ".ssm_" in tensor.name}
-    attending = set(range(header.own("block_count") or 0)) - recurrent
-    has_one_kind = recurrent and attending and not (recurrent & set(kept) and attending & set(kept))
-    has_gap, architecture = tuple(kept) != tuple(range(len(kept))), header.architecture
-    has_windows = any("sliding_window" in key for key in header.metadata)
+    """Why a file with only the blocks `kept` would be another model, as part of a sentence; None where it is not.
+
+    The copy keeps the kinds of blocks that arrays of the metadata state. Where there is no array, llama.cpp computes
+    the kind from the number.
+    """
+    architecture = header.architecture
+    has_gap = tuple(kept) != tuple(range(len(kept)))
     by_number = f"layers of {architecture} by number, so only the last can be skipped"
+    has_windows = any("sliding_window" in key for key in header.metadata)
+    states_windows = _states_blocks(header, "attention.sliding_window_pattern")
+    states_recurrent = _states_blocks(header, "attention.recurrent_layers") or 0 in (
+        header.per_block("attention.head_count_kv") or ()
+    )
     reasons: dict[str, object] = {
         "its weights are split over several files": (header.integer("split.count") or 1) > 1,
         f"the layers of {architecture} share tables that cannot be split": any(
             tensor.name.startswith("per_layer_") for tensor in header.tensors
         ),
-        # llama.cpp aborts on a hybrid with one kind only
-        "it needs a recurrent layer and an attention layer": has_one_kind,
-        f"llama.cpp finds the recurrent {by_number}": has_gap and recurrent,
-        f"llama.cpp finds the window {by_number}": has_gap and has_windows,
+        f"llama.cpp finds the recurrent {by_number}": has_gap and _is_hybrid(header) and not states_recurrent,
+        f"llama.cpp finds the window {by_number}": has_gap and has_windows and not states_windows,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
+def _states_blocks(header: Header, key: str) -> bool:
+    """Whether the metadata has an array of values of the blocks."""
+    return isinstance(header.metadata.get(f"{header.architecture}.{key}"), np.ndarray)
+
+
+def _is_hybrid(header: Header) -> bool:
+    recurrent = {tensor.block for tensor in header.tensors if ".ssm_" in tensor.name}
+    has_interval = f"{header.architecture}.full_attention_interval" in header.metadata
+    return has_interval or 0 < len(recurrent) < count_blocks(header)
+
+
+def _has_equal_blocks(header: Header) -> bool:
+    """Whether each block has tensors of the same names and shapes."""
+    found: dict[int, set[tuple[str, tuple[int, ...]]]] = {block: set() for block in range(count_blocks(header))}
+    for tensor in header.tensors:
+        if tensor.block in found:
+            found[tensor.block].add((tensor.name.split(".", 2)[2], tensor.shape))
+    return len(set(map(frozenset, found.values()))) == 1
+
+
 @contextmanager
-def prune(path: Path, kept: Sequence[int], check: CheckCancelled) -> Iterator[tuple[Path, int]]:
-    """Path and bytes of a copy of the model at `path` with only the blocks `kept` (ascending); removed on exit.
+def prune(path: Path, kept: Sequence[int], check: CheckCancelled) -> Iterator[Part]:
+    """A copy of the model at `path` with only the blocks `kept` (ascending); removed on exit.
 
     On Linux the copy is anonymous memory, which a model loaded from it keeps mapped; elsewhere it is a temporary file.
     Raises Unsupported, DoesNotFit, BackendError, Cancelled.
@@ -150,20 +185,20 @@ def prune(path: Path, kept: Sequence[int], check: CheckCancelled) -> Iterator[tu
     with _open_copy(path.name) as copy:
         try:
             write_blocks(header, kept, copy, read)
-            size = copy.stat().st_size
+            part = Part(copy, copy.stat().st_size, _has_equal_blocks(header))
         except OSError as error:
             raise BackendError(
                 f"a copy of {len(kept)} layers of {path.name} could not be written: {error.strerror}.",
                 hint="Skip more layers, or use --draft ngram.",
             ) from error
-        yield copy, size
+        yield part
 
 
 @contextmanager
 def _open_copy(name: str) -> Iterator[Path]:
     if hasattr(os, "memfd_create"):
         with os.fdopen(os.memfd_create(name), "wb") as file:
-            yield Path(f"/proc/self/fd/{file.fileno()}")
+            yield Path(f"/proc/{os.getpid()}/fd/{file.fileno()}")  # other processes can open it too
         return
     with tempfile.TemporaryDirectory(prefix="edgespec-", ignore_cleanup_errors=True) as folder:
         yield Path(folder) / name
@@ -175,13 +210,19 @@ def _open_copy(name: str) -> Iterator[Path]:
 FTYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q2_K": 10, "Q3_K_M": 12, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18}
 
 
+_BLOCK = 32  # weights of a block, of the types with the smallest ones
+
+
 def quantize(source: Path, destination: Path, ftype: str) -> None:
     """Quantize every matrix of `source`, output and embeddings included, to `ftype` (a key of FTYPES).
 
-    The destination appears only when it is complete. Raises CacheError, BackendError.
+    The destination appears only when it is complete. Raises CacheError, BackendError, InvalidModelFile.
     """
     lib = library()
     params = lib.api.llama_model_quantize_default_params()
+    kept = [tensor for tensor in read_file(source).tensors if _must_keep_type(tensor)]
+    places = [(f"^{re.escape(tensor.name)}$".encode(), GGML_IDS[tensor.type.name]) for tensor in kept]
+    params.tt_overrides = (lib.api.llama_model_tensor_override * (len(places) + 1))(*places)  # the last one is empty
     params.ftype = FTYPES[ftype]
     params.nthread = idle_cores()
     params.allow_requantize = True
@@ -198,6 +239,14 @@ def quantize(source: Path, destination: Path, ftype: str) -> None:
         raise CacheError(
             f"cannot write to {destination.parent}: {error.strerror}.", hint="Choose another folder."
         ) from error
+
+
+def _must_keep_type(tensor: TensorInfo) -> bool:
+    """Whether a forward aborts on other types of `tensor`: norms are multiplied by element, and so are convolutions.
+
+    llama.cpp leaves those out that it knows by name. It makes floats of 16 bits of rows that are no whole blocks.
+    """
+    return "norm" in tensor.name or tensor.shape[0] % _BLOCK != 0
 
 
 def quantize_rows(rows: npt.NDArray[np.float32], kind: GgmlType) -> npt.NDArray[np.uint8]:
