@@ -234,6 +234,8 @@ class Loader:
         key = {**key, "exact_width": planned.options.exact_width}
         planned = replace(asked, drafters=tuple(loaded))
         info = describe_model(engine, planned.name, planned, settings)
+        if info.template.tools == "own" and info.template.call_format is None:
+            self.reporter.notice(f"Tools: {info.template.tools_notice}")
         return LoadedModel(engine, info, target_path, key, store, settings, config, planned)
 
     def load_source(
