@@ -13,6 +13,10 @@ name of the tool, and the JSON type of a value.
 SIGNS = f"[{ID}{INDEX}{KEY}{NAME}{TYPE}]"
 
 
+PYTHON_TAG = "<|python_tag|>"
+"""Llama 3 may write it in front of calls that have no other mark; templates do not show it."""
+
+
 @dataclass(frozen=True, slots=True)
 class JsonArguments:
     """The arguments are one JSON object."""
@@ -116,6 +120,7 @@ class CallFormat:
     def visible(self) -> tuple[str, ...]:
         """Texts whose control tokens count as text of an answer."""
         texts = [self.first, self.before, self.middle, self.after, self.between or "", self.last]
+        texts += [] if self.opening else [PYTHON_TAG]
         match self.arguments:
             case TaggedArguments() as tags:
                 texts += [tags.key, tags.string, tags.other, tags.end, tags.between, tags.empty]

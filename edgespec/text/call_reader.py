@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from edgespec.text.call_arguments import OpenCall, open_call
-from edgespec.text.call_format import CallFormat, JsonArguments, loosen
+from edgespec.text.call_format import PYTHON_TAG, CallFormat, JsonArguments, loosen
 from edgespec.text.call_values import read_tagged_value
 from edgespec.text.tokenizer import find_unfinished
 from edgespec.text.tool_calls import (
@@ -105,6 +105,7 @@ class ToolCallReader:
     def __init__(self, call_format: CallFormat, tools: Schemas) -> None:
         """Without an opening, an answer counts as a call only if it calls one of `tools`."""
         self._format = call_format
+        self._opening = call_format.opening or PYTHON_TAG
         self._syntax = make_syntax(call_format)
         self._tools = tools
         self._held = ""
@@ -133,7 +134,7 @@ class ToolCallReader:
         if self._call is not None:
             return [self._call.finish()]
         if self._is_inside:
-            return self._end_block(self._held, self._held if self._is_bare else self._format.opening + self._held)
+            return self._end_block(self._held, self._held if self._is_bare else self._opening + self._held)
         return [self._held] if self._held else []
 
     def _read_text(self, parts: list[AnswerPart]) -> bool:
@@ -141,26 +142,21 @@ class ToolCallReader:
         if self._is_after_call:
             self._held = self._held.lstrip("\n")
             self._is_after_call = not self._held
-        opening = self._format.opening
-        if self._is_start and (not opening or self._format.keys == ("name", "parameters")):
+        if self._is_start and not self._format.opening:
             stripped = self._held.lstrip()
             if not stripped:
                 return False
-            if stripped[0] in "{[" and not (opening and opening.startswith(stripped[: len(opening)])):
+            if stripped[0] in "{[":
                 self._held, self._is_bare = stripped, True
                 self._enter_block()
                 return True
-        if not opening:
-            self._add_text(self._held, parts)
-            self._held = ""
-            return False
-        before, found, rest = self._held.partition(opening)
+        before, found, rest = self._held.partition(self._opening)
         if found:
             self._add_text(before.rstrip("\n") if not before.strip() else before, parts)
             self._held = rest
             self._enter_block()
             return True
-        certain = find_unfinished(self._held, (opening,))
+        certain = find_unfinished(self._held, (self._opening,))
         self._add_text(self._held[:certain], parts)
         self._held = self._held[certain:]
         return False
@@ -189,7 +185,7 @@ class ToolCallReader:
         if (at := self._held.find(self._format.closing, begun.end() if begun is not None else 0)) < 0:
             return False
         body, closing, rest = self._held[:at], self._format.closing, self._held[at + len(self._format.closing) :]
-        parts += self._end_block(body + closing, self._format.opening + body + closing)
+        parts += self._end_block(body + closing, self._opening + body + closing)
         self._held, self._is_inside, self._is_after_call = rest, False, True
         return True
 
@@ -205,7 +201,7 @@ class ToolCallReader:
         if self._n_calls > self._n_before:
             ending = self._syntax.ending.match(body)
             body = verbatim = body[ending.end() if ending else 0 :]
-            if not body.removesuffix(self._format.closing).strip("]<>[ \n"):
+            if not body.removesuffix(self._format.closing).strip("]<>[ \n"):  # what may stand around MiniMax' tags
                 return []
         calls = read_calls(body.removesuffix(self._format.closing), self._tools)
         if calls and self._is_bare:

@@ -118,15 +118,13 @@ NO_TEMPLATE = TemplateProfile(Writing(tools="described", calls="text"))
 
 def probe(source: str, render: Render) -> TemplateProfile:
     """The profile of the template `source`. One that fails at a probe has a profile with less in it."""
-    opened, answered, turns = render(
+    answered, turns = render(
         [
-            ([_USER], {}),
             ([_USER, _answer(ANSWER)], {"add_generation_prompt": False}),
             ([_USER, _answer(ANSWER), _AGAIN], {"add_generation_prompt": False}),
         ]
     )
-    writing = Writing() if _shows(opened, _QUESTION) else Writing(content="parts")
-    writing = _find_tools(render, _find_system(render, writing))
+    writing = _find_tools(render, _find_system(render, _find_content(render)))
     writing, call_format = _find_calls(render, writing, _behind_answer(answered, turns))
     writing, reasoning = _find_reasoning(source, render, writing)
     (shown,) = _render(render, [[_USER]], writing)
@@ -156,6 +154,13 @@ def _render(
         messages, given = give_tools(conversation, _TOOLS, writing) if has_tools else ([*conversation], {})
         asked.append((write_messages(messages, writing, None), {**given, **variables}))
     return render(asked)
+
+
+def _find_content(render: Render) -> Writing:
+    """The writing in which the text of a message is shown."""
+    as_parts = Writing(content="parts")
+    text, parts = (_render(render, [[_USER]], each, has_tools=False)[0] for each in (Writing(), as_parts))
+    return as_parts if _shows(parts, _QUESTION) and not _shows(text, _QUESTION) else Writing()
 
 
 def _find_system(render: Render, writing: Writing) -> Writing:

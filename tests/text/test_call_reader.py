@@ -53,6 +53,7 @@ CASES: dict[str, tuple[str, str, list[str | ToolCall]]] = {
     "qwen3-coder": ("qwen3-coder", XML_F, [F]),
     "qwen3-coder, text": ("qwen3-coder", XML.format("<parameter=a>\nx\n y\n</parameter>"),
                           [ToolCall("f", '{"a": "x\\n y"}')]),
+    "llama": ("llama", f"Now: <|python_tag|>{LLAMA_F}", ["Now: ", F]),
     "llama, bare": ("llama", f"\n{LLAMA_F}; {JSON_G}", [F, G]),
     "llama, JSON that names no tool": ("llama", '{"name": "Bob", "parameters": {}}',
                                        ['{"name": "Bob", "parameters": {}}']),
