@@ -31,13 +31,16 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TOOL = {"type": "function", "function": {"name": "resize", "parameters": SCHEMA}}
+# Of published configs, which transformers reads and mlx-lm does not.
+MORE = {"exaone4": {"layer_types": ["sliding_attention"] * 3 + ["full_attention"]}}
 SAMPLING = {"max_tokens": 120, "temperature": 1.0, "seed": 1}
 
 
 @pytest.mark.parametrize("name", [name for name in class_names() if name not in UNMADE | set(REFUSED)])
 def test_class(name: str, tmp_path: Path) -> None:
     config = describe(name, len(vocabulary_fields()["tokens"]))
-    save(tmp_path, tiny(name, config), {**config, "model_type": name, "eos_token_id": 0, "bos_token_id": 0})
+    written = {**config, **MORE.get(name, {}), "model_type": name, "eos_token_id": 0, "bos_token_id": 0}
+    save(tmp_path, tiny(name, config), written)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATE)
     with edgespec.load(tmp_path, backend="mlx", ctx=512, draft="ngram", draft_max=3) as model:
         reply = model.generate("x = 1 x = 1 x =", schema=SCHEMA, **SAMPLING)
