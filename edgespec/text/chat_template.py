@@ -30,6 +30,7 @@ from edgespec.text.writing import (
     complete_calls,
     find_lost,
     give_tools,
+    list_turns,
     make_skeleton,
     write_messages,
 )
@@ -94,6 +95,11 @@ def profile_template(source: str) -> TemplateProfile:
     return probe(source, render)
 
 
+_MAX_SOUND = 1024
+_SOUND: dict[tuple[object, ...], Writing] = {}
+"""The writing in which a template has shown all of a conversation, by its kinds of turns; see `list_turns`."""
+
+
 class _Refusal(InvalidRequest):
     """The template refused the conversation through `raise_exception`."""
 
@@ -131,18 +137,22 @@ class ChatTemplate:
         Raises InvalidRequest with the template's own message if it refuses, or if a part cannot be shown, and
         TemplateError if it is malformed, fails, or exceeds its limits.
         """
-        profile = self.profile
+        writing = self.profile.writing
         conversation = complete_calls([message.as_dict() for message in messages])
-        skeleton, words = make_skeleton(conversation)
+        turns = (self.source, bool(variables and variables.get("tools")), list_turns(conversation))
         error: EdgespecError | None = None
-        for writing in dict.fromkeys((profile.writing, *profile.writing.variations())):
+        for tried in dict.fromkeys((_SOUND.get(turns, writing), writing, *writing.variations())):
             try:
-                text, shown = self._render((conversation, skeleton), variables or {}, writing)
+                text, lost = self._render_checked(
+                    conversation, variables or {}, tried, is_known=_SOUND.get(turns) == tried
+                )
             except (_Refusal, _Fault) as refused:
                 error = error or refused
                 continue
-            lost = [meaning for word, meaning in words.items() if word not in shown] or find_lost(conversation, text)
             if not lost:
+                if len(_SOUND) >= _MAX_SOUND:
+                    _SOUND.clear()
+                _SOUND[turns] = tried
                 return text
             error = error or InvalidRequest(
                 f"the model's chat template leaves out {lost[0]}.",
@@ -150,6 +160,18 @@ class ChatTemplate:
             )
         assert error is not None
         raise error
+
+    def _render_checked(
+        self, conversation: Messages, variables: Mapping[str, Any], writing: Writing, *, is_known: bool
+    ) -> tuple[str, list[str]]:
+        """The prompt, and what of the conversation is not in it. `is_known`: one with such turns was whole before."""
+        if is_known:
+            (text,) = self._render([conversation], variables, writing)
+            return text, find_lost(conversation, text)
+        skeleton, words = make_skeleton(conversation)
+        text, shown = self._render([conversation, skeleton], variables, writing)
+        lost = [meaning for word, meaning in words.items() if word not in shown]
+        return text, lost or find_lost(conversation, text)
 
     def _render(
         self, conversations: Sequence[Messages], variables: Mapping[str, Any], writing: Writing

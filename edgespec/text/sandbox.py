@@ -62,12 +62,13 @@ def main() -> None:
 
 
 def _render_all(questions: Sequence[tuple[str, dict[str, Any]]]) -> list[tuple[str, str]]:
-    return [_render(source, variables) for source, variables in questions]
+    is_shared = len(questions) > 1  # templates may change lists, which other questions have too
+    return [_render(source, deepcopy(variables) if is_shared else variables) for source, variables in questions]
 
 
 def _render(source: str, variables: dict[str, Any]) -> tuple[str, str]:
     try:
-        text = _compile(source).render(deepcopy(variables))  # templates may change lists, which others share
+        text = _compile(source).render(variables)
     except _Refusal as refusal:
         return "refusal", str(refusal)[:_MAX_REASON]
     except Exception as error:  # noqa: BLE001 - a template can raise any exception

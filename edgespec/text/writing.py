@@ -252,6 +252,21 @@ def _extend_system(messages: Messages, extra: Mapping[str, Any], text: str = "")
     return [{"role": "system", "content": text, **extra}, *messages]
 
 
+def list_turns(messages: Messages) -> frozenset[tuple[object, ...]]:
+    """The kinds of messages that follow one another, on which it depends what a template shows."""
+    kinds = [
+        (
+            message["role"],
+            bool(message["content"]),
+            min(2, len(message.get("tool_calls") or ())),
+            any(not _is_call(call) or not _arguments(call) for call in message.get("tool_calls") or ()),
+            bool(message.get("reasoning_content")),
+        )
+        for message in messages
+    ]
+    return frozenset(zip(("start", *kinds), (*kinds, "end"), strict=True))
+
+
 def make_skeleton(messages: Messages) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The conversation with a word of its own in place of each text, name and argument, by which one can see what of it
     a template shows; and what each word stands for.
