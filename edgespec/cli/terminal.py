@@ -73,22 +73,25 @@ def report_activity(text: str) -> None:
 
 
 def format_summary(metrics: Metrics, steps: Iterable[Step], drafters: Mapping[str, str], reason: str) -> str:
-    """One line: tokens, speed, times, speedup over plain decoding, acceptance, time to first token.
+    """One line: tokens, speed, speedup over plain decoding, acceptance, time to first token.
 
     `drafters` is ModelInfo.drafters. Only the drafters that drafted a token in `steps` are named.
     """
+    from edgespec.core.metrics import told_speedup
+
     parts = [f"{metrics.emitted_tokens} tokens ({reason})"]
-    if metrics.tpot_s and metrics.step_p99_s:
-        parts.append(format_speed(metrics.tpot_s, metrics.step_p99_s))
-    if metrics.times_plain is not None and drafters:
-        parts.append(f"{metrics.times_plain:.2f}x plain")
+    if metrics.tokens_per_second:
+        parts.append(f"{metrics.tokens_per_second:.1f} tok/s")
+    speedup = told_speedup(metrics.times_plain, metrics.drafted_tokens, metrics.emitted_tokens)
+    if speedup is not None:
+        parts.append(f"{speedup:.2f}x plain decoding")
     if metrics.acceptance_rate is not None and metrics.tau is not None:
         parts.append(
             f"{metrics.accepted_tokens} of {metrics.drafted_tokens} drafted tokens accepted"
             f" ({metrics.acceptance_rate:.0%}; {', '.join(_list_sources(steps, drafters))}), tau {metrics.tau:.2f}"
         )
     else:
-        parts.append("nothing drafted" if drafters else "plain decoding")
+        parts.append("plain decoding: drafts would not pay here" if drafters else "plain decoding")
     if metrics.ttft_s is not None:
         parts.append(f"first token after {metrics.ttft_s * 1000:.0f} ms")
     return ", ".join(parts)

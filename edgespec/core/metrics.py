@@ -55,6 +55,14 @@ class Metrics:
     reasoning_tokens: int
 
 
+_MIN_TOLD = 32  # emitted tokens of an answer whose speedup is worth telling
+
+
+def told_speedup(times_plain: float | None, n_drafted: int, n_emitted: int) -> float | None:
+    """The speedup to show people: None where nothing was drafted, and for answers too short to judge by."""
+    return times_plain if n_drafted and n_emitted >= _MIN_TOLD else None
+
+
 _RECENT_PLAIN = 5  # plain rounds that a drafted one is compared with
 _MIN_PLAIN = 3  # fewer are not compared with
 _CURVE_WEIGHT = 20  # of the measured curve, in drafted rounds that were compared

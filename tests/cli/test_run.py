@@ -34,7 +34,7 @@ def test_text_on_stdout_statistics_on_stderr(cli: Cli) -> None:
     assert "12 tokens (length)" in done.stderr
     assert re.search(r"\d+ of \d+ drafted tokens accepted \(\d+%; python-6m/draft(, ngram)?\), tau ", done.stderr)
     done = cli("run", PROMPT, "--max-tokens", "12", "--temperature", "0", "--threads", "1", "--draft", "none")
-    assert re.search(r" tok/s \([\d.]+ ms a token, p99 of a step [\d.]+ ms\), plain decoding, first ", done.stderr)
+    assert re.search(r"12 tokens \(length\), [\d.]+ tok/s, plain decoding, first ", done.stderr)
 
 
 def test_a_question_to_a_model_that_completes_code_is_told_so(cli: Cli) -> None:
@@ -48,7 +48,7 @@ def test_statistics_name_only_drafters_that_drafted() -> None:
     steps = [
         Step(i, (1, 1), n_drafted, 1, 1, i / 10, decision=decision, plain_steps=1.6)
         for i, (decision, n_drafted) in enumerate(
-            [(None, 0), (Decision("none", ""), 0), (Decision("model", ""), 0), (Decision("ngram", ""), 2)]
+            [(None, 0), (Decision("none", ""), 0), (Decision("model", ""), 0), (Decision("ngram", ""), 2)] * 4
         )
     ]
     meter = Meter(1, -0.1)
@@ -56,10 +56,16 @@ def test_statistics_name_only_drafters_that_drafted() -> None:
         meter.add(step)
     drafters = {"ngram": "ngram", "model": "a draft", "pard": "another"}
     assert "(200%; ngram)" in format_summary(meter.metrics(), steps, drafters, "stop")
-    assert "1.67x plain, " in format_summary(meter.metrics(), steps, drafters, "stop")
+    assert meter.metrics().emitted_tokens == 32
+    assert f", {meter.times_plain:.2f}x plain decoding, " in format_summary(meter.metrics(), steps, drafters, "stop")
+    few = replace(meter.metrics(), emitted_tokens=31)
+    assert "plain" not in format_summary(few, steps, drafters, "stop"), "too few to judge by"
     both = replace(steps[2], n_drafted=4, decision=Decision("model+pard", ""))
     assert "; a draft, another, ngram)" in format_summary(meter.metrics(), [steps[0], both, steps[3]], drafters, "stop")
-    assert "plain" not in format_summary(meter.metrics(), steps, {}, "stop")
+    idle = replace(meter.metrics(), drafted_tokens=0, acceptance_rate=None)
+    assert "x plain" not in format_summary(idle, steps, drafters, "stop")
+    assert ", plain decoding: drafts would not pay here" in format_summary(idle, steps, drafters, "stop")
+    assert format_summary(idle, steps, {}, "stop").endswith(", plain decoding, first token after 100 ms")
 
 
 def test_json_is_one_object_with_everything(cli: Cli) -> None:

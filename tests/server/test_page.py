@@ -41,7 +41,8 @@ def test_the_files(toy: Server) -> None:
 def test_the_scripts(path: Path, toy: Server) -> None:
     node = shutil.which("node")
     if node is None:
-        pytest.fail("this test needs node: https://nodejs.org")
+        assert "CI" not in os.environ, "CI installs node"
+        pytest.skip("the page's scripts are left out: they need node, https://nodejs.org")
     variables = {**os.environ, "EDGESPEC_URL": toy.url, "NODE_OPTIONS": ""}
     child = subprocess.run(
         [node, "--test", path], capture_output=True, text=True, env=variables, timeout=120, check=False
