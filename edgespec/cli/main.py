@@ -54,6 +54,7 @@ _GROUPS = {
     "Shell": {"completion": ("Print the completion script of a shell", "completion")},
 }
 _COMMANDS = {name: module for group in _GROUPS.values() for name, (_, module) in group.items()}
+_ALIASES = {"ls": "list"}  # as other programs call them
 
 _WELCOME = """\
 edgespec runs language models on this machine, with exact speculative decoding.
@@ -94,6 +95,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        args = [_ALIASES.get(each, each) if i == 0 else each for i, each in enumerate(args)]
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
             import difflib
 

@@ -7,6 +7,7 @@ import select
 import sys
 from contextlib import closing, suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
@@ -25,7 +26,7 @@ _PATIENCE_S = 3.0  # for standard input to begin, beside a prompt
 
 
 @click.command("run")
-@click.argument("prompt", required=False)
+@click.argument("words", nargs=-1, metavar="[REF] [PROMPT]", shell_complete=complete_model)
 @click.option(
     "--model",
     "-m",
@@ -40,7 +41,7 @@ _PATIENCE_S = 3.0  # for standard input to begin, beside a prompt
 @rare_option("--explain", is_flag=True, help="Print a table of all rounds with the reason for each draft on stderr.")
 @generation_options
 def run_command(
-    prompt: str | None,
+    words: tuple[str, ...],
     model: str | None,
     file: BinaryIO | None,
     raw: bool,
@@ -48,7 +49,7 @@ def run_command(
     explain: bool,
     **options: Any,
 ) -> int:
-    """Answer one PROMPT (argument, --file, or standard input) and exit.
+    """Answer one PROMPT (argument, --file, or standard input) by a model, and exit; REF alone opens the chat.
 
     A text of --file or of standard input comes before PROMPT: `git diff | edgespec run "Write a commit message."`.
     Without --model, the model of EDGESPEC_MODEL answers, else the demo model.
@@ -58,6 +59,11 @@ def run_command(
     from edgespec.registry.schema import SamplingDefaults
     from edgespec.service.client import require_model
 
+    model, prompt = _split_words(words, model)
+    if model is not None and prompt is None and file is None and _is_typed():
+        from edgespec.cli.chat import chat_command
+
+        return int(click.get_current_context().invoke(chat_command, model=model, **options) or 0)
     text = _read_prompt(prompt, file)
     if not (text if raw else text.strip()):
         raise InvalidRequest("the prompt is empty.", hint="Give one as an argument, with --file, or on standard input.")
@@ -83,6 +89,29 @@ def run_command(
     for line in (*rounds, *(f"note: {text}" for text in notices)):
         click.echo(line, err=True)
     return INTERRUPTED if finished.reason == "cancelled" else 0
+
+
+def _split_words(words: tuple[str, ...], model: str | None) -> tuple[str | None, str | None]:
+    """The model and the prompt. Of two words the first is the model; a single one is, if it names one."""
+    if len(words) > (2 if model is None else 1):
+        raise click.UsageError("There are several words: put the prompt in quotes.")
+    if len(words) == 2:
+        return words
+    prompt = words[0] if words else None
+    return (prompt, None) if model is None and prompt is not None and _names_model(prompt) else (model, prompt)
+
+
+def _names_model(word: str) -> bool:
+    """Whether a word can only be meant as a model: an alias, or an existing file or folder of one."""
+    from edgespec.registry.schema import load_registry
+
+    if " " in word or not word:
+        return False
+    return word in load_registry().entries or (Path(word).suffix == ".gguf" and Path(word).is_file())
+
+
+def _is_typed() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()
 
 
 def _advise(info: ModelInfo, text: str) -> list[str]:
@@ -133,7 +162,7 @@ def _read_prompt(argument: str | None, file: BinaryIO | None) -> str:
         return _join(file.read(), argument)
     if argument == "-":
         return _join(_read_stdin(), None)
-    if sys.stdin is None or sys.stdin.isatty():
+    if sys.stdin is None or _is_typed():
         if argument is None:
             raise click.UsageError("There is no prompt: give one as an argument, with --file, or on standard input.")
         return argument

@@ -181,3 +181,15 @@ def test_a_reader_that_leaves_is_no_error(environment: dict[str, str], tmp_path:
     err = child.stderr.read()
     assert child.wait(timeout=60) == OUTPUT_LOST
     assert "Traceback" not in err and "Exception" not in err
+
+
+def test_a_model_may_stand_in_front_of_the_prompt(cli: Cli) -> None:
+    """As users of other programs type it."""
+    options = ("--max-tokens", "4", "--temperature", "0", "--threads", "1", "--draft", "none")
+    named = cli("run", "python-6m", PROMPT, *options)
+    assert named.returncode == 0 and named.stdout == cli("run", PROMPT, "--model", "python-6m", *options).stdout
+    absent = cli("run", "no-such-model", PROMPT, *options)
+    assert absent.returncode == 3 and "no-such-model" in absent.stderr
+    several = cli("run", "two", "words", "more", *options)
+    assert several.returncode == 2 and "put the prompt in quotes" in several.stderr
+    assert cli("ls").stdout == cli("list").stdout
