@@ -15,7 +15,7 @@ PACKAGE = REPOSITORY / "edgespec"
 # Lowest first. A package imports itself and the layers below its own.
 LAYERS = (
     ("deadline", "errors", "files", "options", "sockets", "units"),
-    ("databases", "isolated"),
+    ("databases", "isolated", "proxies"),
     ("core", "formats", "memory", "text"),
     ("backends", "drafters", "hub"),
     ("controller", "registry"),
@@ -34,6 +34,7 @@ ALLOWED = {
     "isolated": {"psutil"},
     "files": set(),
     "options": set(),
+    "proxies": {"httpx"},
     "sockets": set(),
     "units": set(),
     "core": {"numpy"},
