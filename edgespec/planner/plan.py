@@ -274,7 +274,7 @@ def plan(
     if opened is not None and stays:
         options = replace(options, caches=opened.options.caches)
     limit = None if request.max_bytes is None else max(0, request.max_bytes - PROCESS_BYTES)
-    own = replace(read_memory(backend, request.load.device), limit=limit)
+    own = replace(read_memory(backend, request.load.device), limit=limit, process=PROCESS_BYTES)
     if backend == "llamacpp":
         split_shares(options.tensor_split, len(own.devices))  # refuses more than there are GPUs
     if request.load.gpu_layers == 0:
