@@ -14,7 +14,7 @@ from tests.models import REPOSITORY
 PACKAGE = REPOSITORY / "edgespec"
 # Lowest first. A package imports itself and the layers below its own.
 LAYERS = (
-    ("deadline", "errors", "files", "options", "sockets", "units"),
+    ("deadline", "errors", "files", "installation", "options", "sockets", "units"),
     ("databases", "isolated", "proxies"),
     ("core", "formats", "memory", "text"),
     ("backends", "drafters", "hub"),
@@ -33,6 +33,7 @@ ALLOWED = {
     "errors": set(),
     "isolated": {"psutil"},
     "files": set(),
+    "installation": set(),
     "options": set(),
     "proxies": {"httpx"},
     "sockets": set(),
