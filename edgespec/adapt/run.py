@@ -39,6 +39,7 @@ from edgespec.formats.head_file import read_folder_shapes
 from edgespec.formats.heads import unpack_shapes
 from edgespec.formats.mlx_folder import read_folder
 from edgespec.hub.hub import Hub
+from edgespec.installation import install_command
 from edgespec.memory.store import TextStore
 from edgespec.planner.draft_finder import PlannedDrafter, PlannedModel
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, fetch, open_vocabulary, plan
@@ -360,7 +361,7 @@ def load_trainer() -> None:
         load_mlx()
     except BackendUnavailable as error:
         raise BackendUnavailable(
-            f"a draft is trained by MLX, and {error.message}", hint="Install it: pip install 'edgespec[adapt]'."
+            f"a draft is trained by MLX, and {error.message}", hint=f"Install it: {install_command('edgespec[adapt]')}."
         ) from error
 
 

@@ -70,6 +70,10 @@ async def load_async(
 def _prepare_load(model: str | PathLike[str] | None, arguments: LoadArguments) -> tuple[LoadConfig, EngineClient]:
     """The engine is in this process, or isolated; with workers it always is, since a lost one ends its process."""
     require_known("load", arguments, LoadArguments.__annotations__)
+    if not (model is None or isinstance(model, str | PathLike)):
+        raise InvalidRequest(
+            f"a model is named by a text or a path, not by {model!r}.", hint="`edgespec list` shows names."
+        )
     config = build_load_config(os.path.abspath(model) if isinstance(model, PathLike) else model, arguments)
     if not (config.load.workers or arguments.get("isolated")):
         return config, LocalEngine()
@@ -385,13 +389,12 @@ def prepare(
         raise InvalidRequest(f"max_tokens must be at least 1, not {max_tokens}.", hint="Give a larger number.")
     choice = arguments.get("tool_choice") or "auto"
     is_name = choice not in ("auto", "none", "required")
-    stop = arguments.get("stop") or ()
     schema = arguments.get("schema")
     spec = GenerationSpec(
         prompt=_build_prompt(prompt, arguments.get("system")),
         max_tokens=max_tokens,
         seed=arguments.get("seed"),
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        stop=_list_stops(arguments.get("stop")),
         structure=None if schema is None else json_structure(dict(schema), is_strict=True),
         tools=tuple(_build_tool(each) for each in arguments.get("tools") or ()),
         tool_choice="auto" if is_name else cast("ToolChoiceMode", choice),
@@ -403,6 +406,14 @@ def prepare(
     request = spec.build_request(model_info, token_limit=model_info.context_size)
     request = replace(request, sampling=resolve_sampling(arguments, model_info.sampling))
     return request, spec.make_response(model_info)
+
+
+def _list_stops(stop: object) -> tuple[str, ...]:
+    """The stop texts of an argument, which is None, one or several. Raises InvalidRequest."""
+    stops = () if stop is None else (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stops, Sequence) or not all(isinstance(each, str) for each in stops):
+        raise InvalidRequest(f"stop is a text or a list of texts, not {stop!r}.", hint="Write stop='END', for example.")
+    return tuple(stops)
 
 
 def _build_prompt(prompt: Prompt, system: str | None) -> str | tuple[Message, ...]:

@@ -33,11 +33,16 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Free memory in bytes: RAM available without swapping, and the accelerators. `limit`: the most to take of both."""
+    """Free memory in bytes: RAM available without swapping, and the accelerators.
+
+    limit    the most that weights and caches may take of both; None: what is free
+    process  what the user's limit has beside `limit`, for the process itself
+    """
 
     ram_available: int
     devices: tuple[DeviceMemory, ...] = ()
     limit: int | None = None
+    process: int = 0
 
     @property
     def own_devices(self) -> tuple[DeviceMemory, ...]:

@@ -166,6 +166,11 @@ class RuntimeSettings:
             batch_threads=options.batch_threads or self.batch_threads,
         )
 
+    def override(self, options: LoadOptions) -> RuntimeSettings:
+        """These settings with those of `options` in their place where the user has set some."""
+        used = self.apply(options)
+        return replace(self, **{name: getattr(used, name) for name in _CHOICES})
+
     @property
     def chosen(self) -> dict[str, bool | int | None]:
         """The choices by the names of their options; None where the runtime decides."""

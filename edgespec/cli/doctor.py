@@ -32,6 +32,7 @@ from edgespec.cli.options import (
 )
 from edgespec.cli.terminal import INTERRUPTED, TerminalReporter, interruptible, print_result, report_activity
 from edgespec.errors import Cancelled, ContextOverflow, InvalidRequest, reason_of
+from edgespec.installation import install_command
 from edgespec.options import DRAFT
 from edgespec.units import gib
 
@@ -190,14 +191,14 @@ def _check_runtime(name: str) -> dict[str, Any]:
     except importlib.metadata.PackageNotFoundError:
         if name == "mlx" and (platform.system(), platform.machine()) != ("Darwin", "arm64"):
             return {"state": "unsupported", "reason": "MLX is for Apple Silicon"}
-        return {"state": "missing", "fix": f"pip install {package}"}
+        return {"state": "missing", "fix": install_command(package)}
     except ChildDied:
         reason = "its process ended"
     except Cancelled:
         reason = f"no answer in {_PROBE_S} s"
     except Exception as error:  # noqa: BLE001 - whatever a damaged installation raises
         reason = reason_of(error)
-    fix = rebuild_command() if name == "llamacpp" else f"pip install --upgrade {package}"
+    fix = rebuild_command() if name == "llamacpp" else install_command(package, "--upgrade")
     return {"state": "broken", "reason": reason, "fix": fix}
 
 
@@ -290,7 +291,7 @@ def _find_problems(report: dict[str, Any]) -> Iterator[dict[str, str]]:
     for drafter in report["drafters"]:
         if "refused" in drafter:
             problem = f"the drafter {drafter['name']} is refused: {drafter['refused']}"
-            yield {"problem": problem, "fix": f"pip install --upgrade {drafter['package']}"}
+            yield {"problem": problem, "fix": install_command(drafter["package"], "--upgrade")}
     for check in report.get("gpu", ()):
         if not check["is_sound"]:
             problem = f"{check['backend']} computes otherwise with {check['place']}, or not at all"

@@ -20,6 +20,7 @@ from edgespec.cli.options import add_options, json_option
 from edgespec.cli.serve import PORT, read_models, serve_command
 from edgespec.cli.terminal import format_speed, format_table, print_result
 from edgespec.errors import HubError, InvalidRequest, reason_of
+from edgespec.proxies import open_client
 from edgespec.units import count, gib
 
 _TIMEOUT_S = 30.0
@@ -129,11 +130,14 @@ def http_json(
     import httpx
 
     is_unix = url.startswith(_UNIX)
-    transport = httpx.HTTPTransport(uds=url.removeprefix(_UNIX)) if is_unix else None
     base = "http://localhost" if is_unix else _find_base(url)
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        with httpx.Client(transport=transport, timeout=timeout_s) as client:
+        if is_unix:
+            opened = httpx.Client(transport=httpx.HTTPTransport(uds=url.removeprefix(_UNIX)), timeout=timeout_s)
+        else:
+            opened = open_client(httpx.Client, base, timeout=timeout_s)
+        with opened as client:
             response = client.request(method, f"{base}{path}", headers=headers, json=body)
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         reason = reason_of(error)

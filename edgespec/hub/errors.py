@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from edgespec.errors import CacheError, EdgespecError, HubError, reason_of
+from edgespec.proxies import ProxyUnusable, open_client
 
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 FREE_SPACE = "Free some space, or set HF_HOME to a folder on a larger disk."
@@ -90,10 +91,22 @@ def map_errors(context: HubContext) -> Iterator[None]:
     except EdgespecError:
         raise
     except Exception as error:
+        if isinstance(error, ImportError | ValueError):
+            _check_proxy(context)
         known = translate(error, context)
         if known is None:
             raise
         raise known from error
+
+
+def _check_proxy(context: HubContext) -> None:
+    """Raise HubUnreachable if the client could not open its session because of the proxies in the environment."""
+    import httpx
+
+    try:
+        open_client(httpx.Client, context.endpoint).close()
+    except ProxyUnusable as unusable:
+        raise HubUnreachable(unusable.message, hint=unusable.hint) from unusable
 
 
 def translate(error: BaseException, context: HubContext) -> EdgespecError | None:

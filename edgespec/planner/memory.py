@@ -268,7 +268,7 @@ def check_fit(
         parts += f", draft with its KV cache {gib(fit.draft.total)}"
     raise DoesNotFit(
         f"{target.name} needs {gib(fit.needed)} and {_say_usable(memory)} ({parts}).",
-        hint="Try --draft ngram or layerskip:2, a smaller --ctx or quantisation, or --force.",
+        hint=f"Try {'--draft ngram or layerskip:2, ' if drafts else ''}a smaller --ctx or quantisation, or --force.",
     )
 
 
@@ -277,12 +277,16 @@ def _own_part_error(fit: Fit, own: Memory, share: float) -> DoesNotFit:
     drafts = f", the drafts {gib(fit.draft.total)}" if fit.draft else ""
     return DoesNotFit(
         f"on this machine its layers need {gib(int(share * fit.target.total))}{drafts}, and {_say_usable(own)}.",
-        hint="Try --draft ngram, a smaller --ctx, workers with more memory, fewer --gpu-layers, or --force.",
+        hint=f"Try {'--draft ngram, ' if fit.draft else ''}a smaller --ctx, workers with more memory, fewer"
+        " --gpu-layers, or --force.",
     )
 
 
 def _say_usable(memory: Memory) -> str:
-    return f"{gib(memory.usable)} {'are free' if memory.usable != memory.limit else 'are allowed'}"
+    if memory.usable != memory.limit:
+        return f"{gib(memory.usable)} are free"
+    own = f", beside {memory.process // 2**20} MiB for the process itself" if memory.process else ""
+    return f"{gib(memory.usable)} are allowed{own}"
 
 
 class Placement(NamedTuple):

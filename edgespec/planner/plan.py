@@ -254,7 +254,7 @@ def plan(
     Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, DoesNotFit.
     """
     reference = parse_reference(request.model or registry.default)
-    with naming_heads(reference):
+    with naming_heads(reference), _naming_entry(request, registry):
         backend = choose_backend(request, registry, hub)
         resolved = resolve_pair(request.model, backend, registry, hub)
         facts = read_metadata(resolved.target, hub, reporter.download)
@@ -274,7 +274,7 @@ def plan(
     if opened is not None and stays:
         options = replace(options, caches=opened.options.caches)
     limit = None if request.max_bytes is None else max(0, request.max_bytes - PROCESS_BYTES)
-    own = replace(read_memory(backend, request.load.device), limit=limit)
+    own = replace(read_memory(backend, request.load.device), limit=limit, process=PROCESS_BYTES)
     if backend == "llamacpp":
         split_shares(options.tensor_split, len(own.devices))  # refuses more than there are GPUs
     if request.load.gpu_layers == 0:
@@ -486,6 +486,23 @@ def check_target(request: LoadConfig, registry: Registry, hub: Hub) -> None:
     with suppress(HubError):
         if request.backend != "toy":
             _find_target(request, registry, hub)
+
+
+@contextmanager
+def _naming_entry(request: LoadConfig, registry: Registry) -> Iterator[None]:
+    """Where the hub cannot be reached, say what an alias stands for, and what answers without a network."""
+    try:
+        yield
+    except HubUnreachable as error:
+        name = request.model or registry.default
+        entry = registry.entries.get(name)
+        if entry is None:
+            raise
+        size = f" of {entry.about.parameters:g} billion parameters" if entry.about.parameters else ""
+        raise HubUnreachable(
+            f"{name}, a model{size}, has to be downloaded first, and that fails: {error.message}",
+            hint=f"`edgespec recommend {name}` says without a network what to expect of it.",
+        ) from error
 
 
 def _find_target(request: LoadConfig, registry: Registry, hub: Hub) -> tuple[FileBackend, Source]:

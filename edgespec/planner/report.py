@@ -14,9 +14,7 @@ from edgespec.core.protocols import CheckCancelled
 from edgespec.formats.gguf import GGML_NAMES, Header
 from edgespec.formats.head_file import ModelMetadata
 from edgespec.hub.cache import shorten_names
-from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub
-from edgespec.planner.draft_finder import AUTO
 from edgespec.planner.memory import ModelFacts, describe_model, estimate_head
 from edgespec.planner.plan import LoadConfig, Plan, Reporter, plan
 from edgespec.planner.speed import (
@@ -54,14 +52,7 @@ def report_plan(
 
     `report` is told in words what is being done. Raises any EdgespecError, Cancelled.
     """
-    try:
-        planned = plan(request, registry, hub, reporter)
-    except HubUnreachable as error:
-        name = request.model or registry.default
-        if name not in registry.entries or request.draft != AUTO:
-            raise
-        hint = f"`edgespec recommend {name}` says what to expect of it without the hub."
-        raise HubUnreachable(error.message, hint=hint) from error
+    planned = plan(request, registry, hub, reporter)
     for told in (*planned.findings, *_find_tools_notice(planned)):
         reporter.notice(told)
     facts = describe_plan(planned) | _describe_settings(planned, hub)

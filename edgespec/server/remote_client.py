@@ -16,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from edgespec import __version__
 from edgespec.errors import EdgespecError, InvalidRequest, PromptTooLong, reason_of
+from edgespec.proxies import open_client
 from edgespec.server.fields import describe_fault
 from edgespec.server.http import HttpError, dump_json, format_via
 from edgespec.sockets import is_loopback, keep_alive
@@ -169,7 +170,9 @@ class RemoteClient:
         self._name = name
         self._model = model
         key = {"authorization": f"Bearer {model.key}"} if model.key else {}
-        self._http = httpx.AsyncClient(
+        self._http = open_client(
+            httpx.AsyncClient,
+            model.url,
             headers={**key, "accept-encoding": "identity", "user-agent": f"edgespec/{__version__}"},
             timeout=httpx.Timeout(None, connect=_CONNECT_S),
             limits=httpx.Limits(max_connections=None, keepalive_expiry=_REUSE_S),

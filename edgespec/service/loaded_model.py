@@ -108,7 +108,7 @@ def describe_model(engine: Engine, name: str, planned: Plan | None, settings: Ru
         devices=(),
         max_concurrency=engine.max_concurrency,
         no_batching_reason=target.no_batching_reason,
-        settings=settings,
+        settings=settings.override(planned.options) if settings is not None and planned is not None else settings,
         exact_width=target.width if isinstance(target, FixedWidthModel) else None,
         template=engine.prompts.template.profile,
     )

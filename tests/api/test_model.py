@@ -122,6 +122,9 @@ def test_a_tool_is_called_and_its_result_is_read(model: edgespec.Model) -> None:
         ({"tools": [TOOL], "tool_choice": "other"}, "'other'"),
         ({"schema": {**SCHEMA, "if": {"minProperties": 2}}}, "Unimplemented keys"),
         ({"system": "Be brief."}, "system message"),
+        ({"stop": 5}, "stop is a text or a list of texts, not 5"),
+        ({"stop": 0}, "stop is a text or a list of texts, not 0"),
+        ({"stop": ["a", 5]}, "stop is a text or a list of texts"),
     ],
 )
 def test_a_value_that_cannot_work(model: edgespec.Model, arguments: edgespec.GenerationArguments, message: str) -> None:
@@ -146,6 +149,8 @@ def test_a_model_that_does_not_exist() -> None:
         edgespec.load("pyhton-6m")
     with pytest.raises(edgespec.UnknownModel, match=r"There is no file /.*/x\.gguf"):
         edgespec.load(Path("x.gguf"))
+    with pytest.raises(edgespec.InvalidRequest, match="named by a text or a path, not by 5"):
+        edgespec.load(5)  # type: ignore[arg-type]
     with pytest.raises(edgespec.InvalidRequest, match="acceptance"):
         edgespec.load(acceptance="always")  # type: ignore[arg-type]
     with pytest.raises(edgespec.InvalidRequest):

@@ -14,8 +14,8 @@ from tests.models import REPOSITORY
 PACKAGE = REPOSITORY / "edgespec"
 # Lowest first. A package imports itself and the layers below its own.
 LAYERS = (
-    ("deadline", "errors", "files", "options", "sockets", "units"),
-    ("databases", "isolated"),
+    ("deadline", "errors", "files", "installation", "options", "sockets", "units"),
+    ("databases", "isolated", "proxies"),
     ("core", "formats", "memory", "text"),
     ("backends", "drafters", "hub"),
     ("controller", "registry"),
@@ -33,7 +33,9 @@ ALLOWED = {
     "errors": set(),
     "isolated": {"psutil"},
     "files": set(),
+    "installation": set(),
     "options": set(),
+    "proxies": {"httpx"},
     "sockets": set(),
     "units": set(),
     "core": {"numpy"},

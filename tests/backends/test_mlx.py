@@ -22,6 +22,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.core.sampling import CounterRng, SamplingParams
 from edgespec.errors import BackendError, BackendUnavailable
+from edgespec.installation import install_command
 from tests.contract.runtimes import prefill
 from tests.mlx_models import CONFIGS, DENSE, make_folder, make_model
 from tests.models import TARGET, find_trained
@@ -208,7 +209,7 @@ def test_where_mlx_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlx_lm", None)
     with pytest.raises(BackendUnavailable, match="cannot be imported") as caught:
         library.load_mlx.__wrapped__()
-    assert "pip install mlx-lm" in str(caught.value.hint)
+    assert install_command("mlx-lm") in str(caught.value.hint)
 
 
 @pytest.mark.parametrize(

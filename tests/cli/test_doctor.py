@@ -18,6 +18,7 @@ from edgespec.backends.llamacpp.library import rebuild_command
 from edgespec.cli import gpu_check
 from edgespec.cli.doctor import _format_runtime, describe_huge_pages, find_gpu_problems, find_huge_page_problems
 from edgespec.cli.gpu_check import PlaceCheck
+from edgespec.installation import install_command
 from tests.cli.conftest import COMMAND, Cli
 from tests.models import REPOSITORY
 
@@ -77,7 +78,7 @@ def test_doctor_reports_the_machine_its_runtimes_and_its_drafters(cli: Cli, plug
     assert found["automaton"] == {"name": "automaton", "words": ["automaton"], "summary": summary, "package": "other"}
     assert found["bad"]["package"] == "broken" and "MISSING" in found["bad"]["refused"]
     assert found["copy"] == {"name": "copy", "package": "thief", "refused": "the name 'ngram' is taken"}
-    assert {"pip install --upgrade broken", "pip install --upgrade thief"} <= {
+    assert {install_command(name, "--upgrade") for name in ("broken", "thief")} <= {
         problem["fix"] for problem in report["problems"]
     }
     assert f"drafters   ngram: {found['ngram']['summary']}\n           suffix: " in shown

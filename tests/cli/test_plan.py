@@ -63,7 +63,9 @@ def test_plan_without_speed_and_beyond_memory(cli: Cli) -> None:
 def test_offline_an_alias_that_is_not_here_is_left_to_recommend(cli: Cli) -> None:
     refused = cli("plan", "llama-3.2-3b-q4", "--backend", "llamacpp", "--no-speed")
     assert refused.returncode != 0 and "offline mode is on" in refused.stderr
-    assert "hint: `edgespec recommend llama-3.2-3b-q4` says what to expect of it without the hub." in refused.stderr
+    hint = "hint: `edgespec recommend llama-3.2-3b-q4` says without a network what to expect of it."
+    for done in (refused, cli("run", "x", "-m", "llama-3.2-3b-q4", "--backend", "llamacpp")):
+        assert "error: llama-3.2-3b-q4, a model of 3." in done.stderr and hint in done.stderr
     assert "llama-3.2-3b-q4" in cli("recommend", "llama-3.2-3b-q4", "--no-speed").stdout
     assert "recommend" not in cli("plan", "somebody/else-GGUF", "--backend", "llamacpp", "--no-speed").stderr
 

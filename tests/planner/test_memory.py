@@ -84,6 +84,7 @@ def test_what_does_not_fit_is_told_in_gib_with_ways_out(tmp_path: Path) -> None:
         check_fit(llama_70b(), [(draft, None)], context=32_768, memory=memory)
     assert "70b.gguf needs 50.0 GiB and 44.0 GiB are free" in caught.value.message
     assert "KV cache for 32,768 tokens 10.0 GiB" in caught.value.message
+    assert "--draft ngram" in caught.value.hint
     assert "--ctx" in caught.value.hint and "--force" in caught.value.hint and "quantisation" in caught.value.hint
     forced = check_fit(llama_70b(), [(draft, None)], context=32_768, memory=memory, force=True)
     assert forced.headroom < 0

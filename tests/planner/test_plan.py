@@ -160,8 +160,9 @@ def test_a_budget_leaves_out_drafts_first_and_then_caches(folder: Path, paired: 
     fewer = fit(two)
     assert fewer.options.caches == fewer.fit.caches == 2 and fewer.fit.headroom == 0
     assert heard.notices[-1].startswith(f"Memory holds 2 KV caches of {CONTEXT:,} tokens, not 4.")
-    with pytest.raises(DoesNotFit, match="are allowed"):
+    with pytest.raises(DoesNotFit, match=r"are allowed, beside 128 MiB for the process itself") as told:
         fit(one - 1)
+    assert "--draft" not in told.value.hint, "lookups alone draft already"
 
 
 def test_flash_attention_stays_on_where_scores_do_not_fit(folder: Path, paired: Registry, heard: Heard) -> None:

@@ -64,6 +64,8 @@ def test_measured_once_and_used_by_target_and_draft(open_: Open, measured: list[
         loaded = open_(CONFIG)
         assert loaded.settings == FOUND
         assert [each.flash_attention for each in options_of(loaded)] == [False, False]
+        assert loaded.info.settings is not None
+        assert loaded.info.settings.chosen == {"flash_attention": False, "threads": 1, "batch_threads": None}
         assert loaded.key["flash_attention"] is False, "costs are stored under what they were measured with"
     assert measured == [0.4]
     assert open_(CONFIG, 7.0).settings == FOUND

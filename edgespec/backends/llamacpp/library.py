@@ -7,15 +7,14 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.devices import RAM
 from edgespec.errors import BackendUnavailable, InvalidRequest
+from edgespec.installation import find_installer, install_command
 
 _LOG_INFO, _LOG_ERROR, _LOG_CONT = 2, 4, 5
 
@@ -121,7 +120,7 @@ def library() -> Library:
         import llama_cpp.llama_cpp as api
     except ImportError as error:
         raise BackendUnavailable(
-            f"llama.cpp is not installed ({error}).", hint="Install it: pip install llama-cpp-python"
+            f"llama.cpp is not installed ({error}).", hint=f"Install it: {install_command('llama-cpp-python')}"
         ) from error
     except (OSError, RuntimeError) as error:
         raise BackendUnavailable(
@@ -134,14 +133,13 @@ def library() -> Library:
 def rebuild_command(setting: str = "") -> str:
     """The shell command that builds llama.cpp again with a setting of CMake, by the way edgespec is installed."""
     build = f'CMAKE_ARGS="$CMAKE_ARGS {setting}" ' if setting else ""
-    prefix = Path(sys.prefix)
-    if prefix.parent.name == "venvs" and prefix.parent.parent.name == "pipx":
-        return f"{build}pipx runpip {prefix.name} install --force-reinstall --no-cache-dir --no-deps llama-cpp-python"
-    if (prefix / "uv-receipt.toml").exists():
-        return f"{build}uv tool upgrade {prefix.name} --no-cache --reinstall-package llama-cpp-python"
-    with suppress(OSError):
-        if "\nuv = " in "\n" + (prefix / "pyvenv.cfg").read_text(encoding="utf-8"):
-            return f"{build}uv pip install --no-cache --reinstall-package llama-cpp-python llama-cpp-python"
+    installer, name = find_installer()
+    if installer == "pipx":
+        return f"{build}pipx runpip {name} install --force-reinstall --no-cache-dir --no-deps llama-cpp-python"
+    if installer == "uv tool":
+        return f"{build}uv tool upgrade {name} --no-cache --reinstall-package llama-cpp-python"
+    if installer == "uv":
+        return f"{build}uv pip install --no-cache --reinstall-package llama-cpp-python llama-cpp-python"
     return f"{build}{sys.executable} -m pip install --force-reinstall --no-cache-dir --no-deps llama-cpp-python"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -14,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.errors import BackendError, BackendUnavailable, Cancelled, EdgespecError, reason_of
-
-_INSTALL = "Install it: pip install mlx-lm (on Linux pip install 'mlx-lm[cpu]'), or use --backend llamacpp."
+from edgespec.installation import install_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,9 @@ def load_mlx() -> Any:
             import mlx.core
             import mlx_lm
     except ImportError as error:
-        raise BackendUnavailable(f"MLX cannot be imported: {error}.", hint=_INSTALL) from error
+        package = "mlx-lm[cpu]" if sys.platform == "linux" else "mlx-lm"
+        hint = f"Install it: {install_command(package)}, or use --backend llamacpp."
+        raise BackendUnavailable(f"MLX cannot be imported: {error}.", hint=hint) from error
     del mlx_lm
     atexit.register(_leave_process)
     return mlx.core
