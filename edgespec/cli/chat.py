@@ -102,7 +102,11 @@ def chat_command(
         with closing(EngineProcess("F5 opens the model again.")) as client:
             app = partial(ChatApp, request, chat, store, client, is_incognito=incognito)
             is_choosing = request.model is None and request.backend is None and resume is None
-            return app(sampling=sampling, resume=resume, is_choosing=is_choosing).run() or 0
+            window = app(sampling=sampling, resume=resume, is_choosing=is_choosing)
+            window.run()
+            if window.failure is not None:
+                raise window.failure
+            return 0
     if continue_last or resume:
         hint = "Run it in a terminal, without --plain and --verbose."
         raise InvalidRequest("--continue and --resume need the full-screen chat.", hint=hint)

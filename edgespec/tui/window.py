@@ -14,11 +14,14 @@ from textual import on
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
+from textual.driver import Driver
+from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Key, Paste
 from textual.notifications import SeverityLevel
 from textual.theme import Theme
 from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
+from textual.worker import WorkerFailed
 
 from edgespec.conversations import Conversation
 from edgespec.errors import CacheError, EdgespecError
@@ -28,6 +31,7 @@ from edgespec.tui.panel import Panel, StatusLine
 from edgespec.tui.progress import Downloads, Progress, Toast, describe_error
 from edgespec.tui.prompt import Completion, Popup, Prompt, sanitize
 from edgespec.tui.settings import PromptHistory, read_setting, write_setting
+from edgespec.tui.terminal import Terminal
 from edgespec.tui.transcript import Notice, Transcript
 
 _TEXTS = (
@@ -156,7 +160,7 @@ _READ_PER_S = 15  # characters
 
 
 class Window(App[None]):
-    """The conversation, the prompt and the instruments."""
+    """The conversation, the prompt and the instruments. `failure` is the internal error that has ended the app."""
 
     CSS_PATH = Path(__file__).with_name("style.tcss")
     TITLE = "edgespec"
@@ -165,6 +169,7 @@ class Window(App[None]):
 
     def __init__(self) -> None:
         super().__init__()
+        self.failure: Exception | None = None
         self.register_theme(HIGH_CONTRAST)
         self._history = PromptHistory()
         self._is_reasoning_folded = read_setting("reasoning") != "unfolded"
@@ -192,6 +197,24 @@ class Window(App[None]):
         theme = read_setting("theme")
         if theme in self.available_themes and "TEXTUAL_THEME" not in os.environ:
             self.theme = theme
+
+    def get_driver_class(self) -> type[Driver]:
+        found = super().get_driver_class()
+        return Terminal if found is LinuxDriver else found
+
+    # Internal errors: the command that has run the app tells them. Textual would print a traceback and end with 0.
+
+    def _handle_exception(self, error: Exception) -> None:
+        """End the app; what was typed and not sent is kept among the earlier messages."""
+        if self.failure is None:
+            self.failure = error.error if isinstance(error, WorkerFailed) else error  # type: ignore[assignment]
+            unsent = [each.text for screen in self.screen_stack for each in screen.query(Prompt) if each.text.strip()]
+            for text in unsent if not self.is_incognito else ():
+                self._try_to_keep(partial(self._history.add, text))
+        super()._handle_exception(error)
+
+    def _fatal_error(self) -> None:
+        self._close_messages_no_wait()
 
     @property
     def is_incognito(self) -> bool:
