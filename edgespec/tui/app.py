@@ -130,8 +130,7 @@ class ChatApp(Dialogue):
         try:
             await commands.run(self, line)
         except EdgespecError as error:
-            is_loading = self.activity.job is not None and self.activity.answer is None
-            if isinstance(error, NotReady) and is_loading:
+            if isinstance(error, NotReady) and self.activity.job is not None:
                 self.queue(f"/{line}")
             else:
                 await self.show_error(error)

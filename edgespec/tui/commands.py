@@ -59,7 +59,7 @@ async def continue_(app: ChatApp, _argument: str) -> None:
 
 
 async def edit(app: ChatApp, argument: str) -> None:
-    app.query_one(Prompt).put(_rewind(app, argument))
+    app.query_one(Prompt).put_back(_rewind(app, argument))
 
 
 async def undo(app: ChatApp, _argument: str) -> None:

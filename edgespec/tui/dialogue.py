@@ -170,8 +170,7 @@ class Dialogue(Window):
                 await self.show_turns()
             await self.make_room_for([*self.chat.messages, Message("user", text)])
         except EdgespecError as error:
-            prompt = self.query_one(Prompt)
-            prompt.put(f"{text}\n\n{prompt.text}" if prompt.text.strip() else text)
+            self.query_one(Prompt).put_back(text)
             await self.show_error(error)
             return
         self.recorder.ask(text)

@@ -162,6 +162,10 @@ class Prompt(TextArea):
         self._popup.show(())
         self.move_cursor(self.document.end)
 
+    def put_back(self, text: str) -> None:
+        """Put `text` before what has been typed meanwhile."""
+        self.put(f"{text}\n\n{self.text}" if self.text.strip() else text)
+
     def accept(self, completion: Completion) -> None:
         """Continue with `completion`, which may be completed in turn."""
         self.text = completion.line

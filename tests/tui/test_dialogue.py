@@ -46,6 +46,25 @@ async def test_what_is_sent_meanwhile_waits_in_order_and_can_be_taken_back(chat:
 
 
 @in_app
+async def test_commands_that_are_sent_during_an_answer_run_after_it(chat: Driver) -> None:
+    app = chat.app
+    await chat.begin("one")
+    app.chat.max_tokens = 5
+    lines = ["/retry", "/continue", "/branch", "/incognito", "/incognito", "two", "/draft ngram", "/edit 1",
+             "/import none.json", "/model linear", "three"]  # fmt: skip
+    for line in lines:
+        await chat.send(line)
+    assert app.queued == lines and chat.texts[0] == "one" and not chat.notices("error")
+    chat.prompt.put("typed meanwhile")
+    await chat.press("escape")
+    await chat.until(lambda: chat.texts[:1] == ["three"] and len(chat.turns) == 2 and app.activity.job is None)
+    assert not app.queued and chat.turns[1].settings["model"] == "linear"
+    assert chat.prompt.text == "two\n\ntyped meanwhile"
+    assert "Cannot read none.json" in " ".join(chat.notices("error"))
+    assert [each.title for each in app.recorder.saved.recent()] == ["two", "one"]
+
+
+@in_app
 async def test_what_is_sent_while_a_model_is_loading_waits_for_it(chat: Driver) -> None:
     app = chat.app
     app.chat.max_tokens = 5
