@@ -137,7 +137,7 @@ class Prompt(TextArea):
         if self._popup.completions and self._choose(event.key):
             pass
         elif event.key == "enter":
-            self._submit()
+            self.submit()
         elif event.key in _NEWLINES:
             self.action_newline()
         elif event.key == "ctrl+d" and not self.text:
@@ -198,12 +198,13 @@ class Prompt(TextArea):
         elif key == "enter" and selected is not None:
             self.accept(selected)
             if selected.is_whole:
-                self._submit()
+                self.submit()
         else:
             return False
         return True
 
-    def _submit(self) -> None:
+    def submit(self) -> None:
+        """Send the text, unless it is blank."""
         text = self.text
         if not text.strip():
             return

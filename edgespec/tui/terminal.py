@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import select
 from codecs import getincrementaldecoder
+from fcntl import ioctl
+from struct import unpack
+from termios import FIONREAD
 
 from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
@@ -21,11 +24,14 @@ class Terminal(LinuxDriver):
 
     def run_input_thread(self) -> None:
         parser, decode = XTermParser(self._debug), getincrementaldecoder("utf-8")("replace").decode
+        (early,) = unpack("i", ioctl(self.fileno, FIONREAD, bytes(4)))  # bytes from before the screen was there
         while not self.exit_event.is_set():
             if select.select([self.fileno], [], [], _WAIT_S)[0]:
-                data = os.read(self.fileno, _MAX_BYTES)
+                data = os.read(self.fileno, early or _MAX_BYTES)
                 if not data:
                     return  # the terminal is gone
+                if early:
+                    data, early = data.replace(b"\n", b"\r"), 0  # as terminals wrote Enter until then
                 if text := decode(data):  # an empty text would end the parser
                     for event in parser.feed(text):
                         self.process_message(event)

@@ -254,6 +254,10 @@ class Window(App[None]):
     def on_key(self, event: Key) -> None:
         if event.character is not None and event.is_printable:
             self._type(event.character)
+        elif event.key == "enter" and len(self.screen_stack) == 1:
+            prompt = self.query_one(Prompt)
+            if self.focused in (None, prompt):  # it was pressed before the prompt had the focus
+                prompt.submit()
 
     def on_paste(self, event: Paste) -> None:
         self._type(event.text)

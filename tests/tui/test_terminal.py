@@ -32,8 +32,10 @@ main(["chat", "tree", "--backend", "toy", "--draft", "ngram", "--no-memory"])
 class Child:
     """A chat on a terminal of its own."""
 
-    def __init__(self, fault: str = "") -> None:
+    def __init__(self, fault: str = "", early: bytes = b"") -> None:
+        """`early` is typed before the chat is there."""
         self._fd, theirs = pty.openpty()
+        self.type(early)
         ioctl(theirs, termios.TIOCSWINSZ, pack("4H", 24, 100, 0, 0))
         self.before = termios.tcgetattr(theirs)
         command = [sys.executable, "-c", CHAT.format(fault=fault)]
@@ -78,8 +80,8 @@ class Child:
 def start() -> Iterator[Callable[..., Child]]:
     children: list[Child] = []
 
-    def start(fault: str = "") -> Child:
-        children.append(Child(fault))
+    def start(fault: str = "", early: bytes = b"") -> Child:
+        children.append(Child(fault, early))
         children[-1].until(b"tree on toy")
         return children[-1]
 
@@ -97,6 +99,15 @@ def test_a_byte_that_is_no_utf_8_is_replaced(start: Callable[..., Child], data: 
     child.type(b"\x11")
     assert child.end() == 0 and child.is_restored
     assert json.loads((data / "prompts.jsonl").read_text()) == "caf\ufffd au lait, crème"
+
+
+def test_what_is_typed_before_the_screen_is_there_is_sent(start: Callable[..., Child], data: Path) -> None:
+    child = start(early=b"early\r")
+    child.until(b"tokens (")
+    child.type(b"a\nb\r")  # Ctrl+J
+    child.type(b"\x11")
+    assert child.end() == 0
+    assert [json.loads(line) for line in (data / "prompts.jsonl").read_text().splitlines()] == ["early", "a\nb"]
 
 
 # Faults for the keys F1, F2 and F5: in an action, on a screen, in the thread of Textual that reads keys.
