@@ -16,7 +16,7 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
-from textual.events import Key, Paste
+from textual.events import DescendantFocus, Key, Paste
 from textual.notifications import SeverityLevel
 from textual.theme import Theme
 from textual.widgets import Footer, OptionList, Static
@@ -60,6 +60,13 @@ class Opening(VerticalScroll):
         yield OptionList(id="opening-list", compact=True, markup=False)
         yield Static("Tab, ↑, ↓ and Enter choose · or type a message", id="opening-keys", markup=False)
 
+    @on(DescendantFocus)
+    def _highlight(self) -> None:
+        """Show where Enter, Up and Down begin."""
+        listing = self.query_one("#opening-list", OptionList)
+        if listing.highlighted is None:
+            listing.action_first()
+
     def show(self, model_info: ModelInfo | None, recent: Sequence[Conversation], *, is_busy: bool) -> None:
         """`model_info` is None while no model is open, or, if the engine `is_busy`, while one is being opened."""
         is_waiting = model_info is None and is_busy
@@ -76,7 +83,11 @@ class Opening(VerticalScroll):
         for each in recent:
             line = _show_line(each.title).append(f"  {each.model}", "dim")
             options.append(Option(line, id=f"resume {each.id}"))
-        listing = self.query_one("#opening-list", OptionList).set_options(options)
+        listing = self.query_one("#opening-list", OptionList)
+        selected, ids = listing.highlighted_option, [each.id for each in options]
+        listing.set_options(options)
+        if selected is not None and selected.id in ids:
+            listing.highlighted = ids.index(selected.id)
         self.query_one("#opening-keys").display = listing.option_count > 0
 
 
