@@ -187,7 +187,7 @@ async def test_copy(chat: Driver, tmp_path: Path) -> None:
         await chat.hears(line, f"copied {len(copied)} characters")
         assert chat.app.clipboard == copied
     for wrong in ("0", "3", "x"):
-        await chat.errs(f"/copy {wrong}", "2 code blocks")
+        await chat.errs(f"/copy {wrong}", f"'{wrong}' is not the number of a code block: there are code blocks 1 to 2.")
 
 
 @in_app
