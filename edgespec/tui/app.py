@@ -70,6 +70,7 @@ class ChatApp(Dialogue):
         self.query_one("#progress", Progress).set_interval(_BEAT_S, self._beat)
         if self.recorder.store.notice is not None:
             await self.add_notice(self.recorder.store.notice, "error")
+            self.is_disk_told = self.recorder.store.is_in_memory
         if self._resume is not None:
             await self.resume(self._resume)
         if self.is_choosing:

@@ -181,6 +181,7 @@ class Window(App[None]):
     def __init__(self) -> None:
         super().__init__()
         self.failure: Exception | None = None
+        self.is_disk_told = False  # that the data folder cannot be written, of which one notice is enough
         self.register_theme(HIGH_CONTRAST)
         self._history = PromptHistory()
         self._is_reasoning_folded = read_setting("reasoning") != "unfolded"
@@ -254,7 +255,9 @@ class Window(App[None]):
         try:
             write()
         except CacheError as error:
-            self.notify(describe_error(error), severity="error", markup=False)
+            if not self.is_disk_told:
+                self.notify(describe_error(error), severity="error", markup=False)
+            self.is_disk_told = True
 
     def watch_theme(self, theme: str) -> None:
         if self.is_running:

@@ -120,6 +120,8 @@ def test_a_folder_that_cannot_be_written(data: Path) -> None:
             (message,) = chat.notices("error")
             assert "This chat is not saved." in message
             await chat.ask("hello")
+            await chat.press("ctrl+t")
+            assert chat.notices("error") == [message]  # settings and prompts say nothing more
 
     asyncio.run(main())
 
