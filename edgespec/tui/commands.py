@@ -142,7 +142,9 @@ async def history(app: ChatApp, argument: str) -> None:
 async def rename(app: ChatApp, argument: str) -> None:
     if app.recorder.conversation is None:
         raise InvalidRequest("there is no conversation to rename.", hint="Ask something first.")
-    await app.show_notice(f"renamed to {app.recorder.rename(argument)}")
+    title = app.recorder.rename(argument)
+    app.refresh_opening()
+    await app.show_notice(f"renamed to {title}")
 
 
 async def export(app: ChatApp, argument: str, *, overwrite: bool = False) -> None:

@@ -170,6 +170,7 @@ async def test_rename(chat: Driver) -> None:
     await chat.ask("The first question")
     await chat.hears("/rename  Tales  of old", "renamed to Tales of old")
     assert chat.app.recorder.store.recent()[0].title == "Tales of old"
+    assert str(chat.app.query_one("#pane").border_title) == "Tales of old"
 
 
 @in_app
