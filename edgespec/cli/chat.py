@@ -27,6 +27,7 @@ from edgespec.conversations.chat import (
     Chat,
     OwnModel,
     apply_setting,
+    can_go_on,
     describe_end,
     describe_speculation,
     format_help,
@@ -273,7 +274,9 @@ class Repl:
             click.echo(f"note: {text}", err=True)
         if self._interactive or reason == "cancelled":
             line = format_summary(finished.metrics, answer.steps, info.drafters, reason)
-            goes_on = "; /continue goes on" if reason != "stop" and any(answer.texts.values()) else ""
+            is_cut = reason != "stop" and any(answer.texts.values())
+            is_offered = is_cut and can_go_on(self._chat, used, info.context_size)
+            goes_on = "; /continue goes on" if is_offered else ""
             click.echo(click.style(line + goes_on, dim=True), err=True)
 
     def _continue(self, _argument: str) -> None:

@@ -84,7 +84,7 @@ class ChatApp(Dialogue):
             waited_s = perf_counter() - self.activity.meter.started_s
             self.query_one("#progress", Progress).show(*describe_wait(self.activity, waited_s))
         if (failure := self.client.take_failure()) is not None:
-            await self.add_notice(describe_error(failure), "error")
+            self.show_failure(describe_error(failure))
 
     def action_details(self) -> None:
         finished = self.activity.finished
@@ -186,6 +186,9 @@ class ChatApp(Dialogue):
         if is_new:
             self.chat.sampling = self.chat.default_sampling = self._sampling(model_info.sampling)
             self._remember_model(request)
+            self.clear_instruments()  # the numbers are those of another model
+        self.query_one(Transcript).drop(self.failures)
+        self.failures.clear()
         self.recorder.model = model_info.name
         name, draft = shorten_names(model_info.name), shorten_names(model_info.draft)
         off = " (off)" if model_info.is_paused else ""

@@ -304,7 +304,7 @@ class Window(App[None]):
         """Show a notice in a corner of the screen for as long as it takes to read; `kind` is "note" or "error"."""
         severity: SeverityLevel = "error" if kind == "error" else "information"
         seconds = max(_MIN_NOTICE_S, len(text) / _READ_PER_S)
-        self.notify(sanitize(_capitalize(text)), severity=severity, timeout=seconds, markup=False)
+        self.notify(sanitize(capitalize(text)), severity=severity, timeout=seconds, markup=False)
 
     async def show_error(self, error: EdgespecError) -> None:
         await self.show_notice(describe_error(error), "error")
@@ -315,7 +315,7 @@ class Window(App[None]):
 
     async def add_notice(self, text: str, kind: str = "note") -> None:
         """Add a notice that stays to the conversation, such as what ended an answer."""
-        self.query_one(Transcript).add(Notice(_capitalize(text), kind))
+        self.query_one(Transcript).add(Notice(capitalize(text), kind))
 
     # View options.
 
@@ -334,6 +334,6 @@ class Window(App[None]):
         self.query_one(Transcript).set_view(is_folded=self._is_reasoning_folded, shows_origins=self._shows_token_colors)
 
 
-def _capitalize(text: str) -> str:
+def capitalize(text: str) -> str:
     """Capitalize a sentence, unless its first word is a name such as python-6m."""
     return text[:1].upper() + text[1:] if text.split(" ", 1)[0].rstrip(":,").isalpha() else text

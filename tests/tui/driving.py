@@ -24,6 +24,7 @@ from edgespec.planner.plan import LoadConfig
 from edgespec.service.client import EngineClient
 from edgespec.service.local import LocalEngine
 from edgespec.tui.app import ChatApp
+from edgespec.tui.panel import StatusLine
 from edgespec.tui.prompt import Prompt
 from edgespec.tui.transcript import Answer, Notice, Transcript, UserMessage
 
@@ -221,6 +222,11 @@ def in_app(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     signature = inspect.signature(test)
     run.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]
     return run
+
+
+def numbers(chat: Driver) -> str:
+    """What the status line says before the name of the draft."""
+    return str(chat.app.query_one(StatusLine).content).rpartition("draft")[0]
 
 
 async def again(chat: Driver, line: str) -> str:

@@ -8,16 +8,10 @@ from pathlib import Path
 
 from textual.widgets import DataTable
 
-from edgespec.tui.panel import StatusLine
 from edgespec.tui.picker import History
-from tests.tui.driving import ENDLESS, Driver, again, in_app, varied
+from tests.tui.driving import ENDLESS, Driver, again, in_app, numbers, varied
 
 FENCED = "Look:\n\n```python\nprint(1)\n```\n\n~~~\n```\n~~~"
-
-
-def numbers(chat: Driver) -> str:
-    """What the status line says before the name of the draft."""
-    return str(chat.app.query_one(StatusLine).content).rpartition("draft")[0]
 
 
 @in_app

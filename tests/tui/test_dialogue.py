@@ -11,7 +11,7 @@ from edgespec.planner.plan import LoadConfig
 from edgespec.service.local import LocalEngine
 from edgespec.tui.race import Race
 from edgespec.tui.window import Queued
-from tests.tui.driving import ENDLESS, Driver, chat_of, driving, in_app, in_loop
+from tests.tui.driving import ENDLESS, Driver, chat_of, driving, in_app, in_loop, numbers
 from tests.tui.screens import seen
 
 SMALL = LoadConfig(model="tree", backend="toy", draft_max=3, load=LoadOptions(context_size=100))
@@ -114,6 +114,7 @@ async def test_a_full_context_is_told_of_before_and_can_roll() -> None:
         await chat.ask("a" * 20)
         await chat.ask("b" * 20)
         assert any("The context is" in each and "/set rolling on" in each for each in chat.notices())
+        assert not any("/continue" in each for each in chat.footers) and numbers(chat).endswith(" · 100/100 · ")
         shown = chat.shown
         await chat.hears("c" * 20, "the prompt has 120 tokens", "/set rolling on", "/new", "--ctx", kind="error")
         assert chat.prompt.text == "c" * 20 and chat.shown == shown and len(chat.turns) == 4
