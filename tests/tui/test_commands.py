@@ -264,6 +264,14 @@ async def test_race(chat: Driver) -> None:
 
 
 @in_loop
+async def test_hints_name_the_keys_of_the_chat() -> None:
+    async with driving(EMBEDDED) as chat:
+        said = await chat.hears("/draft foo", "no model called 'foo'", "Ctrl+G shows the models.", kind="error")
+        assert "edgespec list" not in said
+        await chat.idle()
+
+
+@in_loop
 async def test_a_race_of_real_models() -> None:
     async with driving(EMBEDDED, chat=chat_of(12)) as chat:
         await chat.send("/race import os\nimport")
