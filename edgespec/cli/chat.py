@@ -27,6 +27,7 @@ from edgespec.conversations.chat import (
     Chat,
     OwnModel,
     apply_setting,
+    can_go_on,
     describe_end,
     describe_speculation,
     format_help,
@@ -102,7 +103,11 @@ def chat_command(
         with closing(EngineProcess("F5 opens the model again.")) as client:
             app = partial(ChatApp, request, chat, store, client, is_incognito=incognito)
             is_choosing = request.model is None and request.backend is None and resume is None
-            return app(sampling=sampling, resume=resume, is_choosing=is_choosing).run() or 0
+            window = app(sampling=sampling, resume=resume, is_choosing=is_choosing)
+            window.run()
+            if window.failure is not None:
+                raise window.failure
+            return 0
     if continue_last or resume:
         hint = "Run it in a terminal, without --plain and --verbose."
         raise InvalidRequest("--continue and --resume need the full-screen chat.", hint=hint)
@@ -269,7 +274,9 @@ class Repl:
             click.echo(f"note: {text}", err=True)
         if self._interactive or reason == "cancelled":
             line = format_summary(finished.metrics, answer.steps, info.drafters, reason)
-            goes_on = "; /continue goes on" if reason != "stop" and any(answer.texts.values()) else ""
+            is_cut = reason != "stop" and any(answer.texts.values())
+            is_offered = is_cut and can_go_on(self._chat, used, info.context_size)
+            goes_on = "; /continue goes on" if is_offered else ""
             click.echo(click.style(line + goes_on, dim=True), err=True)
 
     def _continue(self, _argument: str) -> None:

@@ -360,6 +360,8 @@ def from_json(text: str) -> tuple[Conversation, list[Turn]]:
     try:
         state = json.loads(text, parse_constant=_read_number, parse_float=_read_number, parse_int=_read_integer)
     except (ValueError, RecursionError) as error:
+        if not text.lstrip().startswith(("{", "[")):
+            raise _invalid("it is another kind of file") from error
         raise _invalid(f"it is not JSON: {reason_of(error)}") from error
     if not isinstance(state, dict) or state.get(_VERSION_KEY) != _VERSION:
         raise _invalid(f"'{_VERSION_KEY}' is not {_VERSION}, the supported version")
@@ -370,7 +372,10 @@ def from_json(text: str) -> tuple[Conversation, list[Turn]]:
         read = TypeAdapter(_Exported).validate_python({"conversation": {**state, "id": 0}, "turns": turns})
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise _invalid(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        place = ".".join(map(str, first["loc"])).removeprefix("conversation.")  # whose fields are the file's own
+        if first["type"] == "missing":
+            raise _invalid(f"'{place}' is missing") from error
+        raise _invalid(f"{place}: {first['msg']}") from error
     known: set[int | None] = {None}
     for turn in read.turns:
         if turn.id in known:
@@ -398,7 +403,7 @@ def _read_integer(text: str) -> int:
 
 
 def _invalid(fault: str) -> InvalidRequest:
-    return InvalidRequest(f"this is not an exported conversation: {fault}.", hint="Choose a file of /export.")
+    return InvalidRequest(f"this is not an exported conversation: {fault}.", hint="/export FILE.json writes one.")
 
 
 _FENCE = re.compile(r"([ \t>]*)(`{3,}|~{3,})(.*)")

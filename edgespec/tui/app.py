@@ -70,6 +70,7 @@ class ChatApp(Dialogue):
         self.query_one("#progress", Progress).set_interval(_BEAT_S, self._beat)
         if self.recorder.store.notice is not None:
             await self.add_notice(self.recorder.store.notice, "error")
+            self.is_disk_told = self.recorder.store.is_in_memory
         if self._resume is not None:
             await self.resume(self._resume)
         if self.is_choosing:
@@ -83,7 +84,7 @@ class ChatApp(Dialogue):
             waited_s = perf_counter() - self.activity.meter.started_s
             self.query_one("#progress", Progress).show(*describe_wait(self.activity, waited_s))
         if (failure := self.client.take_failure()) is not None:
-            await self.add_notice(describe_error(failure), "error")
+            self.show_failure(describe_error(failure))
 
     def action_details(self) -> None:
         finished = self.activity.finished
@@ -130,8 +131,7 @@ class ChatApp(Dialogue):
         try:
             await commands.run(self, line)
         except EdgespecError as error:
-            is_loading = self.activity.job is not None and self.activity.answer is None
-            if isinstance(error, NotReady) and is_loading:
+            if isinstance(error, NotReady) and self.activity.job is not None:
                 self.queue(f"/{line}")
             else:
                 await self.show_error(error)
@@ -186,6 +186,9 @@ class ChatApp(Dialogue):
         if is_new:
             self.chat.sampling = self.chat.default_sampling = self._sampling(model_info.sampling)
             self._remember_model(request)
+            self.clear_instruments()  # the numbers are those of another model
+        self.query_one(Transcript).drop(self.failures)
+        self.failures.clear()
         self.recorder.model = model_info.name
         name, draft = shorten_names(model_info.name), shorten_names(model_info.draft)
         off = " (off)" if model_info.is_paused else ""

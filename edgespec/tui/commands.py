@@ -34,13 +34,13 @@ from edgespec.tui.progress import Downloads
 from edgespec.tui.prompt import MAX_COMPLETIONS, Completion, Prompt
 from edgespec.tui.race import Race
 from edgespec.tui.transcript import Transcript
-from edgespec.units import count
 
 if TYPE_CHECKING:
     from edgespec.tui.app import ChatApp
 
 Run = Callable[["ChatApp", str], Awaitable[object]]
 
+_MAX_SHOWN = 20  # characters of a mistake
 _MAX_ATTACHED_BYTES = 2**20
 _MAX_IMPORTED_BYTES = 2**28
 
@@ -59,7 +59,7 @@ async def continue_(app: ChatApp, _argument: str) -> None:
 
 
 async def edit(app: ChatApp, argument: str) -> None:
-    app.query_one(Prompt).put(_rewind(app, argument))
+    app.query_one(Prompt).put_back(_rewind(app, argument))
 
 
 async def undo(app: ChatApp, _argument: str) -> None:
@@ -77,7 +77,7 @@ async def branch(app: ChatApp, argument: str) -> None:
     elif argument in ("", "back"):
         to = (max(fork.at, 0) - 1 if argument else fork.at + 1) % count
     else:
-        to = _parse_number(argument, count, f"there are branches 1 to {count}.", "For example: /branch 1") - 1
+        to = _parse_number(argument, count, "branch", "branches", "For example: /branch 1") - 1
     if to != fork.at:
         await app.switch_branch(fork, to)
     app.mark_branches()
@@ -102,8 +102,8 @@ async def copy(app: ChatApp, argument: str) -> None:
     text = texts[-1]
     if argument:
         blocks = list_code_blocks(text)
-        message = f"the answer has {count(len(blocks), 'code block')}."
-        text = blocks[_parse_number(argument, len(blocks), message, "/copy copies the whole answer.") - 1]
+        hint = "/copy copies the whole answer."
+        text = blocks[_parse_number(argument, len(blocks), "code block", "code blocks", hint) - 1]
     app.copy_to_clipboard(text)
     await app.show_notice(f"copied {len(text):,} characters")
 
@@ -142,7 +142,9 @@ async def history(app: ChatApp, argument: str) -> None:
 async def rename(app: ChatApp, argument: str) -> None:
     if app.recorder.conversation is None:
         raise InvalidRequest("there is no conversation to rename.", hint="Ask something first.")
-    await app.show_notice(f"renamed to {app.recorder.rename(argument)}")
+    title = app.recorder.rename(argument)
+    app.refresh_opening()
+    await app.show_notice(f"renamed to {title}")
 
 
 async def export(app: ChatApp, argument: str, *, overwrite: bool = False) -> None:
@@ -165,18 +167,20 @@ def _rewind(app: ChatApp, argument: str, *, keep_question: bool = False) -> str:
     n = len(app.recorder.questions)
     if not n:
         raise InvalidRequest("there is no question yet.", hint="Ask something first.")
-    message = f"there are questions 1 to {n}." if n > 1 else "there is one question."
-    number = _parse_number(argument or str(n), n, message, "Each question starts with its number.")
+    number = _parse_number(argument or str(n), n, "question", "questions", "Each question starts with its number.")
     app.query_one(Transcript).cut(number, keep_question=keep_question)
     question = app.recorder.rewind(number, keep_question=keep_question)
     app.clear_instruments()
     return question
 
 
-def _parse_number(argument: str, limit: int, message: str, hint: str) -> int:
-    """A number from 1 to `limit`. Raises InvalidRequest with `message` and `hint`."""
+def _parse_number(argument: str, limit: int, noun: str, nouns: str, hint: str) -> int:
+    """A number from 1 to `limit`, of one of `nouns`. Raises InvalidRequest with `hint`."""
     number = int(argument) if argument.isdecimal() and len(argument) < 10 else 0
     if not 1 <= number <= limit:
+        there_are = {0: "there is none", 1: f"there is one {noun}, number 1"}
+        shown = argument if len(argument) <= _MAX_SHOWN else f"{argument[:_MAX_SHOWN]}…"
+        message = f"'{shown}' is not the number of a {noun}: {there_are.get(limit, f'there are {nouns} 1 to {limit}')}."
         raise InvalidRequest(message, hint=hint)
     return number
 

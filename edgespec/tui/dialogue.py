@@ -13,7 +13,7 @@ from textual import on, work
 from textual.content import Content
 
 from edgespec.conversations import Store, Turn
-from edgespec.conversations.chat import NEARLY_FULL, Chat, OwnModel, describe_end, make_room, may_be_code
+from edgespec.conversations.chat import NEARLY_FULL, Chat, OwnModel, can_go_on, describe_end, make_room, may_be_code
 from edgespec.conversations.recorder import ConversationRecorder, Fork
 from edgespec.core.metrics import Meter
 from edgespec.engine.events import AnswerStart, Event, Request
@@ -29,8 +29,8 @@ from edgespec.tui.panel import Panel, StatusLine, format_footer, sum_metrics
 from edgespec.tui.progress import Activity, Progress, Toast, describe_error
 from edgespec.tui.prompt import Prompt, sanitize
 from edgespec.tui.race import FRAME_S, Race
-from edgespec.tui.transcript import Answer, Transcript, UserMessage
-from edgespec.tui.window import Opening, Queued, Window
+from edgespec.tui.transcript import Answer, Notice, Transcript, UserMessage
+from edgespec.tui.window import Opening, Queued, Window, capitalize
 
 T = TypeVar("T")
 _REFRESH_INTERVAL_S = 0.5  # of the instruments, whose drawing costs more than that of an answer's new words
@@ -53,6 +53,7 @@ class Dialogue(Window):
         self.client = client
         self.activity = Activity()
         self.queued: list[str] = []
+        self.failures: list[Notice] = []  # of jobs and of the engine, which stay until a model is opened
         self._drawn_cpu_s = 0.0  # thread_time() at the end of the last frame
         self._is_leaving = False  # once the answer under way has ended
         self._refreshed_s = 0.0  # perf_counter() of the instruments' last refresh
@@ -83,6 +84,12 @@ class Dialogue(Window):
 
     async def add_notice(self, text: str, kind: str = "note") -> None:
         await super().add_notice(text, kind)
+        self.refresh_opening()
+
+    def show_failure(self, text: str) -> None:
+        """Tell in the conversation what has ended a job or the engine, until a model is opened."""
+        self.failures.append(Notice(capitalize(text), "error"))
+        self.query_one(Transcript).add(self.failures[-1])
         self.refresh_opening()
 
     def refresh_opening(self) -> None:
@@ -170,8 +177,7 @@ class Dialogue(Window):
                 await self.show_turns()
             await self.make_room_for([*self.chat.messages, Message("user", text)])
         except EdgespecError as error:
-            prompt = self.query_one(Prompt)
-            prompt.put(f"{text}\n\n{prompt.text}" if prompt.text.strip() else text)
+            self.query_one(Prompt).put_back(text)
             await self.show_error(error)
             return
         self.recorder.ask(text)
@@ -256,18 +262,19 @@ class Dialogue(Window):
         answer, activity.answer = activity.answer, None
         if answer is not None:
             metrics = sum_metrics(activity.earlier, activity.finished)
-            is_whole = metrics.get("reason") == "stop"
-            answer.footer = format_footer(metrics) + ("" if is_whole else CONTINUE_HINT)
-            self.query_one(Transcript).update()
-            self.recorder.finish_answer(answer.text, answer.reasoning, answer.spans, metrics)
             model_info, meter = self.client.model_info, activity.meter
             used = meter.prompt_tokens + meter.emitted_tokens
+            is_whole = metrics.get("reason") == "stop"
+            is_full = model_info is not None and not can_go_on(self.chat, used, model_info.context_size)
+            answer.footer = format_footer(metrics) + ("" if is_whole or is_full else CONTINUE_HINT)
+            self.query_one(Transcript).update()
+            self.recorder.finish_answer(answer.text, answer.reasoning, answer.spans, metrics)
             if model_info is not None and used >= NEARLY_FULL * model_info.context_size:
                 await self.show_notice(describe_end(self.chat, used, model_info.context_size))
             if not answer.text and not answer.reasoning:
                 await self.show_turns()  # the answer that it was to replace returns
         if failure:
-            await self.add_notice(failure, "error")
+            self.show_failure(failure)
         if activity.job is not None:  # it goes on where it could not be shown
             activity.job.cancel()
         activity.job = None

@@ -113,13 +113,17 @@ class _Reader:
         return tuple((text.replace(_INDENT, " "), styles) for text, styles in runs)
 
     def _read_code(self, node: SyntaxTreeNode, first: str, rest: str, gap: str | None) -> Iterator[Block]:
-        language, title = "", None
+        language, title, indented = "", None, node.content
         if node.type == "fence":
             info = node.info.strip()
             language = info.split(maxsplit=1)[0].casefold() if info else ""
             title = f"{info or 'text'} · {self._number}"
             self._number += 1
-        for part in split_parts(node.content):
+        elif node.level == 0:  # its indent is markup, which verses in front of lines with less of it need
+            indented = "".join(
+                f"    {line}" if line.strip() else line for line in node.content.splitlines(keepends=True)
+            )
+        for part in split_parts(indented):
             runs = ((part.removesuffix("\n"), ""),)
             yield CodeBlock(*self.find(node), first, rest, gap, runs=runs, language=language, title=title)
             first, gap, title = rest, None, None
@@ -130,17 +134,23 @@ class _Reader:
         return self._source[self._starts[begin] : self._starts[begin + 1] - 1]
 
     def _read_table(self, node: SyntaxTreeNode) -> tuple[tuple[Run, ...], tuple[str, ...]]:
-        """The runs and alignments of a table. What is too much in a row stays in the last cell."""
+        """The runs and alignments of a table, which has as many columns as its longest row: the parser drops cells
+        that the header does not have.
+        """
         rows = [row for section in node.children for row in section.children]
+        n_titles = len(rows[0].children)
+        surplus = [_split_cells(self._get_line(row))[n_titles:] for row in rows]
+        n_more = max(map(len, surplus))
         runs: list[Run] = []
-        for row in rows:
+        for row, more in zip(rows, surplus, strict=True):
             style = "" if runs else "bold"
             for cell in row.children:
                 runs += [*_read_inline(cell.children[0].children, style), (CELL_END, "")]
-            if surplus := _split_cells(self._get_line(row))[len(rows[0].children) :]:
-                runs.insert(-1, (" | ".join(["", *surplus]), ""))
+            for text in [*more, *[""] * (n_more - len(more))]:
+                runs += [(text, ""), (CELL_END, "")]
         styles = [str(cell.attrs.get("style", "")) for cell in rows[0].children]
-        return tuple(runs), tuple(style.removeprefix("text-align:") or "left" for style in styles)
+        alignments = [style.removeprefix("text-align:") or "left" for style in styles]
+        return tuple(runs), (*alignments, *["left"] * n_more)
 
 
 def _read_inline(nodes: Sequence[SyntaxTreeNode], style: str) -> Iterator[Run]:

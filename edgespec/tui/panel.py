@@ -89,7 +89,7 @@ class StatusLine(Static):
             parts.append(f"{meter.tokens_per_second:.1f} tok/s")
         if meter.acceptance_rate is not None:
             parts.append(f"{meter.acceptance_rate:.0%} accepted")
-        if used := meter.prompt_tokens + meter.emitted_tokens:
+        if used := _count_used(meter, model_info):
             parts.append(f"{used:,}/{model_info.context_size:,}")
         parts.append(f"draft {shorten_names(model_info.draft)}{' (off)' if model_info.is_paused else ''}")
         self.update(Content(" · ".join(parts)), layout=False)
@@ -152,7 +152,7 @@ def _describe_times(metrics: Metrics) -> Content:
 
 
 def _describe_model(meter: Meter, model_info: ModelInfo, resident: int, available: int) -> Content:
-    used, size = meter.prompt_tokens + meter.emitted_tokens, model_info.context_size
+    used, size = _count_used(meter, model_info), model_info.context_size
     n_full = round(used / size * _CELLS)
     lines: list[tuple[Part, ...]] = [((shorten_names(model_info.name), _STRONG),)]
     lines.append((f"context {used:,} of {size:,}" if used else f"context {size:,} tokens",))
@@ -170,6 +170,11 @@ def _describe_model(meter: Meter, model_info: ModelInfo, resident: int, availabl
         taken = _format_size(device.total - device.free)
         lines.append((f"{device.name}\n  {taken} of {_format_size(device.total)}",))
     return _join(lines)
+
+
+def _count_used(meter: Meter, model_info: ModelInfo) -> int:
+    """The tokens in the context. The last token of an answer is not read, so it takes no place there."""
+    return min(meter.prompt_tokens + meter.emitted_tokens, model_info.context_size)
 
 
 def _join(lines: Iterable[tuple[Part, ...]]) -> Content:

@@ -41,10 +41,21 @@ class Toast(Message):
     stays: bool = False
 
 
+# What a hint for the shell is in the chat.
+_KEYS = (
+    ("Run `edgespec list` to see", "Ctrl+G lists"),
+    ("`edgespec list`", "Ctrl+G"),
+    ("`edgespec history`", "Ctrl+R"),
+)
+
+
 def describe_error(error: BaseException) -> str:
     """Say what has ended some work, and the next step. An unexpected error is written to a log file, which is named."""
     if isinstance(error, EdgespecError):
-        return f"{error.message} {error.hint}".strip()
+        hint = error.hint
+        for command, key in _KEYS:
+            hint = hint.replace(command, key)
+        return f"{error.message} {hint}".strip()
     path = save_traceback(error)
     return f"internal error: {type(error).__name__}: {error}. Please report it, with {path}."
 

@@ -137,7 +137,7 @@ class Prompt(TextArea):
         if self._popup.completions and self._choose(event.key):
             pass
         elif event.key == "enter":
-            self._submit()
+            self.submit()
         elif event.key in _NEWLINES:
             self.action_newline()
         elif event.key == "ctrl+d" and not self.text:
@@ -161,6 +161,10 @@ class Prompt(TextArea):
         self._listed = self.text = sanitize(text.replace("\r\n", "\n"))
         self._popup.show(())
         self.move_cursor(self.document.end)
+
+    def put_back(self, text: str) -> None:
+        """Put `text` before what has been typed meanwhile."""
+        self.put(f"{text}\n\n{self.text}" if self.text.strip() else text)
 
     def accept(self, completion: Completion) -> None:
         """Continue with `completion`, which may be completed in turn."""
@@ -194,12 +198,13 @@ class Prompt(TextArea):
         elif key == "enter" and selected is not None:
             self.accept(selected)
             if selected.is_whole:
-                self._submit()
+                self.submit()
         else:
             return False
         return True
 
-    def _submit(self) -> None:
+    def submit(self) -> None:
+        """Send the text, unless it is blank."""
         text = self.text
         if not text.strip():
             return

@@ -247,6 +247,10 @@ class Transcript(ScrollView):
     def add(self, item: Item) -> None:
         self._replace([*self.items, item])
 
+    def drop(self, items: Sequence[Item]) -> None:
+        """Take these from the list; those that are not in it do not matter."""
+        self._replace([item for item in self.items if item not in items])
+
     def show(self, turns: Sequence[Turn]) -> None:
         items: list[Item] = []
         for turn in turns:

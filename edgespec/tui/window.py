@@ -14,11 +14,14 @@ from textual import on
 from textual.app import App, ComposeResult
 from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.content import Content
-from textual.events import Key, Paste
+from textual.driver import Driver
+from textual.drivers.linux_driver import LinuxDriver
+from textual.events import DescendantFocus, Key, Paste
 from textual.notifications import SeverityLevel
 from textual.theme import Theme
 from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
+from textual.worker import WorkerFailed
 
 from edgespec.conversations import Conversation
 from edgespec.errors import CacheError, EdgespecError
@@ -28,6 +31,7 @@ from edgespec.tui.panel import Panel, StatusLine
 from edgespec.tui.progress import Downloads, Progress, Toast, describe_error
 from edgespec.tui.prompt import Completion, Popup, Prompt, sanitize
 from edgespec.tui.settings import PromptHistory, read_setting, write_setting
+from edgespec.tui.terminal import Terminal
 from edgespec.tui.transcript import Notice, Transcript
 
 _TEXTS = (
@@ -56,6 +60,13 @@ class Opening(VerticalScroll):
         yield OptionList(id="opening-list", compact=True, markup=False)
         yield Static("Tab, ↑, ↓ and Enter choose · or type a message", id="opening-keys", markup=False)
 
+    @on(DescendantFocus)
+    def _highlight(self) -> None:
+        """Show where Enter, Up and Down begin."""
+        listing = self.query_one("#opening-list", OptionList)
+        if listing.highlighted is None:
+            listing.action_first()
+
     def show(self, model_info: ModelInfo | None, recent: Sequence[Conversation], *, is_busy: bool) -> None:
         """`model_info` is None while no model is open, or, if the engine `is_busy`, while one is being opened."""
         is_waiting = model_info is None and is_busy
@@ -72,7 +83,11 @@ class Opening(VerticalScroll):
         for each in recent:
             line = _show_line(each.title).append(f"  {each.model}", "dim")
             options.append(Option(line, id=f"resume {each.id}"))
-        listing = self.query_one("#opening-list", OptionList).set_options(options)
+        listing = self.query_one("#opening-list", OptionList)
+        selected, ids = listing.highlighted_option, [each.id for each in options]
+        listing.set_options(options)
+        if selected is not None and selected.id in ids:
+            listing.highlighted = ids.index(selected.id)
         self.query_one("#opening-keys").display = listing.option_count > 0
 
 
@@ -156,7 +171,7 @@ _READ_PER_S = 15  # characters
 
 
 class Window(App[None]):
-    """The conversation, the prompt and the instruments."""
+    """The conversation, the prompt and the instruments. `failure` is the internal error that has ended the app."""
 
     CSS_PATH = Path(__file__).with_name("style.tcss")
     TITLE = "edgespec"
@@ -165,6 +180,8 @@ class Window(App[None]):
 
     def __init__(self) -> None:
         super().__init__()
+        self.failure: Exception | None = None
+        self.is_disk_told = False  # that the data folder cannot be written, of which one notice is enough
         self.register_theme(HIGH_CONTRAST)
         self._history = PromptHistory()
         self._is_reasoning_folded = read_setting("reasoning") != "unfolded"
@@ -193,6 +210,24 @@ class Window(App[None]):
         if theme in self.available_themes and "TEXTUAL_THEME" not in os.environ:
             self.theme = theme
 
+    def get_driver_class(self) -> type[Driver]:
+        found = super().get_driver_class()
+        return Terminal if found is LinuxDriver else found
+
+    # Internal errors: the command that has run the app tells them. Textual would print a traceback and end with 0.
+
+    def _handle_exception(self, error: Exception) -> None:
+        """End the app; what was typed and not sent is kept among the earlier messages."""
+        if self.failure is None:
+            self.failure = error.error if isinstance(error, WorkerFailed) else error  # type: ignore[assignment]
+            unsent = [each.text for screen in self.screen_stack for each in screen.query(Prompt) if each.text.strip()]
+            for text in unsent if not self.is_incognito else ():
+                self._try_to_keep(partial(self._history.add, text))
+        super()._handle_exception(error)
+
+    def _fatal_error(self) -> None:
+        self._close_messages_no_wait()
+
     @property
     def is_incognito(self) -> bool:
         """Whether nothing of what is typed is kept."""
@@ -220,7 +255,9 @@ class Window(App[None]):
         try:
             write()
         except CacheError as error:
-            self.notify(describe_error(error), severity="error", markup=False)
+            if not self.is_disk_told:
+                self.notify(describe_error(error), severity="error", markup=False)
+            self.is_disk_told = True
 
     def watch_theme(self, theme: str) -> None:
         if self.is_running:
@@ -231,6 +268,10 @@ class Window(App[None]):
     def on_key(self, event: Key) -> None:
         if event.character is not None and event.is_printable:
             self._type(event.character)
+        elif event.key == "enter" and len(self.screen_stack) == 1:
+            prompt = self.query_one(Prompt)
+            if self.focused in (None, prompt):  # it was pressed before the prompt had the focus
+                prompt.submit()
 
     def on_paste(self, event: Paste) -> None:
         self._type(event.text)
@@ -263,7 +304,7 @@ class Window(App[None]):
         """Show a notice in a corner of the screen for as long as it takes to read; `kind` is "note" or "error"."""
         severity: SeverityLevel = "error" if kind == "error" else "information"
         seconds = max(_MIN_NOTICE_S, len(text) / _READ_PER_S)
-        self.notify(sanitize(_capitalize(text)), severity=severity, timeout=seconds, markup=False)
+        self.notify(sanitize(capitalize(text)), severity=severity, timeout=seconds, markup=False)
 
     async def show_error(self, error: EdgespecError) -> None:
         await self.show_notice(describe_error(error), "error")
@@ -274,7 +315,7 @@ class Window(App[None]):
 
     async def add_notice(self, text: str, kind: str = "note") -> None:
         """Add a notice that stays to the conversation, such as what ended an answer."""
-        self.query_one(Transcript).add(Notice(_capitalize(text), kind))
+        self.query_one(Transcript).add(Notice(capitalize(text), kind))
 
     # View options.
 
@@ -293,6 +334,6 @@ class Window(App[None]):
         self.query_one(Transcript).set_view(is_folded=self._is_reasoning_folded, shows_origins=self._shows_token_colors)
 
 
-def _capitalize(text: str) -> str:
+def capitalize(text: str) -> str:
     """Capitalize a sentence, unless its first word is a name such as python-6m."""
     return text[:1].upper() + text[1:] if text.split(" ", 1)[0].rstrip(":,").isalpha() else text

@@ -154,7 +154,8 @@ def test_a_title_from_elsewhere_is_one_short_line(store: Store) -> None:
         ("edgespec_conversation", 2, "'edgespec_conversation' is not 1"),
         ("turns", ..., "turns: "),
         ("turns", [1], "turns.0: "),
-        ("title", None, "conversation.title: "),
+        ("title", None, "title: "),
+        ("renamed", ..., "'renamed' is missing"),
         ("leaf", 99, "the leaf 99 is not one of its turns"),
         ("changed", 10**400, "it is not JSON: 1000"),
     ],
@@ -168,7 +169,7 @@ def test_a_malformed_conversation_is_refused(store: Store, key: str, value: Any,
 @pytest.mark.parametrize(
     ("key", "value", "wrong"),
     [
-        ("id", ..., "turns.1.id: "),
+        ("id", ..., "'turns.1.id' is missing"),
         ("id", 1, "the id 1 occurs twice"),
         ("parent", 3, "the parent 3 is not an earlier turn"),
         ("role", "system", "turns.1.role: "),
@@ -190,6 +191,7 @@ def test_a_malformed_turn_is_refused(store: Store, key: str, value: Any, wrong: 
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
+        ("Dear diary", "it is another kind of file."),
         ("{", "it is not JSON"),
         ('{"a": NaN}', "it is not JSON: NaN is not a number"),
         ('{"a": 1e999}', "it is not JSON: 1e999 is not a number"),

@@ -24,6 +24,7 @@ from edgespec.planner.plan import LoadConfig
 from edgespec.service.client import EngineClient
 from edgespec.service.local import LocalEngine
 from edgespec.tui.app import ChatApp
+from edgespec.tui.panel import StatusLine
 from edgespec.tui.prompt import Prompt
 from edgespec.tui.transcript import Answer, Notice, Transcript, UserMessage
 
@@ -133,10 +134,15 @@ class Driver:
         assert sentence and hint and " | " not in message and (is_name or not message[0].islower()), message
         assert self.app.is_running and self.turns == before and self.shown == shown
 
-    async def errs_amid(self, line: str, *said: str) -> None:
-        """A mistake during an answer, which goes on; then it is stopped."""
-        await self.hears(line, *said, "Esc stops it.", kind="error")
-        assert self.app.activity.job is not None and self.app.activity.answer is not None
+    async def waits_amid(self, line: str) -> None:
+        """A command during an answer waits for its end; it is taken back, and the answer is stopped."""
+        errors = self.notices("error")
+        await self.send(line)
+        await self.until(lambda: self.app.queued == [line])
+        assert self.app.activity.answer is not None and self.notices("error") == errors
+        await self.press("up")
+        assert self.prompt.text == line and not self.app.queued
+        self.prompt.put("")
         await self.press("escape")
         await self.idle()
 
@@ -216,6 +222,11 @@ def in_app(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     signature = inspect.signature(test)
     run.__signature__ = signature.replace(parameters=[*signature.parameters.values()][1:])  # type: ignore[attr-defined]
     return run
+
+
+def numbers(chat: Driver) -> str:
+    """What the status line says before the name of the draft."""
+    return str(chat.app.query_one(StatusLine).content).rpartition("draft")[0]
 
 
 async def again(chat: Driver, line: str) -> str:

@@ -8,16 +8,10 @@ from pathlib import Path
 
 from textual.widgets import DataTable
 
-from edgespec.tui.panel import StatusLine
 from edgespec.tui.picker import History
-from tests.tui.driving import ENDLESS, Driver, again, in_app, varied
+from tests.tui.driving import ENDLESS, Driver, again, in_app, numbers, varied
 
 FENCED = "Look:\n\n```python\nprint(1)\n```\n\n~~~\n```\n~~~"
-
-
-def numbers(chat: Driver) -> str:
-    """What the status line says before the name of the draft."""
-    return str(chat.app.query_one(StatusLine).content).rpartition("draft")[0]
 
 
 @in_app
@@ -33,7 +27,7 @@ async def test_retry(chat: Driver) -> None:
     assert chat.texts == ["one", fourth] and fourth != first and chat.shown == chat.texts
     assert [message.content for message in chat.app.chat.messages] == chat.texts
     await chat.begin("more", 1)
-    await chat.errs_amid("/retry", "engine is busy")
+    await chat.waits_amid("/retry")
 
 
 @in_app
@@ -54,7 +48,7 @@ async def test_continue(chat: Driver) -> None:
     chat.app.chat.max_tokens = ENDLESS
     await chat.send("/continue")
     await chat.growing(70)
-    await chat.errs_amid("/continue", "engine is busy")
+    await chat.waits_amid("/continue")
     assert chat.texts[-1].startswith(whole) and chat.app.chat.messages[-1].content == chat.texts[-1] == chat.shown[-1]
     chat.app.chat.sampling = replace(chat.app.chat.sampling, logit_bias=((256, 1000.0),))
     await chat.send("/continue")
@@ -170,6 +164,7 @@ async def test_rename(chat: Driver) -> None:
     await chat.ask("The first question")
     await chat.hears("/rename  Tales  of old", "renamed to Tales of old")
     assert chat.app.recorder.store.recent()[0].title == "Tales of old"
+    assert str(chat.app.query_one("#pane").border_title) == "Tales of old"
 
 
 @in_app
@@ -187,7 +182,7 @@ async def test_copy(chat: Driver, tmp_path: Path) -> None:
         await chat.hears(line, f"copied {len(copied)} characters")
         assert chat.app.clipboard == copied
     for wrong in ("0", "3", "x"):
-        await chat.errs(f"/copy {wrong}", "2 code blocks")
+        await chat.errs(f"/copy {wrong}", f"'{wrong}' is not the number of a code block: there are code blocks 1 to 2.")
 
 
 @in_app
@@ -198,7 +193,7 @@ async def test_new(chat: Driver) -> None:
         assert chat.texts == chat.shown == [] and not chat.app.chat.messages and not numbers(chat)
     assert len(chat.app.recorder.store.recent()) == 2
     await chat.begin("more", 1)
-    await chat.errs_amid("/new", "engine is busy")
+    await chat.waits_amid("/new")
 
 
 @in_app
@@ -217,7 +212,7 @@ async def test_incognito(chat: Driver, tmp_path: Path) -> None:
     await chat.ask("a knight")
     assert [each.title for each in chat.app.recorder.saved.recent()] == ["a knight"]
     await chat.begin("more", 1)
-    await chat.errs_amid("/incognito", "engine is busy")
+    await chat.waits_amid("/incognito")
 
 
 @in_app

@@ -15,7 +15,8 @@ from edgespec.tui.panel import Details
 from edgespec.tui.picker import Picker
 from edgespec.tui.progress import Downloads
 from edgespec.tui.race import Race
-from tests.tui.driving import EMBEDDED, ENDLESS, Driver, chat_of, driving, in_app, in_loop
+from edgespec.tui.transcript import Notice
+from tests.tui.driving import EMBEDDED, ENDLESS, Driver, chat_of, driving, in_app, in_loop, numbers
 
 
 def test_every_command_is_tried() -> None:
@@ -138,7 +139,7 @@ async def test_draft(chat: Driver) -> None:
     await chat.idle()
     await chat.hears("/spec on", "2 tokens at a time, by model")
     await chat.begin("and on", 1)
-    await chat.errs_amid("/draft none", "engine is busy")
+    await chat.waits_amid("/draft none")
 
 
 @in_app
@@ -158,7 +159,11 @@ async def test_model(chat: Driver) -> None:
     assert [turn.role for turn in chat.turns] == ["user", "assistant"] * 2
     assert chat.turns[-1].settings["model"] == "linear"
     await chat.begin("more", 1)
-    await chat.errs_amid("/model tree", "engine is busy")
+    await chat.waits_amid("/model tree")
+    assert "tok/s" in numbers(chat)
+    await chat.hears("/model tree", "tree on toy")
+    await chat.idle()
+    assert not numbers(chat)  # they were those of the model before
 
 
 @in_loop
@@ -173,6 +178,11 @@ async def test_a_first_model_that_cannot_be_opened_leaves_the_app_to_choose_anot
         await chat.hears("and on", "no model is open", "/model", kind="error")
         assert chat.prompt.text == "and on"
         chat.prompt.put("")
+        kept = lambda: [item for item in chat.transcript.items if isinstance(item, Notice)]  # noqa: E731
+        assert [each.kind for each in kept()] == ["error"]
+        await chat.hears("/model tree", "tree on toy")
+        await chat.idle()
+        assert not kept()  # what it told of is over
         await chat.hears("/model tree", "tree on toy")
         await chat.idle()
         await chat.ask("hello")
@@ -250,7 +260,15 @@ async def test_race(chat: Driver) -> None:
     chat.app.chat.max_tokens = 5
     await chat.ask("and on")  # nothing is in its way
     await chat.begin("more", 1)
-    await chat.errs_amid("/race", "engine is busy")
+    await chat.waits_amid("/race")
+
+
+@in_loop
+async def test_hints_name_the_keys_of_the_chat() -> None:
+    async with driving(EMBEDDED) as chat:
+        said = await chat.hears("/draft foo", "no model called 'foo'", "Ctrl+G shows the models.", kind="error")
+        assert "edgespec list" not in said
+        await chat.idle()
 
 
 @in_loop

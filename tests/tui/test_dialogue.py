@@ -11,7 +11,7 @@ from edgespec.planner.plan import LoadConfig
 from edgespec.service.local import LocalEngine
 from edgespec.tui.race import Race
 from edgespec.tui.window import Queued
-from tests.tui.driving import ENDLESS, Driver, chat_of, driving, in_app, in_loop
+from tests.tui.driving import ENDLESS, Driver, chat_of, driving, in_app, in_loop, numbers
 from tests.tui.screens import seen
 
 SMALL = LoadConfig(model="tree", backend="toy", draft_max=3, load=LoadOptions(context_size=100))
@@ -43,6 +43,25 @@ async def test_what_is_sent_meanwhile_waits_in_order_and_can_be_taken_back(chat:
     await chat.send("seven")  # the model that was open answers
     await chat.until(lambda: any("no toy model 'nonsense'" in each for each in chat.notices("error")))
     await chat.until(lambda: len(chat.turns) == 10 and app.activity.job is None)
+
+
+@in_app
+async def test_commands_that_are_sent_during_an_answer_run_after_it(chat: Driver) -> None:
+    app = chat.app
+    await chat.begin("one")
+    app.chat.max_tokens = 5
+    lines = ["/retry", "/continue", "/branch", "/incognito", "/incognito", "two", "/draft ngram", "/edit 1",
+             "/import none.json", "/model linear", "three"]  # fmt: skip
+    for line in lines:
+        await chat.send(line)
+    assert app.queued == lines and chat.texts[0] == "one" and not chat.notices("error")
+    chat.prompt.put("typed meanwhile")
+    await chat.press("escape")
+    await chat.until(lambda: chat.texts[:1] == ["three"] and len(chat.turns) == 2 and app.activity.job is None)
+    assert not app.queued and chat.turns[1].settings["model"] == "linear"
+    assert chat.prompt.text == "two\n\ntyped meanwhile"
+    assert "Cannot read none.json" in " ".join(chat.notices("error"))
+    assert [each.title for each in app.recorder.saved.recent()] == ["two", "one"]
 
 
 @in_app
@@ -95,6 +114,7 @@ async def test_a_full_context_is_told_of_before_and_can_roll() -> None:
         await chat.ask("a" * 20)
         await chat.ask("b" * 20)
         assert any("The context is" in each and "/set rolling on" in each for each in chat.notices())
+        assert not any("/continue" in each for each in chat.footers) and numbers(chat).endswith(" · 100/100 · ")
         shown = chat.shown
         await chat.hears("c" * 20, "the prompt has 120 tokens", "/set rolling on", "/new", "--ctx", kind="error")
         assert chat.prompt.text == "c" * 20 and chat.shown == shown and len(chat.turns) == 4

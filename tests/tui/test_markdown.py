@@ -26,7 +26,7 @@ CASES = {
     "- a\n  - b\n\n    c\n1. x\n2) y\n\n* \n* z\n- [ ] todo": "•a•bc1.x2)y••z•[]todo",
     "1986. A great year\n\n> q\n> > r\n> 7. s": "1986.Agreatyearqr7.s",
     "| a | b |\n|---|:-:|\n| 1 | `x` |\n| two words |": "ab1xtwowords",
-    "| a | b |\n|---|---|\n| 1 | 2 | 3 |\n| 4 |\n> | a |\n> |---|\n> | 1 | `x\\|y` |": "ab12|34a1|`x|y`",
+    "| a | b |\n|---|---|\n| 1 | 2 | 3 |\n| 4 |\n> | a |\n> |---|\n> | 1 | `x\\|y` |": "ab1234a1`x|y`",
     "```py title\nopen = [fence]\n  x": "pytitle·1open=[fence]x",
     "~~~\n```\n~~~\n\n    code\n\tmore": "text·1```codemore",
     '[a](http://x.y "t") ![i](p.png) <http://z.z> [ref][r]\n\n[r]: http://d.d': 'a(http://x.y"t")i(p.png)http://z.z[ref][r]'
@@ -81,9 +81,16 @@ def test_lines_stay_lines_and_are_not_wider_than_can_be_read() -> None:
     assert rows(parse_markdown(POEM)[0], 80) == [
         "", "  Roses are red", "    Violets are blue", "Sugar", " Honey", "", "• one", "  two"
     ]  # fmt: skip
+    verses = [row for row in rows(parse_markdown("    Deep\n  less\nnone")[0], 80) if row]
+    assert verses == ["     Deep", "  less", "none"]
     for text in DOCUMENTS:
         blocks = [block for block in parse_markdown(text)[0] if type(block) is Block]
         assert max(map(len, rows(blocks, 200))) <= MAX_COLUMNS
+
+
+def test_a_table_is_as_wide_as_its_longest_row() -> None:
+    table = "| a | b |\n|---|---|\n| 1 | 2 | 3 |\n| 4 |"
+    assert rows(parse_markdown(table)[0], 80) == ["", "a │ b │", "──┼───┼──", "1 │ 2 │ 3", "4 │   │"]
 
 
 def test_code_blocks_have_the_numbers_by_which_they_are_copied() -> None:

@@ -25,8 +25,10 @@ async def test_examples_and_the_last_conversations() -> None:
         assert "Continues the text that you begin" in await seen(chat.app, chat.pilot) and listing.option_count == 4
         chat.prompt.focus()
         await chat.press("shift+tab")
-        assert listing.has_focus
-        await chat.press("down", "enter")
+        assert listing.has_focus and listing.highlighted == 1  # below a title
+        chat.app.refresh_instruments()
+        assert listing.highlighted == 1
+        await chat.press("enter")
         await chat.until(lambda: len(chat.turns) == 2)
         await chat.idle()
         assert chat.texts[0].startswith("The three most") and not chat.app.query_one(Opening).display

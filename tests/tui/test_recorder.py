@@ -120,6 +120,8 @@ def test_a_folder_that_cannot_be_written(data: Path) -> None:
             (message,) = chat.notices("error")
             assert "This chat is not saved." in message
             await chat.ask("hello")
+            await chat.press("ctrl+t")
+            assert chat.notices("error") == [message]  # settings and prompts say nothing more
 
     asyncio.run(main())
 
@@ -199,10 +201,11 @@ async def test_the_end_of_the_engine_leaves_the_answer_so_far_and_another_model_
         await chat.idle()
         chat.app.chat.max_tokens = 5
         assert await chat.ask("and on")
+        assert not any("SIGKILL" in each for each in chat.notices("error"))  # it went with the new process
         client._process.kill()  # while nothing runs: it is told at once, and once
-        await chat.until(lambda: len([each for each in chat.notices("error") if "SIGKILL" in each]) == 2)
+        await chat.until(lambda: len([each for each in chat.notices("error") if "SIGKILL" in each]) == 1)
         await chat.pilot.pause(0.5)
-        assert len([each for each in chat.notices("error") if "SIGKILL" in each]) == 2
+        assert len([each for each in chat.notices("error") if "SIGKILL" in each]) == 1
         await chat.press("f5")
         await chat.until(lambda: chat.app.client.model_info is not None)
         await chat.idle()
