@@ -8,11 +8,11 @@ export CMAKE_ARGS := $(CMAKE_ARGS) -DCMAKE_PROJECT_llama_cpp_INCLUDE=$(CURDIR)/.
 .PHONY: chat test check lint types quick nightly gpu gemma
 
 chat: $(UV)
-	@test -d .venv || echo "Setting up in .venv: 0.8 GB, about four minutes on two cores, most of them for llama.cpp."
+	@test -d .venv || echo "Setting up in .venv: 0.8 GB, two to four minutes on two cores, most of them for llama.cpp."
 	$(UV) run --no-default-groups --extra demo edgespec chat
 
 test: $(UV)
-	@test -d .venv || echo "Setting up in .venv: 1.8 GB, about four minutes on two cores; the tests take about 16 more."
+	@test -d .venv || echo "Setting up in .venv: 1.8 GB, two to four minutes on two cores; the tests take about 15 more."
 	$(PYTHON) -m pytest
 
 # uv makes the environment. Where the machine has none, it is fetched into this folder.

@@ -36,7 +36,7 @@ from edgespec.conversations.chat import (
     parse_path,
 )
 from edgespec.conversations.recorder import ConversationRecorder, open_store
-from edgespec.core.metrics import Metrics
+from edgespec.core.metrics import Metrics, told_speedup
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import AnswerStart, MemoryUse
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
@@ -293,7 +293,9 @@ class Repl:
     def _stats(self, _argument: str) -> None:
         if self._metrics is None:
             raise InvalidRequest("there is no answer yet.", hint="Ask something first.")
-        for name, value in asdict(self._metrics).items():
+        found = self._metrics
+        told = told_speedup(found.times_plain, found.drafted_tokens, found.emitted_tokens)
+        for name, value in asdict(replace(found, times_plain=told)).items():
             values = value if isinstance(value, tuple) else (value,)
             shown = [
                 significant(each, 4) if isinstance(each, float) else str(each) for each in values if each is not None

@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Digits, Static, TabbedContent, TabPane
 
 from edgespec.controller.stats import DraftStats
-from edgespec.core.metrics import Meter, Metrics
+from edgespec.core.metrics import Meter, Metrics, told_speedup
 from edgespec.core.protocols import Step
 from edgespec.engine.events import Finished
 from edgespec.hub.cache import shorten_names
@@ -47,7 +47,7 @@ class Panel(VerticalScroll):
         with Vertical(classes="section") as box:
             box.border_title = "Speed"
             with Horizontal(id="headline"):
-                yield Digits("", id="speedup")
+                yield Digits("", id="speed")
                 yield Static("", id="speeds")
             yield Static("", id="pace")
         for title in ("Drafting", "Time", "Model"):
@@ -57,14 +57,13 @@ class Panel(VerticalScroll):
 
     def show(self, meter: Meter, model_info: ModelInfo, resident: int, available: int, *, is_incognito: bool) -> None:
         """`resident` and `available` are the bytes that this program takes and that are free."""
-        metrics, speedup = meter.metrics(), self.query_one("#speedup", Digits)
-        speedup.display = meter.times_plain is not None
-        if meter.times_plain is not None:
-            speedup.update(f"{meter.times_plain:.2f}x")
-            speedup.set_class(meter.times_plain < 1, "loss")
+        metrics, digits = meter.metrics(), self.query_one("#speed", Digits)
+        digits.display = meter.tokens_per_second is not None
+        if meter.tokens_per_second is not None:
+            digits.update(f"{meter.tokens_per_second:.1f}")
         has_begun = metrics.target_forwards > 0
         self._fill("#speeds", _describe_speeds(meter))
-        self._fill("#pace", _describe_pace(meter), is_shown=has_begun)
+        self._fill("#pace", _describe_pace(meter, model_info), is_shown=has_begun)
         self._fill("#drafting", _describe_drafting(meter, metrics, model_info, is_incognito=is_incognito))
         self._fill("#time", _describe_times(metrics), is_shown=has_begun)
         self._fill("#model", _describe_model(meter, model_info, resident, available))
@@ -83,10 +82,10 @@ class StatusLine(Static):
 
     def show(self, meter: Meter, model_info: ModelInfo) -> None:
         parts = []
-        if meter.times_plain is not None:
-            parts.append(f"{meter.times_plain:.2f}x plain")
         if meter.tokens_per_second is not None:
             parts.append(f"{meter.tokens_per_second:.1f} tok/s")
+        if speedup := _tell_speedup(meter):
+            parts.append(f"{speedup:.2f}x plain")
         if meter.acceptance_rate is not None:
             parts.append(f"{meter.acceptance_rate:.0%} accepted")
         if used := _count_used(meter, model_info):
@@ -95,21 +94,27 @@ class StatusLine(Static):
         self.update(Content(" · ".join(parts)), layout=False)
 
 
+def _tell_speedup(meter: Meter) -> float | None:
+    return told_speedup(meter.times_plain, meter.drafted_tokens, meter.emitted_tokens)
+
+
 def _describe_speeds(meter: Meter) -> Content:
-    """The speeds in tokens/s: the mean of the answer, plain decoding, the last steps."""
+    """The unit of the large number, which is the mean of the answer, and the speed of the last steps."""
     if meter.tokens_per_second is None:
         return Content("Ask something to measure it.")
-    lines: list[tuple[Part, ...]] = [((f"{meter.tokens_per_second:.1f} tok/s", _STRONG),)]
-    for name, speed in (("plain", meter.plain_tokens_per_second), ("now", meter.recent_speed())):
-        if speed is not None:
-            lines.append((f"{name} {speed:.1f}",))
-    return _join(lines)
+    now = meter.recent_speed()
+    return _join([(("tok/s", _STRONG),), *([(f"now {now:.1f}",)] if now is not None else [])])
 
 
-def _describe_pace(meter: Meter) -> Content:
+def _describe_pace(meter: Meter, model_info: ModelInfo) -> Content:
+    """Where drafts were used, the speedup and the speeds of the last steps; both say nothing about plain decoding."""
+    if not meter.drafted_tokens:
+        can_draft = model_info.drafters and not model_info.is_paused
+        return Content("plain decoding: drafts would not pay here" if can_draft else "plain decoding")
     n = len(meter.steps)
     speeds = [meter.recent_speed(end) or 0.0 for end in range(max(2, n - _CELLS + 1), n + 1)]
-    lines: list[tuple[Part, ...]] = [("the speed of plain decoding",)] if meter.times_plain is not None else []
+    speedup = _tell_speedup(meter)
+    lines: list[tuple[Part, ...]] = [((f"{speedup:.2f}x", _STRONG), " the speed of plain decoding")] if speedup else []
     return _join([*lines, ((_draw_sparkline(speeds, max(speeds, default=0.0)), _VERIFY),)])
 
 
@@ -317,9 +322,10 @@ def format_footer(metrics: Mapping[str, Any]) -> str:
     if "emitted_tokens" not in metrics:
         return "ended by an error; the text so far is kept" if metrics.get("reason") == "error" else ""
     parts = [f"{metrics['emitted_tokens']} tokens ({metrics.get('reason', '?')})"]
-    speed, times = metrics.get("tokens_per_second"), metrics.get("times_plain")
+    speed, n_drafted = metrics.get("tokens_per_second"), metrics.get("drafted_tokens") or 0
+    times = told_speedup(metrics.get("times_plain"), n_drafted, metrics["emitted_tokens"])
     if speed:
         parts.append(f"{speed:.1f} tok/s" + (f", {times:.2f}x plain" if times else ""))
-    if metrics.get("drafted_tokens"):
-        parts.append(f"{metrics.get('accepted_tokens')} of {metrics['drafted_tokens']} drafted accepted")
+    if n_drafted:
+        parts.append(f"{metrics.get('accepted_tokens')} of {n_drafted} drafted accepted")
     return " · ".join(parts)

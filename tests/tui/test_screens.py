@@ -8,6 +8,7 @@ from time import perf_counter
 
 import pytest
 from rich.cells import cell_len
+from textual.widgets import Static
 
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
@@ -121,3 +122,21 @@ async def test_an_exception_ends_the_app_and_what_is_under_way(script: Script) -
     assert not app.client._worker._thread.is_alive(), "the worker has ended"
     with pytest.raises(Exception, match="closed"):
         app.recorder.store.recent()
+
+
+@in_loop
+@pytest.mark.parametrize("width", [99, 120])
+@pytest.mark.parametrize("n_drafted", [0, 4])
+async def test_a_speedup_is_told_of_answers_with_drafts(script: Script, width: int, n_drafted: int) -> None:
+    events = rounds(
+        [Piece(f"word{n} ", "answer", "model" if n_drafted and n % 3 else "") for n in range(60)], n_drafted
+    )
+    script.generations = [[*events, finished(events)]]
+    async with opened((width, 40)) as (app, pilot):
+        await app.ask("more")
+        await until(lambda: app.activity.job is None)
+        shown, pace = await seen(app, pilot), str(app.query_one("#pace", Static).content)
+    assert "60 tokens" in shown and " tok/s" in shown
+    assert bool(re.search(r"\d\.\d\dx plain", shown)) is bool(n_drafted)
+    assert bool(re.search(r"\d\.\d\dx the speed of plain decoding", pace)) is bool(n_drafted)
+    assert ("drafts would not pay" in pace) is (n_drafted == 0)

@@ -104,7 +104,9 @@ def test_a_byte_that_is_no_utf_8_is_replaced(start: Callable[..., Child], data: 
 def test_what_is_typed_before_the_screen_is_there_is_sent(start: Callable[..., Child], data: Path) -> None:
     child = start(early=b"early\r")
     child.until(b"tokens (")
+    child.seen = b""
     child.type(b"a\nb\r")  # Ctrl+J
+    child.until(b"tokens (")
     child.type(b"\x11")
     assert child.end() == 0
     assert [json.loads(line) for line in (data / "prompts.jsonl").read_text().splitlines()] == ["early", "a\nb"]
