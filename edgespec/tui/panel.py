@@ -107,7 +107,7 @@ def _describe_speeds(meter: Meter) -> Content:
 
 
 def _describe_pace(meter: Meter, model_info: ModelInfo) -> Content:
-    """Where drafts were used, the speedup and the speeds of the last steps; both say nothing about plain decoding."""
+    """The speedup and the speeds of the last steps, of which plain decoding has nothing to tell."""
     if not meter.drafted_tokens:
         can_draft = model_info.drafters and not model_info.is_paused
         return Content("plain decoding: drafts would not pay here" if can_draft else "plain decoding")
