@@ -19,6 +19,7 @@ import click
 from edgespec.errors import InvalidRequest, TemplateError
 from edgespec.text.chat_template import ChatTemplate, Message
 from edgespec.text.harmony import Thought
+from edgespec.text.known_formats import HARMONY
 from edgespec.text.readers import make_reader
 from edgespec.text.stream import ReasoningSplitter
 from edgespec.text.template_profile import TemplateProfile
@@ -176,7 +177,7 @@ def read_answer(
     if form is not None and any(text.lstrip().startswith(mark) for mark in form.states["reasoning"].markers):
         begin = "reasoning"  # templates end an empty reasoning that the prompt has begun
     splitter = ReasoningSplitter(form, begin)
-    shows_markers = profile.calls.header.startswith("<|channel|>")
+    shows_markers = profile.calls == HARMONY
     reader = make_reader(profile.calls, schemas)
     found: list[AnswerPart | Thought] = []
     said: list[str] = []

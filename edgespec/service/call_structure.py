@@ -27,17 +27,15 @@ from edgespec.text.call_format import (
     INDEX,
     KEY,
     NAME,
-    TYPE,
     CallFormat,
     LiteralArguments,
     TaggedArguments,
 )
-from edgespec.text.call_values import allowed_types
+from edgespec.text.call_values import allowed_types, json_type
 
 _SIGNS = {INDEX: Grammar("start: /[0-9]{1,2}/"), ID: Grammar("start: /[A-Za-z0-9]{9}/")}
 _TYPES = ("string", "integer", "number", "boolean", "null", "array", "object")
 _CONSTANTS: Mapping[str, tuple[object, ...]] = {"boolean": (True, False), "null": (None,)}
-_WRITTEN = {"integer": "number"}  # types, as formats spell them
 _NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
 
 
@@ -55,9 +53,7 @@ def build_call_structure(call_format: CallFormat, tools: Sequence[Tool], *, para
 
 
 def _build(call_format: CallFormat, tools: Sequence[Tool], *, parallel_calls: bool) -> Structure:
-    is_apart = bool(call_format.first)  # the address leads to all calls, not to each
-    first = call_format.address + call_format.first if is_apart else ""
-    lead = call_format.before if is_apart else call_format.address + call_format.before
+    first, lead = call_format.leads
     alternatives = [
         (*_split(lead.replace(NAME, tool.name)), tool.name, *_write_arguments(call_format, tool)) for tool in tools
     ]
@@ -165,7 +161,7 @@ class _Tagged(_Properties):
                 alternatives += [self._write_constant(each, end) for each in _CONSTANTS[kind]]
             elif kind in others:
                 value = json_part(self._rooted(schema, kind), is_strict=self._tool.is_strict)
-                alternatives.append((self._mark(kind), value, end))
+                alternatives.append((tags.mark(kind), value, end))
         return Either(tuple(alternatives))
 
     def _write_constant(self, value: object, end: str) -> tuple[Part, ...]:
@@ -174,19 +170,7 @@ class _Tagged(_Properties):
             return self._tags.string, value, end
         written = json.dumps(value)
         either = Either(((written,), (repr(value),))) if value is None or isinstance(value, bool) else written
-        return self._mark(_type_of(value)), either, end
-
-    def _mark(self, kind: str) -> str:
-        if kind == "string":
-            return self._tags.string
-        return self._tags.other.replace(TYPE, _WRITTEN.get(kind, kind))
-
-
-def _type_of(value: object) -> str:
-    kinds: tuple[tuple[type, str], ...] = (
-        (str, "string"), (bool, "boolean"), (int, "number"), (float, "number"), (list, "array"), (dict, "object"),
-    )  # fmt: skip
-    return next((name for kind, name in kinds if isinstance(value, kind)), "null")
+        return self._tags.mark(json_type(value)), either, end
 
 
 def _string_pattern(schema: Mapping[str, Any]) -> str:

@@ -41,6 +41,12 @@ class TaggedArguments:
     between: str
     empty: str
 
+    def mark(self, kind: str) -> str:
+        """The text between a key and a value of a JSON type, as schemas name it."""
+        if kind == "string":
+            return self.string
+        return self.other.replace(TYPE, "number" if kind == "integer" else kind)
+
 
 @dataclass(frozen=True, slots=True)
 class LiteralArguments:
@@ -64,9 +70,8 @@ class CallFormat:
     """The text of the calls of an answer: `address`, `first`, calls with `between` in between, `last`. A call is
     `before`, its name, `middle`, its arguments and `after`.
 
-    address  text that leads to calls, as an answer's `header` leads to text for the user; readers do not see it
+    address  text that leads to calls, as an answer's header leads to text for the user; readers do not see it
     between  None where an answer holds one call
-    lists    whether several calls stand in one block
     """
 
     first: str = ""
@@ -77,7 +82,13 @@ class CallFormat:
     between: str | None = None
     last: str = ""
     address: str = ""
-    header: str = ""
+
+    @property
+    def leads(self) -> tuple[str, str]:
+        """The texts in front of all calls and in front of each name. The address leads to a block, or to each call."""
+        if self.first:
+            return self.address + self.first, self.before
+        return "", self.address + self.before
 
     @cached_property
     def opening(self) -> str:

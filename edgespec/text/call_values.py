@@ -57,6 +57,14 @@ def allowed_types(schema: object) -> frozenset[str]:
     return frozenset(types)
 
 
+def json_type(value: object) -> str:
+    """The type of a JSON value, as schemas name it."""
+    kinds: tuple[tuple[type, str], ...] = (
+        (str, "string"), (bool, "boolean"), (int, "integer"), (float, "number"), (list, "array"), (Mapping, "object"),
+    )  # fmt: skip
+    return next((name for kind, name in kinds if isinstance(value, kind)), "null")
+
+
 def ends_string(text: str, at: int, quote: str) -> bool:
     """Whether the quote at `at` ends a string. Models do not escape each quote inside, but behind the last one the
     value ends.

@@ -11,19 +11,19 @@ from edgespec.text.call_format import (
     INDEX,
     KEY,
     NAME,
-    TYPE,
     CallFormat,
     JsonArguments,
     LiteralArguments,
     TaggedArguments,
 )
+from edgespec.text.call_values import json_type
 
 
 def write_calls(call_format: CallFormat, calls: Sequence[Mapping[str, Any]]) -> str:
     """The text of `calls`, which have the form of OpenAI's chat interface with parsed arguments."""
     texts = [_write_call(call_format, call, i) for i, call in enumerate(calls)]
     return (
-        call_format.first
+        call_format.leads[0]
         + ("\n" if call_format.between is None else call_format.between).join(texts)
         + call_format.last
     )
@@ -45,7 +45,7 @@ def _write_call(call_format: CallFormat, call: Mapping[str, Any], index: int) ->
             values = [_tagged(key, value, tags) for key, value in arguments.items()]
             written, empty = tags.between.join(values), None if values else tags.empty
     text = name + (call_format.middle + written + call_format.after if empty is None else empty)
-    lead = (call_format.address + call_format.before).replace(NAME, name)
+    lead = call_format.leads[1].replace(NAME, name)
     return (lead + text).replace(INDEX, str(index)).replace(ID, str(call.get("id") or ""))
 
 
@@ -63,21 +63,5 @@ def _literal(value: object, literals: LiteralArguments) -> str:
 
 
 def _tagged(key: str, value: object, tags: TaggedArguments) -> str:
-    if isinstance(value, str):
-        mark, text = tags.string, value
-    else:
-        mark, text = tags.other.replace(TYPE, _json_type(value)), json.dumps(value, ensure_ascii=False)
-    return tags.key + key + mark + text + tags.end.replace(KEY, key)
-
-
-def _json_type(value: object) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case list():
-            return "array"
-    return "object"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return tags.key + key + tags.mark(json_type(value)) + text + tags.end.replace(KEY, key)

@@ -7,14 +7,10 @@ from dataclasses import replace
 from edgespec.text.call_format import CallFormat, LiteralArguments
 from edgespec.text.writing import DESCRIBED
 
-HARMONY = CallFormat(
-    address="<|channel|>commentary to=functions.",
-    middle=" <|constrain|>json<|message|>",
-    header="<|channel|>final<|message|>",
-)
+HARMONY = CallFormat(address="<|channel|>commentary to=functions.", middle=" <|constrain|>json<|message|>")
 """GPT-OSS: a call is a message whose header names the tool. https://github.com/openai/harmony"""
 
-FUNCTIONARY = CallFormat(middle="\n", between=">>>", header="all\n")
+FUNCTIONARY = CallFormat(middle="\n", between=">>>")
 """Functionary 3.2: the first line of each part of an answer is the tool that gets it, or "all" for the user."""
 
 _LFM2 = CallFormat("<|tool_call_start|>[", "", "(", LiteralArguments("=", '"', ", "), ")", ", ", "]<|tool_call_end|>")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.text.call_format import CallFormat
+from edgespec.text.call_writer import write_calls
 from edgespec.text.chat_template import profile_template
 from edgespec.text.harmony import HarmonyReader
 from edgespec.text.readers import make_reader
@@ -195,6 +198,14 @@ def test_names_of_all_kinds_are_read_back(name: str) -> None:
 def test_instructions_name_the_tools() -> None:
     text = describe_tools([{"type": "function", "function": {"name": "weather", "parameters": {}}}])
     assert "weather" in text and "<tool_call>" in text
+
+
+def test_the_address_stands_once_in_front_of_a_block() -> None:
+    """As the template of Kimi K3 has it; without a block it leads to each call."""
+    calls = [{"function": {"name": name, "arguments": {}}} for name in ("a", "b")]
+    block = CallFormat(first="<calls>", before="<", middle=">", after=";", between="", last="</calls>", address="@")
+    assert write_calls(block, calls) == "@<calls><a>{};<b>{};</calls>"
+    assert write_calls(replace(block, first="", last=""), calls) == "@<a>{};@<b>{};"
 
 
 @pytest.mark.parametrize("family", ["solar", "mistral since 2025"])
