@@ -178,11 +178,11 @@ class ChatTemplate:
     ) -> tuple[str, ...]:
         """The conversations in a writing."""
         given = {**_VARIABLES, **variables, "bos_token": self.bos_text, "eos_token": self.eos_text}
-        tools = given.pop("tools", None)
+        tools, call_format = given.pop("tools", None), self.profile.call_format
         questions: list[tuple[str, Mapping[str, Any]]] = []
         for messages in conversations:
-            placed, more = give_tools(messages, tools, writing) if tools else (messages, {})
-            written = write_messages(placed, writing, self.profile.call_format)
+            placed, more = give_tools(messages, tools, writing, call_format) if tools else (messages, {})
+            written = write_messages(placed, writing, call_format)
             questions.append((self.source, {**given, **more, "messages": written}))
         return tuple(_read_outcome(kind, text) for kind, text in ask_renderer(questions))
 

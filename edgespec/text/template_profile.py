@@ -151,7 +151,7 @@ def _render(
     """The conversations in this writing."""
     asked: list[tuple[Messages, Mapping[str, Any]]] = []
     for conversation in conversations:
-        messages, given = give_tools(conversation, _TOOLS, writing) if has_tools else ([*conversation], {})
+        messages, given = give_tools(conversation, _TOOLS, writing, None) if has_tools else ([*conversation], {})
         asked.append((write_messages(messages, writing, None), {**given, **variables}))
     return render(asked)
 

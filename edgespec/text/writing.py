@@ -219,21 +219,33 @@ def _merge(messages: Messages) -> list[dict[str, Any]]:
     return merged
 
 
-def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
-    """A system text that describes tools to a model whose template does not. Calls are in the format DESCRIBED."""
+_FORM = (
+    "write a JSON object with its name and arguments between tags:\n"
+    '<tool_call>\n{"name": NAME, "arguments": {...}}\n</tool_call>'
+)
+_EXAMPLE = {"function": {"name": "NAME", "arguments": {"KEY": "VALUE"}}}
+
+
+def describe_tools(tools: Sequence[Mapping[str, Any]], call_format: CallFormat | None) -> str:
+    """A system text that describes tools to a model whose template does not. It asks for calls in `call_format`, which
+    is the one that the template shows of earlier calls, or in DESCRIBED where it shows none.
+    """
+    if call_format is None or call_format == DESCRIBED:
+        form = _FORM
+    else:
+        form = f"write it like this one:\n{write_calls(call_format, [_EXAMPLE])}"
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (
         "You may call functions. Their signatures, one JSON object a line:\n<tools>\n"
         f"{listed}\n</tools>\n"
-        "To call one, write a JSON object with its name and arguments between tags:\n"
-        '<tool_call>\n{"name": NAME, "arguments": {...}}\n</tool_call>'
+        f"To call one, {form}"
     )
 
 
 def give_tools(
-    messages: Messages, tools: Sequence[Mapping[str, Any]], writing: Writing
+    messages: Messages, tools: Sequence[Mapping[str, Any]], writing: Writing, call_format: CallFormat | None
 ) -> tuple[list[Mapping[str, Any]], dict[str, Any]]:
-    """The messages and the variables by which a template gets to know of `tools`."""
+    """The messages and the variables by which a template gets to know of `tools`, whose calls are in `call_format`."""
     if writing.tools in ("tools", "xml_tools"):
         return [*messages], {writing.tools: tools}
     if writing.tools in ("functions", "message"):
@@ -241,7 +253,7 @@ def give_tools(
         if writing.tools == "functions":
             return [*messages], {"functions": functions}
         return _extend_system(messages, {"tools": functions}), {}
-    return _extend_system(messages, {}, describe_tools(tools)), {}
+    return _extend_system(messages, {}, describe_tools(tools, call_format)), {}
 
 
 def _extend_system(messages: Messages, extra: Mapping[str, Any], text: str = "") -> list[Mapping[str, Any]]:

@@ -11,12 +11,12 @@ _TURNS = """
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
-_TOOLS = "{% if tools %}<|tools|>{{ tools | tojson }}{% endif %}"
+SHOWN_TOOLS = "{% if tools %}<|tools|>{{ tools | tojson }}{% endif %}"
 
 
 def _template(call: str, first: str = "", between: str = "", last: str = "") -> str:
     turns = _TURNS.replace("@FIRST", first).replace("@BETWEEN", between).replace("@LAST", last).replace("@CALL", call)
-    return _TOOLS + turns.replace("\n{%- if m.tool_calls", "{% if m.tool_calls")
+    return SHOWN_TOOLS + turns.replace("\n{%- if m.tool_calls", "{% if m.tool_calls")
 
 
 _NAME, _ARGUMENTS = "{{ c.function.name }}", "{{ c.function.arguments | tojson }}"
@@ -79,7 +79,7 @@ GEMMA = _template(
 )
 SOLAR = _template("<|begin|>{{ c.id }}<|name|>" + _NAME + "<|args|>" + _ARGUMENTS + "<|close|>", "<|calls|>")
 HARMONY = (
-    _TOOLS
+    SHOWN_TOOLS
     + """{% for m in messages %}
 {%- if m.role == 'tool' %}<|start|>functions.x to=assistant<|channel|>commentary<|message|>{{ m.content }}<|end|>
 {%- elif m.role == 'assistant' %}
@@ -91,7 +91,7 @@ HARMONY = (
 {%- endif %}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"""
 )
 FUNCTIONARY = (
-    _TOOLS
+    SHOWN_TOOLS
     + """{% for m in messages %}<|{{ m.role }}|>
 {%- if m.role == 'assistant' %}{% if m.content %}>>>all{{ '\n' }}{{ m.content }}{% endif %}
 {%- for c in m.tool_calls or [] %}>>>{{ c.function.name + '\n' + c.function.arguments }}{% endfor %}

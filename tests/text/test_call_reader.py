@@ -196,7 +196,7 @@ def test_names_of_all_kinds_are_read_back(name: str) -> None:
 
 
 def test_instructions_name_the_tools() -> None:
-    text = describe_tools([{"type": "function", "function": {"name": "weather", "parameters": {}}}])
+    text = describe_tools([{"type": "function", "function": {"name": "weather", "parameters": {}}}], None)
     assert "weather" in text and "<tool_call>" in text
 
 

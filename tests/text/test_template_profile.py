@@ -9,8 +9,10 @@ import pytest
 
 from edgespec.errors import InvalidRequest
 from edgespec.text.chat_template import ChatTemplate, Message, profile_template
+from edgespec.text.readers import make_reader
 from edgespec.text.template_profile import TemplateProfile
-from tests.text.templates import FAMILIES, HARMONY, HERMES, WITHOUT_TOOLS
+from edgespec.text.tool_calls import CallEnd
+from tests.text.templates import FAMILIES, HARMONY, HERMES, SHOWN_TOOLS, WITHOUT_TOOLS
 
 TOOLS = [
     {"type": "function", "function": {"name": "look_up", "description": "d", "parameters": {"type": "object"}}},
@@ -109,6 +111,19 @@ def test_a_call_that_a_template_without_tools_does_not_show_is_written_as_it_was
         in (prompt)
     )
     assert prompt.startswith("<|system|>Be brief.\n\nYou may call functions.")
+
+
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - {"described", "hermes"}))
+def test_calls_are_asked_for_in_the_form_in_which_they_are_read(family: str) -> None:
+    """Also of a template that shows calls and no tools, as those of DeepSeek R1's distillations."""
+    source = FAMILIES[family].replace(SHOWN_TOOLS, "")
+    template = ChatTemplate(source, "", "")
+    assert template.profile.tools == "described" and template.profile.call_format is not None
+    prompt = template.render([Message("user", "x")], variables={"tools": TOOLS})
+    asked = prompt.partition("like this one:\n")[2].partition("<|end|>")[0]
+    reader = make_reader(template.profile.calls, {"NAME": {}})
+    parts = [*reader.push(asked), *reader.finish()]
+    assert [json.loads(each.call.arguments) for each in parts if isinstance(each, CallEnd)] == [{"KEY": "VALUE"}]
 
 
 def test_ids_fit_and_agree() -> None:
