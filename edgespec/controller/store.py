@@ -6,7 +6,6 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import json
-import os
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from edgespec.backends.options import LoadOptions, RuntimeSettings, idle_cores, 
 from edgespec.backends.ranks import count_ranks
 from edgespec.controller.stats import DraftStats
 from edgespec.errors import EdgespecError
-from edgespec.files import lock_file, write_atomically
+from edgespec.files import cache_folder, lock_file, write_atomically
 from edgespec.formats.mlx_folder import fingerprint_weights
 
 _VERSION = 4  # of the file format and of the measurement
@@ -128,11 +127,8 @@ def _parse_float(text: str) -> float:
 
 
 def calibration_folder() -> Path:
-    """The folder of the store's files, in EDGESPEC_CACHE_DIR or in the platform's cache folder."""
-    import platformdirs
-
-    cache_dir = os.environ.get("EDGESPEC_CACHE_DIR")
-    return (Path(cache_dir) if cache_dir else platformdirs.user_cache_path("edgespec")) / "calibration"
+    """The folder of the store's files."""
+    return cache_folder() / "calibration"
 
 
 def describe_machine() -> dict[str, Any]:

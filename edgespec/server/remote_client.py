@@ -16,10 +16,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from edgespec import __version__
 from edgespec.errors import EdgespecError, InvalidRequest, PromptTooLong, reason_of
-from edgespec.proxies import open_client
+from edgespec.proxies import is_on_this_machine, open_client
 from edgespec.server.fields import describe_fault
 from edgespec.server.http import HttpError, dump_json, format_via
-from edgespec.sockets import is_loopback, keep_alive
+from edgespec.sockets import keep_alive
 
 _KEY = re.compile(r"[ -~]+")
 
@@ -67,8 +67,8 @@ class RemoteModel(BaseModel):
     @property
     def sends_plain_key(self) -> bool:
         """Whether the key crosses a network as plain text."""
-        parts = urlsplit(self.url)
-        return self.key_env is not None and parts.scheme == "http" and not is_loopback(parts.hostname or "")
+        is_plain = urlsplit(self.url).scheme == "http"
+        return self.key_env is not None and is_plain and not is_on_this_machine(self.url)
 
 
 def read_model(name: str, table: Mapping[str, Any], hint: str) -> RemoteModel:

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from edgespec.files import replace_file
+from edgespec.files import cache_folder, replace_file
 from edgespec.isolated import ChildDied, run_in_child
 
 SWITCH = "EDGESPEC_AMX"
@@ -54,13 +54,10 @@ def _look_up() -> bool:
 
 def _note_path() -> Path:
     """The file that remembers the answer, named after the library's build."""
-    import platformdirs
-
-    configured, spec = os.environ.get("EDGESPEC_CACHE_DIR"), find_spec("llama_cpp")
-    folder = Path(configured) if configured else platformdirs.user_cache_path("edgespec")
+    spec = find_spec("llama_cpp")
     library = Path(spec.origin or "").parent / "lib" / "libggml-cpu.so" if spec is not None else Path()
     built = library.stat().st_mtime_ns if library.is_file() else 0
-    return folder / "calibration" / f"amx-{built:x}"
+    return cache_folder() / "calibration" / f"amx-{built:x}"
 
 
 def _use_tiles() -> bool:
