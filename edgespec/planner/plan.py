@@ -490,7 +490,7 @@ def check_target(request: LoadConfig, registry: Registry, hub: Hub) -> None:
 
 @contextmanager
 def _naming_entry(request: LoadConfig, registry: Registry) -> Iterator[None]:
-    """Where the hub cannot be reached, say what an alias stands for, and what answers without a network."""
+    """An unreachable hub is told with what an alias stands for, and with what answers without a network."""
     try:
         yield
     except HubUnreachable as error:

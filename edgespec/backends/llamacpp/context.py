@@ -81,7 +81,9 @@ class NativeBatch:
 
 
 class FullBatch(NativeBatch):
-    """For graphs that score every row: llama.cpp takes their first scores for those that were asked for."""
+    """It asks for the scores of all rows, for graphs that score every row: llama.cpp takes their first scores for those
+    that were asked for.
+    """
 
     def seal(self) -> npt.NDArray[np.intp]:
         output = self._output[: self.native.n_tokens]
