@@ -15,6 +15,11 @@ from typing import BinaryIO
 from edgespec.cli import main
 
 
+def heed_interrupts() -> None:
+    """As a terminal leaves it to programs; what a shell starts in the background inherits that they are ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def run_command(
     arguments: Sequence[str], environment: Mapping[str, str], folder: Path, stdin: bytes = b""
 ) -> subprocess.CompletedProcess[str]:

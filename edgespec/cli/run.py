@@ -49,7 +49,7 @@ def run_command(
     explain: bool,
     **options: Any,
 ) -> int:
-    """Answer one PROMPT (argument, --file, or standard input) by a model, and exit; REF alone opens the chat.
+    """Answer one PROMPT (argument, --file, or standard input) by a model, and exit; REF alone chats line by line.
 
     A text of --file or of standard input comes before PROMPT: `git diff | edgespec run "Write a commit message."`.
     Without --model, the model of EDGESPEC_MODEL answers, else the demo model.
@@ -63,7 +63,7 @@ def run_command(
     if model is not None and prompt is None and file is None and _is_typed():
         from edgespec.cli.chat import chat_command
 
-        return int(click.get_current_context().invoke(chat_command, model=model, **options) or 0)
+        return int(click.get_current_context().invoke(chat_command, model=model, plain=True, **options) or 0)
     text = _read_prompt(prompt, file)
     if not (text if raw else text.strip()):
         raise InvalidRequest("the prompt is empty.", hint="Give one as an argument, with --file, or on standard input.")

@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 
 from tests.cli.conftest import COMMAND, Cli
+from tests.command import heed_interrupts
 
 OPTIONS = ("--max-tokens", "10", "--temperature", "0", "--threads", "1")
 
@@ -99,20 +100,15 @@ def test_a_full_context_is_told_of_before_and_can_roll(cli: Cli) -> None:
     assert "max_tokens         30\n" in done.stdout and "rolling            on\n" in done.stdout
 
 
-def _heed_interrupts() -> None:
-    """As a terminal leaves it to programs; what a shell starts in the background inherits that they are ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 class Terminal:
     """A child on a pseudo-terminal."""
 
-    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
+    def __init__(self, arguments: list[str], environment: dict[str, str], term: str = "dumb") -> None:
         ours, theirs = pty.openpty()
         self._fd = ours
         self.child = subprocess.Popen(
-            [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "dumb"},
-            start_new_session=True, preexec_fn=_heed_interrupts,
+            [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": term},
+            start_new_session=True, preexec_fn=heed_interrupts,
         )  # fmt: skip
         os.close(theirs)
         self.seen = ""
@@ -150,6 +146,18 @@ class Terminal:
         code = self.child.wait(timeout=60)
         os.close(self._fd)
         return code
+
+
+def test_run_with_a_model_alone_chats(environment: dict[str, str]) -> None:
+    """Line by line also where `chat` would be full-screen: `run` is a child whose stderr is a file."""
+    options = ["--threads", "1", "--temperature", "0", "--max-tokens", "4", "--draft", "none"]
+    terminal = Terminal(["run", "python-6m", *options], environment, "xterm")
+    terminal.until(">>> ")
+    terminal.type("def f(x):\n")
+    terminal.until("4 tokens (length)")
+    terminal.until(">>> ", 2)
+    terminal.type("\x04")
+    assert terminal.close() == 0
 
 
 def test_the_next_message_opens_a_model_whose_engine_has_died(environment: dict[str, str]) -> None:
