@@ -19,6 +19,7 @@ import psutil
 
 from edgespec.backends.workers import PROTOCOL, ask_worker
 from edgespec.errors import BackendError
+from tests.command import heed_interrupts
 from tests.models import GgufBuilder
 
 _START_S = 60.0
@@ -37,9 +38,15 @@ class WorkerProcess:
         """`setup` is called in the child first; `extra` are variables of its environment."""
         self.port = port
         self.address = f"127.0.0.1:{port}"
+
+        def prepare() -> None:
+            heed_interrupts()
+            if setup is not None:
+                setup()
+
         command = [sys.executable, "-m", "edgespec", "worker", "--port", str(port), "--threads", "1", *options]
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=setup,
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=prepare,
             env={**os.environ, **(extra or {})},
         )  # fmt: skip
         until_s = monotonic() + _START_S
