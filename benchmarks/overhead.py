@@ -17,7 +17,7 @@ from time import perf_counter
 import click
 
 from benchmarks.harness import MODEL_PATH, PLAIN, generate, print_result
-from edgespec.backends.llamacpp.context import NativeBatch
+from edgespec.backends.llamacpp.batch import NativeBatch
 from edgespec.backends.llamacpp.library import library
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.llamacpp.session import LlamaSession

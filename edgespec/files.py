@@ -51,6 +51,15 @@ def remove_unfinished(files: Iterable[Path]) -> None:
                 path.unlink(missing_ok=True)
 
 
+def stat_files(files: Iterable[Path]) -> dict[Path, os.stat_result]:
+    """The status of each file that is still there: other processes rename and remove files meanwhile."""
+    found: dict[Path, os.stat_result] = {}
+    for path in files:
+        with suppress(OSError):
+            found[path] = path.stat()
+    return found
+
+
 def remove_path(path: Path) -> None:
     """Remove a file or a folder with all that is in it, if it is there. Raises OSError."""
     if path.is_dir():

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from edgespec.files import replace_file, save_traceback, write_atomically
+from edgespec.files import replace_file, save_traceback, stat_files, write_atomically
 
 
 def test_a_file_is_written_and_replaced(tmp_path: pathlib.Path) -> None:
@@ -27,6 +27,13 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: pathlib.Path) -> None:
         raise RuntimeError
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_that_went_meanwhile_have_no_status(tmp_path: pathlib.Path) -> None:
+    kept, renamed = tmp_path / "kept", tmp_path / "renamed"
+    kept.write_bytes(b"four")
+    found = stat_files([kept, renamed])
+    assert {path: each.st_size for path, each in found.items()} == {kept: 4}
 
 
 def test_two_writers_do_not_share_a_temporary_file(tmp_path: pathlib.Path) -> None:

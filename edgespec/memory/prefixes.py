@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgespec.files import remove_unfinished, replace_file
+from edgespec.files import remove_unfinished, replace_file, stat_files
 
 FOLDER = "prefixes"
 """Of the memory's folder."""
@@ -134,7 +134,7 @@ class PrefixFiles:
         remove_unfinished(self._root.glob(f"*/.*{_SUFFIX}.*"))
         if n_bytes > self._limit_bytes:
             return False
-        sizes = _list_all(self._root)
+        sizes = stat_files(self._root.rglob(f"*{_SUFFIX}"))
         total = sum(each.st_size for each in sizes.values())
         disk = shutil.disk_usage(self._root)
         excess = max(total + n_bytes - self._limit_bytes, int(_FREE_SHARE * disk.total) - (disk.free - n_bytes))
@@ -150,16 +150,7 @@ class PrefixFiles:
 
 def measure_prefixes(folder: Path) -> int:
     """Bytes of the caches of all texts; `folder` is that of the memory."""
-    return sum(each.st_size for each in _list_all(folder / FOLDER).values())
-
-
-def _list_all(root: Path) -> dict[Path, os.stat_result]:
-    """The files of all models; other processes may remove some meanwhile."""
-    found: dict[Path, os.stat_result] = {}
-    for path in root.rglob(f"*{_SUFFIX}"):
-        with suppress(OSError):
-            found[path] = path.stat()
-    return found
+    return sum(each.st_size for each in stat_files((folder / FOLDER).rglob(f"*{_SUFFIX}")).values())
 
 
 def remove_prefixes(folder: Path) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
+import stat
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
+from edgespec.files import stat_files
 from edgespec.memory import database as rows
 from edgespec.memory.database import Database
 from edgespec.memory.prefixes import remove_prefixes
@@ -210,12 +211,9 @@ class TextStore(Database):
 
     def size(self) -> int:
         """Bytes of all files of the texts."""
-        total = 0
         with self.read():
-            for path in self.folder.iterdir():
-                with suppress(FileNotFoundError):  # engines remove segments
-                    total += path.stat().st_size if path.is_file() else 0
-        return total
+            files = stat_files(self.folder.iterdir()).values()
+        return sum(found.st_size for found in files if stat.S_ISREG(found.st_mode))
 
     def export(self) -> Iterator[Record]:
         """All texts, those of a tokenizer and namespace in the order of storing.

@@ -24,7 +24,7 @@ from edgespec.core.sampling import Ints
 from edgespec.core.verify import read_prompt
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.errors import BackendError, DoesNotFit, EdgespecError, reading
-from edgespec.files import lock_file
+from edgespec.files import lock_file, stat_files
 from edgespec.formats.mlx_folder import fingerprint_weights
 from edgespec.planner.head_probe import read_calibration, read_choices
 
@@ -311,7 +311,7 @@ class CachedSelfDraft:
 
     @property
     def size(self) -> int:
-        return sum(copy.stat().st_size for copy in self.copies)
+        return sum(found.st_size for found in stat_files(self.copies).values())
 
 
 def list_cached_drafts() -> list[CachedSelfDraft]:

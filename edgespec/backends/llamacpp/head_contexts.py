@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from edgespec.backends.head_session import Features, HeadRunner
-from edgespec.backends.llamacpp.context import Floats, NativeBatch, NativeContext, SequenceSlot, float_rows
+from edgespec.backends.llamacpp.batch import NativeBatch
+from edgespec.backends.llamacpp.context import Floats, NativeContext, SequenceSlot, float_rows
 from edgespec.backends.llamacpp.library import Library, find_function
 from edgespec.core.drafter import MAX_TREE
 from edgespec.core.protocols import CheckCancelled, Draft

@@ -25,6 +25,7 @@ from edgespec.backends.llamacpp.library import ggml, library, list_handles, plac
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.workers import Worker, find_workers, resolve
 from edgespec.errors import BackendError, BackendUnavailable, InvalidRequest
+from edgespec.files import stat_files
 from edgespec.formats.gguf_validate import read_file
 from edgespec.sockets import keep_alive
 
@@ -263,7 +264,7 @@ class WeightsCache:
 
     @property
     def size(self) -> int:
-        return sum(path.stat().st_size for path in self.folder.iterdir())
+        return sum(found.st_size for found in stat_files(self.folder.iterdir()).values())
 
     def begin(self) -> None:
         """A client has come. Raises OSError."""
@@ -278,7 +279,7 @@ class WeightsCache:
     def _drop_new(self) -> None:
         """Remove the files since the mark, and the mark."""
         since = self._mark.stat().st_mtime_ns
-        for path in self.folder.iterdir():
-            with suppress(OSError):
-                if path.stat().st_mtime_ns >= since:
+        for path, found in stat_files(self.folder.iterdir()).items():
+            if found.st_mtime_ns >= since:
+                with suppress(OSError):
                     path.unlink()

@@ -24,7 +24,7 @@ from edgespec.core.protocols import CheckCancelled, Draft, PrefillProgress, Sess
 from edgespec.core.scores import HostScores, Scores
 from edgespec.core.verify import read_prompt
 from edgespec.errors import BackendError, CacheError, InvalidModelFile, RollbackError
-from edgespec.files import lock_file
+from edgespec.files import lock_file, stat_files
 from edgespec.formats.gguf_validate import read_file
 from edgespec.isolated import ChildDied, run_in_child
 
@@ -100,7 +100,7 @@ def _make_copy(
         )
 
     def report() -> None:
-        written = max((p.stat().st_size for p in folder.glob(unfinished)), default=0)
+        written = max((found.st_size for found in stat_files(folder.glob(unfinished)).values()), default=0)
         progress(min(1.0, written / needed))
 
     try:
@@ -115,16 +115,12 @@ def _make_copy(
             file.unlink(missing_ok=True)
 
 
-def copies(root: Path) -> list[Path]:
-    """Every complete copy below `root`, the most recently used first."""
-    return sorted(root.glob("*/*.gguf"), key=lambda copy: copy.stat().st_mtime, reverse=True)
-
-
 def evict(root: Path, limit: int) -> None:
     """Remove the least recently used copies until the rest take at most `limit` bytes."""
     total = 0
-    for copy in copies(root):
-        total += copy.stat().st_size
+    copies = stat_files(root.glob("*/*.gguf"))
+    for copy in sorted(copies, key=lambda copy: copies[copy].st_mtime, reverse=True):
+        total += copies[copy].st_size
         if total > limit:
             copy.unlink(missing_ok=True)
 
