@@ -17,7 +17,7 @@ from edgespec.api.options import resolve_sampling
 from edgespec.cli.completion import complete_conversation, complete_model
 from edgespec.cli.engine import Answer, open_engine
 from edgespec.cli.options import generation_options, load_config, offer, rare_option
-from edgespec.cli.terminal import TerminalReporter, finish, format_summary, interruptible, report_bug
+from edgespec.cli.terminal import TerminalReporter, finish, interruptible, report_bug
 from edgespec.conversations import Store
 from edgespec.conversations.chat import (
     ALIASES,
@@ -46,6 +46,7 @@ from edgespec.planner.plan import LoadConfig
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import EngineClient, ModelInfo, require_model
 from edgespec.service.process import EngineProcess
+from edgespec.service.summary import summarize
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 from edgespec.units import significant
@@ -272,8 +273,8 @@ class Repl:
             answer.notices.append(describe_end(self._chat, used, info.context_size))
         for text in answer.notices:
             click.echo(f"note: {text}", err=True)
-        if self._interactive or reason == "cancelled":
-            line = format_summary(finished.metrics, answer.steps, info.drafters, reason)
+        if self._interactive or reason in ("cancelled", "repetition"):
+            line = summarize(asdict(finished.metrics) | {"reason": reason}, has_drafters=bool(info.drafters))
             is_cut = reason != "stop" and any(answer.texts.values())
             is_offered = is_cut and can_go_on(self._chat, used, info.context_size)
             goes_on = "; /continue goes on" if is_offered else ""

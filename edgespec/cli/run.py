@@ -14,7 +14,7 @@ import click
 
 from edgespec.cli.completion import complete_model
 from edgespec.cli.options import generation_options, load_config, rare_option
-from edgespec.cli.terminal import INTERRUPTED, explain_rounds, format_summary
+from edgespec.cli.terminal import INTERRUPTED, explain_rounds
 from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def run_command(
     from edgespec.cli.engine import Answer, open_engine
     from edgespec.registry.schema import SamplingDefaults
     from edgespec.service.client import require_model
+    from edgespec.service.summary import summarize
 
     model, prompt = _split_words(words, model)
     if model is not None and prompt is None and file is None and _is_typed():
@@ -85,7 +86,8 @@ def run_command(
         click.echo(json.dumps(_format_result(info, finished, answer.texts), ensure_ascii=False))
     else:
         click.echo()
-        click.echo(format_summary(finished.metrics, answer.steps, info.drafters, finished.reason), err=True)
+        measured = asdict(finished.metrics) | {"reason": finished.reason}
+        click.echo(summarize(measured, has_drafters=bool(info.drafters)), err=True)
     for line in (*rounds, *(f"note: {text}" for text in notices)):
         click.echo(line, err=True)
     return INTERRUPTED if finished.reason == "cancelled" else 0
@@ -127,6 +129,7 @@ def _advise(info: ModelInfo, text: str) -> list[str]:
 def _build_request(text: str, raw: bool, options: dict[str, Any], info: ModelInfo) -> Request:
     from edgespec.api.options import resolve_sampling
     from edgespec.engine.events import MemoryUse, Request
+    from edgespec.engine.repetition import ENDLESS
     from edgespec.text.chat_template import Message
 
     system = [Message("system", options["system"])] if options["system"] else []
@@ -136,6 +139,7 @@ def _build_request(text: str, raw: bool, options: dict[str, Any], info: ModelInf
         max_tokens=options["max_tokens"] or info.sampling.max_tokens,
         seed=options["seed"],
         stop=options["stop"],
+        repetition=ENDLESS,
         memory=MemoryUse(),
     )
 

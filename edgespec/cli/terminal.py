@@ -19,7 +19,6 @@ from edgespec.errors import CacheError, Cancelled, InvalidRequest, make_harmless
 from edgespec.files import replace_file, save_traceback
 
 if TYPE_CHECKING:
-    from edgespec.core.metrics import Metrics
     from edgespec.core.protocols import Step
     from edgespec.service.client import Stream
 
@@ -72,42 +71,9 @@ def report_activity(text: str) -> None:
         click.echo(f"\r\x1b[K{text}", nl=False, err=True)
 
 
-def format_summary(metrics: Metrics, steps: Iterable[Step], drafters: Mapping[str, str], reason: str) -> str:
-    """One line: tokens, speed, speedup over plain decoding, acceptance, time to first token.
-
-    `drafters` is ModelInfo.drafters. Only the drafters that drafted a token in `steps` are named.
-    """
-    from edgespec.core.metrics import told_speedup
-
-    parts = [f"{metrics.emitted_tokens} tokens ({reason})"]
-    if metrics.tokens_per_second:
-        parts.append(f"{metrics.tokens_per_second:.1f} tok/s")
-    speedup = told_speedup(metrics.times_plain, metrics.drafted_tokens, metrics.emitted_tokens)
-    if speedup is not None:
-        parts.append(f"{speedup:.2f}x plain decoding")
-    if metrics.acceptance_rate is not None and metrics.tau is not None:
-        parts.append(
-            f"{metrics.accepted_tokens} of {metrics.drafted_tokens} drafted tokens accepted"
-            f" ({metrics.acceptance_rate:.0%}; {', '.join(_list_sources(steps, drafters))}), tau {metrics.tau:.2f}"
-        )
-    else:
-        parts.append("plain decoding: drafts would not pay here" if drafters else "plain decoding")
-    if metrics.ttft_s is not None:
-        parts.append(f"first token after {metrics.ttft_s * 1000:.0f} ms")
-    return ", ".join(parts)
-
-
 def format_speed(tpot_s: float, step_p99_s: float) -> str:
     """Tokens/s, and its times: the mean of a token, and the 99th percentile of a step, which may emit several."""
     return f"{1 / tpot_s:.1f} tok/s ({1000 * tpot_s:.1f} ms a token, p99 of a step {1000 * step_p99_s:.1f} ms)"
-
-
-def _list_sources(steps: Iterable[Step], drafters: Mapping[str, str]) -> list[str]:
-    """The drafters of `steps` in order of first use, as the user calls them."""
-    from edgespec.hub.cache import shorten_names
-
-    drafted = (step.decision.source.split("+") for step in steps if step.decision and step.n_drafted)
-    return list(dict.fromkeys(shorten_names(drafters.get(name, name)) for names in drafted for name in names))
 
 
 def explain_rounds(steps: Iterable[Step]) -> list[str]:

@@ -14,6 +14,7 @@ from edgespec.conversations.database import Conversation, Turn
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import MAX_DRAFT, Speculation
 from edgespec.engine.events import AnswerStart, MemoryUse, Request
+from edgespec.engine.repetition import ENDLESS
 from edgespec.errors import CacheError, ContextOverflow, InvalidRequest, reason_of
 from edgespec.files import write_atomically
 from edgespec.registry.schema import SamplingDefaults
@@ -67,7 +68,16 @@ class Chat:
             messages.pop()
         prompt = (*self.system_messages, *messages)
         max_tokens = self.max_tokens or (recommended.max_tokens if recommended else None)
-        return Request(prompt, self.sampling, max_tokens, self.seed, self.stop, start=start, memory=memory)
+        return Request(
+            prompt,
+            self.sampling,
+            max_tokens,
+            self.seed,
+            self.stop,
+            start=start,
+            memory=memory,
+            repetition=ENDLESS,
+        )
 
     def setting(self, name: str) -> Any:
         """The value of one of SETTINGS. Raises InvalidRequest for another name."""

@@ -349,4 +349,4 @@ class PrefillProgress:
     reused: int = 0
 
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length", "repetition", "cancelled"]

@@ -10,6 +10,7 @@ from edgespec.controller.acceptance import AcceptanceRecord
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import FinishReason, PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
+from edgespec.engine.repetition import RepetitionDetection
 from edgespec.engine.structured_output import Structure
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
@@ -73,6 +74,7 @@ class Request:
     max_reasoning tokens of reasoning after which it is ended; None: no limit. For the messages of a chat, where the
                   reasoning is free
     memory        None: nothing of the memory is read, and the text is not kept
+    repetition    what ends an answer that repeats itself; None: nothing
     owner         whose text it is: PrefixLoss compares it with no text of others
     """
 
@@ -91,6 +93,7 @@ class Request:
     reports_steps: bool = True
     max_reasoning: int | None = None
     memory: MemoryUse | None = None
+    repetition: RepetitionDetection | None = None
     owner: str = ""
 
 

@@ -32,6 +32,7 @@ from edgespec.engine.block_entry import BlockEntry
 from edgespec.engine.events import Event, Finished, PrefixLoss, PromptScores, Request, Scored, TokenPrompt
 from edgespec.engine.prefixes import EarlierText, explain_loss
 from edgespec.engine.prompts import EncodedPrompt
+from edgespec.engine.repetition import RepetitionDetector
 from edgespec.engine.structured_output import GrammarMask, MaskedVerifier
 from edgespec.errors import InvalidRequest
 from edgespec.text.stream import Channel, Piece, ReasoningFormat, TextStream
@@ -70,6 +71,7 @@ class Generation:
         self._meter = Meter(len(encoded.tokens), started_s)
         self._pieces: list[list[Piece]] = []  # of each token of the step under way
         self._n_reasoning = 0  # tokens of it
+        self._repetition = RepetitionDetector(request.repetition) if request.repetition is not None else None
 
     def open_text(self, stop: Sequence[str] = (), *, is_raw: bool = False) -> TextStream:
         """The text of the answer from its beginning. A raw prompt's is shown with its markers of reasoning."""
@@ -147,11 +149,13 @@ class Generation:
         return explain_loss(self.encoded.tokens, reused, earlier, request.prompt, self.tokenizer, context_size)
 
     def _emit(self, token: int, source: str) -> bool:
-        """Take a token into the text; returns whether a stop string ends it."""
+        """Take a token into the text; returns whether a stop string or a repetition ends it."""
         self.emitted.append(token)
         self._pieces.append(self._text.push(token, source))
         self._n_reasoning += self._text.channel == "reasoning"
-        return self._text.stopped
+        if self._repetition is not None and self._repetition.take(token):
+            self.reason = "repetition"
+        return self._text.stopped or self.reason == "repetition"
 
     def _describe(self, score: TokenScore) -> Scored:
         top = tuple((token_bytes(self.tokenizer, token), logprob) for token, logprob in score.top)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic_core import from_json
 
 from edgespec.engine.events import Scored
-from edgespec.service.response import Done, Part, ReasoningDelta, Started, TextDelta, new_id
+from edgespec.service.response import CUT, Done, Part, ReasoningDelta, Started, TextDelta, new_id
 from edgespec.text.tool_calls import CallDelta, CallEnd, CallStart
 
 Event = dict[str, Any]
@@ -74,7 +74,7 @@ class Answer:
             case Scored():
                 self.scores.append(format_score(part))
             case Done():
-                yield from self._close(is_cut=part.reason in ("length", "content_filter"))
+                yield from self._close(is_cut=part.reason in CUT)
                 self.end = part
                 yield part
 

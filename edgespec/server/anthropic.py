@@ -40,7 +40,8 @@ from edgespec.text.chat_template import Message
 
 _TOOL_CHOICES: dict[str, ToolChoiceMode] = {"auto": "auto", "any": "required", "tool": "auto", "none": "none"}
 _STOP_REASONS = {
-    "stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal",
+    "stop": "end_turn", "length": "max_tokens", "repetition": "max_tokens", "tool_calls": "tool_use",
+    "content_filter": "refusal",
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, Json, Str
 from edgespec import __version__
 from edgespec.core.metrics import Reading
 from edgespec.engine.events import Gap, PromptScores, TokenPrompt
+from edgespec.engine.repetition import RepetitionDetection
 from edgespec.engine.structured_output import (
     Structure,
     choice_structure,
@@ -81,6 +82,16 @@ class StructuredOutputs(Body):
     grammar: GrammarText | None = None
 
 
+class RepetitionLimits(Body):
+    """vLLM's limits of an answer that repeats itself."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_pattern_size: Annotated[int, Field(ge=1)]
+    min_count: Annotated[int, Field(ge=2)]
+    min_pattern_size: Annotated[int, Field(ge=1)] = 1
+
+
 class CompletionBody(SamplingBody, GenerationBody):
     """The fields that both interfaces share. `top_k`, `min_p`, `repetition_penalty` and `return_progress` (events of a
     stream while the prompt is read) are extensions, named as in llama.cpp's server.
@@ -102,6 +113,7 @@ class CompletionBody(SamplingBody, GenerationBody):
     grammar: GrammarText | None = None
     json_schema: dict[str, Any] | bool | None = None
     structured_outputs: StructuredOutputs | None = None
+    repetition_detection: RepetitionLimits | None = None
 
     def structure(self) -> Structure | None:
         """The constraint, if there is one. Raises InvalidRequest for two, and for one that cannot be read."""
@@ -123,6 +135,7 @@ class CompletionBody(SamplingBody, GenerationBody):
     def spec_fields(self) -> dict[str, Any]:
         """The fields of a GenerationSpec that both paths fill alike. Raises InvalidRequest."""
         bias = None if self.logit_bias is None else tuple((int(token), by) for token, by in self.logit_bias.items())
+        limits = self.repetition_detection
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return {
             "settings": self.settings(repetition_penalty=self.repetition_penalty, logit_bias=bias),
@@ -130,6 +143,7 @@ class CompletionBody(SamplingBody, GenerationBody):
             "stop": stops,
             "structure": self.structure(),
             "draft_max": self.draft_max,
+            "repetition": RepetitionDetection(**limits.model_dump()) if limits is not None else None,
         }
 
 

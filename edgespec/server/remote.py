@@ -43,9 +43,10 @@ _KNOWN = {  # fields that other servers refuse -> those that have them
     "draft_max": (EDGESPEC,),
     "memory": (EDGESPEC,),
     "reasoning_budget_tokens": (EDGESPEC, LLAMA_SERVER, VLLM),
+    "repetition_detection": (EDGESPEC, VLLM),
     "chat_template_kwargs": (EDGESPEC, LLAMA_SERVER, VLLM, SGLANG),
 }
-_OWN = ("draft_max", "memory")
+_OWN = ("draft_max", "memory", "repetition_detection")
 _NAMES = {  # of fields that a server calls otherwise
     (LLAMA_SERVER, "repetition_penalty"): "repeat_penalty",
     (VLLM, "reasoning_budget_tokens"): "thinking_token_budget",
@@ -182,6 +183,7 @@ def _format_structure(structure: Structure) -> dict[str, Any]:
 
 _ENDINGS: dict[str | None, Ending] = {
     "length": "length",
+    "repetition": "repetition",
     "tool_calls": "tool_calls",
     "content_filter": "content_filter",
 }

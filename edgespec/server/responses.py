@@ -35,6 +35,7 @@ from edgespec.service.response import Started, count_usage, new_id
 from edgespec.service.tools import Tool, format_call, parse_arguments
 from edgespec.text.chat_template import Message
 
+_CUTS = {"length": "max_output_tokens", "repetition": "max_output_tokens", "content_filter": "content_filter"}
 _PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}  # of the ids of items, by kind of block
 _CONTENTS: dict[str, tuple[str, dict[str, Any]]] = {  # kind of block -> name of its content's events, their fields
     "text": ("output_text", {"content_index": 0, "logprobs": []}),
@@ -107,7 +108,7 @@ class ResponsesWriter(Writer):
         if end is None:
             return {**self._head, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
         usage = count_usage([end])
-        cut = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(end.reason)
+        cut = _CUTS.get(end.reason)
         return {
             **self._head,
             "status": "incomplete" if cut else "completed",

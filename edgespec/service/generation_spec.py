@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from edgespec.engine.drafting import MAX_DRAFT, Speculation
 from edgespec.engine.events import AnswerStart, MemoryUse, Prompt, Request
+from edgespec.engine.repetition import RepetitionDetection
 from edgespec.engine.structured_output import Structure, either
 from edgespec.errors import InvalidRequest
 from edgespec.service.call_structure import build_call_structure, build_opened_calls
@@ -44,7 +45,7 @@ class GenerationSpec:
     warnings        what of the request is not followed, in sentences
     draft_max       tokens that are drafted at once, at most: 0 decodes plainly, None leaves it to the server
     thinking        what is asked of the reasoning; `variables` take precedence
-    memory, owner   see Request
+    repetition, memory, owner: see Request
     """
 
     prompt: Prompt
@@ -63,6 +64,7 @@ class GenerationSpec:
     start: AnswerStart | None = None
     scores_prompt: bool = False
     draft_max: int | None = None
+    repetition: RepetitionDetection | None = None
     thinking: Thinking = field(default_factory=Thinking)
     memory: MemoryUse | None = None
     owner: str = ""
@@ -155,6 +157,7 @@ class GenerationSpec:
             start=self.start,
             scores_prompt=self.scores_prompt,
             max_reasoning=thinking.max_reasoning,
+            repetition=self.repetition,
             memory=self.memory,
             owner=self.owner,
         )

@@ -16,7 +16,9 @@ from edgespec.text.readers import Reader
 from edgespec.text.stream import Piece
 from edgespec.text.tool_calls import AnswerPart, CallDelta, CallEnd, CallStart, ToolCall
 
-Ending = Literal["stop", "length", "tool_calls", "content_filter"]
+Ending = Literal["stop", "length", "repetition", "tool_calls", "content_filter"]
+CUT: tuple[Ending, ...] = ("length", "repetition", "content_filter")
+"""Endings of an answer that the model has not ended itself."""
 """The last is of other servers only."""
 
 
@@ -185,7 +187,8 @@ class ResponseStream:
                 yield Started(event.metrics.prompt_tokens, event.metrics.cached_tokens)
             is_stopped_inside = self._is_cut and event.stop is not None
             ending: Ending = "stop" if self._call is None or is_stopped_inside else "tool_calls"
-            ending = ending if event.reason == "stop" else "length"
+            if event.reason != "stop":
+                ending = "repetition" if event.reason == "repetition" else "length"
             warnings = (*self._warnings, *event.warnings)
             yield Done(ending, event.stop, event.metrics, warnings, loss=event.loss)
 

@@ -23,9 +23,10 @@ from edgespec.hub.cache import LocalPath, parse_reference
 from edgespec.planner.plan import LoadConfig
 from edgespec.registry.schema import EMBEDDED_ALIAS
 from edgespec.service.client import EngineClient, require_model
+from edgespec.service.summary import summarize
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
-from edgespec.tui.panel import Panel, StatusLine, format_footer, sum_metrics
+from edgespec.tui.panel import Panel, StatusLine, sum_metrics
 from edgespec.tui.progress import Activity, Progress, Toast, describe_error
 from edgespec.tui.prompt import Prompt, sanitize
 from edgespec.tui.race import FRAME_S, Race
@@ -37,7 +38,7 @@ _REFRESH_INTERVAL_S = 0.5  # of the instruments, whose drawing costs more than t
 _REST_FACTOR = 9  # rest over the CPU time of a frame: drawing takes at most a tenth of a core
 _MAX_REST_S = 0.25
 _RECENT = 3  # conversations on the opening screen
-CONTINUE_HINT = " · /continue goes on"  # below the last answer, if it was cut
+CONTINUE_HINT = "; /continue goes on"  # below the last answer, if it was cut
 
 
 class Dialogue(Window):
@@ -266,7 +267,7 @@ class Dialogue(Window):
             used = meter.prompt_tokens + meter.emitted_tokens
             is_whole = metrics.get("reason") == "stop"
             is_full = model_info is not None and not can_go_on(self.chat, used, model_info.context_size)
-            answer.footer = format_footer(metrics) + ("" if is_whole or is_full else CONTINUE_HINT)
+            answer.footer = summarize(metrics) + ("" if is_whole or is_full else CONTINUE_HINT)
             self.query_one(Transcript).update()
             self.recorder.finish_answer(answer.text, answer.reasoning, answer.spans, metrics)
             if model_info is not None and used >= NEARLY_FULL * model_info.context_size:

@@ -315,17 +315,3 @@ def sum_metrics(earlier: Mapping[str, Any], finished: Finished | None) -> dict[s
     stored = {name: getattr(finished.metrics, name) for name in _STORED}
     counts = {name: stored[name] + earlier.get(name, 0) for name in _COUNTED}
     return {"reason": finished.reason, "seed": finished.seed, **stored, **counts}
-
-
-def format_footer(metrics: Mapping[str, Any]) -> str:
-    """Tokens, speed and acceptance in one line, without the parts that are missing; empty for an imported answer."""
-    if "emitted_tokens" not in metrics:
-        return "ended by an error; the text so far is kept" if metrics.get("reason") == "error" else ""
-    parts = [f"{metrics['emitted_tokens']} tokens ({metrics.get('reason', '?')})"]
-    speed, n_drafted = metrics.get("tokens_per_second"), metrics.get("drafted_tokens") or 0
-    times = told_speedup(metrics.get("times_plain"), n_drafted, metrics["emitted_tokens"])
-    if speed:
-        parts.append(f"{speed:.1f} tok/s" + (f", {times:.2f}x plain" if times else ""))
-    if n_drafted:
-        parts.append(f"{metrics.get('accepted_tokens')} of {n_drafted} drafted accepted")
-    return " · ".join(parts)

@@ -21,6 +21,7 @@ from textual.strip import Strip
 from edgespec.conversations import Turn
 from edgespec.conversations.chat import is_python
 from edgespec.drafters import drafter_specs
+from edgespec.service.summary import summarize
 from edgespec.text.stream import Piece
 from edgespec.tui.blocks import (
     MAX_COLUMNS,
@@ -37,7 +38,6 @@ from edgespec.tui.blocks import (
     parse_thoughts,
 )
 from edgespec.tui.markdown import parse_markdown
-from edgespec.tui.panel import format_footer
 from edgespec.tui.prompt import sanitize
 
 _JUDGED = 2_000  # characters of a raw text that tell whether it is code
@@ -258,7 +258,7 @@ class Transcript(ScrollView):
                 items.append(UserMessage(turn.text, 1 + sum(isinstance(each, UserMessage) for each in items)))
                 continue
             answer = Answer(is_raw=bool(turn.settings.get("is_raw")))
-            footer = format_footer(turn.metrics) if turn.finished else "cut off when the program ended"
+            footer = summarize(turn.metrics) if turn.finished else "cut off when the program ended"
             answer.show(turn.text, turn.reasoning, turn.spans, footer)
             items.append(answer)
         self._is_following = True

@@ -148,13 +148,20 @@ class Terminal:
         return code
 
 
+def test_an_answer_that_repeats_itself_goes_on_when_it_is_told_to(cli: Cli) -> None:
+    only = ("--backend", "toy", "--temperature", "0", "--logit-bias", "97=1000", "--no-memory")
+    done = cli("chat", "linear", *only, stdin="hello\n/continue\n/stats\n")
+    assert done.stderr.count("; the answer repeats itself; /continue goes on") == 2
+    assert done.stdout.count("a" * 256) == 2, "each part as long as one"
+
+
 def test_run_with_a_model_alone_chats(environment: dict[str, str]) -> None:
     """Line by line also where `chat` would be full-screen: `run` is a child whose stderr is a file."""
     options = ["--threads", "1", "--temperature", "0", "--max-tokens", "4", "--draft", "none"]
     terminal = Terminal(["run", "python-6m", *options], environment, "xterm")
     terminal.until(">>> ")
     terminal.type("def f(x):\n")
-    terminal.until("4 tokens (length)")
+    terminal.until("4 tokens, ")
     terminal.until(">>> ", 2)
     terminal.type("\x04")
     assert terminal.close() == 0
@@ -186,12 +193,12 @@ def test_on_a_terminal_interrupt_stops_the_answer_only(environment: dict[str, st
     terminal.type("hello\n")
     terminal.until("e", 30)  # some of its 4,000 letters
     terminal.child.send_signal(signal.SIGINT)
-    terminal.until("(cancelled)")
+    terminal.until("; stopped")
     terminal.until(">>> ", 2)
     terminal.type("/set max_tokens 3\n")
     terminal.until(">>> ", 3)
     terminal.type("again\n")
-    terminal.until("3 tokens (length)")
+    terminal.until("3 tokens, ")
     terminal.until(">>> ", 4)
     terminal.interrupt_at_prompt("once more")
     terminal.type("/exit\n")

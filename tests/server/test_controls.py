@@ -212,3 +212,15 @@ def test_a_prompt_that_is_only_scored(pair: Server) -> None:
     assert "".join(made.logprobs.tokens) == PROMPT
     streamed = list(completions.create(model="embedded", prompt=PROMPT, max_tokens=0, echo=True, stream=True))
     assert "".join(chunk.choices[0].text for chunk in streamed) == PROMPT
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_an_answer_that_repeats_itself_is_ended_where_it_is_asked_for(toy: Server, path: str) -> None:
+    prompt = {"messages": [{"role": "user", "content": "hi"}]} if path.startswith("chat") else {"prompt": "hi"}
+    only = {**prompt, "model": "tree", "max_tokens": 300, "temperature": 0, "logit_bias": {"97": 100}}
+    limits = {"max_pattern_size": 20, "min_pattern_size": 5, "min_count": 4}
+    (choice,) = toy.post(f"/v1/{path}", json={**only, "repetition_detection": limits}).json()["choices"]
+    assert choice["finish_reason"] == "repetition"
+    assert (choice["message"]["content"] if path.startswith("chat") else choice["text"]) == "a" * 20
+    (choice,) = toy.post(f"/v1/{path}", json=only).json()["choices"]
+    assert choice["finish_reason"] == "length"

@@ -57,6 +57,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"grammar": 'start: start "a"'}, "structure cannot be followed: it allows no text."),
     (CHAT, {"structured_outputs": {"regex": "(?=a)b"}}, "look-behind, is not supported. Correct or simplify it."),
     (CHAT, {"structured_outputs": {"json": "{"}}, "Invalid JSON"),
+    (CHAT, {"repetition_detection": {"max_pattern_size": 4, "min_count": 1}}, "min_count: Input should be greater"),
     (CHAT, {"modalities": ["text", "audio"]}, "text only"),
     (CHAT, {"audio": {"voice": "x"}}, "audio is not supported"),
     (CHAT, {"functions": [{"name": "f"}]}, "functions is not supported"),

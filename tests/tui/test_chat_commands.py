@@ -42,7 +42,7 @@ async def test_continue(chat: Driver) -> None:
     await chat.until(lambda: len(chat.texts[-1]) == 60 and chat.turns[-1].finished)
     await chat.idle()
     assert chat.texts == chat.shown == ["one", whole] and chat.turns[-1].id == id
-    assert chat.turns[-1].metrics["emitted_tokens"] == 60 and "60 tokens (length)" in chat.footers[-1]
+    assert chat.turns[-1].metrics["emitted_tokens"] == 60 and "60 tokens, " in chat.footers[-1]
     assert sum(span[0] for span in chat.turns[-1].spans) == 60
     await chat.press("ctrl+l")
     chat.app.chat.max_tokens = ENDLESS

@@ -44,7 +44,7 @@ async def test_stopping_keeps_the_text(chat: Driver) -> None:
     await chat.idle()
     assert chat.texts == ["hello", answer.text] and answer.text.startswith(text)
     assert chat.turns[-1].finished and chat.turns[-1].metrics["reason"] == "cancelled"
-    assert "(cancelled)" in chat.footers[-1]
+    assert "; stopped" in chat.footers[-1]
     chat.app.chat.max_tokens = 5
     await chat.ask("and on")
     await chat.press("ctrl+c")  # nothing to stop
