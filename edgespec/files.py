@@ -16,14 +16,6 @@ _RANDOM = "[0-9a-f]" * 8
 _UNFINISHED_S = 3600.0
 
 
-def cache_folder() -> Path:
-    """The folder of what can be found again: EDGESPEC_CACHE_DIR, or the platform's cache folder."""
-    import platformdirs
-
-    configured = os.environ.get("EDGESPEC_CACHE_DIR")
-    return Path(configured) if configured else platformdirs.user_cache_path("edgespec")
-
-
 @contextmanager
 def replace_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """Yield an empty temporary file beside `path`, which replaces `path` when the block ends without an error.

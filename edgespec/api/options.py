@@ -11,10 +11,10 @@ from edgespec import options as table
 from edgespec.backends.devices import split_names
 from edgespec.backends.options import KvType, LoadOptions
 from edgespec.backends.workers import split_addresses
-from edgespec.conversations.database import adapted_folder, memory_folder
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Rule
 from edgespec.errors import InvalidRequest
+from edgespec.folders import adapted_folder, memory_folder
 from edgespec.planner.plan import LearnOptions, LoadConfig, MemoryOptions
 from edgespec.registry.schema import SamplingDefaults
 

@@ -71,7 +71,7 @@ _NONE = "No draft is adapted yet; `edgespec adapt MODEL` adapts the one of a mod
 
 
 def open_drafts() -> AdaptedDrafts:
-    from edgespec.conversations.database import adapted_folder
+    from edgespec.folders import adapted_folder
     from edgespec.registry.adapted import AdaptedDrafts
 
     return AdaptedDrafts(adapted_folder())
@@ -208,7 +208,7 @@ def train_command(
     from edgespec.adapt.options import Throttle, lower_priority
     from edgespec.adapt.run import AdaptConfig, Adapter, notice_slow_blas, plan_training
     from edgespec.cli.engine import run_work
-    from edgespec.conversations.database import memory_folder
+    from edgespec.folders import memory_folder
     from edgespec.service.learn import is_on_battery
 
     train = TrainOptions(learning_rate=learning_rate, epochs=epochs)

@@ -220,9 +220,26 @@ def find_huge_page_problems(huge_pages: dict[str, Any] | None) -> list[dict[str,
     return [{"problem": problem, "fix": f"echo madvise | sudo tee {HUGE_PAGES / 'enabled'}"}]
 
 
+def _describe_memory() -> dict[str, Any]:
+    """The path of the user's memory, its state in words, and how many tokens and bytes it has where there is one."""
+    from edgespec.errors import CacheError
+    from edgespec.folders import memory_folder
+    from edgespec.memory.store import TextStore
+
+    folder = memory_folder()
+    if not folder.is_dir():
+        return {"path": str(folder), "state": "nothing is kept yet"}
+    try:
+        with closing(TextStore.open(folder)) as store:
+            tokens, n_bytes = sum(each.n_tokens for each in store.status()), store.size()
+    except CacheError as error:
+        return {"path": str(folder), "state": f"cannot be used: {error.message}"}
+    return {"path": str(folder), "state": f"{tokens:,} tokens in {gib(n_bytes)}", "tokens": tokens, "bytes": n_bytes}
+
+
 def _describe_cache() -> dict[str, Any]:
     from edgespec.controller.store import calibration_folder
-    from edgespec.conversations.database import data_folder, describe_memory
+    from edgespec.folders import data_folder
     from edgespec.hub.hub import Hub
     from edgespec.registry.schema import config_dir
 
@@ -236,7 +253,7 @@ def _describe_cache() -> dict[str, Any]:
         "writable": _can_write(hub.cache_dir),
         **{name: str(folder) for name, folder in own.items()},
         "unwritable": [str(folder) for folder in own.values() if not _can_write(folder)],
-        "memory": describe_memory(),
+        "memory": _describe_memory(),
     }
 
 

@@ -102,7 +102,7 @@ def add_command(paths: tuple[Path, ...], model: str | None, dry_run: bool) -> No
 @contextmanager
 def open_store() -> Iterator[TextStore]:
     """The user's memory, which is created where it is missing."""
-    from edgespec.conversations.database import memory_folder
+    from edgespec.folders import memory_folder
     from edgespec.memory.store import TextStore
 
     with closing(TextStore.open(memory_folder())) as store:
@@ -143,7 +143,7 @@ def _store(documents: list[Document], tokenizer: Tokenizer, corpus: Corpus, skip
 
 def build_indexes(spaces: Iterable[tuple[str, str]]) -> None:
     """Build the indexes that an engine would build when it is idle, of spaces as (tokenizer, namespace)."""
-    from edgespec.conversations.database import memory_folder
+    from edgespec.folders import memory_folder
     from edgespec.memory.memory import Memory
     from edgespec.memory.store import DEFAULT_LIMIT_BYTES
 
@@ -167,7 +167,7 @@ def _format_skipped(skipped: Counter[str]) -> str:
 @json_option
 def status_command(as_json: bool) -> None:
     """Show how many tokens are kept, of what, in how many bytes."""
-    from edgespec.conversations.database import memory_folder
+    from edgespec.folders import memory_folder
     from edgespec.memory.prefixes import LIMIT_BYTES, measure_prefixes
     from edgespec.memory.store import DEFAULT_LIMIT_BYTES
 
@@ -278,7 +278,8 @@ def forget_command(source: str) -> None:
     `memory_source` in Python. The conversation itself and the files stay. An `edgespec adapt` that has not ended begins
     anew.
     """
-    from edgespec.conversations.database import adapted_folder, name_source
+    from edgespec.conversations.database import name_source
+    from edgespec.folders import adapted_folder
     from edgespec.registry.adapted import clear_runs
 
     with open_store() as store:
@@ -311,7 +312,7 @@ def clear_command(only_documents: bool, key: str | None, yes: bool) -> None:
     adapted drafts stay. Where all texts go, those that `edgespec draft train` has written go too, and `edgespec adapt`
     asks again before it trains.
     """
-    from edgespec.conversations.database import adapted_folder
+    from edgespec.folders import adapted_folder
     from edgespec.registry.adapted import clear_runs, forbid_training, list_runs
     from edgespec.server.record import name_namespace
 

@@ -419,7 +419,7 @@ def rm_command(name: str, path: Path) -> None:
 def _forget(name: str) -> int:
     """Remove what the memory has of a key; returns the number of tokens."""
     from edgespec.cli.memory import open_store
-    from edgespec.conversations.database import memory_folder
+    from edgespec.folders import memory_folder
     from edgespec.server.record import name_namespace
 
     if not memory_folder().is_dir():

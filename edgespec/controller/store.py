@@ -20,7 +20,8 @@ from edgespec.backends.options import LoadOptions, RuntimeSettings, idle_cores, 
 from edgespec.backends.ranks import count_ranks
 from edgespec.controller.stats import DraftStats
 from edgespec.errors import EdgespecError
-from edgespec.files import cache_folder, lock_file, write_atomically
+from edgespec.files import lock_file, write_atomically
+from edgespec.folders import cache_folder
 from edgespec.formats.mlx_folder import fingerprint_weights
 
 _VERSION = 4  # of the file format and of the measurement

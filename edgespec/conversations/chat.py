@@ -8,21 +8,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from edgespec.conversations.database import Conversation, Turn
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import MAX_DRAFT, Speculation
+from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import AnswerStart, MemoryUse, Request
 from edgespec.engine.repetition import ENDLESS
 from edgespec.errors import CacheError, ContextOverflow, InvalidRequest, reason_of
 from edgespec.files import write_atomically
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.text.chat_template import Message
-
-if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
-
 
 _NUMBERS = {
     f.name: float if isinstance(f.default, float) else int for f in fields(SamplingParams) if f.name != "logit_bias"
@@ -108,24 +104,6 @@ class Chat:
             setattr(self, name, value)
         else:
             self.sampling = replace(self.sampling, **{name: value})
-
-
-def change_speculation(engine: Engine, argument: str) -> None:
-    """Apply 'on', 'off', 'auto' or a number of draft tokens. 'on' and 'off' work at once, also during an answer; the
-    others apply from the next answer. Raises InvalidRequest.
-    """
-    current = engine.speculation
-    is_number = argument.isdecimal() and argument.isascii() and len(argument) < 4 and int(argument) <= MAX_DRAFT
-    if argument not in ("on", "off", "auto") and not is_number:
-        message = f"/spec takes on, off, auto or a number from 0 to {MAX_DRAFT}, not '{argument}'."
-        raise InvalidRequest(message, hint="For example: /spec 4")
-    if argument != "off" and not current.drafters:
-        raise InvalidRequest("there is nothing to draft with.", hint="Choose a drafter: /draft ngram, /draft auto.")
-    if argument == "auto" or (argument == "on" and current.is_plain):
-        engine.speculation = replace(current, draft_max=None, draft_tree=None)
-    elif argument not in ("on", "off"):
-        engine.speculation = replace(current, draft_max=int(argument), draft_tree=None)
-    engine.is_paused = argument == "off"
 
 
 def describe_speculation(speculation: Speculation, draft: str, *, is_paused: bool) -> str:

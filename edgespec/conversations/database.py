@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import unicodedata
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -10,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from edgespec.errors import CacheError
+from edgespec.folders import ADAPTED, MEMORY
 from edgespec.memory.store import TextStore
 from edgespec.registry.adapted import clear_runs
-from edgespec.units import gib
 
 Role = Literal["user", "assistant"]
 Spans = Sequence[Sequence[Any]]
@@ -21,7 +19,6 @@ Spans = Sequence[Sequence[Any]]
 
 UNTITLED = "Untitled"
 _TITLE_LENGTH = 60
-_MEMORY, _ADAPTED = "memory", "adapted"  # in the data folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +117,6 @@ def _fold(text: str) -> str:
     return unicodedata.normalize("NFC", text).casefold()
 
 
-def data_folder() -> Path:
-    """The folder of conversations: EDGESPEC_DATA_DIR, else the platform's data folder."""
-    import platformdirs
-
-    configured = os.environ.get("EDGESPEC_DATA_DIR")
-    return Path(configured) if configured else platformdirs.user_data_path("edgespec")
-
-
-# The memory of earlier texts, as far as it concerns conversations: its folder, and what it has of one of them.
-
-
-def memory_folder() -> Path:
-    """The folder of the user's memory; it may be missing."""
-    return data_folder() / _MEMORY
-
-
 def name_source(id: int) -> str:
     """The source under which the memory keeps the texts of a saved conversation."""
     return f"chat:{id}"
@@ -143,25 +124,7 @@ def name_source(id: int) -> str:
 
 def forget_conversation(folder: Path, id: int) -> None:
     """Remove the texts of a conversation from what else the data folder `folder` has of them. Raises CacheError."""
-    if (memory := folder / _MEMORY).is_dir():
+    if (memory := folder / MEMORY).is_dir():
         with closing(TextStore.open(memory)) as store:
             store.forget(name_source(id))
-    clear_runs(folder / _ADAPTED, own_texts=False)
-
-
-def describe_memory() -> dict[str, Any]:
-    """The path of the user's memory, its state in words, and how many tokens and bytes it has where there is one."""
-    folder = memory_folder()
-    if not folder.is_dir():
-        return {"path": str(folder), "state": "nothing is kept yet"}
-    try:
-        with closing(TextStore.open(folder)) as store:
-            tokens, n_bytes = sum(each.n_tokens for each in store.status()), store.size()
-    except CacheError as error:
-        return {"path": str(folder), "state": f"cannot be used: {error.message}"}
-    return {"path": str(folder), "state": f"{tokens:,} tokens in {gib(n_bytes)}", "tokens": tokens, "bytes": n_bytes}
-
-
-def adapted_folder() -> Path:
-    """The folder of the user's adapted drafts; it may be missing."""
-    return data_folder() / _ADAPTED
+    clear_runs(folder / ADAPTED, own_texts=False)

@@ -18,7 +18,6 @@ from edgespec.conversations.database import (
     SearchHit,
     Spans,
     Turn,
-    data_folder,
     drop_surrogates,
     forget_conversation,
     make_title,
@@ -28,6 +27,7 @@ from edgespec.conversations.database import (
 )
 from edgespec.databases import IN_MEMORY, Layout, SharedDatabase
 from edgespec.errors import CacheError, InvalidRequest, reason_of
+from edgespec.folders import data_folder
 from edgespec.text.tool_calls import load_json
 
 _LAYOUT = Layout(

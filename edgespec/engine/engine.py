@@ -24,6 +24,7 @@ from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import YIELD, CheckCancelled, Controller, Verifier, Yield
 from edgespec.core.sampling import Sampler
 from edgespec.engine.drafting import (
+    MAX_DRAFT,
     LoadedDrafter,
     Speculation,
     make_adaptive_controller,
@@ -44,7 +45,7 @@ from edgespec.engine.slots import (
     store_prefix,
     store_text,
 )
-from edgespec.errors import BackendError, Cancelled
+from edgespec.errors import BackendError, Cancelled, InvalidRequest
 from edgespec.hub.cache import shorten_names
 from edgespec.memory.memory import Memory
 from edgespec.memory.prefixes import PrefixFiles
@@ -96,6 +97,23 @@ class Engine:
     def slots(self) -> Sequence[SlotState]:
         """What the slots hold. Any thread may ask."""
         return self._slots.describe()
+
+    def change_speculation(self, argument: str) -> None:
+        """Apply 'on', 'off', 'auto' or a number of draft tokens. 'on' and 'off' work at once, also during an answer;
+        the others apply from the next answer. Raises InvalidRequest.
+        """
+        current = self.speculation
+        is_number = argument.isdecimal() and argument.isascii() and len(argument) < 4 and int(argument) <= MAX_DRAFT
+        if argument not in ("on", "off", "auto") and not is_number:
+            message = f"/spec takes on, off, auto or a number from 0 to {MAX_DRAFT}, not '{argument}'."
+            raise InvalidRequest(message, hint="For example: /spec 4")
+        if argument != "off" and not current.drafters:
+            raise InvalidRequest("there is nothing to draft with.", hint="Choose a drafter: /draft ngram, /draft auto.")
+        if argument == "auto" or (argument == "on" and current.is_plain):
+            self.speculation = replace(current, draft_max=None, draft_tree=None)
+        elif argument not in ("on", "off"):
+            self.speculation = replace(current, draft_max=int(argument), draft_tree=None)
+        self.is_paused = argument == "off"
 
     def stream(self, request: Request, check: CheckCancelled = lambda: None) -> Iterator[Event]:
         """`generate` alone, without its Yields."""

@@ -18,7 +18,6 @@ import psutil
 from edgespec.backends import device_memory, leave_thread, prefers_mlx
 from edgespec.backends.devices import DeviceMemory
 from edgespec.controller.stats import DraftStats
-from edgespec.conversations.chat import change_speculation
 from edgespec.core.protocols import CheckCancelled, Yield
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request, SlotState
@@ -340,7 +339,7 @@ class LocalEngine(EngineClient):
         yield from embed(self.require_loaded().engine.target, texts, check)
 
     def _speculate(self, argument: str) -> ModelInfo:
-        change_speculation(self.require_loaded().engine, argument)
+        self.require_loaded().engine.change_speculation(argument)
         return require_model(self)
 
     def _draft_stats(self) -> DraftStats | None:

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec.conversations.database import data_folder
 from edgespec.errors import CacheError, EdgespecError
 from edgespec.files import write_atomically
+from edgespec.folders import data_folder
 
 MAX_PROMPTS = 1000  # that are read
 _MAX_BYTES = 2**20  # of the prompts; a larger file is set aside for a new one

@@ -14,14 +14,15 @@ from tests.models import REPOSITORY
 PACKAGE = REPOSITORY / "edgespec"
 # Lowest first. A package imports itself and the layers below its own.
 LAYERS = (
-    ("deadline", "errors", "files", "installation", "options", "sockets", "units"),
+    ("deadline", "errors", "files", "folders", "installation", "options", "sockets", "units"),
     ("databases", "isolated", "proxies"),
     ("core", "formats", "memory", "text"),
     ("backends", "drafters", "hub"),
     ("controller", "registry"),
     ("engine",),
-    ("bench", "conversations", "planner"),
+    ("bench", "planner"),
     ("export", "service"),
+    ("conversations",),
     ("adapt", "api", "server", "tui"),
     ("cli",),
 )
@@ -32,7 +33,8 @@ ALLOWED = {
     "deadline": set(),
     "errors": set(),
     "isolated": {"psutil"},
-    "files": {"platformdirs"},
+    "files": set(),
+    "folders": {"platformdirs"},
     "installation": set(),
     "options": set(),
     "proxies": {"httpx"},
@@ -49,7 +51,7 @@ ALLOWED = {
     "registry": {"numpy", "platformdirs", "pydantic"},
     "engine": {"numpy", "llguidance"},
     "bench": {"numpy", "pydantic"},
-    "conversations": {"platformdirs", "pydantic"},
+    "conversations": {"pydantic"},
     "planner": {"numpy", "pydantic"},
     "export": set(),
     "service": {"psutil"},

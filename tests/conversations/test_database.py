@@ -12,10 +12,10 @@ import pytest
 
 from edgespec.conversations import Store
 from edgespec.conversations.chat import Chat
-from edgespec.conversations.database import data_folder
 from edgespec.conversations.recorder import ConversationRecorder
 from edgespec.core.sampling import SamplingParams
 from edgespec.errors import CacheError
+from edgespec.folders import data_folder
 from tests.conversations.children import outcome, start
 from tests.conversations.files import filled, works
 

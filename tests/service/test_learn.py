@@ -13,9 +13,9 @@ import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.cli.adapt import adapt_command
-from edgespec.conversations.database import adapted_folder, memory_folder
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Finished, MemoryUse, Notice, Request
+from edgespec.folders import adapted_folder, memory_folder
 from edgespec.planner.plan import LearnOptions, LoadConfig, MemoryOptions
 from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, allow_training
 from edgespec.service.client import require_model

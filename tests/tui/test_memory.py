@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec.conversations.database import memory_folder
+from edgespec.folders import memory_folder
 from edgespec.planner.plan import LoadConfig, MemoryOptions
 from edgespec.tui.picker import History
 from tests.memory.texts import find_bytes

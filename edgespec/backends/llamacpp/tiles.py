@@ -12,7 +12,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from edgespec.files import cache_folder, replace_file
+from edgespec.files import replace_file
+from edgespec.folders import cache_folder
 from edgespec.isolated import ChildDied, run_in_child
 
 SWITCH = "EDGESPEC_AMX"
