@@ -26,6 +26,7 @@ class Option:
     metavar     of the value in the help of the command line
     is_rare     shown by --help-all only
     is_pair     a bool with a second flag, --no-name
+    short       a letter for the command line
     repeats     may be given several times on the command line
     """
 
@@ -39,6 +40,7 @@ class Option:
     is_rare: bool = False
     is_pair: bool = False
     repeats: bool = False
+    short: str = ""
 
     @property
     def limits(self) -> tuple[float, float]:
@@ -103,7 +105,7 @@ GENERATION = (
            help="Random seed. Sampled drafts (--acceptance) also need --draft-max for repeatable output."),
     Option(name="stop", kind=str, metavar="TEXT", is_rare=True, repeats=True,
            help="Stop before this text; repeatable."),
-    Option(name="system", kind=str, metavar="TEXT", help="System message."),
+    Option(name="system", kind=str, metavar="TEXT", short="s", help="System message."),
 )  # fmt: skip
 
 SPECULATION = (

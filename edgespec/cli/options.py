@@ -48,8 +48,29 @@ class RareOption(click.Option):
 rare_option = partial(click.option, cls=RareOption)
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout.")
 model_argument = click.argument("model", metavar="[REF]", required=False, shell_complete=complete_model)
+model_option = click.option("--model", "-m", "named_model", metavar="REF", help="The same as REF.",
+                            shell_complete=complete_model)  # fmt: skip
 force_option = click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
+
+
+def _use_preset(context: click.Context, _param: click.Parameter, name: str | None) -> None:
+    """Have the settings of a preset be the defaults of the command's options."""
+    if name is not None and not context.resilient_parsing:
+        from edgespec.conversations.presets import read_preset
+
+        context.default_map = {**(context.default_map or {}), **read_preset(name)}
+
+
+def _complete_preset(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from edgespec.conversations.presets import list_presets
+
+    return [CompletionItem(name) for name in list_presets() if name.startswith(incomplete)]
+
+
+preset_option = click.option("--preset", metavar="NAME", is_eager=True, expose_value=False, callback=_use_preset,
+                             help="Begin with a system message and settings that /preset save NAME has kept.",
+                             shell_complete=_complete_preset)  # fmt: skip
 
 
 def confirm(question: str) -> None:
@@ -145,7 +166,8 @@ def offer(option: Option, *names: str, **changes: Any) -> Callable[[F], F]:
     if option.kind is bool:
         flag += f"/--no-{flag.removeprefix('--')}" if option.is_pair else ""
         attributes["is_flag"] = True
-    return click.option(*(names or (flag,)), **attributes | changes)
+    shorts = (f"-{option.short}",) if option.short else ()
+    return click.option(*(names or (flag, *shorts)), **attributes | changes)
 
 
 def _select_type(option: Option) -> Any:

@@ -6,20 +6,26 @@ import json
 import select
 import sys
 from contextlib import closing, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import click
 
 from edgespec.cli.completion import complete_model
-from edgespec.cli.options import generation_options, load_config, rare_option
+from edgespec.cli.options import generation_options, load_config, preset_option, rare_option
 from edgespec.cli.terminal import INTERRUPTED, explain_rounds
-from edgespec.errors import InvalidRequest
+from edgespec.errors import InvalidRequest, reason_of
 
 if TYPE_CHECKING:
+    from edgespec.backends import BackendName
+    from edgespec.cli.engine import Answer
+    from edgespec.conversations.chat import Chat
+    from edgespec.conversations.recorder import ConversationRecorder
     from edgespec.engine.events import Finished, Request
-    from edgespec.service.client import ModelInfo
+    from edgespec.engine.structured_output import Structure
+    from edgespec.planner.plan import LoadConfig
+    from edgespec.service.client import EngineClient, ModelInfo
     from edgespec.text.stream import Piece
 
 _PATIENCE_S = 3.0  # for standard input to begin, beside a prompt
@@ -37,6 +43,12 @@ _PATIENCE_S = 3.0  # for standard input to begin, beside a prompt
 @click.option("--file", "-f", type=click.File("rb"),
               help="Read the text before PROMPT, or all of it, from a file; '-' is standard input.")  # fmt: skip
 @rare_option("--raw", is_flag=True, help="Send the prompt without the chat template.")
+@click.option(
+    "--continue", "-c", "continue_last", is_flag=True, help="Ask in the last conversation, and save the answer there."
+)
+@click.option("--format", "answer_format", type=click.Choice(["json"]), help="The answer is a JSON object.")
+@click.option("--schema", metavar="FILE", type=click.File("rb"), help="The answer is JSON that follows a schema.")
+@preset_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout, nothing else.")
 @rare_option("--explain", is_flag=True, help="Print a table of all rounds with the reason for each draft on stderr.")
 @generation_options
@@ -45,6 +57,9 @@ def run_command(
     model: str | None,
     file: BinaryIO | None,
     raw: bool,
+    continue_last: bool,
+    answer_format: str | None,
+    schema: BinaryIO | None,
     as_json: bool,
     explain: bool,
     **options: Any,
@@ -55,39 +70,36 @@ def run_command(
     Without --model, the model of EDGESPEC_MODEL answers, else the demo model.
     """
     from edgespec.api.options import resolve_sampling
-    from edgespec.cli.engine import Answer, open_engine
     from edgespec.registry.schema import SamplingDefaults
-    from edgespec.service.client import require_model
-    from edgespec.service.summary import summarize
+    from edgespec.service.summary import sum_metrics, summarize
 
     model, prompt = _split_words(words, model)
     if model is not None and prompt is None and file is None and _is_typed():
         from edgespec.cli.chat import chat_command
 
-        return int(click.get_current_context().invoke(chat_command, model=model, plain=True, **options) or 0)
+        chat = {"model": model, "plain": True, "continue_last": continue_last}
+        return int(click.get_current_context().invoke(chat_command, **chat, **options) or 0)
     text = _read_prompt(prompt, file)
     if not (text if raw else text.strip()):
         raise InvalidRequest("the prompt is empty.", hint="Give one as an argument, with --file, or on standard input.")
-    if raw and options["system"]:
-        raise InvalidRequest("a system message needs the chat template.", hint="Drop --raw or --system.")
+    if raw and (options["system"] or continue_last):
+        what = "an earlier conversation needs" if continue_last else "a system message needs"
+        raise InvalidRequest(f"{what} the chat template.", hint="Drop --raw.")
+    structure = _read_structure(answer_format, schema)
     resolve_sampling(options, SamplingDefaults())  # raises before anything is loaded
-    answer = Answer({"answer": "", "reasoning": ""})
-
-    def show(piece: Piece) -> None:
-        if not as_json:
-            click.echo(piece.text, nl=False, err=piece.channel == "reasoning")
-
-    with closing(open_engine(load_config(model, options), verbose=options["verbose"])) as engine:
-        info = require_model(engine)
-        finished = answer.read(engine.stream(_build_request(text, raw, options, info)), show)
+    is_kept = _is_typed() and sys.stdout.isatty() and options["memory"] is not False and not raw
+    with closing(_open_conversation(options, continues=continue_last, is_kept=is_kept)) as recorder:
+        info, answer = _answer(text, recorder, load_config(model, options), structure, options, raw=raw, quiet=as_json)
+    finished = answer.finished
+    assert finished is not None
+    answer.notices += finished.warnings
     notices = answer.notices + ([] if raw or as_json else _advise(info, text))
     rounds = explain_rounds(answer.steps) if explain else []
     if as_json:
         click.echo(json.dumps(_format_result(info, finished, answer.texts), ensure_ascii=False))
     else:
         click.echo()
-        measured = asdict(finished.metrics) | {"reason": finished.reason}
-        click.echo(summarize(measured, has_drafters=bool(info.drafters)), err=True)
+        click.echo(summarize(sum_metrics({}, finished), has_drafters=bool(info.drafters)), err=True)
     for line in (*rounds, *(f"note: {text}" for text in notices)):
         click.echo(line, err=True)
     return INTERRUPTED if finished.reason == "cancelled" else 0
@@ -126,22 +138,100 @@ def _advise(info: ModelInfo, text: str) -> list[str]:
     return [f"{EMBEDDED_ALIAS} completes Python code; `edgespec chat` lists models that one can talk to."]
 
 
-def _build_request(text: str, raw: bool, options: dict[str, Any], info: ModelInfo) -> Request:
+def _open_conversation(options: dict[str, Any], *, continues: bool, is_kept: bool) -> ConversationRecorder:
+    """The last conversation, or a new one, which is saved if it `is_kept`. Raises InvalidRequest if there is none."""
+    from edgespec.conversations import Store
+    from edgespec.conversations.chat import Chat
+    from edgespec.conversations.recorder import ConversationRecorder, open_store
+    from edgespec.core.sampling import SamplingParams
+
+    settings = options["max_tokens"], options["seed"], options["stop"]
+    chat = Chat(options["system"], SamplingParams(), *settings)
+    store = open_store() if continues or is_kept else Store.in_memory()
+    recorder = ConversationRecorder(chat, store, lambda text: click.echo(f"note: {text}", err=True))
+    if continues:
+        last = store.recent(1)
+        if not last:
+            recorder.close()
+            raise InvalidRequest("there is no conversation to continue.", hint="`edgespec chat` begins one.")
+        recorder.resume(last[0].id)
+        if options["system"]:
+            chat.system = options["system"]
+            recorder.use_system()
+    return recorder
+
+
+def _answer(
+    text: str,
+    recorder: ConversationRecorder,
+    config: LoadConfig,
+    structure: Structure | None,
+    options: dict[str, Any],
+    *,
+    raw: bool,
+    quiet: bool,
+) -> tuple[ModelInfo, Answer]:
+    """Open the model, of an earlier conversation its own, and answer; the text is shown unless `quiet`."""
     from edgespec.api.options import resolve_sampling
-    from edgespec.engine.events import MemoryUse, Request
-    from edgespec.engine.repetition import ENDLESS
+    from edgespec.cli.engine import Answer, open_engine
+    from edgespec.conversations.chat import OwnModel
+    from edgespec.service.client import require_model
+    from edgespec.service.summary import sum_metrics
+
+    answer = Answer({"answer": "", "reasoning": ""})
+
+    def show(piece: Piece) -> None:
+        if not quiet:
+            click.echo(piece.text, nl=False, err=piece.channel == "reasoning")
+
+    if recorder.conversation is not None and config.model is None and config.backend is None:
+        own = OwnModel.find(recorder.conversation, recorder.turns)
+        config = replace(config, model=own.reference, backend=cast("BackendName | None", own.backend))
+    with closing(open_engine(config, verbose=options["verbose"])) as engine:
+        info = require_model(engine)
+        recorder.chat.sampling = resolve_sampling(options, info.sampling)
+        request = _build_raw(text, recorder.chat, info) if raw else _ask(text, recorder, engine, config)
+        try:
+            answer.read(engine.stream(replace(request, structure=structure)), show)
+        finally:
+            if not raw:
+                measured = sum_metrics({}, answer.finished)
+                recorder.finish_answer(answer.texts["answer"], answer.texts["reasoning"], (), measured)
+    return info, answer
+
+
+def _ask(text: str, recorder: ConversationRecorder, engine: EngineClient, config: LoadConfig) -> Request:
+    """Add a question to the conversation. Raises ContextOverflow."""
+    from edgespec.conversations.chat import OwnModel, make_room
+    from edgespec.engine.events import MemoryUse
+    from edgespec.service.client import require_model
     from edgespec.text.chat_template import Message
 
-    system = [Message("system", options["system"])] if options["system"] else []
-    return Request(
-        prompt=text if raw else (*system, Message("user", text)),
-        sampling=resolve_sampling(options, info.sampling),
-        max_tokens=options["max_tokens"] or info.sampling.max_tokens,
-        seed=options["seed"],
-        stop=options["stop"],
-        repetition=ENDLESS,
-        memory=MemoryUse(),
-    )
+    info, chat = require_model(engine), recorder.chat
+    messages = [*chat.messages, Message("user", text)]
+    make_room(chat, messages, info.context_size, lambda prompt: engine.count(prompt, {}).result())
+    recorder.model = info.name
+    recorder.ask(text)
+    recorder.begin_answer({"model": info.name, "draft": info.draft, **OwnModel.of(config).to_settings()})
+    return chat.request(info.sampling, memory=recorder.memory or MemoryUse())
+
+
+def _build_raw(text: str, chat: Chat, info: ModelInfo) -> Request:
+    from edgespec.engine.events import MemoryUse
+
+    return replace(chat.request(info.sampling, memory=MemoryUse()), prompt=text)
+
+
+def _read_structure(answer_format: str | None, schema: BinaryIO | None) -> Structure | None:
+    """The JSON that the answer is to be. Raises InvalidRequest."""
+    from edgespec.engine.structured_output import json_structure
+
+    if schema is None:
+        return None if answer_format is None else json_structure()
+    try:
+        return json_structure(json.load(schema))
+    except (ValueError, RecursionError) as error:  # ValueError also for text that is not UTF-8
+        raise InvalidRequest(f"{schema.name} is not JSON: {reason_of(error)}.", hint="Name a JSON schema.") from error
 
 
 def _format_result(info: ModelInfo, finished: Finished, texts: dict[str, str]) -> dict[str, object]:

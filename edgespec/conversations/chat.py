@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +16,8 @@ from edgespec.engine.events import AnswerStart, MemoryUse, Request
 from edgespec.engine.repetition import ENDLESS
 from edgespec.errors import CacheError, ContextOverflow, InvalidRequest, reason_of
 from edgespec.files import write_atomically
+from edgespec.hub.cache import LocalPath, parse_reference
+from edgespec.planner.plan import LoadConfig
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.text.chat_template import Message
 
@@ -104,6 +105,24 @@ class Chat:
             setattr(self, name, value)
         else:
             self.sampling = replace(self.sampling, **{name: value})
+
+    def changed_settings(self) -> dict[str, Any]:
+        """The SETTINGS that are not the defaults."""
+        defaults = {"rolling": False, **asdict(self.default_sampling)}
+        values = {name: self.setting(name) for name in SETTINGS}
+        return {name: value for name, value in values.items() if value != defaults.get(name)}
+
+    def use_settings(self, settings: Mapping[str, Any]) -> None:
+        """Change SETTINGS to these, and the others to the defaults. Raises InvalidRequest; then nothing changes."""
+        before = dict(vars(self))
+        try:
+            for name in SETTINGS:
+                self.set(name, NONE)
+            for name, value in settings.items():
+                self.set(name, value if isinstance(value, str) else _format_setting(value))
+        except InvalidRequest:
+            vars(self).update(before)
+            raise
 
 
 def describe_speculation(speculation: Speculation, draft: str, *, is_paused: bool) -> str:
@@ -228,6 +247,15 @@ class OwnModel:
         return {_KEY: asdict(self)}
 
     @classmethod
+    def of(cls, request: LoadConfig) -> Self:
+        """What opens the model of `request` again, from any folder."""
+        reference = request.model
+        if reference is not None and request.backend != "toy":
+            parsed = parse_reference(reference)
+            reference = str(parsed.path.resolve()) if isinstance(parsed, LocalPath) else reference
+        return cls(reference, request.draft, request.backend)
+
+    @classmethod
     def find(cls, conversation: Conversation, turns: Sequence[Turn]) -> Self:
         """The model of the last answer among `turns`; by its name in a conversation that says no more."""
         for turn in reversed(turns):
@@ -235,67 +263,6 @@ class OwnModel:
                 case {"reference": str() | None as reference, "draft": str(draft), "backend": str() | None as backend}:
                     return cls(reference, draft, backend)
         return cls(conversation.model)
-
-
-@dataclass(frozen=True, slots=True)
-class SlashCommand:
-    """A command: `arguments` follow the name, optional ones are in brackets; `run` belongs to one interface."""
-
-    name: str
-    arguments: str
-    summary: str
-    run: Callable[..., Any] | None = None
-
-    @property
-    def usage(self) -> str:
-        return f"/{self.name} {self.arguments}".rstrip()
-
-
-_COMMANDS = (
-    SlashCommand("help", "", "show keys and commands"),
-    SlashCommand("spec", "[on|off|auto|N]", "speculation: on, off, adaptive, or N drafted tokens"),
-    SlashCommand("draft", "[NAMES|REF]", "draft by auto, none, drafters joined by '+', or a model; without, list them"),
-    SlashCommand("set", "[NAME [VALUE]]", f"show or change {', '.join(SETTINGS)}; 'none' returns to the default"),
-    SlashCommand("stats", "", "show statistics of the last answer"),
-    SlashCommand("retry", "", "answer the last question again"),
-    SlashCommand("continue", "", "go on with an answer that was cut"),
-    SlashCommand("undo", "", "remove the last question and its answer"),
-    SlashCommand("new", "", "start a new conversation"),
-    SlashCommand("incognito", "", "start a conversation of which nothing is kept, or leave this mode"),
-    SlashCommand("export", "FILE", "write to FILE.md, or with all branches to FILE.json; /export! replaces a file"),
-    SlashCommand("exit", "", "quit"),
-)
-SHARED = {command.name: command for command in _COMMANDS}
-REPLACING = SlashCommand("export!", "FILE", "as /export; a file that exists is replaced")
-ALIASES = {"?": "help", "bye": "exit", "clear": "new", "quit": "exit"}  # as other programs have them
-
-
-def format_help(commands: Iterable[SlashCommand]) -> str:
-    """A line for each command: its usage and what it does."""
-    return "\n".join(f"{each.usage:24} {each.summary}" for each in commands)
-
-
-def requires_argument(command: SlashCommand) -> bool:
-    """Whether the command cannot run by its name alone."""
-    return bool(command.arguments) and not command.arguments.startswith("[")
-
-
-def parse_command(
-    line: str, commands: Mapping[str, SlashCommand], aliases: Mapping[str, str], help_key: str = "/help"
-) -> tuple[SlashCommand, str]:
-    """The command and its argument in a line without the slash; `help_key` opens the list of commands.
-
-    Raises InvalidRequest for an unknown command and a missing argument.
-    """
-    name, _, argument = line.strip().partition(" ")
-    command = commands.get(aliases.get(name, name))
-    if command is None:
-        near = get_close_matches(name, [*commands, *aliases], n=1)
-        hint = f"Did you mean /{near[0]}? " if near else ""
-        raise InvalidRequest(f"there is no command /{name}.", hint=f"{hint}{help_key} lists all commands.")
-    if not argument.strip() and requires_argument(command):
-        raise InvalidRequest(f"/{command.name} needs {command.arguments}.", hint=f"{help_key} lists all commands.")
-    return command, argument.strip()
 
 
 def apply_setting(chat: Chat, argument: str) -> list[tuple[str, str]]:

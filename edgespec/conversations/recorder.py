@@ -57,7 +57,7 @@ class ConversationRecorder:
         self.saved = self.store = store
         self.turns: list[Turn] = []
         self.conversation: Conversation | None = None
-        self._chat = chat
+        self.chat = chat
         self._report = report
         self.model = ""
         self._fork: Fork | None = None  # the one that was selected last
@@ -98,7 +98,7 @@ class ConversationRecorder:
 
         def write() -> Turn:
             if self.conversation is None:
-                self.conversation = self.store.new(self.model, self._chat.system)
+                self.conversation = self.store.new(self.model, self.chat.system)
             turn = self.store.add(self.conversation, self.turns[-1] if self.turns else None, "user", text)
             self.conversation = self.store.resume(self.conversation.id)  # which has the title of its first question
             return turn
@@ -206,7 +206,7 @@ class ConversationRecorder:
     def show(self, conversation: Conversation) -> None:
         """Continue a conversation of `store`. Raises CacheError."""
         self.conversation = conversation
-        self._chat.system = self.conversation.system
+        self.chat.system = self.conversation.system
         self._show(_drop_empty_answer(self.store.path(self.conversation.leaf)))
         if n_changed := self.store.count_changed(conversation):
             told = f"The disk or another program has changed {count(n_changed, 'message')} of this conversation."
@@ -224,7 +224,7 @@ class ConversationRecorder:
 
     def use_system(self) -> None:
         if self.conversation is not None:
-            self._write(lambda: self.store.set_system(self._require_conversation(), self._chat.system))
+            self._write(lambda: self.store.set_system(self._require_conversation(), self.chat.system))
 
     def rename(self, title: str) -> str:
         """Returns the title as stored."""
@@ -257,12 +257,12 @@ class ConversationRecorder:
 
     def _show(self, turns: Sequence[Turn]) -> None:
         """Go on after other turns than before, all of which are in the context."""
-        self._chat.left_out, self._fork = 0, None
+        self.chat.left_out, self._fork = 0, None
         self._set_turns(turns)
 
     def _set_turns(self, turns: Sequence[Turn]) -> None:
         self.turns = list(turns)
-        self._chat.messages[:] = [Message(turn.role, turn.text) for turn in turns if turn.text]
+        self.chat.messages[:] = [Message(turn.role, turn.text) for turn in turns if turn.text]
 
     def _select(self) -> None:
         if self.conversation is not None:

@@ -16,7 +16,7 @@ from edgespec.backends import FileBackend
 from edgespec.backends.devices import Memory
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import EdgespecError
-from edgespec.hub.cache import HubRepo, Kind, LocalPath, Reference, RemoteModel
+from edgespec.hub.cache import HubFile, HubQuant, HubRepo, Kind, LocalPath, Reference, RemoteModel
 from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub, search_repos
 from edgespec.planner.memory import ModelFacts, guess_facts, read_facts
@@ -403,8 +403,12 @@ def _read_local(reference: Reference, path: Path, kind: Kind, size: int) -> Part
 def _advise(models: Sequence[Candidate]) -> str:
     """One sentence for models that have the same type of weights and the same faster one."""
     best = max((each.faster for each in models if each.faster is not None), key=lambda faster: faster.gain)
-    names = [each.name for each in models]
-    return f"{best} of {', '.join(names[:3])}{' and others' if len(names) > 3 else ''}."
+    named = [(each.name, each.target.reference) for each in models]
+    others = [
+        f"{at.repo}:{best.name} for {name}" if isinstance(at, HubFile | HubQuant | HubRepo) else f"a file of {name}"
+        for name, at in named
+    ]
+    return f"{best}: take {', '.join(others[:3])}, where there is one{', and so on' if len(others) > 3 else ''}."
 
 
 def _rank(model: Candidate) -> tuple[int, float, str]:
@@ -427,10 +431,9 @@ def format_plain(model: Candidate) -> str:
 
 
 def format_drafted(model: Candidate) -> str:
-    """Tokens/s with the draft model, else what drafts."""
+    """Tokens/s with the draft model; empty where they depend on the text, or are not known."""
     if model.drafted is None or model.plain is None:
-        names = {"": "n-grams", "model": "draft model", "gemma4-assistant": "mtp head"}
-        return names.get(model.draft_by, f"{model.draft_by} head")
+        return ""
     low, high = model.drafted
     return "no gain" if high <= model.plain * 1.02 else f"{_format_speed(low)}-{_format_speed(high)}"
 

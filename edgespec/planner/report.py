@@ -166,7 +166,7 @@ def describe_faster(target: ModelMetadata) -> str | None:
     Only what is stored of this machine is used.
     """
     faster = load_speed().find_faster(read_by_type(target)) if isinstance(target, Header) else None
-    return None if faster is None else f"{faster} of this model"
+    return None if faster is None else f"{faster}; look for a {faster.name} file of this model"
 
 
 def _describe_forwards(expected: SpeedEstimate, model: ModelFacts, faster: FasterType | None) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _describe_forwards(expected: SpeedEstimate, model: ModelFacts, faster: Faste
         "bytes_per_second": float(f"{read_bytes / expected.rows[1]:.3g}"),
         "operations_per_byte": round(2 * count_weights(model.read) / read_bytes, 2) if read_bytes else None,
         "mixture": model.mixture,
-        "faster_type": None if faster is None else f"{faster} of this model",
+        "faster_type": None if faster is None else f"{faster}; look for a {faster.name} file of this model",
     }
 
 

@@ -112,7 +112,7 @@ class FasterType:
     def __str__(self) -> str:
         return (
             f"{self.name} weights are {self.gain:.1f} times as fast as {self.instead_of} weights on this machine, at "
-            f"about the same size; look for a {self.name} file"
+            "about the same size"
         )
 
 

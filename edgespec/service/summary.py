@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.core.metrics import told_speedup
+from edgespec.engine.events import Finished
+from edgespec.hub.cache import shorten_names
 
 _ENDINGS = {
     "length": "cut at its limit",
@@ -13,6 +15,23 @@ _ENDINGS = {
     "cancelled": "stopped",
     "error": "ended by an error; the text so far is kept",
 }
+
+
+RUNTIMES = {"llamacpp": "llama.cpp", "mlx": "MLX", "toy": "toy"}
+_LOOKUPS = ("ngram", "suffix", "recycling")
+
+
+def name_drafters(draft: str) -> str:
+    """ModelInfo.draft in words: 'ngram+suffix+repo/draft' is 'lookups + draft'."""
+    names = ["lookups" if name in _LOOKUPS else shorten_names(name) for name in draft.split("+")]
+    return " + ".join(dict.fromkeys(names))
+
+
+def describe_drafts(draft: str, *, is_paused: bool = False) -> str:
+    """How a model drafts, in words, by ModelInfo.draft."""
+    if draft == "none":
+        return "no drafts"
+    return f"drafts by {name_drafters(draft)}{' (off)' if is_paused else ''}"
 
 
 def summarize(metrics: Mapping[str, Any], *, has_drafters: bool = False) -> str:
@@ -35,3 +54,16 @@ def summarize(metrics: Mapping[str, Any], *, has_drafters: bool = False) -> str:
     elif has_drafters:
         parts.append("plain decoding: drafts would not pay here")
     return ", ".join(parts) + (f"; {ending}" if ending else "")
+
+
+_COUNTED = ("emitted_tokens", "drafted_tokens", "accepted_tokens")
+_STORED = (*_COUNTED, "tau", "tokens_per_second", "times_plain", "ttft_s")
+
+
+def sum_metrics(earlier: Mapping[str, Any], finished: Finished | None) -> dict[str, Any]:
+    """The metrics to store with an answer: its speed of late, and the tokens of its `earlier` part too."""
+    if finished is None:
+        return {"reason": "error"}
+    stored = {name: getattr(finished.metrics, name) for name in _STORED}
+    counts = {name: stored[name] + earlier.get(name, 0) for name in _COUNTED}
+    return {"reason": finished.reason, "seed": finished.seed, **stored, **counts}

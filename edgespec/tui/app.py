@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any, ClassVar
@@ -17,17 +18,18 @@ from textual.widgets import OptionList
 
 from edgespec.controller.stats import DraftStats
 from edgespec.conversations import Store
-from edgespec.conversations.chat import Chat, requires_argument
+from edgespec.conversations.chat import Chat, OwnModel
 from edgespec.core.sampling import SamplingParams
 from edgespec.errors import EdgespecError, NotReady
 from edgespec.hub.cache import LocalPath, parse_reference, shorten_names
 from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import EngineClient, ModelInfo, Stream
+from edgespec.service.summary import RUNTIMES, describe_drafts
 from edgespec.tui import commands
-from edgespec.tui.dialogue import Dialogue, own_model
+from edgespec.tui.dialogue import Dialogue
 from edgespec.tui.keys import BINDINGS, Help
-from edgespec.tui.panel import Details
+from edgespec.tui.panel import Details, describe_memory, describe_reading
 from edgespec.tui.progress import Downloads, Progress, TuiReporter, describe_error, describe_wait
 from edgespec.tui.prompt import Completion, Prompt
 from edgespec.tui.settings import read_setting
@@ -76,7 +78,7 @@ class ChatApp(Dialogue):
         if self.is_choosing:
             await self.run_command("model")
         else:
-            self.open(self.request)
+            await self.open_model(self.request)
         self.refresh_opening()
 
     async def _beat(self) -> None:
@@ -86,10 +88,21 @@ class ChatApp(Dialogue):
         if (failure := self.client.take_failure()) is not None:
             self.show_failure(describe_error(failure))
 
+    async def show_help(self) -> None:
+        self.action_help()
+
+    async def show_stats(self) -> None:
+        self.action_details()
+
+    async def leave(self) -> None:
+        self.action_leave()
+
     def action_details(self) -> None:
         finished = self.activity.finished
         losses = [str(finished.loss)] if finished is not None and finished.loss is not None else []
-        notices = [*losses, *self._load_notices]
+        model_info, meter = self.client.model_info, self.activity.meter
+        sizes = [describe_memory(model_info.fit)] if model_info is not None and model_info.fit is not None else []
+        notices = [*filter(None, [describe_reading(meter)]), *losses, *sizes, *self._load_notices]
         self.push_screen(Details(lambda: self.activity.meter, self._read_draft_stats, notices))
 
     async def _read_draft_stats(self) -> DraftStats | None:
@@ -101,12 +114,24 @@ class ChatApp(Dialogue):
 
     # Models.
 
-    def open(self, request: LoadConfig) -> None:
+    async def open_model(self, request: LoadConfig) -> None:
         """Load another model; the conversation stays."""
         self._follow_load(self.client.open, request, is_new=True)
 
-    def change_draft(self, request: LoadConfig) -> None:
+    async def change_draft(self, request: LoadConfig) -> None:
         self._follow_load(self.client.change_draft, request, is_new=False)
+
+    async def choose_model(self) -> None:
+        from edgespec.tui.picker import Pick, Picker  # not before it is needed: the planner behind it takes 50 ms
+
+        async def load(pick: Pick | None) -> None:
+            if pick is not None and pick.download:
+                self.query_one(Downloads).start(replace(self.request, model=pick.model, draft="auto"))
+            elif pick is not None:
+                await self.run_command(f"model {pick.model}")
+
+        is_idle = self.activity.job is None
+        self.push_screen(Picker(self.client, is_idle=is_idle, is_first=self.is_choosing), load)
 
     def _follow_load(
         self, load: Callable[[LoadConfig, Reporter], Stream[ModelInfo]], request: LoadConfig, *, is_new: bool
@@ -155,10 +180,10 @@ class ChatApp(Dialogue):
         else:
             self.activity.job.cancel()
 
-    def action_reopen(self) -> None:
+    async def action_reopen(self) -> None:
         """Open the model again, after its process has ended or where it could not be opened."""
         if self.activity.job is None and self.client.model_info is None:
-            self.open(self.request)
+            await self.open_model(self.request)
 
     @on(OptionList.OptionSelected, "#opening-list")
     async def _begin(self, message: OptionList.OptionSelected) -> None:
@@ -176,7 +201,7 @@ class ChatApp(Dialogue):
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         yield from super().get_system_commands(screen)
         for command in commands.COMMANDS:
-            if not requires_argument(command):
+            if not command.requires_argument:
                 yield SystemCommand(f"/{command.name}", command.summary, partial(self.run_command, command.name))
 
     async def _show_model(
@@ -190,16 +215,15 @@ class ChatApp(Dialogue):
         self.query_one(Transcript).drop(self.failures)
         self.failures.clear()
         self.recorder.model = model_info.name
-        name, draft = shorten_names(model_info.name), shorten_names(model_info.draft)
-        off = " (off)" if model_info.is_paused else ""
-        await self.show_notice(f"ready: {name} on {model_info.backend}, draft {draft}{off}.")
+        drafts = describe_drafts(model_info.draft, is_paused=model_info.is_paused)
+        await self.show_notice(f"ready: {shorten_names(model_info.name)} on {RUNTIMES[model_info.backend]}, {drafts}.")
         if not self.is_headless:
             gc.freeze()  # a collection that looks at what is there now takes 0.1 s
         self.refresh_instruments()
 
     def _remember_model(self, request: LoadConfig) -> None:
         """Keep what opens the model for the next start, and a path for the list of models."""
-        reference = own_model(request).reference or ""
+        reference = OwnModel.of(request).reference or ""
         if request.backend is None:
             self.remember("model", reference)
         if reference and request.backend != "toy" and isinstance(parse_reference(reference), LocalPath):
@@ -209,7 +233,7 @@ class ChatApp(Dialogue):
     @on(Downloads.Done)
     async def _open_download(self, message: Downloads.Done) -> None:
         if self.activity.job is None and not self.is_racing:
-            self.open(message.request)
+            await self.open_model(message.request)
         else:
             await self.show_notice(f"{message.request.model} is downloaded; Ctrl+G opens it.")
 

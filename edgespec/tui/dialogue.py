@@ -14,19 +14,19 @@ from textual.content import Content
 
 from edgespec.conversations import Store, Turn
 from edgespec.conversations.chat import NEARLY_FULL, Chat, OwnModel, can_go_on, describe_end, make_room, may_be_code
+from edgespec.conversations.commands import is_command
 from edgespec.conversations.recorder import ConversationRecorder, Fork
 from edgespec.core.metrics import Meter
 from edgespec.engine.events import AnswerStart, Event, Request
 from edgespec.engine.events import Notice as EngineNotice
 from edgespec.errors import Cancelled, EdgespecError
-from edgespec.hub.cache import LocalPath, parse_reference
 from edgespec.planner.plan import LoadConfig
 from edgespec.registry.schema import EMBEDDED_ALIAS
-from edgespec.service.client import EngineClient, require_model
-from edgespec.service.summary import summarize
+from edgespec.service.client import EngineClient, ModelInfo, require_model
+from edgespec.service.summary import sum_metrics, summarize
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
-from edgespec.tui.panel import Panel, StatusLine, sum_metrics
+from edgespec.tui.panel import Panel, StatusLine
 from edgespec.tui.progress import Activity, Progress, Toast, describe_error
 from edgespec.tui.prompt import Prompt, sanitize
 from edgespec.tui.race import FRAME_S, Race
@@ -81,6 +81,36 @@ class Dialogue(Window):
             failure = describe_error(error)
         self.call_later(self._end_job, failure)  # in order with what the user does
 
+    # What the commands need, see conversations.room.
+
+    def require_idle(self) -> None:
+        self.activity.require_idle()
+
+    def require_model(self) -> ModelInfo:
+        return require_model(self.client)
+
+    async def tell(self, *parts: str) -> None:
+        await self.show_notice(", ".join(parts))
+        self.refresh_instruments()
+
+    def show_rewound(self, number: int, *, keep_question: bool) -> None:
+        self.query_one(Transcript).cut(number, keep_question=keep_question)
+        self.clear_instruments()
+
+    async def answer_question(self) -> None:
+        await self.make_room_for(self.chat.messages)
+        await self.answer()
+
+    def put_back(self, text: str) -> None:
+        self.query_one(Prompt).put_back(text)
+
+    def attach(self, _name: str, text: str) -> None:
+        prompt = self.query_one(Prompt)
+        prompt.put(f"{prompt.text}{text}")
+
+    async def speculate(self, argument: str) -> ModelInfo:
+        return await self.client.speculate(argument).wait()
+
     # What surrounds the conversation.
 
     async def add_notice(self, text: str, kind: str = "note") -> None:
@@ -134,7 +164,7 @@ class Dialogue(Window):
 
     async def submit(self, text: str) -> None:
         """Send what was typed: a command after one slash, or a message, whose own slash is written twice."""
-        if _is_command(text):
+        if is_command(text):
             await self.run_command(text[1:])
         else:
             await self.ask(text.removeprefix("/") if text.startswith("//") else text)
@@ -147,11 +177,11 @@ class Dialogue(Window):
         """Send what has waited longest: commands up to the next message, which needs an open model."""
         while self.queued and self.activity.job is None:
             text, *rest = self.queued
-            if self.is_racing or (self.client.model_info is None and not _is_command(text)):
+            if self.is_racing or (self.client.model_info is None and not is_command(text)):
                 return
             self._show_queued(rest)
             await self.submit(text)
-            if not _is_command(text):
+            if not is_command(text):
                 return
 
     def queue(self, text: str) -> None:
@@ -178,7 +208,7 @@ class Dialogue(Window):
                 await self.show_turns()
             await self.make_room_for([*self.chat.messages, Message("user", text)])
         except EdgespecError as error:
-            self.query_one(Prompt).put_back(text)
+            self.put_back(text)
             await self.show_error(error)
             return
         self.recorder.ask(text)
@@ -206,7 +236,7 @@ class Dialogue(Window):
         """Answer the last question, once there is room for it. Raises InvalidRequest where no model is open."""
         model_info = require_model(self.client)
         is_raw = model_info.chat_template is None
-        opened = own_model(self.request).to_settings()
+        opened = OwnModel.of(self.request).to_settings()
         self.recorder.begin_answer({"model": model_info.name, "draft": model_info.draft, "is_raw": is_raw, **opened})
         answer = Answer(is_raw=is_raw)
         self.query_one(Transcript).add(answer)
@@ -355,16 +385,3 @@ class Dialogue(Window):
         """Show another branch of a fork, counted from 0, which is selected from then on. Raises CacheError."""
         self.recorder.switch_branch(fork, to)
         await self.show_turns()
-
-
-def _is_command(text: str) -> bool:
-    return text.startswith("/") and not text.startswith("//")
-
-
-def own_model(request: LoadConfig) -> OwnModel:
-    """What opens the model again, from any folder."""
-    reference = request.model
-    if reference is not None and request.backend != "toy":
-        parsed = parse_reference(reference)
-        reference = str(parsed.path.resolve()) if isinstance(parsed, LocalPath) else reference
-    return OwnModel(reference, request.draft, request.backend)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import ClassVar
 
 from rich.text import Text
 from textual.app import ComposeResult
@@ -16,9 +16,10 @@ from textual.widgets import DataTable, Digits, Static, TabbedContent, TabPane
 from edgespec.controller.stats import DraftStats
 from edgespec.core.metrics import Meter, Metrics, told_speedup
 from edgespec.core.protocols import Step
-from edgespec.engine.events import Finished
 from edgespec.hub.cache import shorten_names
+from edgespec.planner.memory import Fit
 from edgespec.service.client import ModelInfo
+from edgespec.service.summary import describe_drafts, name_drafters
 
 
 def draw_bar(share: float, width: int) -> str:
@@ -27,8 +28,6 @@ def draw_bar(share: float, width: int) -> str:
 
 
 _CELLS = 31  # of a line
-_DEPTH_CELLS = 16
-_MAX_DEPTHS = 6
 _MAX_STEPS = 100  # of the latest ones that are shown
 _STRONG, _BAD = "bold $foreground", "$text-warning"
 _DRAFT, _VERIFY, _OTHER = "$text-accent", "$text-primary", "$foreground 40%"
@@ -90,7 +89,7 @@ class StatusLine(Static):
             parts.append(f"{meter.acceptance_rate:.0%} accepted")
         if used := _count_used(meter, model_info):
             parts.append(f"{used:,}/{model_info.context_size:,}")
-        parts.append(f"draft {shorten_names(model_info.draft)}{' (off)' if model_info.is_paused else ''}")
+        parts.append(describe_drafts(model_info.draft, is_paused=model_info.is_paused))
         self.update(Content(" · ".join(parts)), layout=False)
 
 
@@ -119,41 +118,32 @@ def _describe_pace(meter: Meter, model_info: ModelInfo) -> Content:
 
 
 def _describe_drafting(meter: Meter, metrics: Metrics, model_info: ModelInfo, *, is_incognito: bool) -> Content:
-    draft = shorten_names(model_info.draft).replace("+", " + ")  # so that lines break between drafters
+    draft = name_drafters(model_info.draft)
     lines: list[tuple[Part, ...]] = [((draft, _STRONG), (", switched off" if model_info.is_paused else "", _BAD))]
-    remembered = None if is_incognito else model_info.remembered
-    texts = "no memory of earlier texts" if remembered is None else f"{remembered:,} remembered tokens"
-    lines.append((texts,))
+    if model_info.remembered and not is_incognito:
+        lines.append((f"{model_info.remembered:,} tokens of earlier texts",))
     if metrics.acceptance_rate is not None:
         lines.append(((f"{metrics.acceptance_rate:.0%}", _STRONG), " of drafted tokens accepted"))
-    if metrics.tau is not None:
+    if metrics.tau is not None and metrics.drafted_tokens:
         lines.append(((f"{metrics.tau:.2f}", _STRONG), " tokens per step"))
     if rates := [step.n_accepted / step.n_drafted for step in meter.steps[-_MAX_STEPS:] if step.n_drafted]:
         lines.append(((_draw_sparkline(rates[-_CELLS:], 1.0), _DRAFT),))
-    for depth, rate in enumerate(metrics.alpha_by_depth[:_MAX_DEPTHS], 1):
-        lines.append(
-            (f"depth {depth} ", (f"{'━' * round(rate * _DEPTH_CELLS):{_DEPTH_CELLS}}", _DRAFT), f" {rate:4.0%}")
-        )
-    if meter.steps and (decision := meter.steps[-1].decision) is not None:
-        now = f"now {decision.source}, {meter.steps[-1].n_drafted} drafted: "
-        lines.append((now, decision.reason))
     return _join(lines)
 
 
 def _describe_times(metrics: Metrics) -> Content:
-    """Shares of drafting, verifying and everything else; the time of the first token."""
-    seconds = metrics.draft_s, metrics.verify_s, metrics.sample_s + metrics.commit_s
-    total = sum(seconds) or 1.0
-    shares = [*zip(("draft", "verify", "other"), (each / total for each in seconds), (_DRAFT, _VERIFY, _OTHER),
-                   strict=True)]  # fmt: skip
+    """The time of the first token; where tokens are drafted, the shares of drafts, the model and everything else."""
     ttft = "-" if metrics.ttft_s is None else f"{metrics.ttft_s * 1000:.0f} ms"
-    return _join(
-        [
-            tuple(("━" * max(1, round(share * (_CELLS - 2))), style) for _, share, style in shares),
-            tuple((f"{name} {share:.0%} ", style) for name, share, style in shares),
-            ("first token ", ttft),
-        ]
-    )
+    lines: list[tuple[Part, ...]] = [("first token after ", ttft)]
+    if metrics.drafted_tokens:
+        seconds = metrics.draft_s, metrics.verify_s, metrics.sample_s + metrics.commit_s
+        total = sum(seconds) or 1.0
+        names = zip(("drafts", "model", "rest"), (each / total for each in seconds), (_DRAFT, _VERIFY, _OTHER),
+                    strict=True)  # fmt: skip
+        shares = list(names)
+        lines.append(tuple(("━" * max(1, round(share * (_CELLS - 2))), style) for _, share, style in shares))
+        lines.append(tuple((f"{name} {share:.0%} ", style) for name, share, style in shares))
+    return _join(lines)
 
 
 def _describe_model(meter: Meter, model_info: ModelInfo, resident: int, available: int) -> Content:
@@ -161,20 +151,28 @@ def _describe_model(meter: Meter, model_info: ModelInfo, resident: int, availabl
     n_full = round(used / size * _CELLS)
     lines: list[tuple[Part, ...]] = [((shorten_names(model_info.name), _STRONG),)]
     lines.append((f"context {used:,} of {size:,}" if used else f"context {size:,} tokens",))
-    if meter.reading is not None:
-        lines.append((f"prompt {meter.reading.progress.reused:,} of {meter.prompt_tokens:,} cached",))
     if used:
         lines.append((("━" * n_full, _VERIFY), ("━" * (_CELLS - n_full), _OTHER)))
     lines.append(("memory ", _format_size(resident), f", {_format_size(available)} free"))
-    if (fit := model_info.fit) is not None:  # as estimated before loading
-        more = f", +8k {_format_size(fit.caches * fit.kv_for(8192))}"
-        parts = [("target", fit.target.weights, ""), ("KV", fit.target.kv, more)]
-        parts += [("draft", fit.draft.total, "")] if fit.draft is not None else []
-        lines += [(f"  {name:6} {_format_size(n_bytes):>9}{added}",) for name, n_bytes, added in parts]
     for device in model_info.devices:
         taken = _format_size(device.total - device.free)
         lines.append((f"{device.name}\n  {taken} of {_format_size(device.total)}",))
     return _join(lines)
+
+
+def describe_memory(fit: Fit) -> str:
+    """What the memory of a model is for, as estimated before loading."""
+    parts = [("the model", fit.target.weights), ("its context", fit.target.kv)]
+    parts += [("the draft", fit.draft.total)] if fit.draft is not None else []
+    more = _format_size(fit.caches * fit.kv_for(8192))
+    return f"Memory: {', '.join(f'{name} {_format_size(n)}' for name, n in parts)}; 8,192 more tokens take {more}."
+
+
+def describe_reading(meter: Meter) -> str:
+    """How much of the prompt was read before; empty before a prompt is read."""
+    if meter.reading is None:
+        return ""
+    return f"Of {meter.prompt_tokens:,} tokens of the prompt {meter.reading.progress.reused:,} had been read before."
 
 
 def _count_used(meter: Meter, model_info: ModelInfo) -> int:
@@ -302,16 +300,3 @@ def format_acceptance(metrics: Metrics, draft_stats: DraftStats | None) -> str:
 
 def _format(value: float | None, factor: float = 1.0) -> str:
     return "-" if value is None else f"{value * factor:.1f}"
-
-
-_COUNTED = ("emitted_tokens", "drafted_tokens", "accepted_tokens")
-_STORED = (*_COUNTED, "tau", "tokens_per_second", "times_plain", "ttft_s")
-
-
-def sum_metrics(earlier: Mapping[str, Any], finished: Finished | None) -> dict[str, Any]:
-    """The metrics to store with an answer: its speed of late, and the tokens of its `earlier` part too."""
-    if finished is None:
-        return {"reason": "error"}
-    stored = {name: getattr(finished.metrics, name) for name in _STORED}
-    counts = {name: stored[name] + earlier.get(name, 0) for name in _COUNTED}
-    return {"reason": finished.reason, "seed": finished.seed, **stored, **counts}

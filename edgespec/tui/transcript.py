@@ -193,7 +193,7 @@ _MIN_LONG_RUN = 4  # tokens
 
 
 def describe_origins(spans: Sequence[Span]) -> tuple[Run, ...]:
-    runs: list[Run] = [("plain: the target   ", MUTED)]
+    runs: list[Run] = [("plain: the model   ", MUTED)]
     for origin in sorted({origin for _, origin, _ in spans if origin}):
         runs += [(origin.replace("+", " and "), select_style(origin, 1)), ("   ", "")]
     return (*runs, ("bold: long runs", MUTED))

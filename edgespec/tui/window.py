@@ -27,6 +27,7 @@ from edgespec.conversations import Conversation
 from edgespec.errors import CacheError, EdgespecError
 from edgespec.registry.schema import EMBEDDED_ALIAS
 from edgespec.service.client import ModelInfo
+from edgespec.service.summary import RUNTIMES, describe_drafts
 from edgespec.tui.panel import Panel, StatusLine
 from edgespec.tui.progress import Downloads, Progress, Toast, describe_error
 from edgespec.tui.prompt import Completion, Popup, Prompt, sanitize
@@ -103,8 +104,8 @@ def _describe(model_info: ModelInfo | None) -> Content:
         purpose = "Continues the text that you begin; it was not trained to answer questions."
     else:
         purpose = "Answers messages."
-    draft = " + ".join(model_info.drafters) or "none"
-    state = f"{model_info.backend} · draft {draft} · {model_info.context_size:,} tokens of context"
+    runs = f"Runs on {RUNTIMES[model_info.backend]}, {describe_drafts(model_info.draft)}"
+    state = f"{runs}, sees {model_info.context_size:,} tokens. F1 explains these words."
     return Content.assemble((model_info.name, "bold $text-primary"), (f"\n{purpose}\n", "$foreground"), state)
 
 

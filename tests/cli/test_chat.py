@@ -32,7 +32,6 @@ def test_slash_commands(cli: Cli, tmp_path: Path) -> None:
         "tau",
         f"wrote {chat}",
         "removed: import os",
-        "nothing to undo",
         "speculation: off",
         "speculation: 5 tokens at a time",
         "draft: ngram\nspeculation: 5 tokens at a time, by ngram\n",
@@ -97,7 +96,7 @@ def test_a_full_context_is_told_of_before_and_can_roll(cli: Cli) -> None:
     assert notes[1].startswith("the prompt has 120 tokens, the context holds 100.") and "/new" in notes[2], notes
     assert notes[3] == "note: The context is full: question 1 and its answer are left out from here on."
     assert notes[4] == notes[3].replace("question 1", "question 2") and len(notes) == 5
-    assert "max_tokens         30\n" in done.stdout and "rolling            on\n" in done.stdout
+    assert "max_tokens 30\n" in done.stdout and "rolling on\n" in done.stdout
 
 
 class Terminal:
@@ -187,7 +186,7 @@ def test_the_next_message_opens_a_model_whose_engine_has_died(environment: dict[
 
 def test_on_a_terminal_interrupt_stops_the_answer_only(environment: dict[str, str]) -> None:
     arguments = ["chat", "--plain", "linear", "--backend", "toy", "--draft", "none", "--max-tokens", "4000",
-                 "--logit-bias", "256=-1000", "--no-memory"]  # fmt: skip
+                 "--logit-bias", "256=-1000", "--temperature", "5", "--no-memory"]  # fmt: skip
     terminal = Terminal(arguments, environment)
     terminal.until(">>> ")
     terminal.type("hello\n")
@@ -204,3 +203,63 @@ def test_on_a_terminal_interrupt_stops_the_answer_only(environment: dict[str, st
     terminal.type("/exit\n")
     assert terminal.close() == 0
     assert "Traceback" not in terminal.seen
+
+
+def test_commands_of_the_full_screen_work_line_by_line(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("xyzzy\n")
+    lines = [
+        "/system Be brief.",
+        "/attach notes.txt",
+        "//what is this?",
+        "/rename Word",
+        "/export a.json",
+        "/new",
+        "/import a.json",
+        "/edit",
+        "/model linear",
+        "/model",
+        "hello",
+        "/preset save short",
+        "/export b.json",
+    ]
+    done = cli("chat", "--plain", "tree", "--backend", "toy", "--draft", "none", *OPTIONS, stdin="\n".join(lines))
+    assert done.returncode == 0 and done.stderr.count("\n") == 1, "where texts are kept"
+    written = json.loads((tmp_path / "a.json").read_text())
+    assert written["system"] == "Be brief." and written["title"] == "Word"
+    question = "notes.txt:\n```txt\nxyzzy\n```\n/what is this?"
+    assert written["turns"][0]["text"] == question
+    for told in ("notes.txt goes with the next message", "Word (2 messages)\n>>> notes.txt:", "linear is open",
+                 f"removed, to be sent again as you change it:\n{question}", "saved the preset short"):  # fmt: skip
+        assert told in done.stdout, told
+    later = json.loads((tmp_path / "b.json").read_text())
+    assert later["model"] == "linear" and [turn["text"] for turn in later["turns"] if turn["role"] == "user"] == [
+        question,
+        "hello",
+    ]
+    begun = cli("chat", "--plain", "tree", "--backend", "toy", "--preset", "short", "--seed", "3", stdin="/set\n")
+    assert "system Be brief.\n" in begun.stdout and "max_tokens 10\n" in begun.stdout and "seed 3\n" in begun.stdout
+    refused = cli("chat", "--plain", "--preset", "long")
+    assert (
+        refused.returncode == 2
+        and "There is no preset 'long'" in refused.stderr
+        and "There are short." in refused.stderr
+    )
+
+
+def test_a_chat_on_a_terminal_is_saved_and_continued(environment: dict[str, str], cli: Cli) -> None:
+    options = ["--draft", "none", "--max-tokens", "4", "--temperature", "0"]
+    terminal = Terminal(["chat", "--plain", "-m", "python-6m", *options], environment)
+    terminal.until(">>> ")
+    terminal.type("def first(x):\n")
+    terminal.until(">>> ", 2)
+    terminal.type("/edit\n")
+    terminal.until("def first(x):", 2)
+    terminal.type(" # more\n")
+    terminal.until(">>> ", 4)
+    terminal.type("\x04")
+    assert terminal.close() == 0
+    done = cli("chat", "--plain", "--continue", *options, stdin="/export all.json\nx = 1\n")
+    assert "(2 messages)\n>>> def first(x): # more\n" in done.stdout
+    assert "python-6m" in cli("history").stdout
+    resumed = cli("chat", "--plain", "--resume", "1", *options, stdin="/exit")
+    assert ">>> x = 1\n" in resumed.stdout

@@ -74,7 +74,7 @@ def test_help_is_short_and_help_all_has_every_option(cli: Cli, name: str) -> Non
     options = {max(each.opts, key=len) for each in command.params if isinstance(each, click.Option)}
     short, whole = cli(name, "--help").stdout, cli(name, "--help-all").stdout
     listed = [set(re.findall(r"^  (?:-., )?(--[a-z-]+)", text, re.MULTILINE)) for text in (short, whole)]
-    assert {"--draft", "--ctx", "--threads", "--gpu-layers", "--backend"} <= listed[0] and len(listed[0]) <= 15
+    assert {"--draft", "--ctx", "--threads", "--gpu-layers", "--backend"} <= listed[0] and len(listed[0]) <= 18
     assert options <= listed[1]
     last = f"`edgespec {name} --help-all` shows all {len(options)} options."
     assert short.splitlines()[-1].strip() == whole.splitlines()[-1].strip() == last

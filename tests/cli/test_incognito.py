@@ -23,7 +23,7 @@ def test_an_incognito_chat_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
     assert not (tmp_path / "data" / "memory").exists()
     lines = [OPEN, "/incognito", SECRET, "/retry", "/incognito", "/export left.md"]
     both = cli("chat", "--plain", "tree", *TOY, stdin="\n".join(lines))
-    assert "incognito: the memory keeps nothing" in both.stdout and "no conversation to export" in both.stderr
+    assert "incognito conversation: nothing of it is kept" in both.stdout and "no conversation to export" in both.stderr
     assert find(tmp_path / "data", OPEN) == {"memory.db"} and not find(tmp_path, SECRET)
     refused = cli("chat", "--incognito", "--continue")
     assert refused.returncode == 2 and "saved conversation is not incognito" in refused.stderr

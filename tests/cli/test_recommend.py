@@ -22,7 +22,7 @@ def test_the_registry_answers_offline_and_says_so(cli: Cli) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["NAME", "QUALITY", "DOWNLOAD", "TOK/S", "DRAFTED", "LICENSE"]
     embedded = next(line.split() for line in lines if line.startswith("python-6m"))
-    assert embedded == ["python-6m", "toy", "here", "draft", "model", "MIT"]
+    assert embedded == ["python-6m", "toy", "here", "MIT"]
     assert any(line.endswith(":") for line in lines) and "~" in done.stdout
     reasoning = json.loads(cli("recommend", "qwen3", "--for", "reasoning", "--no-speed", "--json").stdout)
     names = [each["name"] for each in reasoning["models"]]

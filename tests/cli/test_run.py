@@ -6,11 +6,13 @@ import json
 import re
 import signal
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from edgespec.cli.main import OUTPUT_LOST
+from edgespec.conversations import Store
 from tests.cli.conftest import COMMAND, Cli
 from tests.models import DRAFT, TARGET
 
@@ -172,3 +174,35 @@ def test_a_model_may_stand_in_front_of_the_prompt(cli: Cli) -> None:
     several = cli("run", "two", "words", "more", *options)
     assert several.returncode == 2 and "put the prompt in quotes" in several.stderr
     assert cli("ls").stdout == cli("list").stdout
+
+
+def test_the_last_conversation_goes_on(cli: Cli, tmp_path: Path) -> None:
+    toy = ("--backend", "toy", "--draft", "none", "--max-tokens", "8", "--temperature", "0")
+    refused = cli("run", "-c", "more")
+    assert refused.returncode == 2 and "There is no conversation to continue." in refused.stderr
+    cli("run", "hello", "-m", "tree", *toy)
+    assert cli("run", "-c", "more").returncode == 2, "a pipe saves nothing"
+    with closing(Store.open(tmp_path / "data" / "conversations.db")) as store:
+        begun = store.new("python-6m", None)
+        store.add(begun, None, "user", "def f(x):")
+    done = cli("run", "-c", "return", "-s", "Code.", "--max-tokens", "4", "--threads", "1", "--draft", "none")
+    with closing(Store.open(tmp_path / "data" / "conversations.db")) as store:
+        saved = store.resume(begun.id)
+        *_, question, answer = store.path(saved.leaf)
+    assert (question.text, answer.text) == ("return", done.stdout.removesuffix("\n")) and saved.system == "Code."
+    assert answer.metrics["emitted_tokens"] == 4 and answer.settings["model"] == "python-6m"
+
+
+@pytest.mark.parametrize(("option", "value"), [("--format", "json"), ("--schema", "size.json")])
+def test_an_answer_in_json(cli: Cli, tmp_path: Path, option: str, value: str) -> None:
+    sizes = {"size": {"enum": [1, 2]}}
+    schema = {"type": "object", "properties": sizes, "required": ["size"], "additionalProperties": False}
+    (tmp_path / "size.json").write_text(json.dumps(schema))
+    done = cli("run", PROMPT, option, value, "--max-tokens", "80", "--threads", "1", "--no-memory")
+    if option == "--schema":
+        assert json.loads(done.stdout)["size"] in (1, 2)
+    else:
+        assert done.stdout.startswith("{")
+    (tmp_path / "bad.json").write_text("{")
+    refused = cli("run", PROMPT, "--schema", "bad.json")
+    assert refused.returncode == 2 and "ad.json is not JSON" in refused.stderr

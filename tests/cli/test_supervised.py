@@ -22,7 +22,20 @@ from edgespec.service.client import Stream
 from tests.cli.conftest import COMMAND
 from tests.models import REPOSITORY
 
-ENDLESS = ("run", "def f(x):", "--max-tokens", "100000", "--threads", "1", "--draft", "none", "--ctx", "8192")
+ENDLESS = (
+    "run",
+    "def f(x):",
+    "--max-tokens",
+    "100000",
+    "--threads",
+    "1",
+    "--draft",
+    "none",
+    "--ctx",
+    "8192",
+    "--temperature",
+    "2",
+)  # it would repeat itself
 
 
 @contextmanager

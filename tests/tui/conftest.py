@@ -17,6 +17,12 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def tireless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers that do not end by themselves repeat themselves."""
+    monkeypatch.setattr("edgespec.conversations.chat.ENDLESS", None)
+
+
+@pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a key, wait for an idle process for 0.1 s at most: while an answer comes it is never idle."""
 

@@ -199,7 +199,7 @@ async def test_new(chat: Driver) -> None:
 @in_app
 async def test_incognito(chat: Driver, tmp_path: Path) -> None:
     """It can do what others can; only what is exported is kept. tests/tui/test_memory.py looks at the files."""
-    await chat.hears("/incognito", "nothing of it is saved")
+    await chat.hears("/incognito", "nothing of it is kept")
     await chat.ask("a dragon")
     await again(chat, "/retry")
     await chat.hears("/branch", "branch 1 of 2")
@@ -208,7 +208,7 @@ async def test_incognito(chat: Driver, tmp_path: Path) -> None:
     await chat.send(f"/import {tmp_path / 'tales.json'}")
     await chat.until(lambda: chat.app.recorder.conversation and chat.app.recorder.conversation.id == 2)
     assert chat.texts[0] == "a dragon" and chat.app.is_incognito and not chat.app.recorder.saved.recent()
-    await chat.hears("/incognito", "which is saved")
+    await chat.hears("/incognito", "no longer incognito")
     await chat.ask("a knight")
     assert [each.title for each in chat.app.recorder.saved.recent()] == ["a knight"]
     await chat.begin("more", 1)

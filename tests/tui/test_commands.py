@@ -123,19 +123,19 @@ async def test_draft(chat: Driver) -> None:
     await chat.idle()
     await chat.hears("/draft", "draft: ngram+model")
     await chat.hears("/spec 2", "2 tokens")
-    await chat.hears("/draft none", "tree on toy, draft none")
+    await chat.hears("/draft none", "tree on toy, no drafts")
     await chat.idle()
     await chat.errs("/spec on", "nothing to draft with")
     await chat.errs("/race", "no draft to race")
     await chat.hears("/spec", "speculation: off")
-    await chat.hears("/draft ngram", "tree on toy, draft ngram")
+    await chat.hears("/draft ngram", "tree on toy, drafts by lookups")
     await chat.idle()
     await chat.send("/retry")
     await chat.until(lambda: chat.turns[-1].id > 2 and chat.app.activity.job is None)
     assert chat.texts == ["hello", text] and chat.turns[-1].settings["draft"] == "ngram"
     await chat.hears("/spec", "2 tokens at a time, by ngram")
     await chat.hears("/spec off", "speculation: off")
-    await chat.hears("/draft model", "tree on toy, draft model (off)")
+    await chat.hears("/draft model", "tree on toy, drafts by model (off)")
     await chat.idle()
     await chat.hears("/spec on", "2 tokens at a time, by model")
     await chat.begin("and on", 1)
@@ -152,7 +152,7 @@ async def test_model(chat: Driver) -> None:
     assert chat.turns[-1].settings["model"] == "tree"
     await chat.send("/undo")
     await chat.hears("/spec off", "speculation: off")
-    await chat.hears("/model linear", "linear on toy, draft ngram+model (off)")
+    await chat.hears("/model linear", "linear on toy, drafts by lookups + model (off)")
     await chat.idle()
     await chat.hears("/spec on", "3 tokens at a time")
     await chat.ask("and on")
@@ -277,3 +277,20 @@ async def test_a_race_of_real_models() -> None:
         await chat.send("/race import os\nimport")
         assert "over 12 tokens: " in await run_race(chat)
         assert (await chat.ask("import os\nimport")).strip()
+
+
+@in_app
+async def test_preset(chat: Driver) -> None:
+    await chat.hears("/preset", "presets: none", "/preset save NAME")
+    await chat.errs("/preset coder", "there is no preset 'coder'", "/preset save")
+    await chat.errs("/preset save ../x", "no name of a preset")
+    await chat.hears("/system Write Python.", "Write Python.")
+    await chat.hears("/set top-k 7", "7")
+    await chat.hears("/preset save coder", "saved the preset coder", "edgespec chat --preset coder")
+    await chat.hears("/set top-k none", "0")
+    await chat.hears("/set seed 5", "5")
+    await chat.hears("/preset coder", "top_k 7", "system Write Python.")
+    assert chat.app.chat.sampling.top_k == 7 and chat.app.chat.seed == 1, "as it was saved"
+    await chat.hears("/preset", "presets: coder")
+    await chat.hears("/preset remove coder", "removed")
+    await chat.errs("/preset remove coder", "there is no preset")

@@ -71,7 +71,7 @@ async def test_what_is_sent_while_a_model_is_loading_waits_for_it(chat: Driver) 
     is_sent = Event()
     assert isinstance(app.client, LocalEngine)
     app.client.submit(lambda _: iter([is_sent.wait(30)]))  # the load begins after it
-    app.open(app.request)
+    await app.open_model(app.request)
     await app.ask("early")
     for line in ("/set top-k 7", "/draft ngram", "/retry 1", "//x"):
         await chat.send(line)
@@ -83,7 +83,7 @@ async def test_what_is_sent_while_a_model_is_loading_waits_for_it(chat: Driver) 
     assert [turn.settings.get("draft") for turn in chat.turns[1::2]] == ["ngram", "ngram"]
     await chat.send("/undo")
     await chat.until(lambda: len(chat.turns) == 2)
-    app.open(app.request)
+    await app.open_model(app.request)
     await app.run_command("race hello")
     await app.ask("after the race")
     await chat.until(lambda: isinstance(app.screen, Race))

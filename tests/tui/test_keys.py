@@ -94,7 +94,7 @@ async def test_an_answer_goes_on_behind_a_screen_and_the_history_has_to_wait(cha
 async def test_reasoning_and_origins_fold_and_unfold_also_for_later_answers(chat: Driver) -> None:
     async def look() -> tuple[int, int, int]:
         shown = await seen(chat.app, chat.pilot)
-        return shown.count("▶ Reasoning"), shown.count("because"), shown.count("plain: the target")
+        return shown.count("▶ Reasoning"), shown.count("because"), shown.count("plain: the model")
 
     await chat.ask("hello")
     (first,) = chat.transcript.answers

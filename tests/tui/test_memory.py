@@ -34,8 +34,8 @@ def test_incognito_leaves_nothing_and_a_deleted_conversation_goes_from_all_files
             await chat.ask(QUESTION)
             await chat.hears("/new", "new")
             await chat.ask(QUESTION)
-            assert "remembered tokens" in str(chat.app.query_one("#panel").query(".section")[1].render())
-            await chat.hears("/incognito", "nothing of it is saved")
+            assert "tokens of earlier texts" in str(chat.app.query_one("#panel").query(".section")[1].render())
+            await chat.hears("/incognito", "nothing of it is kept")
             assert "incognito" in str(chat.app.query_one("#pane").border_subtitle)
             await chat.ask(SECRET)
             assert chat.app.activity.meter.acceptance_rate is None, "nothing is drafted from the memory"

@@ -55,7 +55,7 @@ async def test_what_is_said_of_the_embedded_pair_during_a_load_and_after_an_answ
     async with driving(request, chat=chat_of(8)) as chat:
         said, ready = chat.notices()
         assert said.startswith("The model was trained for 2,048 tokens")
-        assert ready == "Ready: python-6m on llamacpp, draft ngram+python-6m/draft."
+        assert ready == "Ready: python-6m on llama.cpp, drafts by lookups + python-6m/draft."
         await chat.press("f2")
         await chat.until(lambda: chat.app.screen.query("#costs"))
         await chat.until(lambda: "The model was trained for" in str(chat.app.screen.query_one("#costs").render()))

@@ -163,7 +163,7 @@ class Screen:
 def test_a_program_that_is_killed_leaves_the_answer_so_far_and_the_name_of_its_model(data: Path) -> None:
     store = Store.open()
     toy = ("tree", "--backend", "toy", "--draft", "ngram", "--draft-max", "3", "--ctx", str(ENDLESS))
-    with Screen(*toy, "--temperature", "0", "--max-tokens", str(ENDLESS - 100)) as screen:
+    with Screen(*toy, "--temperature", "1", "--logit-bias", "256=-1000", "--max-tokens", str(ENDLESS - 100)) as screen:
         screen.until(lambda seen: b"Ready: tree on toy" in seen)
         os.write(screen.ours, b"hello\r")
         screen.until(lambda _: any(turn.role == "assistant" and turn.text for turn in store.path(2)))

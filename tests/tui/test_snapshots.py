@@ -89,7 +89,7 @@ async def race(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
 
 
 ROWS_OF_MODELS = [
-    Row("gpt-oss-20b", "gpt-oss-20b", ("~11.8 GiB", "fits", "24", "n-grams", "strong", "Apache 2.0", "GPT-OSS 20B"),
+    Row("gpt-oss-20b", "gpt-oss-20b", ("~11.8 GiB", "fits", "24", "", "strong", "Apache 2.0", "GPT-OSS 20B"),
         12_670_000_000),
     Row("qwen-14b-q4", "qwen-14b-q4", ("here", "tight", "11", "12-19", "good", "Apache 2.0", "Qwen3 14B, 4-bit")),
     Row("python-6m", "python-6m", ("here", "fits", "1,451", "no gain", "toy", "MIT",
@@ -97,8 +97,8 @@ ROWS_OF_MODELS = [
     Row("llama-70b-q4", "llama-70b-q4", ("~39.9 GiB", "no", "", "draft model", "best", "Llama 3.3", "Llama 3.3 70B"),
         42_800_000_000),
     Row("me/a.gguf", "hf:someone/A-Rather-Long-Name-Instruct-GGUF/a-file-Q4_K_M.gguf", ("41.0 GiB", "no", "",
-        "n-grams", "", "", "downloaded")),
-    Row("ollama", "ollama: gemma3:4b", ("3.1 GiB", "fits", "", "n-grams", "", "", "from another program")),
+        "", "", "", "downloaded")),
+    Row("ollama", "ollama: gemma3:4b", ("3.1 GiB", "fits", "", "", "", "", "from another program")),
 ]  # fmt: skip
 
 

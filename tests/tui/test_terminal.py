@@ -95,7 +95,7 @@ def test_a_byte_that_is_no_utf_8_is_replaced(start: Callable[..., Child], data: 
     child.type(b"caf\xe9 au lait, cr\xc3")  # Latin-1, and half of a character that the next read completes
     child.until("caf\ufffd au lait, cr".encode())
     child.type(b"\xa8me\r")
-    child.until(b"tokens (")
+    child.until(b" tok/s")
     child.type(b"\x11")
     assert child.end() == 0 and child.is_restored
     assert json.loads((data / "prompts.jsonl").read_text()) == "caf\ufffd au lait, crème"
@@ -103,10 +103,10 @@ def test_a_byte_that_is_no_utf_8_is_replaced(start: Callable[..., Child], data: 
 
 def test_what_is_typed_before_the_screen_is_there_is_sent(start: Callable[..., Child], data: Path) -> None:
     child = start(early=b"early\r")
-    child.until(b"tokens (")
+    child.until(b" tok/s")
     child.seen = b""
     child.type(b"a\nb\r")  # Ctrl+J
-    child.until(b"tokens (")
+    child.until(b" tok/s")
     child.type(b"\x11")
     assert child.end() == 0
     assert [json.loads(line) for line in (data / "prompts.jsonl").read_text().splitlines()] == ["early", "a\nb"]
