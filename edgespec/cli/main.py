@@ -13,6 +13,7 @@ import click
 
 from edgespec import __version__
 from edgespec.cli.terminal import INTERRUPTED, report_bug
+from edgespec.cli.usage import NEAR, describe_usage
 from edgespec.errors import Cancelled, EdgespecError
 
 OUTPUT_LOST = 74  # EX_IOERR of sysexits.h
@@ -55,6 +56,26 @@ _GROUPS = {
 }
 _COMMANDS = {name: module for group in _GROUPS.values() for name, (_, module) in group.items()}
 _ALIASES = {"ls": "list"}  # as other programs call them
+# What commands of Ollama, llm and LM Studio are here.
+_ELSEWHERE = {
+    "create": "`edgespec serve --config FILE` has a table of settings for each model",
+    "cp": "`edgespec serve NAME=REF` serves a model by another name",
+    "download": "`edgespec pull` downloads a model",
+    "embed": "`edgespec serve` has /v1/embeddings",
+    "get": "`edgespec pull` downloads a model",
+    "import": "any command takes the path of a GGUF file or an MLX folder",
+    "load": "`edgespec serve NAME` loads a model",
+    "logs": "`edgespec history` lists conversations",
+    "models": "`edgespec list` lists models",
+    "prompt": "`edgespec run PROMPT` answers a prompt",
+    "remove": "`edgespec rm` removes a model",
+    "search": "`edgespec recommend TEXT` searches the hub",
+    "server": "`edgespec serve` starts a server",
+    "start": "`edgespec serve` starts a server",
+    "status": "`edgespec ps` lists the models of a server",
+    "templates": "`edgespec chat --preset NAME` begins with settings that /preset save NAME kept",
+    "unload": "`edgespec stop NAME` unloads a model of a server",
+}
 
 _WELCOME = """\
 edgespec runs language models on this machine, with exact speculative decoding.
@@ -96,12 +117,13 @@ class _Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         args = [_ALIASES.get(each, each) if i == 0 else each for i, each in enumerate(args)]
+        if args[:1] == ["help"]:  # `help COMMAND`
+            args = [*args[1:2], "--help"]
         if args and args[0] not in _COMMANDS and not args[0].startswith("-"):
-            import difflib
-
-            near = difflib.get_close_matches(args[0], _COMMANDS, 1)
-            suggestion = f" Did you mean '{near[0]}'?" if near else ""
-            raise click.UsageError(f"There is no command '{args[0]}'.{suggestion}", ctx)
+            raise click.UsageError(f"There is no command '{args[0]}'.{_suggest(args[0])}", ctx)
+        if args == ["--help"]:
+            click.echo(ctx.get_help())
+            ctx.exit()
         return super().resolve_command(ctx, args)
 
 
@@ -121,6 +143,18 @@ def cli(ctx: click.Context) -> None:
     """
     if ctx.invoked_subcommand is None:
         click.echo(_WELCOME)
+
+
+def _suggest(name: str) -> str:
+    """What may have been meant by the name of a command that there is not."""
+    import difflib
+
+    if name in _ELSEWHERE:
+        return f" Here {_ELSEWHERE[name]}."
+    if " " in name:
+        return " `edgespec run PROMPT` answers a prompt."
+    near = difflib.get_close_matches(name, _COMMANDS, 1, NEAR)
+    return f" Did you mean '{near[0]}'?" if near else ""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -188,7 +222,7 @@ def _show_usage_error(error: click.ClickException) -> None:
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is not None:
         click.echo(context.get_usage(), err=True)
-    message = " ".join(error.format_message().split())  # click lists choices on lines of their own
+    message = describe_usage(error)
     click.echo(f"error: {_to_sentence(message)}", err=True)
     if context is not None:
         click.echo(f"hint: Run `{context.command_path} --help`.", err=True)

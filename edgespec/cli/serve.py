@@ -26,6 +26,7 @@ from edgespec.cli.options import (
     serving_options,
 )
 from edgespec.cli.terminal import INTERRUPTED
+from edgespec.cli.usage import describe_usage
 from edgespec.errors import InvalidRequest, reason_of
 from edgespec.files import parse_toml
 from edgespec.options import PARALLEL
@@ -402,4 +403,4 @@ def _read_values(name: str, table: dict[str, Any]) -> dict[str, Any]:
     try:
         return _local.make_context(name, words).params
     except click.UsageError as error:
-        raise InvalidRequest(f"[{name}]: {error.format_message().rstrip('.')}.", hint=_EXAMPLE) from error
+        raise InvalidRequest(f"[{name}]: {describe_usage(error).rstrip('.')}.", hint=_EXAMPLE) from error

@@ -261,7 +261,7 @@ async def run_command(room: Room, line: str, commands: Mapping[str, SlashCommand
     name, _, argument = line.strip().partition(" ")
     command = commands.get(ALIASES.get(name, name))
     if command is None:
-        near = get_close_matches(name, [*commands, *ALIASES], n=1)
+        near = get_close_matches(name, [*commands, *ALIASES], n=1, cutoff=0.65)
         hint = f"Did you mean /{near[0]}? " if near else ""
         raise InvalidRequest(f"there is no command /{name}.", hint=f"{hint}{help_key} lists all commands.")
     if command.requires_argument and not argument.strip():

@@ -137,7 +137,6 @@ def test_a_tokenizer_of_another_kind_is_told(cli: Cli, tmp_path: Path) -> None:
         (("run", "-"), 2, "The prompt is empty"),
         (("run", "--file", "binary", "hi"), 2, "The input is not text"),
         (("run", "--raw", "--system", "Be brief.", "hi"), 2, "A system message needs the chat template."),
-        (("chat", "--continue", "--verbose"), 2, "Run it in a terminal, without --plain and --verbose."),
         (("serve", "x="), 2, "'x=' lacks a name or a model"),
         (("service", "systemd", "nosuch"), 3, "There is no model called 'nosuch'"),
         (("draft", "compare", "python-6m", "nosuch"), 3, "There is no model called 'nosuch'"),

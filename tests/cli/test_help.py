@@ -94,3 +94,27 @@ def test_the_command_reference_is_current() -> None:
     made = subprocess.run([sys.executable, script], capture_output=True, check=True, timeout=60)
     current = (REPOSITORY / "docs" / "cli.md").read_bytes()
     assert current == made.stdout, "run: uv run python docs/cli_reference.py > docs/cli.md"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("rnu hi", "There is no command 'rnu'. Did you mean 'run'?"),
+        ("qwerty", "There is no command 'qwerty'.\n"),
+        ("search qwen", "There is no command 'search'. Here `edgespec recommend TEXT` searches the hub."),
+        ("run hi --temp 1", "There is no option --temp. Did you mean --temperature?"),
+        ("run hi --contxt 1", "There is no option --contxt. Did you mean --ctx?"),
+        ("run hi --qwerty", "There is no option --qwerty.\n"),
+        ("run hi --ctx abc", "Invalid value for '--ctx': 'abc' is not a number."),
+        ("run hi --temperature 200", "200.0 is not between 0 and 100."),
+        ("run hi --max-tokens 0", "0 is less than 1."),
+    ],
+)
+def test_mistakes_are_told_in_words(cli: Cli, line: str, told: str) -> None:
+    done = cli(*line.split())
+    assert done.returncode == 2 and told in done.stderr and "hint: " in done.stderr
+
+
+def test_help_is_a_command_too(cli: Cli) -> None:
+    assert cli("help").stdout == cli("--help").stdout
+    assert cli("help", "run").stdout == cli("run", "--help").stdout

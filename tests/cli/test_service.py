@@ -75,8 +75,8 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     ("arguments", "fault"),
     [
         (["systemd", "--api-key", "x"], "A unit is no place for a key"),
-        (["launchd", "--ports", "1"], "No such option '--ports'"),
-        (["systemd", "--port", "x"], "'x' is not a valid integer"),
+        (["launchd", "--ports", "1"], "There is no option --ports. Did you mean --port?"),
+        (["systemd", "--port", "x"], "'x' is not a number"),
     ],
 )
 def test_arguments_are_checked(arguments: list[str], fault: str, cli: Cli) -> None:
