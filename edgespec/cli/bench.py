@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.completion import complete_category
-from edgespec.cli.options import load_config, load_options, model_argument, offer, worker_options
+from edgespec.cli.options import json_option, load_config, load_options, model_argument, offer, worker_options
 from edgespec.cli.terminal import INTERRUPTED, TerminalReporter, interruptible
 from edgespec.errors import Cancelled, InvalidRequest
 from edgespec.options import DRAFT, OPTIONS
@@ -65,6 +65,7 @@ _PROFILE_S = 10.0
     default=Path("edgespec-bench"),
     help="Folder for the raw data and the figures.",
 )
+@json_option
 @load_options
 @worker_options
 def bench_command(
@@ -75,6 +76,7 @@ def bench_command(
     draft_lengths: tuple[int, ...],
     temperatures: tuple[float, ...],
     out: Path,
+    as_json: bool,
     **options: Any,
 ) -> int:
     """Compare plain decoding, fixed draft lengths and the autopilot on this machine.
@@ -102,7 +104,8 @@ def bench_command(
         raw = out / f"{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
         interrupted = _record(local, bench, _header(loaded, bench), raw, records)
     summary = summarize(records)
-    click.echo(format_table(summary))
+    if not as_json:
+        click.echo(format_table(summary))
     shared, devices = raw.with_suffix(".share.json"), [asdict(device) for device in loaded.info.devices]
     shared.write_text(json.dumps({"devices": devices, **summary.describe()}, indent=1), encoding="utf-8")
     click.echo(f"raw data: {raw}\nto share: {shared}", err=True)

@@ -19,7 +19,7 @@ from click.core import ParameterSource
 from edgespec.cli.options import add_options, json_option
 from edgespec.cli.serve import PORT, read_models, serve_command
 from edgespec.cli.terminal import format_speed, format_table, print_result
-from edgespec.errors import HubError, InvalidRequest, reason_of
+from edgespec.errors import HubError, InvalidRequest, UnknownModel, reason_of
 from edgespec.proxies import open_client
 from edgespec.units import count, gib
 
@@ -125,7 +125,8 @@ def http_json(
 ) -> dict[str, Any]:
     """Send a request and return the server's JSON response, which has the key `expected`.
 
-    Raises HubError if no server answers, or one of another program; InvalidRequest if the server rejects the request.
+    Raises HubError if no server answers, or one of another program; UnknownModel; InvalidRequest if the server rejects
+    the request.
     """
     import httpx
 
@@ -148,12 +149,13 @@ def http_json(
             else f"Give a URL, such as http://127.0.0.1:{PORT}.",
         ) from error
     answer, message = _read_answer(response.content)
+    refusal = answer.get("error")
+    if isinstance(refusal, dict) and refusal.get("code") == "model_not_found":
+        raise UnknownModel(message, hint=f"`edgespec ps --url {url}` lists its models.")
     if response.status_code != 200 and message:
         raise InvalidRequest(
             f"the server rejects the request: {message}",
-            hint="Give --api-key, or set EDGESPEC_API_KEY."
-            if response.status_code == 401
-            else f"`edgespec ps --url {url}` lists its models.",
+            hint="Give --api-key, or set EDGESPEC_API_KEY." if response.status_code == 401 else "Change the request.",
         )
     if response.status_code != 200 or expected not in answer:
         raise HubError(f"{url} answers, but is no edgespec server.", hint="Name another one with --url.")
@@ -383,11 +385,16 @@ def add_command(name: str, manage: bool, memory: bool, path: Path) -> None:
 
 @key_command.command("list")
 @_file_option
-def list_command(path: Path) -> None:
+@json_option
+def list_command(path: Path, as_json: bool) -> None:
     """List the names of the keys, and what they may do."""
     from edgespec.server.auth import read_keys
 
     callers = [*read_keys(path).values()] if path.exists() else []
+    if as_json:
+        shown = [{"name": each.name, "manages": each.may_manage, "remembers": each.remembers} for each in callers]
+        click.echo(json.dumps(shown, ensure_ascii=False))
+        return
     if not callers:
         chosen = "" if path == _default_path() else f" --file {path}"
         click.echo(f"There are no keys in {path}; `edgespec key add NAME{chosen}` makes one.")

@@ -146,6 +146,7 @@ def test_an_interrupt_before_anything_was_measured(cli: Cli, tmp_path: Path, mon
     monkeypatch.setattr(Engine, "measure", measure)
     done = cli("bench", *TINY)
     assert done.returncode == 130
+    assert json.loads(cli("bench", *TINY, "--json").stdout)["interrupted"]
     found = outcome(done.stdout)
     assert (found["interrupted"], found["bench"]) == (True, "python-6m")
     (header,) = read_lines(tmp_path / found["raw"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,7 @@ def test_a_list_without_keys_is_no_error(cli: Cli, tmp_path: Path) -> None:
     assert "`edgespec key add NAME --file none.toml` makes one" in cli("key", "list", "--file", "none.toml").stdout
     assert cli("key", "add", "laptop").returncode == 0
     assert "laptop" in cli("key", "list").stdout
+    assert json.loads(cli("key", "list", "--json").stdout) == [{"name": "laptop", "manages": False, "remembers": False}]
 
 
 def test_a_tokenizer_of_another_kind_is_told(cli: Cli, tmp_path: Path) -> None:

@@ -11,12 +11,16 @@ from typing import Any
 import click
 import pytest
 
+import edgespec.errors
 from edgespec.cli.examples import EXAMPLES
+from edgespec.cli.main import OUTPUT_LOST
 from edgespec.cli.main import cli as group
 from edgespec.cli.options import show_all_options
+from edgespec.cli.terminal import INTERRUPTED
 from tests.cli.conftest import Cli
 from tests.models import REPOSITORY
 
+README = REPOSITORY / "README.md"
 _CONTEXT = click.Context(group, info_name="edgespec")
 
 
@@ -118,3 +122,24 @@ def test_mistakes_are_told_in_words(cli: Cli, line: str, told: str) -> None:
 def test_help_is_a_command_too(cli: Cli) -> None:
     assert cli("help").stdout == cli("--help").stdout
     assert cli("help", "run").stdout == cli("run", "--help").stdout
+
+
+def test_the_readme_lists_the_commands_that_write_json() -> None:
+    found = set()
+    for name in group.list_commands(_CONTEXT):
+        command = find_command(name)
+        parts = command.commands if isinstance(command, click.Group) else {"": command}
+        found |= {f"{name} {part}".rstrip() for part, each in parts.items() if "--json" in _flags(each)}
+    sentence = re.search(r"These commands accept `--json`: (.*?)\.", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert sentence is not None and set(re.findall(r"`([a-z ]+)`", sentence[1])) == found
+
+
+def test_the_readme_lists_the_exit_codes() -> None:
+    listed = set(map(int, re.findall(r"^\| (\d+) \| ", README.read_text(encoding="utf-8"), re.MULTILINE)))
+    kinds = [each for each in vars(edgespec.errors).values() if isinstance(each, type)]
+    errors = {each.exit_code for each in kinds if issubclass(each, edgespec.errors.EdgespecError)}
+    assert listed == errors | {70, OUTPUT_LOST, INTERRUPTED}
+
+
+def _flags(command: click.Command) -> list[str]:
+    return [flag for each in command.params for flag in each.opts]

@@ -140,6 +140,24 @@ def test_an_answer_that_differs_is_found() -> None:
     engine.close()
 
 
+def test_a_fault_is_exit_code_1(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, banned = Engine.stream, []
+
+    def stream(engine: Engine, request: Request, check: Callable[[], None] = lambda: None) -> Iterator[Event]:
+        if not engine.speculation.is_plain and banned:
+            request = replace(request, sampling=replace(request.sampling, logit_bias=((banned[-1], -1000.0),)))
+        for event in right(engine, request, check):
+            if isinstance(event, Finished) and engine.speculation.is_plain:
+                banned.append(event.tokens[3])
+            yield event
+
+    (tmp_path / "own.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "def f(x):"}]}))
+    command = ("verify", "python-6m", "--requests", "own.jsonl", "--max-tokens", "12", "--draft", "ngram")
+    assert cli(*command).returncode == 0
+    monkeypatch.setattr(Engine, "stream", stream)
+    assert cli(*command).returncode == 1
+
+
 def test_an_answer_that_was_begun_is_judged_behind_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Wrong()
     info = describe_model(engine, "toy", None, None)

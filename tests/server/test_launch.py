@@ -40,7 +40,7 @@ def test_ps_and_stop(toy: Server) -> None:
     assert run("stop", "tree", "--url", toy.url).stdout == "tree is unloaded\n"
     assert run("ps", "--url", toy.url).stdout.splitlines()[1].split()[:2] == ["tree", "unloaded"]
     missing = run("stop", "other", "--url", toy.url)
-    assert missing.returncode == 2 and "there is no model 'other' here" in missing.stderr
+    assert missing.returncode == 3 and "There is no model 'other' here" in missing.stderr
     assert f"hint: `edgespec ps --url {toy.url}` lists its models." in missing.stderr
     assert toy.ask("tree", max_tokens=3).status_code == 200
 
