@@ -107,7 +107,7 @@ class _BaseModel:
         """Metrics of the generation that finished last. Raises InvalidRequest before the first one.
 
         `tokens_per_second`, `acceptance_rate`, `tau` (emitted tokens per target forward), `times_plain` (speed over
-        that of plain decoding, where it has been measured), and times in seconds.
+        that of plain decoding, for 32 tokens or more, some of them drafted), and times in seconds.
         """
         if self._stats is None:
             raise InvalidRequest("nothing has been generated yet.", hint="Call generate() first.")

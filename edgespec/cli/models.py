@@ -25,16 +25,20 @@ from edgespec.cli.options import (
     yes_option,
 )
 from edgespec.cli.terminal import TerminalReporter, format_groups, print_result, report_activity, shorten
+from edgespec.hub.errors import HubUnreachable
 from edgespec.options import BACKEND, DRAFT, OPTIONS
 from edgespec.units import GIB, gib
 
 if TYPE_CHECKING:
+    from edgespec.backends import FileBackend
     from edgespec.core.protocols import CheckCancelled
     from edgespec.formats.gguf import Header
     from edgespec.formats.mlx_folder import Folder
     from edgespec.hub.cache import CachedModel
+    from edgespec.hub.hub import Hub
     from edgespec.planner.catalogue import Candidate, Recommendations
-    from edgespec.registry.schema import Task
+    from edgespec.planner.plan import LoadConfig
+    from edgespec.registry.schema import Registry, Task
 
 
 TASKS = ("chat", "code", "reasoning")  # those of registry.schema.Task, whose module takes long to import
@@ -285,9 +289,46 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
     def work(check: CheckCancelled) -> Iterator[dict[str, Any]]:
         yield from report_plan(request, registry, hub, TerminalReporter(), check, report_activity, measure=not no_speed)
 
-    *_, facts = work(lambda: None) if no_speed else run_work(work)
+    try:
+        *_, facts = work(lambda: None) if no_speed else run_work(work)
+    except HubUnreachable as error:
+        report_activity("")
+        _plan_by_registry(request, registry, hub, error, as_json=as_json)
+        return
     report_activity("")
     print_result(facts, format_plan(facts), as_json=as_json)
+
+
+def _plan_by_registry(
+    request: LoadConfig, registry: Registry, hub: Hub, error: HubUnreachable, *, as_json: bool
+) -> None:
+    """Show what the registry foretells of an alias whose files cannot be read. Raises `error` for another model."""
+    from edgespec.backends import prefers_mlx
+    from edgespec.planner.catalogue import Catalogue, Query, format_download, format_drafted, format_plain
+    from edgespec.planner.memory import read_memory
+
+    name = request.model or registry.default
+    if name not in registry.entries or request.backend == "toy":
+        raise error
+    backend: FileBackend = request.backend or ("mlx" if prefers_mlx() else "llamacpp")
+    catalogue = Catalogue(registry, replace(hub, offline=True), backend, read_memory(backend))
+    found = next((each for each in catalogue.recommend(Query(name), measure=False).models if each.name == name), None)
+    if found is None:
+        raise error
+    facts = found.to_dict() | {"target": str(found.target.reference)}
+    needed, drafted = facts["memory_bytes"], format_drafted(found)
+    with_draft = f", with its draft {drafted}" if drafted else ""
+    lines = [
+        f"{name}: {found.description}",
+        f"model      {found.target.reference}",
+        *([f"draft      {found.draft.reference}"] if found.draft is not None else []),
+        f"download   {format_download(found)}",
+        f"memory     {'not known' if needed is None else f'about {gib(needed)}: {found.fit}'}",
+        f"speed      {f'about {format_plain(found)} tokens/s{with_draft}' if found.plain else 'not measured yet'}",
+    ]
+    print_result(facts, lines, as_json=as_json)
+    cause = error.__cause__ if isinstance(error.__cause__, HubUnreachable) else error
+    click.echo(f"note: {cause.message} These are estimates from the registry.", err=True)
 
 
 # `edgespec recommend`: the models that suit this machine.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from contextlib import closing, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from edgespec.conversations import Store
 from edgespec.conversations.chat import NEARLY_FULL, Chat, OwnModel, can_go_on, describe_end, make_room
 from edgespec.conversations.commands import COMMANDS, index_commands, is_command, run_command
 from edgespec.conversations.recorder import ConversationRecorder
-from edgespec.core.metrics import Metrics, told_speedup
+from edgespec.core.metrics import Metrics
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import AnswerStart, MemoryUse
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
@@ -194,9 +194,7 @@ class PlainChat:
     async def show_stats(self) -> None:
         if self._metrics is None:
             raise InvalidRequest("there is no answer yet.", hint="Ask something first.")
-        found = self._metrics
-        told = told_speedup(found.times_plain, found.drafted_tokens, found.emitted_tokens)
-        for name, value in asdict(replace(found, times_plain=told)).items():
+        for name, value in asdict(self._metrics).items():
             values = value if isinstance(value, tuple) else (value,)
             shown = [
                 significant(each, 4) if isinstance(each, float) else str(each) for each in values if each is not None

@@ -22,7 +22,7 @@ class Metrics:
     alpha_by_depth     accepted / tested at draft depth 1, 2, ...; depths after a rejection are not tested
     tokens_per_second  1 / tpot_s
     times_plain        tokens_per_second over that of plain decoding with the same peers, see SpeedupEstimate; None
-                       where that is unknown
+                       where that is unknown, where nothing was drafted, and for fewer than 32 tokens
     cached_tokens      prompt tokens that were cached before
     reasoning_tokens   emitted tokens of the reasoning phase
     ttft_s             request to first token
@@ -55,14 +55,7 @@ class Metrics:
     reasoning_tokens: int
 
 
-_MIN_TOLD = 32  # emitted tokens of an answer whose speedup is worth telling
-
-
-def told_speedup(times_plain: float | None, n_drafted: int, n_emitted: int) -> float | None:
-    """The speedup to show people: None where nothing was drafted, and for answers too short to judge by."""
-    return times_plain if n_drafted and n_emitted >= _MIN_TOLD else None
-
-
+_MIN_COMPARED = 32  # emitted tokens of an answer that is worth comparing with plain decoding
 _RECENT_PLAIN = 5  # plain rounds that a drafted one is compared with
 _MIN_PLAIN = 3  # fewer are not compared with
 _CURVE_WEIGHT = 20  # of the measured curve, in drafted rounds that were compared
@@ -221,13 +214,15 @@ class Meter:
 
     @property
     def times_plain(self) -> float | None:
-        """The speed over that of plain decoding, see SpeedupEstimate; None while it is unknown."""
-        return self._speedup.speedup
+        """The speed over that of plain decoding, see SpeedupEstimate; None while it is unknown, where nothing was
+        drafted, and for fewer than 32 tokens.
+        """
+        return self._speedup.speedup if self.drafted_tokens and self.emitted_tokens >= _MIN_COMPARED else None
 
     @property
     def plain_tokens_per_second(self) -> float | None:
         """The speed that plain decoding would have had in this answer; None while it is unknown."""
-        speed, speedup = self.tokens_per_second, self.times_plain
+        speed, speedup = self.tokens_per_second, self._speedup.speedup
         return speed / speedup if speed and speedup else None
 
     def recent_speed(self, end: int | None = None) -> float | None:

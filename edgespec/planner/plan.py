@@ -36,7 +36,7 @@ from edgespec.planner.draft_finder import (
 from edgespec.planner.heads import KIND_NAMES, find_head, naming_heads
 from edgespec.planner.memory import Fit, Placement, check_fit, place_layers, read_memory, score_bytes, shares_context
 from edgespec.registry.resolve import Source, detect_backend, fetch_source, read_metadata, resolve_pair
-from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
+from edgespec.registry.schema import Acceptance, Entry, Registry, SamplingDefaults
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.units import count
 
@@ -498,11 +498,18 @@ def _naming_entry(request: LoadConfig, registry: Registry) -> Iterator[None]:
         entry = registry.entries.get(name)
         if entry is None:
             raise
-        size = f" of {entry.about.parameters:g} billion parameters" if entry.about.parameters else ""
         raise HubUnreachable(
-            f"{name}, a model{size}, has to be downloaded first, and that fails: {error.message}",
-            hint=f"`edgespec recommend {name}` says without a network what to expect of it.",
+            f"{name} is {_list_files(entry)}, not downloaded yet: {error.message}",
+            hint=f"`edgespec plan {name}` tells without a network what to expect of it.",
         ) from error
+
+
+def _list_files(entry: Entry) -> str:
+    """The target and the draft model of an alias, and the number of its parameters."""
+    pair = entry.gguf or entry.mlx
+    assert pair is not None
+    size = f" ({entry.about.parameters:g} billion parameters)" if entry.about.parameters else ""
+    return f"{pair.target}{size} with the draft {pair.draft}" if pair.draft else f"{pair.target}{size}"
 
 
 def _find_target(request: LoadConfig, registry: Registry, hub: Hub) -> tuple[FileBackend, Source]:

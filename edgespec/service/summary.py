@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.core.metrics import told_speedup
 from edgespec.engine.events import Finished
 from edgespec.hub.cache import shorten_names
 
@@ -47,7 +46,7 @@ def summarize(metrics: Mapping[str, Any], *, has_drafters: bool = False) -> str:
     parts = [f"{n_tokens} token{'s' if n_tokens != 1 else ''}"]
     if speed := metrics.get("tokens_per_second"):
         parts.append(f"{speed:.1f} tok/s")
-    if speedup := told_speedup(metrics.get("times_plain"), n_drafted, n_tokens):
+    if speedup := metrics.get("times_plain"):
         parts.append(f"{speedup:.2f}x plain decoding")
     if n_drafted:
         parts.append(f"{metrics.get('accepted_tokens')} of {n_drafted} drafted accepted")

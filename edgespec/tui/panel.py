@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Digits, Static, TabbedContent, TabPane
 
 from edgespec.controller.stats import DraftStats
-from edgespec.core.metrics import Meter, Metrics, told_speedup
+from edgespec.core.metrics import Meter, Metrics
 from edgespec.core.protocols import Step
 from edgespec.hub.cache import shorten_names
 from edgespec.planner.memory import Fit
@@ -83,7 +83,7 @@ class StatusLine(Static):
         parts = []
         if meter.tokens_per_second is not None:
             parts.append(f"{meter.tokens_per_second:.1f} tok/s")
-        if speedup := _tell_speedup(meter):
+        if speedup := meter.times_plain:
             parts.append(f"{speedup:.2f}x plain")
         if meter.acceptance_rate is not None:
             parts.append(f"{meter.acceptance_rate:.0%} accepted")
@@ -91,10 +91,6 @@ class StatusLine(Static):
             parts.append(f"{used:,}/{model_info.context_size:,}")
         parts.append(describe_drafts(model_info.draft, is_paused=model_info.is_paused))
         self.update(Content(" · ".join(parts)), layout=False)
-
-
-def _tell_speedup(meter: Meter) -> float | None:
-    return told_speedup(meter.times_plain, meter.drafted_tokens, meter.emitted_tokens)
 
 
 def _describe_speeds(meter: Meter) -> Content:
@@ -112,7 +108,7 @@ def _describe_pace(meter: Meter, model_info: ModelInfo) -> Content:
         return Content("plain decoding: drafts would not pay here" if can_draft else "plain decoding")
     n = len(meter.steps)
     speeds = [meter.recent_speed(end) or 0.0 for end in range(max(2, n - _CELLS + 1), n + 1)]
-    speedup = _tell_speedup(meter)
+    speedup = meter.times_plain
     lines: list[tuple[Part, ...]] = [((f"{speedup:.2f}x", _STRONG), " the speed of plain decoding")] if speedup else []
     return _join([*lines, ((_draw_sparkline(speeds, max(speeds, default=0.0)), _VERIFY),)])
 

@@ -60,14 +60,19 @@ def test_plan_without_speed_and_beyond_memory(cli: Cli) -> None:
     assert cli("plan", "no-such-model").returncode == 3
 
 
-def test_offline_an_alias_that_is_not_here_is_left_to_recommend(cli: Cli) -> None:
-    refused = cli("plan", "llama-3.2-3b-q4", "--backend", "llamacpp", "--no-speed")
-    assert refused.returncode != 0 and "offline mode is on" in refused.stderr
-    hint = "hint: `edgespec recommend llama-3.2-3b-q4` says without a network what to expect of it."
-    for done in (refused, cli("run", "x", "-m", "llama-3.2-3b-q4", "--backend", "llamacpp")):
-        assert "error: llama-3.2-3b-q4, a model of 3." in done.stderr and hint in done.stderr
-    assert "llama-3.2-3b-q4" in cli("recommend", "llama-3.2-3b-q4", "--no-speed").stdout
-    assert "recommend" not in cli("plan", "somebody/else-GGUF", "--backend", "llamacpp", "--no-speed").stderr
+def test_offline_the_registry_answers_for_an_alias(cli: Cli) -> None:
+    told = cli("plan", "llama-3.2-3b-q4", "--backend", "llamacpp", "--no-speed")
+    assert told.returncode == 0 and "offline mode is on. These are estimates from the registry." in told.stderr
+    shown = dict(line.split(maxsplit=1) for line in told.stdout.splitlines()[1:])
+    assert "Llama-3.2-3B-Instruct" in shown["model"] and "Llama-3.2-1B" in shown["draft"]
+    assert shown["download"].startswith("~2") and shown["memory"].startswith("about ")
+    facts = json.loads(cli("plan", "llama-3.2-3b-q4", "--backend", "llamacpp", "--no-speed", "--json").stdout)
+    assert facts["name"] == "llama-3.2-3b-q4" and facts["estimated_sizes"] and facts["memory_bytes"] > 2**31
+    refused = cli("run", "x", "-m", "llama-3.2-3b-q4", "--backend", "llamacpp")
+    assert refused.returncode == 4 and "hint: `edgespec plan llama-3.2-3b-q4` tells without a network" in refused.stderr
+    for said in ("llama-3.2-3b-q4 is hf:", "Llama-3.2-3B-Instruct", "with the draft hf:", "not downloaded yet"):
+        assert said in refused.stderr
+    assert cli("plan", "somebody/else-GGUF", "--backend", "llamacpp", "--no-speed").returncode == 4
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,16 @@ def test_plain_decoding_is_what_this_answer_would_have_taken() -> None:
         Step(2, (4,), 0, 0, 0, at_s=14.0, plain_steps=1.0),
     ):
         meter.add(step)
-    assert meter.times_plain == meter.metrics().times_plain == pytest.approx(4 / 3)
     assert meter.plain_tokens_per_second == pytest.approx(4 / 3 / (4 / 3))
+    assert meter.times_plain is None, "too few tokens to judge by"
     assert [meter.recent_speed(end) for end in (None, 2, 1, 0)] == [pytest.approx(4 / 3), 3.0, None, None]
+
+
+@pytest.mark.parametrize(("n_drafted", "n_steps", "told"), [(4, 11, 1.5), (4, 10, None), (0, 40, None)])
+def test_a_speedup_needs_drafts_and_tokens(n_drafted: int, n_steps: int, told: float | None) -> None:
+    meter = Meter(3, 10.0)
+    meter.add(Step(0, (7,), 0, 0, 0, at_s=11.0))
+    for i in range(1, n_steps + 1):
+        tokens = (1, 2, 3) if n_drafted else (1,)
+        meter.add(Step(i, tokens, n_drafted, len(tokens) - 1, len(tokens) - 1, at_s=11.0 + i, plain_steps=2.0))
+    assert meter.times_plain == meter.metrics().times_plain == (None if told is None else pytest.approx(told))

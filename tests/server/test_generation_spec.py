@@ -209,7 +209,8 @@ def test_an_answer_that_is_ended_before_it_begins_has_a_beginning() -> None:
 def test_the_timings_of_an_answer_agree() -> None:
     meter = Meter(3, 10.0)
     meter.add(Step(0, (7,), 0, 0, 0, at_s=11.0))
-    meter.add(Step(1, (1, 2, 3), 4, 2, 3, at_s=12.0, plain_steps=2.0))
+    for i in range(1, 12):
+        meter.add(Step(i, (1, 2, 3), 4, 2, 3, at_s=11.0 + i, plain_steps=2.0))
     timings = Done("stop", None, meter.metrics()).timings()
     speeds = [timings[name] for name in ("predicted_per_second", "plain_per_second", "times_plain")]
     assert speeds == pytest.approx([3.0, 2.0, 1.5])

@@ -82,7 +82,7 @@ export function describeFigures(timings) {
   const { predicted_n: tokens, predicted_per_second: speed, times_plain: ratio, draft_n: drafted } = timings;
   const parts = [`${tokens} ${tokens === 1 ? "token" : "tokens"}`];
   if (speed) parts.push(`${speed.toFixed(1)} tok/s`);
-  if (ratio && drafted && tokens >= 32) parts.push(`${ratio.toFixed(2)}x plain decoding`);
+  if (ratio) parts.push(`${ratio.toFixed(2)}x plain decoding`);
   if (drafted) parts.push(`${timings.draft_n_accepted} of ${drafted} drafted tokens accepted`);
   return parts.join(", ");
 }
