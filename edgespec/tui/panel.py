@@ -192,6 +192,9 @@ _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # of the forwards whose cost is shown
 _MATCH_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _BAR_CELLS = 40
 _INTERVAL_S = 0.5
+_STEP_COLUMNS = (("step", 5), ("drafter", 12), ("accepted", 10), ("tokens (exp.)", 13), ("ms (expected)", 14))
+_STEP_WIDTH = sum(width + 2 for _, width in _STEP_COLUMNS) + 7  # with the padding of cells, a scrollbar, the frame
+_MIN_REASON = 24
 
 
 class Details(ModalScreen[None]):
@@ -222,9 +225,7 @@ class Details(ModalScreen[None]):
             dialog.border_subtitle = "Tab, ←, → change the tab · Esc closes"
             with TabPane("Steps"):
                 table: DataTable[str | Text] = DataTable(zebra_stripes=True, cursor_type="row")
-                table.add_columns(
-                    "step", "drafter", "drafted", "accepted", "tokens / expected", "ms / expected", "reason"
-                )
+                table.add_columns(*(name for name, _ in _STEP_COLUMNS))
                 yield table
             with TabPane("Costs"), VerticalScroll():
                 yield Static(id="costs", markup=False)
@@ -244,8 +245,12 @@ class Details(ModalScreen[None]):
         if table.cursor_row > 0 or steps == self._shown:
             return
         self._shown = steps
-        table.clear()
-        table.add_rows(format_step(step) for step in reversed(steps))
+        table.clear(columns=True)
+        for name, width in _STEP_COLUMNS:
+            table.add_column(name, width=width)
+        table.add_column("reason", width=max(_MIN_REASON, self.size.width * 96 // 100 - _STEP_WIDTH))
+        for step in reversed(steps):
+            table.add_row(*format_step(step), height=None)  # long reasons take several lines
 
 
 def format_step(step: Step) -> tuple[str | Text, ...]:
@@ -254,11 +259,10 @@ def format_step(step: Step) -> tuple[str | Text, ...]:
     return (
         str(step.index),
         decision.source if decision else "-",
-        str(step.n_drafted),
         Text("●" * step.n_accepted + "○" * (step.n_drafted - step.n_accepted)),
-        f"{len(step.tokens)} / {_format(decision.expected_tokens if decision else None)}",
-        f"{step_s * 1000:.1f} / {_format(decision.expected_s if decision else None, 1000)}",
-        decision.reason if decision else "-",
+        f"{len(step.tokens)} ({_format(decision.expected_tokens if decision else None)})",
+        f"{step_s * 1000:.1f} ({_format(decision.expected_s if decision else None, 1000)})",
+        Text(decision.reason if decision else "-"),
     )
 
 
