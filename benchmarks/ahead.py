@@ -14,10 +14,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from time import perf_counter
 
+from edgespec.core.arrays import Logits
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.protocols import Budget, Draft
-from edgespec.core.sampling import Logits
 from edgespec.core.scores import Scores
-from edgespec.core.tree import DraftTree
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.errors import Cancelled
 

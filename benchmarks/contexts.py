@@ -28,19 +28,19 @@ from benchmarks.harness import DRAFT, MODEL_PATH, TARGET, list_loaded, load_mode
 from benchmarks.selfdrafts import COPIES, open_self_draft
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedDraft
-from edgespec.backends.fixed_width import extend_cache
 from edgespec.backends.llamacpp.session import LlamaSession
+from edgespec.backends.long_context import extend_cache
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_shipped_prompts
-from edgespec.controller.cost_model import Profile
 from edgespec.controller.fixed import FixedLength
+from edgespec.controller.profile import Profile
 from edgespec.controller.profiler import measure_contexts, measure_drafters, measure_rows
 from edgespec.controller.stats import DraftStats
+from edgespec.core.decoding import read_prompt
 from edgespec.core.drafter import Drafter
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Controller, Session, Step
 from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.core.verify import read_prompt
 from edgespec.drafters import SlotMemory
 from edgespec.engine.drafting import make_adaptive_controller, make_draw, make_verifier
 

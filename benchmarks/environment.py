@@ -31,8 +31,8 @@ import psutil
 
 from benchmarks.harness import MODEL_PATH, load_model, print_result
 from edgespec.backends.options import LoadOptions
+from edgespec.core.decoding import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Draft, Session
-from edgespec.core.verify import read_prompt
 
 _STRIDE = 7919  # between the ids of tokens: any text costs the same
 

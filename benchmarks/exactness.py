@@ -25,11 +25,12 @@ import numpy as np
 from benchmarks.harness import CODE, DRAFT, MODEL_PATH, PLAIN, TARGET, generate, list_loaded, load_model, print_result
 from edgespec.backends import BackendName, Model
 from edgespec.backends.fixed_width import FixedWidthModel
-from edgespec.backends.llamacpp.shape import FTYPES, quantize
+from edgespec.backends.llamacpp.quantize import FTYPES, quantize
 from edgespec.backends.options import EXACT_WIDTHS, LoadOptions
+from edgespec.core.arrays import Logits
+from edgespec.core.decoding import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Draft, Session
-from edgespec.core.sampling import Logits, SamplingParams
-from edgespec.core.verify import read_prompt
+from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request

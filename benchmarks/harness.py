@@ -15,7 +15,7 @@ import click
 from edgespec.backends import BackendName, Model, open_model
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.runner import first_divergence
+from edgespec.bench.divergence import first_divergence
 from edgespec.controller.store import describe_machine
 from edgespec.core.protocols import Session, Step
 from edgespec.drafters import drafter_specs

@@ -21,8 +21,10 @@ import click
 import numpy as np
 
 from benchmarks.harness import print_result
+from edgespec.core.arrays import Logits
 from edgespec.core.protocols import NO_DRAFT, Draft
-from edgespec.core.sampling import CounterRng, Logits, Sampler, SamplingParams
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.scores import HostScores
 from edgespec.core.verify import SampleMatching, TargetDistribution
 from edgespec.engine.grammar import GrammarCompiler

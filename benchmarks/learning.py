@@ -24,14 +24,16 @@ import click
 
 from benchmarks.harness import DRAFT, MODEL_PATH, TARGET, load_model, print_result
 from edgespec.adapt.evaluate import Matrix, compare, measure_chains, return_to_best
+from edgespec.adapt.objectives import distillation
 from edgespec.adapt.options import Throttle, TrainOptions
+from edgespec.adapt.parts import Parts
 from edgespec.adapt.student import Student
-from edgespec.adapt.teacher import Part, Parts, Teacher
+from edgespec.adapt.teacher import Part, Teacher
 from edgespec.adapt.texts import TrainingText, read_texts, split_texts
-from edgespec.adapt.trainer import Trainer, distillation
+from edgespec.adapt.trainer import Trainer
 from edgespec.backends.options import LoadOptions
+from edgespec.core.arrays import Ints
 from edgespec.core.protocols import Session
-from edgespec.core.sampling import Ints
 from edgespec.errors import InvalidRequest
 from edgespec.memory.store import TextStore
 from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Card

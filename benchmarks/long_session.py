@@ -38,7 +38,7 @@ from edgespec.core.protocols import CheckCancelled, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Finished, Request
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.service.client import ModelInfo, Stream
 from edgespec.service.local import LocalEngine
 from edgespec.text.chat_template import PLAIN

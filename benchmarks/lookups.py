@@ -37,7 +37,8 @@ from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedHead
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import CATEGORIES, read_prompts, take_per_category
-from edgespec.controller.cost_model import CostModel, DraftCost, Profile
+from edgespec.controller.cost_model import CostModel
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams

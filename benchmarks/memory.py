@@ -23,7 +23,8 @@ import numpy as np
 
 from benchmarks.harness import TARGET, load_model, print_result
 from edgespec.backends.options import LoadOptions
-from edgespec.memory.memory import Memory, MemorySpace
+from edgespec.memory.memory import Memory
+from edgespec.memory.space import MemorySpace
 from edgespec.memory.store import TextStore
 
 _TOKENIZER = "python-6m"

@@ -31,7 +31,8 @@ import click
 import numpy as np
 
 from benchmarks.harness import print_result
-from edgespec.memory.memory import Memory, MemorySpace
+from edgespec.memory.memory import Memory
+from edgespec.memory.space import MemorySpace
 from edgespec.memory.store import TextStore
 
 _TOKENIZER = "tokenizer"

@@ -29,7 +29,7 @@ from benchmarks.harness import CODE, PLAIN, load_pair, print_result
 from benchmarks.peers_arms import load_mlx_lm
 from edgespec.backends.mlx.library import load_mlx
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.runner import first_divergence
+from edgespec.bench.divergence import first_divergence
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation

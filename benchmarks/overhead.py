@@ -22,8 +22,8 @@ from edgespec.backends.llamacpp.library import library
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
+from edgespec.core.decoding import read_prompt
 from edgespec.core.sampling import SamplingParams
-from edgespec.core.verify import read_prompt
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 

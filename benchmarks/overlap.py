@@ -35,10 +35,12 @@ from benchmarks.promise import shift_head, take_in_turn
 from edgespec.backends import Model
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.fixed import FixedLength
+from edgespec.core.decoding import decode_one, read_prompt
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Session, Step
-from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
-from edgespec.core.verify import SampleMatching, decode_one, read_prompt
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.verify import SampleMatching
 from edgespec.drafters.sequential import SequentialDrafter
 from edgespec.text.chat_template import encode_prompt
 

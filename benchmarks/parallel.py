@@ -24,7 +24,8 @@ from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, list_loaded, lo
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_shipped_prompts
 from edgespec.controller.stats import DraftStats
-from edgespec.core.protocols import Step, Yield
+from edgespec.core.peers import Yield
+from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine

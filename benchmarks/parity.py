@@ -20,7 +20,7 @@ import click
 from benchmarks.harness import CODE, DRAFT, MODEL_PATH, PLAIN, TARGET, generate, load_pair, print_result
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.runner import first_divergence
+from edgespec.bench.divergence import first_divergence
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Session
 from edgespec.core.sampling import SamplingParams

@@ -23,7 +23,7 @@ from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, MemoryUse, Request, TokenPrompt
 from edgespec.errors import ContextOverflow
-from edgespec.planner.plan import LoadConfig, MemoryOptions
+from edgespec.planner.load_config import LoadConfig, MemoryOptions
 from edgespec.service.process import EngineProcess
 from edgespec.text.chat_template import Message
 

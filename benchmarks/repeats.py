@@ -30,8 +30,8 @@ import benchmarks.thread_clock  # noqa: F401 - before anything that measures
 from benchmarks.harness import MODEL_PATH, TARGET, load_model, print_result
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.cost_model import Profile
 from edgespec.controller.fixed import FixedLength
+from edgespec.controller.profile import Profile
 from edgespec.controller.profiler import measure_rows
 from edgespec.controller.stats import DraftStats
 from edgespec.core.loop import speculate

@@ -95,7 +95,7 @@ def write_target(folder: Path) -> int:
     from mlx.utils import tree_flatten
     from mlx_lm.utils import dequantize_model
 
-    from edgespec.backends.mlx.model import load_gguf_llama
+    from edgespec.backends.mlx.gguf_llama import load_gguf_llama
 
     model, config = load_gguf_llama(TARGET)
     dequantize_model(model)

@@ -33,7 +33,7 @@ from edgespec.core.metrics import Meter
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Request
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.service.process import EngineProcess
 from edgespec.text.chat_template import Message
 

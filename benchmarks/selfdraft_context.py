@@ -18,8 +18,8 @@ from benchmarks.harness import MODEL_PATH, TARGET, load_model, print_result
 from benchmarks.selfdrafts import COPIES, open_self_draft
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions
+from edgespec.core.decoding import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Session
-from edgespec.core.verify import read_prompt
 
 STEPS = 3  # forwards a draft makes in each turn
 

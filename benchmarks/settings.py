@@ -22,9 +22,10 @@ import click
 from benchmarks.harness import MODEL_PATH, print_result
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
-from edgespec.backends.options import ROOM, KvType, LoadOptions, RuntimeSettings
+from edgespec.backends.options import KvType, LoadOptions
+from edgespec.backends.settings import ROOM, RuntimeSettings
+from edgespec.core.decoding import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Draft
-from edgespec.core.verify import read_prompt
 
 
 def parse_numbers(_context: click.Context, _option: click.Parameter, text: str) -> list[int]:

@@ -18,10 +18,10 @@ import click
 from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, generate, load_model, print_result
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_prompts, read_shipped_prompts, take_per_category
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget
 from edgespec.core.sampling import SamplingParams
-from edgespec.core.tree import DraftTree
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request

@@ -34,7 +34,7 @@ from edgespec.conversations.chat import Chat
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Event
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.service.process import EngineProcess
 from edgespec.tui.app import ChatApp
 

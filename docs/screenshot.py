@@ -17,7 +17,7 @@ from pathlib import Path
 from edgespec.conversations import Store
 from edgespec.conversations.chat import Chat
 from edgespec.core.sampling import SamplingParams
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.service.client import require_model
 from edgespec.service.process import EngineProcess
 from edgespec.tui.app import ChatApp

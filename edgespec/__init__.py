@@ -9,8 +9,9 @@ __version__ = "0.2.0"
 
 TYPE_CHECKING = False  # importing typing takes as long as starting Python
 if TYPE_CHECKING:
-    from edgespec.api.model import AsyncModel, AsyncReplyStream, Model, Reply, ReplyStream, load, load_async
+    from edgespec.api.model import AsyncModel, Model, load, load_async
     from edgespec.api.options import GenerationArguments, LoadArguments
+    from edgespec.api.reply import AsyncReplyStream, Reply, ReplyStream
     from edgespec.core.metrics import Metrics
     from edgespec.errors import (
         BackendError,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
         TemplateError,
         UnknownModel,
     )
-    from edgespec.planner.plan import Reporter
+    from edgespec.planner.load_config import Reporter
     from edgespec.service.client import ModelInfo
     from edgespec.text.chat_template import Message
     from edgespec.text.stream import Piece

@@ -6,11 +6,12 @@ from importlib.resources import as_file, files
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.fixed import FixedLength
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Round, Step
-from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
-from edgespec.core.tree import DraftTree
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import SampleMatching
 from edgespec.text.chat_template import encode_prompt
 

@@ -15,7 +15,7 @@ import jsonschema
 import edgespec
 from benchmarks.harness import load_model
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.runner import first_divergence
+from edgespec.bench.divergence import first_divergence
 from edgespec.errors import EdgespecError
 
 ARMS: dict[str, dict[str, Any]] = {

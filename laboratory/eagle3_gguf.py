@@ -16,7 +16,8 @@ import click
 import gguf
 import numpy as np
 
-from edgespec.adapt.head_files import GGUF_NAMES, copy_vocabulary, interleave, write_shape
+from edgespec.adapt.head_arrays import GGUF_NAMES
+from edgespec.adapt.head_files import copy_vocabulary, interleave, write_shape
 from edgespec.adapt.student import finish_gguf
 from edgespec.formats.heads import eagle3_names, read_config_head, read_draft_ids
 from laboratory.embedding.shapes import Shape

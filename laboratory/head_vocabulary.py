@@ -27,15 +27,15 @@ from mlx_lm.models.llama import ModelArgs
 from benchmarks.harness import PLAIN, REPOSITORY, TARGET, generate, load_model, print_result
 from edgespec.backends.attached_draft import AttachedHead
 from edgespec.backends.head_session import HeadSession
-from edgespec.backends.mlx.head_parts import ShortVocabulary, choose_frequent
+from edgespec.backends.mlx.draft_vocabulary import ShortVocabulary, choose_frequent
 from edgespec.backends.mlx.heads import MlxHead, open_head
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_shipped_prompts
+from edgespec.core.decoding import read_prompt
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Draft
 from edgespec.core.sampling import SamplingParams
-from edgespec.core.verify import read_prompt
 from edgespec.drafters import drafter_specs
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine

@@ -17,8 +17,9 @@ import click
 
 from benchmarks.harness import DRAFT, TARGET, load_pair, print_result
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.cost_model import CostModel, Profile
-from edgespec.controller.round import DraftSize, choose_size, list_sizes
+from edgespec.controller.cost_model import CostModel
+from edgespec.controller.draft_size import DraftSize, choose_size, list_sizes
+from edgespec.controller.profile import Profile
 
 MAX_NODES = 15
 

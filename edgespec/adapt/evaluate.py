@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.adapt.teacher import cut_windows
+from edgespec.adapt.parts import cut_windows
 from edgespec.adapt.texts import TrainingText
+from edgespec.core.arrays import Ints
 from edgespec.core.protocols import CheckCancelled
-from edgespec.core.sampling import Ints
 from edgespec.errors import InvalidRequest
 from edgespec.registry.adapted import BASE, AdaptedPair, Gain
 

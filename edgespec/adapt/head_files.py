@@ -16,17 +16,19 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from edgespec.adapt.run import BYTES_PER_WEIGHT
+from edgespec.adapt.head_arrays import GGUF_NAMES, PARTS, dequantize, find_tensors
+from edgespec.adapt.memory_estimate import BYTES_PER_WEIGHT
 from edgespec.adapt.student import copy_fields, finish_gguf, report_unwritable, write_tensors
 from edgespec.backends import Model
 from edgespec.backends.head_session import TappedSession
-from edgespec.backends.mlx.head_parts import LayerShape, TargetParts, make_layer_shape, read_target, take_rows
+from edgespec.backends.mlx.draft_vocabulary import take_rows
 from edgespec.backends.mlx.library import map_errors
 from edgespec.backends.mlx.model import MlxModel
-from edgespec.core.sampling import Ints
+from edgespec.core.arrays import Ints
 from edgespec.errors import DoesNotFit, DraftRefused, InvalidModelFile
 from edgespec.files import new_folder, replace_file
-from edgespec.formats.gguf_validate import read_file, read_gguf_config, to_folder_name
+from edgespec.formats.gguf_config import read_gguf_config, to_folder_name
+from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.mlx_folder import read_json
 from edgespec.units import gib
 
@@ -34,85 +36,11 @@ DRAFT_VOCABULARY = 8192
 """Tokens that a new head scores. The output matrix is the largest part of a head, and few tokens are frequent."""
 _SPREAD = 0.02  # of weights that are drawn
 _FEW = 3  # layers of the target that the head reads
-_ROWS = 8192  # of the embeddings that are converted at once
 _TYPES = ("llama", "qwen2", "qwen3", "mistral")
-_LAYER = "midlayer."
-_PARTS = {  # neutral names (formats.heads): those in folders, and in GGUF files
-    "fc": ("fc", "fc"),
-    "embedding_norm": (f"{_LAYER}input_layernorm", "blk.0.attn_norm"),
-    "feature_norm": (f"{_LAYER}hidden_norm", "blk.0.attn_norm_2"),
-    "q": (f"{_LAYER}self_attn.q_proj", "blk.0.attn_q"),
-    "k": (f"{_LAYER}self_attn.k_proj", "blk.0.attn_k"),
-    "v": (f"{_LAYER}self_attn.v_proj", "blk.0.attn_v"),
-    "o": (f"{_LAYER}self_attn.o_proj", "blk.0.attn_output"),
-    "ffn_norm": (f"{_LAYER}post_attention_layernorm", "blk.0.ffn_norm"),
-    "gate": (f"{_LAYER}mlp.gate_proj", "blk.0.ffn_gate"),
-    "up": (f"{_LAYER}mlp.up_proj", "blk.0.ffn_up"),
-    "down": (f"{_LAYER}mlp.down_proj", "blk.0.ffn_down"),
-    "output_norm": ("norm", "output_norm"),
-    "output": ("lm_head", "output"),
-    "embedding": ("embed_tokens", "token_embd"),
-    "input_norm": ("input_norm", "enc.output_norm"),
-}
-GGUF_NAMES = {neutral: f"{name}.weight" for neutral, (_, name) in _PARTS.items()} | {"d2t": "d2t"}
 _COPIED = (  # keys of config.json
     *("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "rms_norm_eps"),
     *("rope_theta", "rope_scaling", "rope_traditional", "max_position_embeddings", "vocab_size"),
 )
-
-
-# Heads in GGUF files as they are trained.
-
-
-def read_gguf_arrays(path: Path) -> tuple[dict[str, Any], dict[str, str], LayerShape]:
-    """(arrays by the names of an EAGLE-3 file, neutral names -> these, shape of the layer).
-
-    Raises InvalidModelFile, CacheError, and DraftRefused for a head that scores with its target's output matrix.
-    """
-    header = read_file(path)
-    tensors = _find_tensors(path)
-    names = {neutral: name for neutral, name in GGUF_NAMES.items() if name in tensors}
-    if "output" not in names:
-        raise DraftRefused(
-            f"{path.name} has no output matrix of its own.", hint="Train a new head: edgespec draft train."
-        )
-    if unknown := sorted(set(tensors) - set(names.values())):
-        raise DraftRefused(f"{path.name} has the tensor {unknown[0]}, which is not trained.", hint="Use another head.")
-    arrays = {name: mx.array(each.data) if name == "d2t" else _dequantize(each) for name, each in tensors.items()}
-    config = {
-        "hidden_size": header.size("embedding_length"),
-        "num_attention_heads": header.size("attention.head_count"),
-        "num_key_value_heads": header.own("attention.head_count_kv"),
-        "head_dim": header.own("attention.key_length"),
-        "rms_norm_eps": header.metadata.get("eagle3.attention.layer_norm_rms_epsilon"),
-        "rope_theta": header.metadata.get("eagle3.rope.freq_base"),
-        "rope_traditional": True,  # llama.cpp rotates neighbours
-    }
-    return arrays, names, make_layer_shape(config, path.name)
-
-
-def read_parts(target: Model, path: Path) -> TargetParts:
-    """What a head shares with the target at `path`. Raises InvalidModelFile, CacheError."""
-    if isinstance(target, MlxModel):
-        return read_target(target.network)
-    embedding = _find_tensors(path)["token_embd.weight"]
-    parts = [slice(at, at + _ROWS) for at in range(0, len(embedding.data), _ROWS)]
-    rows = nn.Embedding(1, 1)
-    rows.weight = mx.concatenate([_dequantize(embedding, part).astype(mx.float16) for part in parts])
-    vocab_size, size = rows.weight.shape
-    return TargetParts(rows, vocab_size, size, rows, rows.as_linear)
-
-
-def _find_tensors(path: Path) -> dict[str, Any]:
-    return {each.name: each for each in gguf.GGUFReader(path).tensors}
-
-
-def _dequantize(tensor: Any, rows: Any = slice(None)) -> Any:
-    """Some rows of a GGUF file's tensor, float32."""
-    return mx.array(gguf.quants.dequantize(tensor.data[rows], tensor.tensor_type))
-
-
-# A head that was never trained.
 
 
 def choose_vocabulary(texts: Iterable[Ints], vocab_size: int) -> Ints:
@@ -210,14 +138,14 @@ def _read_mlx_layer(network: Any, vocabulary: Ints) -> dict[str, Any]:
 
 def _read_gguf_layer(source: Path, config: Mapping[str, Any], vocabulary: Ints) -> dict[str, Any]:
     """Read what `_read_mlx_layer` reads; a llama's queries and keys are in the order that the config states."""
-    tensors, block = _find_tensors(source), f"blk.{config['num_hidden_layers'] - 1}."
+    tensors, block = find_tensors(source), f"blk.{config['num_hidden_layers'] - 1}."
     own = {
-        to_folder_name(name).split(".", 3)[-1]: _dequantize(tensor)
+        to_folder_name(name).split(".", 3)[-1]: dequantize(tensor)
         for name, tensor in tensors.items()
         if name.startswith(block)
     }
-    own["model.norm.weight"] = _dequantize(tensors["output_norm.weight"])
-    own["output.weight"] = _dequantize(tensors.get("output.weight", tensors["token_embd.weight"]), vocabulary)
+    own["model.norm.weight"] = dequantize(tensors["output_norm.weight"])
+    own["output.weight"] = dequantize(tensors.get("output.weight", tensors["token_embd.weight"]), vocabulary)
     return own
 
 
@@ -249,7 +177,7 @@ def _make_head(own: Mapping[str, Any], size: int) -> dict[str, Any]:
 def _write_folder(
     path: Path, config: Mapping[str, Any], arrays: Mapping[str, Any], layers: tuple[int, ...], vocabulary: Ints
 ) -> None:
-    tensors = {f"{_PARTS[name][0]}.weight": array.astype(mx.float16) for name, array in arrays.items()}
+    tensors = {f"{PARTS[name][0]}.weight": array.astype(mx.float16) for name, array in arrays.items()}
     tensors["d2t"] = mx.array(vocabulary - np.arange(len(vocabulary)), mx.int64)
     stated = {
         "architectures": ["LlamaForCausalLMEagle3"],

@@ -18,17 +18,22 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.adapt.evaluate import Matrix, find_rounds
-from edgespec.adapt.head_files import read_gguf_arrays
+from edgespec.adapt.head_arrays import read_gguf_arrays
+from edgespec.adapt.objectives import forward_kl
+from edgespec.adapt.parts import Parts
 from edgespec.adapt.student import report_unwritable, require_finite, rewrite_gguf, write_tensors
-from edgespec.adapt.teacher import Part, Parts
-from edgespec.adapt.trainer import forward_kl
+from edgespec.adapt.teacher import Part
 from edgespec.backends.head_session import check_hidden_size
-from edgespec.backends.mlx.caches import ForwardContext, KeyValues
+from edgespec.backends.mlx.caches import KeyValues
+from edgespec.backends.mlx.draft_vocabulary import DraftVocabulary
+from edgespec.backends.mlx.forward import ForwardContext
 from edgespec.backends.mlx.head_networks import PairNetwork, find_shifts
-from edgespec.backends.mlx.head_parts import DraftVocabulary, HeadWeights, TargetParts, read_arrays, read_layer_shape
+from edgespec.backends.mlx.head_parts import read_layer_shape
+from edgespec.backends.mlx.head_weights import HeadWeights, read_arrays
 from edgespec.backends.mlx.library import map_errors
+from edgespec.backends.mlx.target_parts import TargetParts
+from edgespec.core.arrays import Ints
 from edgespec.core.protocols import CheckCancelled
-from edgespec.core.sampling import Ints
 from edgespec.errors import DraftRefused
 from edgespec.files import new_folder
 from edgespec.formats.heads import HEAD_NAMES, HeadKind, HeadSpec

@@ -18,18 +18,10 @@ import numpy as np
 from edgespec.adapt.evaluate import Matrix, expected_tokens, find_rounds
 from edgespec.adapt.options import CHECKPOINT, Throttle, TrainOptions
 from edgespec.adapt.own_texts import ConversationFile, write_conversations
-from edgespec.adapt.run import (
-    DEPTH,
-    Adaptation,
-    Materials,
-    Training,
-    load_trainer,
-    open_head,
-    open_run,
-    stopped_on_battery,
-    train_and_keep,
-)
+from edgespec.adapt.run import Adaptation, Training, stopped_on_battery, train_and_keep
+from edgespec.adapt.run_folder import open_run
 from edgespec.adapt.texts import MIN_HELD_OUT, TrainingText, count_tokens
+from edgespec.adapt.trainee import DEPTH, Materials, load_trainer, open_head
 from edgespec.backends import Model
 from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters import drafter_specs
@@ -39,8 +31,9 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import DraftRefused, InvalidModelFile, InvalidRequest
 from edgespec.files import remove_path
 from edgespec.formats.head_file import read_head
-from edgespec.planner.draft_finder import PlannedDrafter
-from edgespec.planner.plan import LoadConfig, Quiet, fetch, plan
+from edgespec.planner.draft_words import PlannedDrafter
+from edgespec.planner.load_config import LoadConfig, Quiet
+from edgespec.planner.plan import fetch, plan
 from edgespec.registry.adapted import FIRST, NO_BASE, OWN_TEXTS, RUN, AdaptedPair
 
 _CONTEXT = 1024  # tokens of a conversation

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.adapt.texts import TrainingText
-from edgespec.core.protocols import CheckCancelled, Step, Yield
+from edgespec.core.peers import Yield
+from edgespec.core.protocols import CheckCancelled, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request

@@ -22,13 +22,14 @@ from mlx_lm.tuner.lora import LoRALinear
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import dequantize_model, load_model
 
-from edgespec.backends.llamacpp.shape import quantize_rows
+from edgespec.backends.llamacpp.quantize import quantize_rows
 from edgespec.backends.mlx.library import map_errors
 from edgespec.backends.mlx.model import explain_errors
 from edgespec.errors import BackendError, CacheError, DraftRefused, InvalidModelFile, reason_of
 from edgespec.files import new_folder, replace_file
 from edgespec.formats.gguf import GGML_IDS, GGML_NAMES, GGML_TYPES
-from edgespec.formats.gguf_validate import ROPE_FACTORS, read_file, read_gguf_config, to_folder_name
+from edgespec.formats.gguf_config import ROPE_FACTORS, read_gguf_config, to_folder_name
+from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.head_file import read_head
 from edgespec.formats.mlx_folder import read_folder
 

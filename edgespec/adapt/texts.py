@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.core.sampling import Ints
+from edgespec.core.arrays import Ints
 from edgespec.errors import InvalidRequest
 from edgespec.memory.store import TextStore
 from edgespec.memory.texts import BLOCK, MAX_MATCH, StoredText

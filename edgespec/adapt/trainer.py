@@ -17,7 +17,8 @@ import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
 
 from edgespec.adapt.options import CHECKPOINT, Progress, Throttle, TrainOptions
-from edgespec.adapt.teacher import Part, Parts, fill_up, removed_while_running
+from edgespec.adapt.parts import Parts, removed_while_running
+from edgespec.adapt.teacher import Part
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, CacheError, Cancelled, reason_of
 from edgespec.files import replace_file
@@ -26,7 +27,6 @@ Objective = Callable[[Any, Sequence[Part]], mx.array]
 """(network, batch) -> the loss, a scalar that is minimized."""
 IsInner = Callable[[str, mx.array], bool]
 """Whether a weight, by its path in the network, is a matrix between hidden states."""
-
 _TIMED = 10  # steps that tell how many the time allows, where a checkpoint does not come before
 
 
@@ -185,39 +185,3 @@ def load_checkpoint(folder: Path, options: TrainOptions) -> tuple[dict[str, mx.a
     except (RuntimeError, ValueError, KeyError):  # it is damaged; a RecursionError is a RuntimeError
         return None
     return (arrays, state) if is_ours else None
-
-
-# The distance of a draft's distribution q from its target's p, of which only the most probable tokens are known.
-
-
-_LEAST_REST = 1e-6  # probability of all other tokens: sums of single precision and half-precision rows are less precise
-
-
-def forward_kl(logits: mx.array, ids: mx.array, log_probs: mx.array, mask: mx.array) -> mx.array:
-    """KL(p || q), by which the draft covers what the target may say: the mean over the mask, in single precision.
-
-    Both are reduced to K + 1 events first: the target's K most probable tokens, and all others together. The loss is 0
-    where these probabilities are equal.
-
-    logits          [B, T, V] of the draft
-    ids, log_probs  [B, T, K] the target's most probable tokens, and their log probabilities
-    mask            [B, T]
-    """
-    logits = logits.astype(mx.float32)
-    own = mx.take_along_axis(logits, ids, axis=-1) - mx.logsumexp(logits, axis=-1, keepdims=True)
-    p, q = _add_rest(log_probs.astype(mx.float32)), _add_rest(own)
-    distances = (mx.exp(p) * (p - q)).sum(-1)
-    return (distances * mask).sum() / mx.maximum(mask.sum(), 1)
-
-
-def _add_rest(log_probs: mx.array) -> mx.array:
-    """[..., K + 1] with the log probability of all other tokens."""
-    rest = mx.maximum(1 - mx.exp(log_probs).sum(-1, keepdims=True), _LEAST_REST)
-    return mx.concatenate([log_probs, mx.log(rest)], axis=-1)
-
-
-def distillation(network: Any, parts: Sequence[Part]) -> mx.array:
-    """The objective of a sequential draft: its scores after each token are compared with the target's."""
-    batch = fill_up(parts)
-    logits = network(mx.array(batch.tokens))
-    return forward_kl(logits, mx.array(batch.ids), mx.array(batch.log_probs), mx.array(batch.mask))

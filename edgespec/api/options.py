@@ -15,7 +15,7 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Rule
 from edgespec.errors import InvalidRequest
 from edgespec.folders import adapted_folder, memory_folder
-from edgespec.planner.plan import LearnOptions, LoadConfig, MemoryOptions
+from edgespec.planner.load_config import LearnOptions, LoadConfig, MemoryOptions
 from edgespec.registry.schema import SamplingDefaults
 
 

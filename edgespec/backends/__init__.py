@@ -18,7 +18,7 @@ from edgespec.formats.heads import HeadSpec
 from edgespec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from edgespec.backends.llamacpp.model import LlamaEmbedder
+    from edgespec.backends.llamacpp.embedder import LlamaEmbedder
 
 FileBackend = Literal["llamacpp", "mlx"]
 """The runtimes that open model files."""

@@ -15,27 +15,16 @@ from typing import Any, cast
 
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedHead, Unsupported
+from edgespec.backends.long_context import extend_cache
 from edgespec.backends.options import EXACT_WIDTHS
 from edgespec.backends.sequence import check_prompt, shared_prefix
-from edgespec.core.protocols import BatchPeers, CheckCancelled, Draft, PrefillProgress, Session, Yield
-from edgespec.core.sampling import Ints, Logits, SamplingParams
+from edgespec.core.arrays import Ints, Logits
+from edgespec.core.decoding import read_prompt
+from edgespec.core.peers import BatchPeers, Yield
+from edgespec.core.protocols import CheckCancelled, Draft, PrefillProgress, Session
+from edgespec.core.sampling import SamplingParams
 from edgespec.core.scores import Scores
-from edgespec.core.verify import read_prompt
 from edgespec.formats.heads import HeadSpec
-
-# Long contexts for measurements, on any runtime: filled by copies, not computed.
-
-
-def extend_cache(session: Session, n: int) -> int:
-    """Make the cache hold `n` tokens by copies of what it holds; returns how many it holds then.
-
-    Forwards then take the time that they take after a text of that length; their scores mean nothing. `rewind(0)` drops
-    the copies. The cache has to hold a token. Fewer than `n` are held where the context ends, and where the runtime
-    cannot copy. Raises BackendError.
-    """
-    extend: Callable[[int], int] | None = getattr(session, "extend", None)
-    return session.position if extend is None else extend(n)
-
 
 _CHUNK = 512  # tokens of a prompt that the runtimes read in one forward
 _CELLS = 256  # kernels may change where the cells that they read pass a multiple of it

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.bench.runner import AUTOPILOT, PLAIN, Cost, Header, Record, Run
+from edgespec.bench.records import Cost, Header, Record, Run
+from edgespec.bench.runner import AUTOPILOT, PLAIN
 from edgespec.core.metrics import Metrics
-from edgespec.hub.cache import shorten_names
+from edgespec.hub.references import shorten_names
 
 _COLUMNS = 100
 

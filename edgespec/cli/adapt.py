@@ -13,16 +13,9 @@ from click.shell_completion import CompletionItem
 
 from edgespec.adapt.options import WEIGHTS, TrainOptions
 from edgespec.cli.completion import complete_model
-from edgespec.cli.options import (
-    FloatRange,
-    json_option,
-    load_config,
-    load_options,
-    offer,
-    open_hub,
-    rare_option,
-)
-from edgespec.cli.terminal import TerminalReporter, format_table, print_result
+from edgespec.cli.options import FloatRange, json_option, load_config, load_options, offer, open_hub, rare_option
+from edgespec.cli.output import format_table, print_result
+from edgespec.cli.terminal import TerminalReporter
 from edgespec.errors import Cancelled, InvalidRequest, UnknownModel
 from edgespec.options import DRAFT
 from edgespec.units import count
@@ -61,9 +54,6 @@ def adapt_command() -> None:
     memory`. A trained draft is kept only if it predicts answers that were held out better. It changes the speed of
     answers and never their text.
     """
-
-
-# The versions of drafts.
 
 
 _method_option = click.option("--method", metavar="NAME", help="How the draft drafts, such as model or eagle3.")
@@ -206,7 +196,8 @@ def train_command(
     Training pauses while a model answers on this machine. Ctrl-C stops it; the same command goes on.
     """
     from edgespec.adapt.options import Throttle, lower_priority
-    from edgespec.adapt.run import AdaptConfig, Adapter, notice_slow_blas, plan_training
+    from edgespec.adapt.run import AdaptConfig, Adapter, plan_training
+    from edgespec.adapt.trainee import notice_slow_blas
     from edgespec.cli.engine import run_work
     from edgespec.folders import memory_folder
     from edgespec.service.learn import is_on_battery

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.completion import complete_category
+from edgespec.cli.interrupts import INTERRUPTED, interruptible
 from edgespec.cli.options import json_option, load_config, load_options, model_argument, offer, worker_options
-from edgespec.cli.terminal import INTERRUPTED, TerminalReporter, interruptible
+from edgespec.cli.terminal import TerminalReporter
 from edgespec.errors import Cancelled, InvalidRequest
 from edgespec.options import DRAFT, OPTIONS
 
 if TYPE_CHECKING:
     from edgespec.bench.prompt_sets import BenchPrompt
-    from edgespec.bench.runner import Bench, Header, Record, Run, Skipped
+    from edgespec.bench.records import Header, Record, Run
+    from edgespec.bench.runner import Bench, Skipped
     from edgespec.core.protocols import CheckCancelled
     from edgespec.service.client import Stream
     from edgespec.service.loaded_model import LoadedModel
@@ -127,7 +129,7 @@ def _select_prompts(file: Path | None, categories: tuple[str, ...], per_category
 
 def _header(loaded: LoadedModel, bench: Bench) -> Header:
     """The first record of the raw data: the machine, the models and the settings."""
-    from edgespec.bench.runner import Header
+    from edgespec.bench.records import Header
     from edgespec.controller.store import describe_machine
 
     return Header(
@@ -149,7 +151,8 @@ def _record(local: LocalEngine, bench: Bench, header: Header, raw: Path, records
 
     Returns whether Ctrl-C ended it early.
     """
-    from edgespec.bench.runner import Cost, Run, Skipped, describe_record
+    from edgespec.bench.records import Cost, Run, describe_record
+    from edgespec.bench.runner import Skipped
 
     reporter = TerminalReporter()
 

@@ -20,12 +20,13 @@ from edgespec.cli.engine import open_engine
 from edgespec.cli.options import generation_options, load_config, model_option, offer, preset_option, rare_option
 from edgespec.cli.plain_chat import PlainChat
 from edgespec.conversations import Store
-from edgespec.conversations.chat import Chat, OwnModel
+from edgespec.conversations.chat import Chat
+from edgespec.conversations.own_model import OwnModel
 from edgespec.conversations.recorder import open_store
 from edgespec.core.sampling import SamplingParams
 from edgespec.errors import InvalidRequest
 from edgespec.options import LEARN
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import EngineClient
 from edgespec.service.process import EngineProcess

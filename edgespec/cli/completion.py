@@ -53,7 +53,7 @@ def complete_category(_ctx: click.Context, _param: click.Parameter, incomplete: 
 
 
 def complete_self_drafts(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from edgespec.planner.selfdraft_search import list_cached_drafts
+    from edgespec.planner.selfdraft_cache import list_cached_drafts
 
     return _offer(dict.fromkeys([*(each.model for each in list_cached_drafts()), "all"], ""), incomplete)
 

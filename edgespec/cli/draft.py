@@ -19,14 +19,15 @@ from edgespec.cli.options import (
     open_hub,
     rare_option,
 )
-from edgespec.cli.terminal import TerminalReporter, format_table, print_result, report_activity
+from edgespec.cli.output import format_table, print_result
+from edgespec.cli.terminal import TerminalReporter, report_activity
 from edgespec.errors import DraftRefused, InvalidRequest, UnknownModel
 from edgespec.units import gib
 
 if TYPE_CHECKING:
     from edgespec.adapt.run import Adaptation
     from edgespec.core.protocols import CheckCancelled
-    from edgespec.planner.selfdraft_search import Choice
+    from edgespec.planner.selfdraft_cache import Choice
     from edgespec.service.compare import Answers, Compared
     from edgespec.text.chat_template import Message
 
@@ -194,7 +195,7 @@ def train_command(
     """
     from edgespec.adapt.new_head import HeadConfig, HeadTrainer
     from edgespec.adapt.options import Throttle, lower_priority
-    from edgespec.adapt.run import notice_slow_blas
+    from edgespec.adapt.trainee import notice_slow_blas
     from edgespec.bench.prompt_sets import read_prompts
     from edgespec.cli.adapt import TrainingReporter, describe_result, format_result, open_drafts
     from edgespec.cli.engine import run_work
@@ -220,7 +221,7 @@ def train_command(
 @json_option
 def list_command(as_json: bool) -> None:
     """List cached self-drafts by model."""
-    from edgespec.planner.selfdraft_search import list_cached_drafts
+    from edgespec.planner.selfdraft_cache import list_cached_drafts
 
     found = list_cached_drafts()
     facts = [
@@ -243,7 +244,7 @@ def list_command(as_json: bool) -> None:
 @click.argument("model", metavar="NAME", shell_complete=complete_self_drafts)
 def rm_command(model: str) -> None:
     """Remove the cached self-drafts of NAME, as `edgespec draft list` shows it; `all` removes everything."""
-    from edgespec.planner.selfdraft_search import list_cached_drafts, remove_cached_draft
+    from edgespec.planner.selfdraft_cache import list_cached_drafts, remove_cached_draft
 
     found = [each for each in list_cached_drafts() if model in ("all", each.model)]
     if not found:

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TypeVar
 
-from edgespec.cli.terminal import TerminalReporter, finish, interruptible, report_activity
+from edgespec.cli.interrupts import finish, interruptible
+from edgespec.cli.terminal import TerminalReporter, report_activity
 from edgespec.core.metrics import ReadingClock
 from edgespec.core.protocols import CheckCancelled, PrefillProgress, Step
 from edgespec.engine.events import Event, Finished, Notice
-from edgespec.planner.plan import LoadConfig, Reporter
+from edgespec.planner.load_config import LoadConfig, Reporter
 from edgespec.service.client import Stream
 from edgespec.service.local import LocalEngine, Work, Worker
 from edgespec.text.stream import Piece

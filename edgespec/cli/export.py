@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec.cli.options import load_config, model_argument, offer, open_hub, parse_backend
-from edgespec.cli.terminal import TerminalReporter, open_output, require_new
+from edgespec.cli.output import open_output, require_new
+from edgespec.cli.terminal import TerminalReporter
 from edgespec.errors import InvalidRequest
 from edgespec.options import BACKEND, DRAFT
 
 if TYPE_CHECKING:
     from edgespec.backends import BackendName
-    from edgespec.export.engines import Engine
+    from edgespec.export.engine import Engine
 
 _SCRIPT = "serve.sh"
 _NAMES = ("vllm", "sglang", "tensorrt-llm", "llama-server", "mlx-lm", "ollama")
@@ -48,7 +49,8 @@ def export_command(
     """
     from edgespec.export.engines import ENGINES, export
     from edgespec.export.gather import gather
-    from edgespec.export.script import format_script, list_remarks
+    from edgespec.export.remarks import list_remarks
+    from edgespec.export.script import format_script
 
     engine = ENGINES[name]
     request = load_config(

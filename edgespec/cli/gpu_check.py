@@ -11,15 +11,15 @@ from functools import partial
 from typing import Any
 
 from edgespec.api.options import build_load_config
+from edgespec.bench.divergence import first_divergence
 from edgespec.bench.prompt_sets import read_shipped_prompts
-from edgespec.bench.runner import first_divergence
 from edgespec.cli.engine import open_engine
-from edgespec.cli.terminal import interruptible
+from edgespec.cli.interrupts import interruptible
 from edgespec.cli.verify import run_cases
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Finished, Request
 from edgespec.errors import Cancelled, EdgespecError
-from edgespec.planner.plan import Quiet
+from edgespec.planner.load_config import Quiet
 from edgespec.registry.schema import EMBEDDED_ALIAS
 from edgespec.service.generation_spec import GenerationSpec
 from edgespec.service.local import LocalEngine

@@ -12,7 +12,8 @@ from contextlib import ExitStack, suppress
 import click
 
 from edgespec import __version__
-from edgespec.cli.terminal import INTERRUPTED, report_bug
+from edgespec.cli.interrupts import INTERRUPTED
+from edgespec.cli.terminal import report_bug
 from edgespec.cli.usage import NEAR, describe_usage
 from edgespec.errors import Cancelled, EdgespecError
 
@@ -23,32 +24,32 @@ _GROUPS = {
     "Everyday": {
         "chat": ("Chat with a model, full-screen", "chat"),
         "run": ("Answer one prompt on standard output", "run"),
-        "history": ("List or search saved conversations", "memory"),
+        "history": ("List or search saved conversations", "history"),
         "memory": ("Add or remove texts that answers are drafted from", "memory"),
         "doctor": ("Check this machine and its runtimes", "doctor"),
     },
     "Models": {
-        "recommend": ("Which models suit this machine, and how fast", "models"),
+        "recommend": ("Which models suit this machine, and how fast", "recommend"),
         "list": ("List aliases and downloaded models", "models"),
         "pull": ("Download a model with its draft", "models"),
-        "show": ("Describe a model before its download", "models"),
-        "plan": ("Estimate memory and speed of a model", "models"),
+        "show": ("Describe a model before its download", "show"),
+        "plan": ("Estimate memory and speed of a model", "plan"),
         "rm": ("Remove a downloaded model", "models"),
     },
     "Serving": {
         "serve": ("Serve models over HTTP, like OpenAI and Anthropic", "serve"),
-        "key": ("Make, list and remove API keys of the server", "server"),
-        "service": ("Print a unit of systemd or launchd for the server", "server"),
+        "key": ("Make, list and remove API keys of the server", "key"),
+        "service": ("Print a unit of systemd or launchd for the server", "service"),
         "ps": ("List the models of a running server", "server"),
         "stop": ("Unload a model of a running server", "server"),
-        "launch": ("Print another program's settings for the server", "server"),
+        "launch": ("Print another program's settings for the server", "launch"),
         "export": ("Print the command that serves a model on another engine", "export"),
         "worker": ("Lend this machine to a model on another one", "worker"),
     },
     "Measuring and tuning": {
         "bench": ("Compare drafts with plain decoding", "bench"),
         "verify": ("Check that drafts change no answer and no tool call", "verify"),
-        "tune": ("Measure a model in advance", "doctor"),
+        "tune": ("Measure a model in advance", "tune"),
         "draft": ("Compare drafts, prepare self-drafts", "draft"),
         "adapt": ("Train the draft of a model on its answers here", "adapt"),
     },
@@ -176,7 +177,8 @@ def _run_ranked(argv: Sequence[str] | None) -> int:
     """Run the command. Under mlx.launch rank 0 runs it, and the other ranks follow."""
     with ExitStack() as stack:
         if "MLX_RANK" in os.environ:
-            from edgespec.backends.ranks import dismiss, listen_for_ranks, take_ranks
+            from edgespec.backends.ranks import listen_for_ranks, take_ranks
+            from edgespec.backends.wire import dismiss
             from edgespec.service.ranks import mlx_worker
 
             ranks = take_ranks()

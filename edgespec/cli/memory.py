@@ -14,22 +14,15 @@ import click
 
 from edgespec.cli.completion import complete_model, complete_source
 from edgespec.cli.options import confirm, force_option, json_option, open_hub, yes_option
-from edgespec.cli.terminal import (
-    TerminalReporter,
-    format_table,
-    format_time,
-    print_result,
-    report_activity,
-    shorten,
-    write_lines,
-)
+from edgespec.cli.output import format_table, format_time, print_result, write_lines
+from edgespec.cli.terminal import TerminalReporter, report_activity
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.units import count, gib
 
 if TYPE_CHECKING:
-    from edgespec.conversations import SearchHit
-    from edgespec.memory.store import Corpus, Record, SpaceStatus, TextStore
-    from edgespec.memory.texts import Document
+    from edgespec.memory.corpus import Corpus
+    from edgespec.memory.documents import Document
+    from edgespec.memory.store import Record, SpaceStatus, TextStore
     from edgespec.text.tokenizer import Tokenizer
 
 
@@ -42,9 +35,6 @@ def memory_command() -> None:
 
     It changes the speed of answers and never their text. `--no-memory` neither reads nor keeps anything.
     """
-
-
-# `edgespec memory add`: files as documents that later answers are drafted from.
 
 
 @memory_command.command("add")
@@ -64,8 +54,9 @@ def add_command(paths: tuple[Path, ...], model: str | None, dry_run: bool) -> No
     replaces those that have changed. Models with the same tokenizer share the documents. They have at most half of the
     memory.
     """
-    from edgespec.memory.texts import find_documents
-    from edgespec.planner.plan import LoadConfig, open_vocabulary
+    from edgespec.memory.documents import find_documents
+    from edgespec.planner.load_config import LoadConfig
+    from edgespec.planner.target import open_vocabulary
     from edgespec.registry.tokenizer_compat import identify_tokenizer
     from edgespec.tui.settings import read_last_model
 
@@ -113,8 +104,9 @@ def open_store() -> Iterator[TextStore]:
 
 def _store(documents: list[Document], tokenizer: Tokenizer, corpus: Corpus, skipped: Counter[str]) -> None:
     """Store documents one by one, and tell how many."""
-    from edgespec.memory.store import DEFAULT_LIMIT_BYTES, SHARE, NoRoom
-    from edgespec.memory.texts import read_document
+    from edgespec.memory.corpus import SHARE, NoRoom
+    from edgespec.memory.documents import read_document
+    from edgespec.memory.store import DEFAULT_LIMIT_BYTES
 
     n_files, n_tokens, reporter = 0, 0, TerminalReporter()
     try:
@@ -236,7 +228,8 @@ def export_command(file: Path, force: bool) -> None:
 @contextmanager
 def _open_tokenizers(spaces: list[SpaceStatus]) -> Iterator[dict[str, Tokenizer]]:
     """The tokenizers of the models that are known and on this machine, by what identifies them."""
-    from edgespec.planner.plan import LoadConfig, open_vocabulary
+    from edgespec.planner.load_config import LoadConfig
+    from edgespec.planner.target import open_vocabulary
     from edgespec.registry.tokenizer_compat import identify_tokenizer
 
     registry, hub = open_hub()
@@ -278,7 +271,7 @@ def forget_command(source: str) -> None:
     `memory_source` in Python. The conversation itself and the files stay. An `edgespec adapt` that has not ended begins
     anew.
     """
-    from edgespec.conversations.database import name_source
+    from edgespec.conversations.remembered import name_source
     from edgespec.folders import adapted_folder
     from edgespec.registry.adapted import clear_runs
 
@@ -338,44 +331,3 @@ def clear_command(only_documents: bool, key: str | None, yes: bool) -> None:
     click.echo(f"removed {' and '.join(found)}" if found else f"there is nothing to remove{of}")
     if n:
         build_indexes(kept)
-
-
-# `edgespec history`: saved conversations, with the ids that `edgespec chat --resume` takes.
-
-
-@click.command("history")
-@click.argument("words", nargs=-1, metavar="[TEXT]...")
-@click.option("--limit", type=click.IntRange(1), default=20, metavar="N", help="List at most N.")
-@json_option
-def history_command(words: tuple[str, ...], limit: int, as_json: bool) -> None:
-    """List saved conversations, the last one first; with TEXT, those in which all of its words occur.
-
-    Words match inside of words too, and case does not matter. `edgespec chat --resume ID` continues a conversation.
-    """
-    from edgespec.conversations import SearchHit, Store
-
-    text = " ".join(words).strip()
-    with closing(Store.open()) as store:
-        if store.notice is not None:
-            click.echo(f"note: {store.notice}", err=True)
-        hits = store.search(text, limit) if text else [SearchHit(each, None, "") for each in store.recent(limit)]
-    facts = [
-        {"id": c.id, "title": c.title, "model": c.model, "changed": c.changed, "snippet": hit.snippet}
-        for hit in hits
-        for c in [hit.conversation]
-    ]
-    print_result(facts, _format(hits, text), as_json=as_json)
-
-
-def _format(hits: list[SearchHit], text: str) -> Iterator[str]:
-    if not hits:
-        nothing = "No conversation is saved yet. `edgespec chat` saves what you write there."
-        yield f"No conversation has all words of '{text}'." if text else nothing
-        return
-    table = [("ID", "CHANGED", "MODEL", "CONVERSATION")]
-    for hit in hits:
-        c = hit.conversation
-        shown = c.title if hit.snippet in ("", c.title) else f"{c.title}: {hit.snippet}"
-        table.append((str(c.id), format_time(c.changed), shorten(c.model, 20), shown))
-    yield from format_table(table)
-    click.echo("\n`edgespec chat --resume ID` continues one.", err=True)

@@ -20,7 +20,7 @@ from edgespec.units import parse_duration
 if TYPE_CHECKING:
     from edgespec.backends import BackendName
     from edgespec.hub.hub import Hub
-    from edgespec.planner.plan import LoadConfig
+    from edgespec.planner.load_config import LoadConfig
     from edgespec.registry.schema import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -133,7 +133,7 @@ def parse_backend(name: str) -> BackendName | None:
 
 def _complete_draft(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The drafters of the registry, after the last '+'; else files."""
-    from edgespec.planner.draft_finder import complete_draft
+    from edgespec.planner.draft_words import complete_draft
 
     items = [CompletionItem(value) for value, _ in complete_draft(incomplete) if value.startswith(incomplete)]
     return items or [CompletionItem(incomplete, type="file")]

@@ -11,16 +11,19 @@ from typing import Any
 import click
 
 from edgespec.cli.engine import Answer
-from edgespec.cli.terminal import TerminalReporter, finish, interruptible, report_bug
+from edgespec.cli.interrupts import finish, interruptible
+from edgespec.cli.terminal import TerminalReporter, report_bug
 from edgespec.conversations import Store
-from edgespec.conversations.chat import NEARLY_FULL, Chat, OwnModel, can_go_on, describe_end, make_room
+from edgespec.conversations.chat import Chat
 from edgespec.conversations.commands import COMMANDS, index_commands, is_command, run_command
+from edgespec.conversations.context import NEARLY_FULL, can_go_on, describe_end, make_room
+from edgespec.conversations.own_model import OwnModel
 from edgespec.conversations.recorder import ConversationRecorder
 from edgespec.core.metrics import Metrics
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import AnswerStart, MemoryUse
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import EngineClient, ModelInfo, require_model
 from edgespec.service.summary import RUNTIMES, describe_drafts, sum_metrics, summarize

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import click
 
 from edgespec.cli.completion import complete_model
+from edgespec.cli.interrupts import INTERRUPTED
 from edgespec.cli.options import generation_options, load_config, preset_option, rare_option
-from edgespec.cli.terminal import INTERRUPTED, explain_rounds
+from edgespec.cli.terminal import explain_rounds
 from edgespec.errors import InvalidRequest, reason_of
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from edgespec.conversations.recorder import ConversationRecorder
     from edgespec.engine.events import Finished, Request
     from edgespec.engine.structured_output import Structure
-    from edgespec.planner.plan import LoadConfig
+    from edgespec.planner.load_config import LoadConfig
     from edgespec.service.client import EngineClient, ModelInfo
     from edgespec.text.stream import Piece
 
@@ -130,7 +131,7 @@ def _is_typed() -> bool:
 
 def _advise(info: ModelInfo, text: str) -> list[str]:
     """What is said to a question that the model answers with code; for other models nothing."""
-    from edgespec.conversations.chat import may_be_code
+    from edgespec.conversations.code import may_be_code
     from edgespec.registry.schema import EMBEDDED_ALIAS
 
     if info.name != EMBEDDED_ALIAS or may_be_code(text):
@@ -174,7 +175,7 @@ def _answer(
     """Open the model, of an earlier conversation its own, and answer; the text is shown unless `quiet`."""
     from edgespec.api.options import resolve_sampling
     from edgespec.cli.engine import Answer, open_engine
-    from edgespec.conversations.chat import OwnModel
+    from edgespec.conversations.own_model import OwnModel
     from edgespec.service.client import require_model
     from edgespec.service.summary import sum_metrics
 
@@ -202,7 +203,8 @@ def _answer(
 
 def _ask(text: str, recorder: ConversationRecorder, engine: EngineClient, config: LoadConfig) -> Request:
     """Add a question to the conversation. Raises ContextOverflow."""
-    from edgespec.conversations.chat import OwnModel, make_room
+    from edgespec.conversations.context import make_room
+    from edgespec.conversations.own_model import OwnModel
     from edgespec.engine.events import MemoryUse
     from edgespec.service.client import require_model
     from edgespec.text.chat_template import Message

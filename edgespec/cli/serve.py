@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from edgespec.cli.completion import complete_served
+from edgespec.cli.interrupts import INTERRUPTED
 from edgespec.cli.options import (
     FloatRange,
     add_options,
@@ -25,25 +26,19 @@ from edgespec.cli.options import (
     read_duration,
     serving_options,
 )
-from edgespec.cli.terminal import INTERRUPTED
-from edgespec.cli.usage import describe_usage
-from edgespec.errors import InvalidRequest, reason_of
-from edgespec.files import parse_toml
+from edgespec.errors import InvalidRequest
 from edgespec.options import PARALLEL
 
 if TYPE_CHECKING:
     import socket
     import ssl
 
-    from edgespec.planner.plan import LoadConfig
+    from edgespec.planner.load_config import LoadConfig
     from edgespec.server.auth import Rules
     from edgespec.server.models import LocalModel
     from edgespec.server.record import Caller
     from edgespec.server.remote_client import RemoteModel
-
-
-# The options of `edgespec serve` that say where it listens and who may call, and what is made of them.
-
+from edgespec.cli.serving_config import read_config
 
 HOST = "127.0.0.1"
 PORT = 7437
@@ -297,7 +292,7 @@ def read_models(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, L
 
     Raises what the first request for a model would, where that is known now: a name or a file that is not there.
     """
-    from edgespec.planner.plan import check_target
+    from edgespec.planner.target import check_target
     from edgespec.server.models import LocalModel
 
     registry, hub = open_hub()
@@ -318,7 +313,7 @@ def read_models(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, L
 
 def _split_name(text: str) -> tuple[str, str]:
     """The parts of NAME=REF. A path, which may contain "=", has the name of its file."""
-    from edgespec.hub.cache import PATH_STARTS
+    from edgespec.hub.references import PATH_STARTS
 
     name, equals, reference = text.partition("=")
     is_path = text.startswith(PATH_STARTS) or os.path.exists(text)
@@ -344,63 +339,3 @@ def _public_name(reference: str) -> str:
     if path.suffix == ".gguf":
         return path.stem
     return path.name if path.is_absolute() or reference.startswith((".", "~")) else reference
-
-
-# The configuration file of `edgespec serve`: which models a server has, and how each is loaded.
-
-
-_REMOTE = "openai"
-_EXAMPLE = (
-    'Write a table for each model, such as [coder] with model = "./coder.gguf", draft = "ngram", ctx = 8192. One of '
-    f'another server has backend = "{_REMOTE}", url, model, key_env and parallel.'
-)
-
-
-@serving_options
-@offer(PARALLEL)
-@click.option("--keep-alive", type=read_duration)
-@click.option("--model")
-@click.command("model", add_help_option=False)
-def _local(**_options: Any) -> None:
-    """The keys of a model that is loaded here, whose values click checks like those of command-line options."""
-
-
-def read_config(path: Path) -> dict[str, LocalModel | RemoteModel]:
-    """The models, by the names that clients use: those loaded here, and those of other servers. Raises
-    InvalidRequest.
-    """
-    try:
-        tables = parse_toml(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise InvalidRequest(f"cannot read {path}: {reason_of(error)}.", hint=_EXAMPLE) from error
-    if not tables:
-        raise InvalidRequest(f"'{path}' names no model.", hint=_EXAMPLE)
-    return {name: _parse_table(name, table) for name, table in tables.items()}
-
-
-def _parse_table(name: str, table: Any) -> LocalModel | RemoteModel:
-    from edgespec.server.models import LocalModel
-    from edgespec.server.remote_client import read_model
-
-    if not isinstance(table, dict):
-        raise InvalidRequest(f"'{name}' is not a table.", hint=_EXAMPLE)
-    if table.get("backend") == _REMOTE:
-        return read_model(name, table, _EXAMPLE)
-    options = _read_values(name, table)
-    return LocalModel(load_config(options["model"], options), options["keep_alive"])
-
-
-def _read_values(name: str, table: dict[str, Any]) -> dict[str, Any]:
-    """The values of the table of a model that is loaded here, read as options of the command line."""
-    switches = {each for option in _local.params for each in option.secondary_opts}
-    words: list[str] = []
-    for key, value in table.items():
-        option = key.replace("_", "-")
-        if isinstance(value, bool):
-            words += [f"--{option}"] if value else switches & {f"--no-{option}"}
-        else:
-            words.append(f"--{option}={value}")
-    try:
-        return _local.make_context(name, words).params
-    except click.UsageError as error:
-        raise InvalidRequest(f"[{name}]: {describe_usage(error).rstrip('.')}.", hint=_EXAMPLE) from error

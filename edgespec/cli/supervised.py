@@ -120,7 +120,7 @@ def _tell(code: int, output: int) -> int:
         file.seek(max(0, size - len(_WHOLE)))
         if code == 0 or file.read() == _WHOLE:
             return code
-        from edgespec.cli.terminal import INTERRUPTED
+        from edgespec.cli.interrupts import INTERRUPTED
         from edgespec.errors import BackendError
         from edgespec.service.process import explain
 
@@ -142,8 +142,8 @@ def run_supervised(output: int, alive: int, is_deaf: bool) -> None:
     import faulthandler
     import threading
 
+    from edgespec.cli.interrupts import PRESSES
     from edgespec.cli.main import main
-    from edgespec.cli.terminal import PRESSES
 
     def interrupt(number: int, frame: object) -> None:
         if PRESSES.is_new():

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.interrupts import INTERRUPTED, interruptible
 from edgespec.cli.options import json_option, load_config, load_options, model_argument, offer
-from edgespec.cli.terminal import INTERRUPTED, TerminalReporter, format_table, interruptible
+from edgespec.cli.output import format_table
+from edgespec.cli.terminal import TerminalReporter
 from edgespec.errors import Cancelled, InvalidRequest
 from edgespec.options import DRAFT
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from edgespec.cli.interrupts import INTERRUPTED
 from edgespec.cli.options import offer
-from edgespec.cli.terminal import INTERRUPTED
 from edgespec.errors import BackendError, CacheError, InvalidRequest, reason_of
 from edgespec.options import OPTIONS
 from edgespec.sockets import is_loopback
@@ -22,7 +22,7 @@ from edgespec.units import count, gib
 
 if TYPE_CHECKING:
     from edgespec.backends.llamacpp.library import Device
-    from edgespec.backends.llamacpp.rpc import WeightsCache
+    from edgespec.backends.llamacpp.weights_cache import WeightsCache
 
 HOST, PORT = "127.0.0.1", 50052
 _CAME, _WENT = "Accepted client connection", "Client connection closed"
@@ -103,7 +103,7 @@ def _choose_devices(text: str | None) -> tuple[Device, ...]:
 
 
 def _open_cache() -> WeightsCache:
-    from edgespec.backends.llamacpp.rpc import WeightsCache
+    from edgespec.backends.llamacpp.weights_cache import WeightsCache
     from edgespec.controller.store import calibration_folder
 
     folder = calibration_folder().parent / "worker"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
-from edgespec.core.tree import DraftTree
 from edgespec.deadline import TookTooLong, time_limit
 from edgespec.errors import STOPS, reason_of
 

@@ -11,13 +11,13 @@ from time import perf_counter
 import numpy as np
 
 from edgespec.backends.attached_draft import AttachedDraft
-from edgespec.backends.fixed_width import extend_cache
-from edgespec.controller.cost_model import DraftCost, Profile
+from edgespec.backends.long_context import extend_cache
 from edgespec.controller.drafter_set import limit_time
+from edgespec.controller.profile import DraftCost, Profile
+from edgespec.core.decoding import read_prompt
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Draft, Session
-from edgespec.core.tree import DraftTree
-from edgespec.core.verify import read_prompt
 from edgespec.errors import STOPS, BackendError, reason_of
 
 LOAD_CONTEXTS = (2048,)  # measured on load; what longer ones take is extrapolated

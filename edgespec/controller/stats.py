@@ -6,8 +6,11 @@ import math
 from dataclasses import asdict, replace
 from typing import Any
 
-from edgespec.controller.acceptance import AcceptanceModel, AcceptanceRecord, DecayedMean
-from edgespec.controller.cost_model import CostModel, DraftCost, Profile
+from edgespec.controller.acceptance import AcceptanceModel
+from edgespec.controller.acceptance_record import AcceptanceRecord
+from edgespec.controller.cost_model import CostModel
+from edgespec.controller.decayed_mean import DecayedMean
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.core.drafter import Confidence, Drafter
 
 _EXPLORED_SHARE = 0.003  # of the time, for rounds that measure drafters which do not pay

@@ -9,27 +9,24 @@ import json
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeVar
 
 from edgespec.backends import BackendName
-from edgespec.backends.options import LoadOptions, RuntimeSettings, idle_cores, measured_lengths
+from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.backends.ranks import count_ranks
 from edgespec.controller.stats import DraftStats
 from edgespec.errors import EdgespecError
 from edgespec.files import lock_file, write_atomically
 from edgespec.folders import cache_folder
-from edgespec.formats.mlx_folder import fingerprint_weights
+from edgespec.formats.fingerprint import fingerprint_weights
 
 _VERSION = 4  # of the file format and of the measurement
 _MAX_ENTRIES = 8  # keys kept for a pair of models
 _LOCK = ".lock"  # of a folder of entries, while one is saved
 T = TypeVar("T")
-
-
 Setting = dict[str, Any]
 """What costs depend on, apart from the models, as JSON has it."""
 _OPTIONS = (  # that are in it as they are
@@ -156,35 +153,3 @@ def list_builds() -> str:
     folder = Path(found.origin or "").parent / "lib" if found is not None else Path()
     names = {file.name.split(".")[0].partition("ggml-")[2] for file in folder.glob("*ggml-*")} - {"base", "cpu", "rpc"}
     return f" ({', '.join(sorted(names))})" if names else ""
-
-
-# Measured runtime settings on disk, by model, machine, runtime and the user's own options.
-
-
-class SettingsStore:
-    """The file of one model. The weights are read when its path is first needed."""
-
-    def __init__(self, model: Path) -> None:
-        self._model = model
-
-    @cached_property
-    def path(self) -> Path:
-        """Raises CacheError if the model's files cannot be read."""
-        return calibration_folder() / f"settings-{fingerprint_weights(self._model)}.json"
-
-    def load(self, backend: BackendName, options: LoadOptions) -> RuntimeSettings | None:
-        """What was measured for a model loaded with `options`, the user's; None if nothing was.
-
-        A damaged entry reads as None.
-        """
-        return load_entry(self.path, "chosen", _setting(backend, options), RuntimeSettings.from_dict)
-
-    def save(self, backend: BackendName, options: LoadOptions, settings: RuntimeSettings) -> None:
-        """Store `settings`. If the folder cannot be written, the next run has to measure again."""
-        save_entry(self.path, {"setting": _setting(backend, options), "chosen": asdict(settings)}, "chosen")
-
-
-def _setting(backend: BackendName, options: LoadOptions) -> dict[str, Any]:
-    """What the measurement depends on; `options` have a definite context size."""
-    lengths = measured_lengths(options, options.context_for(None))
-    return {**current_setting(backend, options), "lengths": list(lengths)}

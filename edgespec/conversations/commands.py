@@ -15,7 +15,7 @@ from edgespec.conversations.chat import NONE, SETTINGS, apply_setting, describe_
 from edgespec.conversations.presets import list_presets, read_preset, remove_preset, save_preset
 from edgespec.conversations.room import Room
 from edgespec.errors import InvalidRequest
-from edgespec.planner.draft_finder import describe_words
+from edgespec.planner.draft_words import describe_words
 
 _MAX_SHOWN = 20  # characters of a mistake
 _MAX_ATTACHED_BYTES = 2**20

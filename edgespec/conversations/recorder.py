@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from edgespec.conversations import Conversation, Spans, Store, Turn, to_json, to_markdown
 from edgespec.conversations.chat import Chat, write_file
-from edgespec.conversations.database import name_source
+from edgespec.conversations.remembered import name_source
 from edgespec.engine.events import MemoryUse
 from edgespec.errors import CacheError, InvalidRequest
 from edgespec.text.chat_template import Message

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from edgespec.conversations.chat import Chat
 from edgespec.conversations.recorder import ConversationRecorder
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.service.client import EngineClient, ModelInfo
 
 

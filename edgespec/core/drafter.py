@@ -16,10 +16,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+from edgespec.core.arrays import Logits, Probs
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.protocols import Budget, Draft, Round
-from edgespec.core.sampling import Logits, Probs
 from edgespec.core.scores import Scores
-from edgespec.core.tree import DraftTree
 
 Confidence = Literal["probability", "length"]
 """What a drafter's confidence in a token is: a probability, or a number of matching tokens."""

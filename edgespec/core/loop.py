@@ -5,16 +5,12 @@ It serves every runtime (a `Session`) and every drafter. Plain decoding is the s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from time import perf_counter
 
-import numpy as np
-
+from edgespec.core.peers import YIELD, Yield
 from edgespec.core.protocols import (
     NO_DRAFT,
-    YIELD,
     Budget,
     CheckCancelled,
     Controller,
@@ -25,11 +21,7 @@ from edgespec.core.protocols import (
     Step,
     Verdict,
     Verifier,
-    Yield,
 )
-from edgespec.core.sampling import Logits, highest, sum_blocks, top_k
-from edgespec.core.scores import Scores
-from edgespec.core.verify import read_prompt
 
 TokenSink = Callable[[int, str], bool]
 """Takes an emitted token and the source that drafted it ('' for the target's own); returns whether the text ends."""
@@ -168,71 +160,3 @@ class _Text:
         # A token that was drafted and is the last one of a verdict that was cut was no rejection.
         others = {int(draft.tokens[child]) for child in draft.children(verdict.path[-1] if n_path else -1)}
         return tokens, n_path, n_path + bool(others and verdict.next_token not in others)
-
-
-# Log probabilities of emitted tokens under the model, from the scores that a verifier reads.
-
-
-_MAX_ROWS = 32  # of a forward that scores a text
-
-
-@dataclass(frozen=True, slots=True)
-class TokenScore:
-    """A token, its natural log probability at temperature 1, and the most probable (token, log probability) pairs."""
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-
-
-class LogprobRecorder:
-    """A Verifier that wraps another and records log probabilities.
-
-    last  those of the tokens of the last verdict, which may be cut when it is emitted
-    """
-
-    def __init__(self, verifier: Verifier, n_top: int) -> None:
-        """`n_top`: how many of the most probable tokens to record for each."""
-        self._verifier = verifier
-        self._n_top = n_top
-        self.last: list[TokenScore] = []
-
-    def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:
-        verdict = self._verifier.verify(draft, scores, prefix)
-        rows = [0, *(node + 1 for node in verdict.path)]
-        tokens = [*(int(draft.tokens[node]) for node in verdict.path), verdict.next_token]
-        scored = zip(rows, tokens, strict=True)
-        self.last = [score_token(scores.logits(row), token, self._n_top) for row, token in scored]
-        return verdict
-
-
-def score_token(logits: Logits, token: int, n_top: int) -> TokenScore:
-    """The score of `token` under `logits`, with the `n_top` most probable tokens."""
-    best = highest(logits)
-    weights = logits - best
-    norm = float(best) + math.log(sum_blocks(np.exp(weights, out=weights)).sum())
-    ids = top_k(logits, min(n_top, len(logits))) if n_top else np.zeros(0, np.intp)
-    order = ids[np.argsort(-logits[ids], kind="stable")]
-    top = tuple((int(i), float(logits[i]) - norm) for i in order)
-    return TokenScore(token, float(logits[token]) - norm, top)
-
-
-def score_text(
-    session: Session, tokens: Sequence[int], n_top: int, check: CheckCancelled
-) -> Generator[Yield, None, list[TokenScore]]:
-    """The scores of all `tokens` but the first, read as drafts that are kept. The cache then holds all but the last.
-
-    Raises Cancelled, BackendError.
-    """
-    first = read_prompt(session, tokens[:1]).logits(0)
-    scores = [score_token(first, token, n_top) for token in tokens[1:2]]
-    at = 1
-    while at < len(tokens) - 1:
-        check()
-        n = min(len(tokens) - 2 - at, session.draft_limit, _MAX_ROWS - 1)
-        rows = session.forward(tokens[at], Draft.chain(tokens[at + 1 : at + 1 + n]))
-        yield YIELD
-        scores += [score_token(rows.logits(row), tokens[at + row + 1], n_top) for row in range(n + 1)]
-        session.commit(range(n))
-        at += n + 1
-    return scores

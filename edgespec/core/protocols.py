@@ -12,38 +12,9 @@ from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from edgespec.core.sampling import Ints, Probs
+from edgespec.core.arrays import Ints, Probs
+from edgespec.core.peers import BatchPeers, Yield
 from edgespec.core.scores import Scores
-
-# Batching with other generations: peer information, and the yield point.
-
-
-@dataclass(frozen=True, slots=True)
-class BatchPeers:
-    """Other sessions with rows in the same forward.
-
-    sessions    how many of them decode
-    rows        rows submitted by peers for this forward, or those of the previous one
-    prefilling  whether others read prompts in it
-    """
-
-    sessions: int
-    rows: int
-    prefilling: bool
-
-
-SOLO = BatchPeers(0, 0, False)
-
-
-@dataclass(frozen=True, slots=True)
-class Yield:
-    """A forward has been submitted and its scores not been read. A scheduler runs the other generations up to the same
-    point before it continues this one, so that their sessions can compute all forwards as one batch.
-    """
-
-
-YIELD = Yield()
-
 
 CheckCancelled = Callable[[], None]
 """Raises `edgespec.errors.Cancelled` to stop a generation; cheap enough to call between any two operations."""

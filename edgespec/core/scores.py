@@ -7,7 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from edgespec.core.sampling import Ints, Logits, SamplingParams
+from edgespec.core.arrays import Ints, Logits
+from edgespec.core.sampling import SamplingParams
 
 
 class Scores(Protocol):

@@ -11,8 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from edgespec.core.protocols import NO_DRAFT, Draft, Session, Verdict
-from edgespec.core.sampling import Distribution, Ints, Logits, Probs, RandomSource, SamplingParams
+from edgespec.core.arrays import Ints, Logits, Probs
+from edgespec.core.protocols import Draft, Verdict
+from edgespec.core.rng import RandomSource
+from edgespec.core.sampling import Distribution, SamplingParams
 from edgespec.core.scores import Scores
 from edgespec.core.tree import depths
 
@@ -162,39 +164,3 @@ def _subtract(p: Distribution, q: Probs, scale: Any = 1) -> Probs:
 def _context(prefix: Sequence[int], window: int) -> list[int]:
     """The part of the prefix that the sampler uses, as a list that grows along the accepted path."""
     return list(prefix[-window:]) if window else []
-
-
-# Decoding steps of a draft model's session: read tokens, decode one, decode several greedily.
-
-
-def read_prompt(session: Session, tokens: Sequence[int]) -> Scores:
-    """Run `Session.prefill` to its end; returns the scores of the last token. Raises what prefill raises."""
-    progress = session.prefill(tokens)
-    while True:
-        try:
-            next(progress)
-        except StopIteration as end:
-            scores: Scores = end.value
-            return scores
-
-
-def score_tokens(session: Session, tokens: Sequence[int]) -> Logits:
-    """Run `tokens`, keep them and set a checkpoint after them; returns a copy of the last token's logits [V]."""
-    last = len(tokens) - 1
-    logits = session.forward(tokens[0], Draft.chain(tokens[1:])).logits(last).copy()
-    session.commit(range(last))
-    session.checkpoint()
-    return logits
-
-
-def decode_one(session: Session, token: int) -> Logits:
-    """Run `token` and keep it; returns a copy of its logits [V]."""
-    logits = session.forward(token, NO_DRAFT).logits(0).copy()
-    session.commit(())
-    return logits
-
-
-def resize_logits(logits: Logits, vocab_size: int) -> Logits:
-    """[vocab_size] a draft model's logits, cut or padded with -inf to the target's ids."""
-    missing = vocab_size - len(logits)
-    return logits[:vocab_size] if missing <= 0 else np.pad(logits, (0, missing), constant_values=-np.inf)

@@ -18,7 +18,7 @@ from edgespec.core.protocols import Session
 from edgespec.errors import STOPS, reason_of
 
 if TYPE_CHECKING:
-    from edgespec.memory.memory import MemorySpace
+    from edgespec.memory.space import MemorySpace
 
 GROUP = "edgespec.drafters"
 SELF = "self"  # the drafter of self-drafts

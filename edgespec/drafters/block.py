@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from edgespec.core.arrays import Logits
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import BlockSession, TokenDraw
 from edgespec.core.protocols import Budget
-from edgespec.core.sampling import Logits
-from edgespec.core.tree import DraftTree
-from edgespec.drafters.sequential import SessionDrafter, best_tokens
+from edgespec.drafters.candidates import best_tokens
+from edgespec.drafters.sequential import SessionDrafter
 
 
 class BlockDrafter(SessionDrafter):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import MATCH_GROWTH, Confidence, Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import Budget, Round
-from edgespec.core.tree import DraftTree
 
 if TYPE_CHECKING:
     from edgespec.drafters import SlotMemory

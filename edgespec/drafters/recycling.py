@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from edgespec.core.arrays import Ints, Logits
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import Budget, Round
-from edgespec.core.sampling import Ints, Logits
 from edgespec.core.scores import Scores
-from edgespec.core.tree import DraftTree
 
 WIDTH = 8  # successors kept of a token
 _MAX_GAP = 4.0  # nats below the best token; less probable tokens are no successors

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from heapq import nlargest
 from typing import Any
 
-import numpy as np
-
+from edgespec.core.arrays import Logits
+from edgespec.core.decoding import decode_one, read_prompt, resize_logits, score_tokens
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import MAX_TREE, TREE_WIDTH, Drafter, DraftSession, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, AsyncSession, Budget, Draft, Session
-from edgespec.core.sampling import Logits, Probs, Rng, Sampler, highest, index_at, sum_blocks
 from edgespec.core.scores import Scores
-from edgespec.core.tree import DraftTree
-from edgespec.core.verify import decode_one, read_prompt, resize_logits, score_tokens
+from edgespec.drafters.candidates import best_tokens
 
 
 class TextReader:
@@ -83,35 +82,6 @@ class TextReader:
             self.session.rewind(max(0, agreed - self._offset))
         del self.text[agreed:]
         self._base = agreed
-
-
-# How a draft token is chosen from a draft's logits.
-
-
-MAX_SIBLINGS = 7  # candidates besides the best token
-_MAX_GAP = 4.0  # nats below the best token; less probable tokens are not candidates
-
-
-def best_tokens(logits: Logits) -> tuple[list[int], list[float]]:
-    """(the most probable tokens, their probabilities), the best first. Raises BackendError for NaN logits."""
-    best = float(highest(logits))
-    near = np.flatnonzero(logits >= best - _MAX_GAP)
-    order = near[np.argsort(-logits[near], kind="stable")][: 1 + MAX_SIBLINGS]
-    weights = logits - best
-    total = float(sum_blocks(np.exp(weights, out=weights)).sum())
-    return order.tolist(), (np.exp(logits[order] - best, dtype=np.float64) / total).tolist()
-
-
-class RequestDraw:
-    """A TokenDraw by the sampler chain of a request."""
-
-    def __init__(self, sampler: Sampler, rng: Rng) -> None:
-        self._sampler = sampler
-        self._rng = rng
-
-    def draw(self, logits: Logits, prefix: Sequence[int]) -> tuple[int, Probs]:
-        distribution = self._sampler.distribution(logits, prefix)
-        return distribution.token(index_at(distribution.weights, self._rng.random())), distribution.dense(len(logits))
 
 
 class ModelDraftSession(TextReader):

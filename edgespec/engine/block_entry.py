@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgespec.core.sampling import Distribution, Logits, Sampler, SamplingParams
+from edgespec.core.arrays import Logits
+from edgespec.core.sampling import Distribution, Sampler, SamplingParams
 from edgespec.core.verify import TargetDistribution
 from edgespec.engine.structured_output import forbid
 from edgespec.text.tokenizer import Tokenizer, encode_inside

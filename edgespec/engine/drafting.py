@@ -15,10 +15,11 @@ from edgespec.controller.fixed import FixedLength
 from edgespec.controller.stats import DraftStats
 from edgespec.core.drafter import Drafter, TokenDraw
 from edgespec.core.protocols import Budget, CheckCancelled, Session, Verifier
-from edgespec.core.sampling import CounterRng, Sampler
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import Sampler
 from edgespec.core.verify import BlockVerification, SampleMatching, TargetDistribution, TokenRejection
 from edgespec.drafters import DrafterSpec, SlotMemory, SlotResources, drafter_specs
-from edgespec.drafters.sequential import RequestDraw
+from edgespec.drafters.candidates import RequestDraw
 from edgespec.errors import InvalidRequest
 
 Rule = Literal["auto", "sample", "rejection", "block"]

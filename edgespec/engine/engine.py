@@ -11,8 +11,8 @@ from typing import Any
 
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedDraft
-from edgespec.controller.cost_model import CostModel, DraftCost, Profile
-from edgespec.controller.fixed import SteeredController
+from edgespec.controller.cost_model import CostModel
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.controller.profiler import (
     LOAD_CONTEXTS,
     choose_contexts,
@@ -21,7 +21,9 @@ from edgespec.controller.profiler import (
     measure_rows,
 )
 from edgespec.controller.stats import DraftStats
-from edgespec.core.protocols import YIELD, CheckCancelled, Controller, Verifier, Yield
+from edgespec.controller.steered import SteeredController
+from edgespec.core.peers import YIELD, Yield
+from edgespec.core.protocols import CheckCancelled, Controller, Verifier
 from edgespec.core.sampling import Sampler
 from edgespec.engine.drafting import (
     MAX_DRAFT,
@@ -36,17 +38,9 @@ from edgespec.engine.events import AnswerStart, Event, Notice, PrefixLoss, Promp
 from edgespec.engine.generation import Generation, time_rows
 from edgespec.engine.grammar import GrammarCompiler, compile_constraint, constrain, list_unenforced
 from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
-from edgespec.engine.slots import (
-    DrafterPool,
-    Slot,
-    SlotPool,
-    open_space,
-    restore_prefix,
-    store_prefix,
-    store_text,
-)
+from edgespec.engine.slots import DrafterPool, Slot, SlotPool, open_space, restore_prefix, store_prefix, store_text
 from edgespec.errors import BackendError, Cancelled, InvalidRequest
-from edgespec.hub.cache import shorten_names
+from edgespec.hub.references import shorten_names
 from edgespec.memory.memory import Memory
 from edgespec.memory.prefixes import PrefixFiles
 

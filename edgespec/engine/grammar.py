@@ -10,22 +10,15 @@ from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
-from edgespec.core.protocols import YIELD, CheckCancelled, Verifier, Yield
+from edgespec.core.peers import YIELD, Yield
+from edgespec.core.protocols import CheckCancelled, Verifier
 from edgespec.core.sampling import Sampler
 from edgespec.engine.block_entry import BlockEntry, Boundary
 from edgespec.engine.events import Request
-from edgespec.engine.generation import BlockVerifier, Generation, MakeVerifier, limit_reasoning
+from edgespec.engine.generation import Generation
 from edgespec.engine.grammar_check_main import TokenBytes, compile_grammar, make_vocabulary
-from edgespec.engine.structured_output import (
-    Either,
-    Grammar,
-    GrammarMask,
-    Json,
-    MaskedVerifier,
-    Maybe,
-    Part,
-    Structure,
-)
+from edgespec.engine.steering import BlockVerifier, MakeVerifier, limit_reasoning
+from edgespec.engine.structured_output import Either, Grammar, GrammarMask, Json, MaskedVerifier, Maybe, Part, Structure
 from edgespec.errors import BackendError, InvalidRequest
 from edgespec.isolated import ChildDied, ChildStopped, Helper
 from edgespec.text.tokenizer import Tokenizer, encode_inside

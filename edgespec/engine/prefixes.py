@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from edgespec.backends.sequence import cheap_prefill
-from edgespec.core.sampling import Ints
+from edgespec.core.arrays import Ints
 from edgespec.engine.events import PrefixLoss, Prompt
 from edgespec.memory.prefixes import count_common
 from edgespec.text.chat_template import Message

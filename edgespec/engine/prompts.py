@@ -12,7 +12,8 @@ from string import Formatter
 from typing import Any
 
 from edgespec.backends import Model
-from edgespec.core.protocols import YIELD, CheckCancelled, Yield
+from edgespec.core.peers import YIELD, Yield
+from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.events import AnswerStart, Gap, Prompt, TokenPrompt
 from edgespec.errors import InvalidRequest, PromptTooLong
 from edgespec.text.call_format import JsonArguments

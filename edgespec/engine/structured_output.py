@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.backends.sequence import shared_prefix
+from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Draft, Verdict, Verifier
-from edgespec.core.sampling import Distribution, Logits, Sampler, SamplingParams
+from edgespec.core.sampling import Distribution, Sampler, SamplingParams
 from edgespec.core.scores import Scores
 from edgespec.engine.grammar_check_main import describe_fault
 from edgespec.errors import BackendError, InvalidRequest, reason_of

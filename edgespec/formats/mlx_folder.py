@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from dataclasses import dataclass
@@ -211,26 +210,3 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InvalidModelFile(f"{file} holds no JSON object.", hint=_PULL)
     return content
-
-
-# Weights are identified by their content, wherever they lie.
-
-
-_END_BYTES = 2**20  # of each end of a file
-
-
-def fingerprint_weights(model: Path) -> str:
-    """[16] hexadecimal digits of the sizes and both ends of a weights file, or of a folder's. Raises CacheError.
-
-    To read 40 GB in full would take longer than the measurement that the store saves.
-    """
-    files = sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
-    digest = hashlib.sha256()
-    for file in files:
-        with reading(model), file.open("rb") as opened:
-            size = file.stat().st_size
-            digest.update(f"{file.name if model.is_dir() else ''}:{size};".encode())
-            digest.update(opened.read(_END_BYTES))
-            opened.seek(max(0, size - _END_BYTES))
-            digest.update(opened.read(_END_BYTES))
-    return digest.hexdigest()[:16]

@@ -16,8 +16,8 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 
 from edgespec.errors import CacheError, HubError, InvalidModelFile
-from edgespec.hub.cache import RemoteFile
 from edgespec.hub.errors import FREE_SPACE
+from edgespec.hub.selection import RemoteFile
 from edgespec.units import gib
 
 # Called with the file's path, the bytes present and the total; at the start, about once per MiB, and before each

@@ -18,9 +18,11 @@ from edgespec.formats.gguf import ByteSource, FileSource, Header, join_parts, re
 from edgespec.formats.gguf_validate import check_model, read_file
 from edgespec.formats.mlx_folder import read_safetensors_shapes
 from edgespec.hub import cache
-from edgespec.hub.cache import CachedModel, HubFile, HubReference, Kind, RemoteFile, RemoteModel, select_files
+from edgespec.hub.cache import CachedModel, RemoteModel
 from edgespec.hub.download import Progress, RangeReader, check_disk_space, checksum_error, damaged_error, download_file
 from edgespec.hub.errors import NO_HUB, OFFLINE, HubContext, HubUnreachable, make_error, map_errors
+from edgespec.hub.references import DEFAULT_REVISION, HubFile, HubReference
+from edgespec.hub.selection import RemoteFile, select_files
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 _TRUE = ("1", "ON", "YES", "TRUE")
@@ -133,7 +135,7 @@ class Hub:
         from huggingface_hub import HfApi, constants
 
         api = HfApi(endpoint=self.endpoint, library_name="edgespec")
-        revision = reference.revision or cache.DEFAULT_REVISION
+        revision = reference.revision or DEFAULT_REVISION
         with map_errors(context):
             try:
                 info = api.model_info(
@@ -192,7 +194,7 @@ class Hub:
 
     def _make_context(self, named: HubReference | RemoteModel, path: str | None = None) -> HubContext:
         path = named.path if isinstance(named, HubFile) else path
-        revision = named.revision or cache.DEFAULT_REVISION
+        revision = named.revision or DEFAULT_REVISION
         return HubContext(self.endpoint, str(self.cache_dir), named.repo, revision, path)
 
 
@@ -202,35 +204,3 @@ def _read_entry(entry: Any) -> RemoteFile:
     if not (isinstance(entry.rfilename, str) and isinstance(size, int) and isinstance(etag, str | None)):
         raise TypeError
     return RemoteFile(entry.rfilename, size, etag)
-
-
-# Search of the hub for models: what its list of repositories says, without a request for each.
-
-
-_LICENSE = "license:"
-
-
-def search_repos(
-    hub: Hub, text: str, kind: Kind, *, tags: tuple[str, ...] = (), limit: int
-) -> list[tuple[str, int, str | None]]:
-    """Repositories with all words of `text` in their names, with models of `kind`, the most downloaded first.
-
-    Each is its name, the downloads of the last 30 days, and the license as the hub calls it or None. `tags` are the
-    hub's. Raises HubError; HubUnreachable offline.
-    """
-    from huggingface_hub import HfApi
-
-    context = HubContext(hub.endpoint, str(hub.cache_dir), "models")
-    if hub.offline:
-        raise HubUnreachable("Offline mode is on.", hint="Unset HF_HUB_OFFLINE to search the hub.")
-    api = HfApi(endpoint=hub.endpoint, library_name="edgespec")
-    with map_errors(context):
-        try:
-            listed = api.list_models(search=text or None, filter=[kind, *tags], sort="downloads", limit=limit)
-            return [(each.id, each.downloads or 0, _find_license(each.tags or [])) for each in listed]
-        except (KeyError, TypeError, AttributeError):
-            raise make_error(NO_HUB, context) from None
-
-
-def _find_license(tags: list[str]) -> str | None:
-    return next((tag.removeprefix(_LICENSE) for tag in tags if tag.startswith(_LICENSE)), None)

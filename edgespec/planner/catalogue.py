@@ -16,27 +16,17 @@ from edgespec.backends import FileBackend
 from edgespec.backends.devices import Memory
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import EdgespecError
-from edgespec.hub.cache import HubFile, HubQuant, HubRepo, Kind, LocalPath, Reference, RemoteModel
+from edgespec.hub.cache import RemoteModel
 from edgespec.hub.errors import HubUnreachable
-from edgespec.hub.hub import Hub, search_repos
+from edgespec.hub.hub import Hub
+from edgespec.hub.references import HubFile, HubQuant, HubRepo, LocalPath, Reference
+from edgespec.hub.search import search_repos
+from edgespec.hub.selection import Kind
 from edgespec.planner.memory import ModelFacts, guess_facts, read_facts
-from edgespec.planner.speed import (
-    ASSUMED,
-    COMMON,
-    FasterType,
-    MachineSpeed,
-    SpeedEstimate,
-    load_speed,
-    measure_speed,
-)
+from edgespec.planner.speed import ASSUMED, COMMON, FasterType, MachineSpeed, SpeedEstimate, load_speed, measure_speed
 from edgespec.registry.external_models import find_external_models, read_gguf_size
-from edgespec.registry.resolve import (
-    LocalModel,
-    detect_local_backend,
-    find_local,
-    is_head,
-    resolve_source,
-)
+from edgespec.registry.heads import is_head
+from edgespec.registry.resolve import LocalModel, detect_local_backend, find_local, resolve_source
 from edgespec.registry.schema import About, Acceptance, Entry, Registry, Task
 from edgespec.units import gib
 

@@ -11,10 +11,9 @@ then any reading is right. It also costs no decoding.
 from __future__ import annotations
 
 import importlib.resources
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import comb
 from pathlib import Path
@@ -24,14 +23,13 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.backends import BackendName, Model
-from edgespec.controller.store import calibration_folder, load_entry, save_entry
+from edgespec.core.arrays import Ints, Logits
+from edgespec.core.decoding import decode_one, read_prompt
 from edgespec.core.drafter import BlockSession, DraftSession
 from edgespec.core.protocols import CheckCancelled, Draft, Session
-from edgespec.core.sampling import Ints, Logits, NonFiniteLogits, non_finite_error
-from edgespec.core.verify import decode_one, read_prompt
+from edgespec.core.truncate import NonFiniteLogits, non_finite_error
 from edgespec.errors import DraftRefused, EdgespecError, InvalidRequest
 from edgespec.formats.heads import HEAD_HINT, HeadKind, HeadSpec
-from edgespec.formats.mlx_folder import fingerprint_weights
 from edgespec.text.chat_template import encode_prompt
 from edgespec.text.tokenizer import Tokenizer
 
@@ -84,7 +82,6 @@ _DEPTH = 2  # compared tokens after each position
 _FIRST = 2  # tokens of the text before the first position
 _CHANCE = 0.01  # of a lead if both readings were equally good, at which the better one is taken
 _ROWS = 64  # of a forward whose scores are read
-
 Hits = npt.NDArray[np.bool_]
 """[positions, depths] which choices are right."""
 
@@ -243,34 +240,3 @@ def _choose(draft: DraftSession | BlockSession, text: Sequence[int], token: int)
 def _summarize(spec: HeadSpec, hits: Hits) -> Trial:
     first, second = hits.mean(axis=0).tolist()
     return Trial(spec, (first, second))
-
-
-# Probes on disk: how a head is read beside a target, by the digests of both.
-
-
-_VERSION = 2  # of the file format and of the probe
-
-
-class ProbeStore:
-    """The file of a pair. What the head's file says is part of the key."""
-
-    def __init__(self, target: Path, head: Path) -> None:
-        """Raises CacheError if the weights cannot be read."""
-        self.path = calibration_folder() / f"head-{fingerprint_weights(target)}-{fingerprint_weights(head)}.json"
-
-    def load(self, backend: BackendName, spec: HeadSpec) -> ProbeResult | None:
-        """What was found for `spec`; None if nothing was. A damaged entry reads as None."""
-        from pydantic import TypeAdapter
-
-        read = TypeAdapter(ProbeResult).validate_python
-        return load_entry(self.path, "probe", _setting(backend, spec), read)
-
-    def save(self, backend: BackendName, spec: HeadSpec, result: ProbeResult) -> None:
-        """Store `result`. If the folder cannot be written, the next load probes again."""
-        save_entry(self.path, {"setting": _setting(backend, spec), "probe": asdict(result)}, "probe")
-
-
-def _setting(backend: BackendName, spec: HeadSpec) -> dict[str, Any]:
-    """Returns the key of an entry as JSON reads it back."""
-    setting: dict[str, Any] = json.loads(json.dumps({"version": _VERSION, "backend": backend, "stated": asdict(spec)}))
-    return setting

@@ -12,9 +12,11 @@ from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata, find_weights, read_gguf_head, read_head
 from edgespec.formats.heads import HeadKind, HeadSpec, read_config_head
 from edgespec.formats.mlx_folder import read_config
-from edgespec.hub.cache import LocalPath, Reference, RemoteModel
+from edgespec.hub.cache import RemoteModel
 from edgespec.hub.hub import Hub
-from edgespec.registry.resolve import LocalModel, Source, is_head, read_metadata
+from edgespec.hub.references import LocalPath, Reference
+from edgespec.registry.heads import is_head
+from edgespec.registry.resolve import LocalModel, Source, read_metadata
 
 _OTHER = "Draft by ngram, or another."
 # llama.cpp has no graph for the others: their matrices would be multiplied outside of it, which takes longer than it

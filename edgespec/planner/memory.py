@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from edgespec.backends import FileBackend, device_memory
 from edgespec.backends.devices import RESERVE_BYTES, Memory, host_memory
-from edgespec.backends.head_session import MAX_KEPT
+from edgespec.backends.features import MAX_KEPT
 from edgespec.backends.options import DEFAULT_CONTEXT, STATE_SNAPSHOTS
 from edgespec.controller.store import calibration_folder, load_entry, save_entry
 from edgespec.errors import BackendUnavailable, DoesNotFit
@@ -21,7 +21,7 @@ from edgespec.formats.gguf import GGML_NAMES, Header
 from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import Folder, read_folder
-from edgespec.hub.cache import parse_quant
+from edgespec.hub.selection import parse_quant
 from edgespec.planner.speed import read_by_type
 from edgespec.registry.resolve import LocalModel, read_parts
 from edgespec.registry.schema import About

@@ -2,191 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
 
-from edgespec.backends import BackendName, FileBackend, open_tokenizer, prefers_mlx
+from edgespec.backends import FileBackend
 from edgespec.backends.attached_draft import SelfDraftSpec
-from edgespec.backends.devices import DeviceMemory, Memory, split_shares
-from edgespec.backends.llamacpp.rpc import Split, split_layers
+from edgespec.backends.devices import Memory, split_shares
 from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
 from edgespec.backends.ranks import count_ranks
-from edgespec.backends.workers import Worker, find_workers
 from edgespec.core.protocols import CheckCancelled
-from edgespec.engine.drafting import Rule
-from edgespec.errors import DoesNotFit, HubError, InvalidModelFile, InvalidRequest, UnknownModel
+from edgespec.errors import DoesNotFit, InvalidModelFile, UnknownModel
 from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata
-from edgespec.hub.cache import Alias, HubFile, HubQuant, HubReference, HubRepo, parse_reference
-from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub
-from edgespec.memory.store import DEFAULT_LIMIT_BYTES
-from edgespec.planner.draft_finder import (
-    AUTO,
-    DraftFinder,
-    PlannedDrafter,
-    PlannedModel,
-    describe_version,
-    parse_draft,
-    use_adapted,
-)
+from edgespec.hub.references import Alias, HubFile, HubQuant, HubReference, HubRepo, parse_reference
+from edgespec.planner.adapted import describe_version, use_adapted
+from edgespec.planner.draft_finder import DraftFinder
+from edgespec.planner.draft_words import AUTO, PlannedDrafter, PlannedModel, parse_draft
 from edgespec.planner.heads import KIND_NAMES, find_head, naming_heads
+from edgespec.planner.load_config import LoadConfig, Reporter
 from edgespec.planner.memory import Fit, Placement, check_fit, place_layers, read_memory, score_bytes, shares_context
-from edgespec.registry.resolve import Source, detect_backend, fetch_source, read_metadata, resolve_pair
-from edgespec.registry.schema import Acceptance, Entry, Registry, SamplingDefaults
-from edgespec.text.tokenizer import Tokenizer
+from edgespec.planner.network import PROCESS_BYTES, Network, find_network
+from edgespec.planner.target import choose_backend, naming_entry
+from edgespec.registry.resolve import Source, fetch_source, read_metadata, resolve_pair
+from edgespec.registry.schema import Acceptance, Registry, SamplingDefaults
 from edgespec.units import count
-
-PROCESS_BYTES = 128 * 2**20
-"""What the interpreter and a runtime take beside a model: 75 MiB with llama.cpp, 110 with MLX."""
-
-# What a model's workers add: memory, the split of its layers, and the network's part of a forward.
-
-
-_FLOAT = 4  # bytes of a number between layers
-
-
-@dataclass(frozen=True, slots=True)
-class Network:
-    """Workers that have answered, and what they compute.
-
-    Every device with layers adds a round trip to a forward, whatever the number of its rows: llama.cpp sends the rows
-    and the graph without a wait, and asks for the result.
-    """
-
-    workers: tuple[Worker, ...]
-    split: Split
-    row_bytes: int
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds that the round trips add to a forward."""
-        used = zip(self.workers, self.split.workers, strict=True)
-        return sum(worker.round_trip_s * sum(n > 0 for n in counts) for worker, counts in used)
-
-    def describe(self) -> str:
-        return f"{self.split.describe(self.workers)}; the network adds {self.wait_s * 1e3:.2g} ms to a forward."
-
-    def to_dict(self) -> dict[str, Any]:
-        """Returns what `edgespec plan --json` states."""
-        return {
-            "layers_here": self.split.here,
-            "workers": [
-                {
-                    "address": worker.address,
-                    "layers": layers,
-                    "free_bytes": worker.free,
-                    "is_this_machine": worker.is_here,
-                    "round_trip_ms": round(worker.round_trip_s * 1e3, 3),
-                }
-                for worker, layers in zip(self.workers, self.split.remote, strict=True)
-            ],
-            "network_ms": round(self.wait_s * 1e3, 3),
-            "network_bytes_per_row": self.row_bytes,
-        }
-
-
-def find_network(
-    options: LoadOptions, backend: FileBackend, target: ModelMetadata, memory: Memory, known: Network | None = None
-) -> tuple[Network | None, Memory]:
-    """The workers of `options`, and `memory` with theirs; those of `known` are not asked again.
-
-    Raises InvalidRequest, BackendError.
-    """
-    if not options.workers:
-        return None, memory
-    if backend != "llamacpp" or not isinstance(target, Header):
-        raise InvalidRequest(
-            "workers compute with llama.cpp, not MLX.", hint="Drop --workers, or add --backend llamacpp."
-        )
-    workers = known.workers if known is not None else find_workers(options.workers)
-    split = split_layers(target.own("block_count") or 0, workers, memory, options.gpu_layers)
-    row_bytes = split.hops * 2 * _FLOAT * (target.own("embedding_length") or 0)
-    lent = (
-        DeviceMemory(worker.address, free, total, shares_ram=worker.is_here)
-        for worker in workers
-        for free, total in worker.devices
-    )
-    return known or Network(workers, split, row_bytes), replace(memory, devices=(*memory.devices, *lent), limit=None)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryOptions:
-    """The folder of earlier texts, and how many bytes of them are kept at most.
-
-    keeps_caches  whether the KV caches of texts are kept in files when a model is closed
-    """
-
-    folder: Path
-    limit_bytes: int = DEFAULT_LIMIT_BYTES
-    keeps_caches: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class LearnOptions:
-    """When the draft of an open model is trained on the newest texts.
-
-    new_tokens  of answers that have been stored since the last training
-    idle_s      seconds for which the engine has been idle
-    minutes     of a training at most
-    training    further options of `edgespec adapt`
-    """
-
-    new_tokens: int = 4000
-    idle_s: float = 10.0
-    minutes: float = 10.0
-    training: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class LoadConfig:
-    """What to load.
-
-    model       a reference, or None for the registry's default
-    backend     None: the best for this machine
-    draft       'auto' (all drafters that are available), 'none', or drafters as draft_finder.parse_draft takes them
-    draft_max   maximum draft depth; None: the autopilot decides
-    draft_tree  maximum draft tokens in all; None: as many as draft_max, a chain
-    acceptance  the acceptance rule, see engine.drafting.Speculation
-    is_paused   nothing is drafted until `/spec on`
-    max_bytes   that the process of the model may take; None: what is free
-    force       load even if it does not fit in memory
-    fetch_heads  'auto' takes the head that the registry pairs with the target even if it is not downloaded yet
-    memory      where earlier texts are kept; None: they are not, and nothing drafts from them
-    adapted     the folder of drafts that were adapted to their user; None: they are not used
-    learn       when the draft is trained while the engine is idle; None: it is not
-    """
-
-    model: str | None = None
-    backend: BackendName | None = None
-    draft: str = "auto"
-    draft_max: int | None = None
-    draft_tree: int | None = None
-    acceptance: Rule = "auto"
-    is_paused: bool = False
-    load: LoadOptions = field(default_factory=LoadOptions)
-    max_bytes: int | None = None
-    force: bool = False
-    fetch_heads: bool = False
-    memory: MemoryOptions | None = None
-    adapted: Path | None = None
-    learn: LearnOptions | None = None
-
-
-class Reporter(Protocol):
-    """Receives the progress of a load."""
-
-    def notice(self, text: str) -> None:
-        """One sentence for the user, such as why a draft was rejected."""
-
-    def download(self, name: str, done: int, total: int) -> None:
-        """`done` of `total` bytes of a file are downloaded."""
-
-    def loading(self, name: str, fraction: float) -> None:
-        """`fraction` of a model is loaded, 0.0 to 1.0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +94,7 @@ def plan(
     Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, DoesNotFit.
     """
     reference = parse_reference(request.model or registry.default)
-    with naming_heads(reference), _naming_entry(request, registry):
+    with naming_heads(reference), naming_entry(request, registry):
         backend = choose_backend(request, registry, hub)
         resolved = resolve_pair(request.model, backend, registry, hub)
         facts = read_metadata(resolved.target, hub, reporter.download)
@@ -316,18 +156,6 @@ def fetch_all(
     """
     planned = plan(replace(request, force=True, fetch_heads=True), registry, hub, reporter)
     return [fetch(source, hub, reporter, check) for source in planned.sources]
-
-
-def choose_backend(request: LoadConfig, registry: Registry, hub: Hub) -> FileBackend:
-    """The requested runtime, else MLX on Apple Silicon if it is installed and has the model, else llama.cpp.
-
-    Raises UnknownModel, HubError.
-    """
-    if request.backend in ("llamacpp", "mlx"):
-        return request.backend
-    if request.load.workers:
-        return "llamacpp"
-    return detect_backend(request.model, registry, hub, prefer_mlx=prefers_mlx())
 
 
 def _set_context_size(options: LoadOptions, facts: ModelMetadata, reporter: Reporter) -> LoadOptions:
@@ -464,74 +292,3 @@ def resolve_download(request: LoadConfig, registry: Registry, hub: Hub) -> HubRe
             f"{request.model} is not a downloaded model.", hint="`edgespec list` shows the downloaded models."
         )
     return reference
-
-
-class Quiet:
-    """A Reporter that says nothing."""
-
-    def notice(self, text: str) -> None: ...
-
-    def download(self, name: str, done: int, total: int) -> None: ...
-
-    def loading(self, name: str, fraction: float) -> None: ...
-
-
-# What is known of a model on this machine before it is opened.
-
-
-def check_target(request: LoadConfig, registry: Registry, hub: Hub) -> None:
-    """Raise UnknownModel, InvalidModelFile, BackendUnavailable or CacheError for a model that no load could open, as
-    far as that is known without the network: a model that is not downloaded may still be.
-    """
-    with suppress(HubError):
-        if request.backend != "toy":
-            _find_target(request, registry, hub)
-
-
-@contextmanager
-def _naming_entry(request: LoadConfig, registry: Registry) -> Iterator[None]:
-    """An unreachable hub is told with what an alias stands for, and with what answers without a network."""
-    try:
-        yield
-    except HubUnreachable as error:
-        name = request.model or registry.default
-        entry = registry.entries.get(name)
-        if entry is None:
-            raise
-        raise HubUnreachable(
-            f"{name} is {_list_files(entry)}, not downloaded yet: {error.message}",
-            hint=f"`edgespec plan {name}` tells without a network what to expect of it.",
-        ) from error
-
-
-def _list_files(entry: Entry) -> str:
-    """The target and the draft model of an alias, and the number of its parameters."""
-    pair = entry.gguf or entry.mlx
-    assert pair is not None
-    size = f" ({entry.about.parameters:g} billion parameters)" if entry.about.parameters else ""
-    return f"{pair.target}{size} with the draft {pair.draft}" if pair.draft else f"{pair.target}{size}"
-
-
-def _find_target(request: LoadConfig, registry: Registry, hub: Hub) -> tuple[FileBackend, Source]:
-    """The runtime and the target, whose metadata were checked; no request is sent."""
-    offline = replace(hub, offline=True)
-    backend = choose_backend(request, registry, offline)
-    target = resolve_pair(request.model, backend, registry, offline).target
-    read_metadata(target, offline)
-    return backend, target
-
-
-@contextmanager
-def open_vocabulary(request: LoadConfig, registry: Registry, hub: Hub) -> Iterator[Tokenizer]:
-    """The tokenizer of the target that `request` names, valid inside of the block. Sends no request.
-
-    Raises UnknownModel, also for a model that is not downloaded, InvalidModelFile, BackendUnavailable, CacheError.
-    """
-    try:
-        backend, target = _find_target(request, registry, hub)
-        path = fetch_source(target, replace(hub, offline=True))
-    except HubUnreachable as error:
-        command = f"edgespec pull {request.model}"
-        raise UnknownModel(f"{request.model} is not downloaded.", hint=f"Run `{command}` first.") from error
-    with open_tokenizer(backend, path) as tokenizer:
-        yield tokenizer

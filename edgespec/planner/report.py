@@ -7,16 +7,18 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from edgespec.backends.devices import RAM, split_places
-from edgespec.backends.options import LoadOptions, RuntimeSettings
-from edgespec.controller.cost_model import Profile
-from edgespec.controller.store import SettingsStore
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.settings import RuntimeSettings
+from edgespec.controller.profile import Profile
+from edgespec.controller.settings_store import SettingsStore
 from edgespec.core.protocols import CheckCancelled
 from edgespec.formats.gguf import GGML_NAMES, Header
 from edgespec.formats.head_file import ModelMetadata
-from edgespec.hub.cache import shorten_names
 from edgespec.hub.hub import Hub
+from edgespec.hub.references import shorten_names
+from edgespec.planner.load_config import LoadConfig, Reporter
 from edgespec.planner.memory import ModelFacts, describe_model, estimate_head
-from edgespec.planner.plan import LoadConfig, Plan, Reporter, plan
+from edgespec.planner.plan import Plan, plan
 from edgespec.planner.speed import (
     ASSUMED,
     FasterType,

@@ -21,16 +21,16 @@ from typing import Any
 from edgespec.backends import device_memory, open_model
 from edgespec.backends.llamacpp.shape import count_blocks, write_shape
 from edgespec.backends.options import LoadOptions, idle_cores
-from edgespec.controller.cost_model import choose_chain_length
+from edgespec.controller.profile import choose_chain_length
 from edgespec.controller.profiler import measure_rows
 from edgespec.controller.store import calibration_folder, current_setting, load_entry, save_entry
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import EdgespecError
 from edgespec.formats.gguf import GGML_NAMES, Header, TensorInfo
 from edgespec.formats.gguf_validate import read_file
-from edgespec.hub.cache import PackagedFile
+from edgespec.hub.references import PackagedFile
 from edgespec.isolated import ChildDied, run_in_child
-from edgespec.registry.schema import find_packaged
+from edgespec.registry.packaged import find_packaged
 
 ASSUMED = (0.5, 0.8)  # acceptance per draft token if the registry states none
 _TOLERANCE = 0.2  # relative, of an estimated speed

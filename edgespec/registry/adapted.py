@@ -19,7 +19,7 @@ from typing import Any
 
 from edgespec.errors import InvalidModelFile, InvalidRequest, reading
 from edgespec.files import lock_file, remove_path, write_private
-from edgespec.formats.mlx_folder import fingerprint_weights
+from edgespec.formats.fingerprint import fingerprint_weights
 
 BASE = 0
 """The number that stands for the base draft."""

@@ -26,8 +26,8 @@ from typing import Any, Literal
 from urllib.parse import unquote
 
 from edgespec.formats.gguf import MAGIC
-from edgespec.hub.cache import is_model_file, list_parts
-from edgespec.registry.resolve import is_head
+from edgespec.hub.selection import is_model_file, list_parts
+from edgespec.registry.heads import is_head
 
 Program = Literal["lm studio", "ollama", "llama.cpp"]
 

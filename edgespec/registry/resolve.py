@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.backends import FileBackend
-from edgespec.errors import EdgespecError, UnknownModel
+from edgespec.errors import UnknownModel
 from edgespec.formats.gguf import Header, join_parts
 from edgespec.formats.gguf_validate import read_file
-from edgespec.formats.head_file import ModelMetadata, read_head
+from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.mlx_folder import read_config, read_folder, refuse_adapter
-from edgespec.hub.cache import (
+from edgespec.hub.cache import RemoteModel, snapshot_path
+from edgespec.hub.download import Progress
+from edgespec.hub.hub import Hub
+from edgespec.hub.references import (
     FORMS,
     Alias,
     HubFile,
     HubQuant,
     HubRepo,
-    Kind,
     LocalPath,
     PackagedFile,
     Reference,
-    RemoteModel,
     is_gguf_name,
-    list_parts,
     parse_reference,
-    snapshot_path,
 )
-from edgespec.hub.download import Progress
-from edgespec.hub.hub import Hub
-from edgespec.registry.schema import Entry, Pair, Registry, SamplingDefaults, find_packaged
+from edgespec.hub.selection import Kind, list_parts
+from edgespec.registry.packaged import find_packaged
+from edgespec.registry.schema import Entry, Pair, Registry, SamplingDefaults
 from edgespec.text.chat_template import read_template
 
 _PARD_KEY = "tokenizer.ggml.mask_token_id"
@@ -217,35 +215,3 @@ def _resolve_local(path: Path, backend: FileBackend) -> Source:
         if not path.with_name(name).is_file():
             raise UnknownModel(f"There is no file {path.with_name(name)}.", hint="Check the path.")
     return LocalModel(path.with_name(list_parts(path.name)[0]), "gguf")
-
-
-# Trained heads among the files of models.
-
-
-_START_BYTES = 2**20  # of a GGUF file; converters write its hyperparameters before the vocabulary
-_MAX_HEADER_BYTES = 2**24  # with a vocabulary of 260,000 tokens 10 MB
-_MTP_KEY = b".nextn_predict_layers"
-_FIRST_LAYER = b"blk.0."  # of tensors that a file of MTP layers alone does not have
-_ARCHITECTURES = [  # entries of GGUF files that hold a head alone: key, type of the value, its length, the value
-    b"general.architecture" + struct.pack("<IQ", 8, len(name)) + name
-    for name in (b"eagle3", b"dflash", b"gemma4-assistant")
-]
-
-
-def is_head(path: Path) -> bool:
-    """Tells whether a file or folder holds a trained head and no model. False for what cannot be read.
-
-    Of most GGUF files only the first MiB is read.
-    """
-    try:
-        if path.is_file():
-            with path.open("rb") as file:
-                start = file.read(_START_BYTES)
-                if any(entry in start for entry in _ARCHITECTURES):
-                    return True
-                if _MTP_KEY not in start or _FIRST_LAYER in start + file.read(_MAX_HEADER_BYTES - _START_BYTES):
-                    return False
-        head = read_head(path)
-    except (EdgespecError, OSError):
-        return False
-    return head is not None and not head.in_target

@@ -19,20 +19,14 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from edgespec import __version__
-from edgespec.controller.acceptance import AcceptanceRecord
+from edgespec.controller.acceptance_record import AcceptanceRecord
 from edgespec.engine.events import SlotState
-from edgespec.hub.cache import shorten_names
+from edgespec.hub.references import shorten_names
 from edgespec.planner.memory import Fit
 from edgespec.server.anthropic import MessagesRequest
 from edgespec.server.auth import LOCAL_ORIGINS, Guard, Rules, page_routes
 from edgespec.server.fields import GenerationBody, LoadRequest, UnloadRequest
-from edgespec.server.http import (
-    BodyRoute,
-    GetRoute,
-    JsonResponse,
-    reject_path,
-    respond_unless_disconnected,
-)
+from edgespec.server.http import BodyRoute, GetRoute, JsonResponse, reject_path, respond_unless_disconnected
 from edgespec.server.inputs import embedding_route, format_openai, token_routes
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.models import AnySlot, Models, generate, require_local

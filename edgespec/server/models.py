@@ -19,7 +19,7 @@ from edgespec.backends.devices import DeviceMemory
 from edgespec.core.metrics import Reading
 from edgespec.engine.events import MemoryUse
 from edgespec.errors import EdgespecError, InvalidRequest, UnknownModel, reason_of
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.server.answers import Writer
 from edgespec.server.fields import GenerationBody
 from edgespec.server.http import EventStream, Policy, respond_unless_disconnected

@@ -33,14 +33,7 @@ from edgespec.server.fields import (
     ThinkingBody,
     warn_of_results,
 )
-from edgespec.server.http import (
-    BodyRoute,
-    EventStream,
-    GetRoute,
-    JsonResponse,
-    dump_json,
-    require_manager,
-)
+from edgespec.server.http import BodyRoute, EventStream, GetRoute, JsonResponse, dump_json, require_manager
 from edgespec.server.inputs import EmbeddingRequest, embedding_route
 from edgespec.server.models import AnySlot, Models, generate, require_local
 from edgespec.server.openai import ChatMessage

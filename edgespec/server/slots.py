@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Finished, Notice, Request
 from edgespec.engine.prompts import Embedding
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.server.http import HttpError, Policy
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.record import request_context

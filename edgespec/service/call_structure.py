@@ -22,15 +22,7 @@ from edgespec.engine.structured_output import (
 )
 from edgespec.errors import InvalidRequest
 from edgespec.service.tools import Tool
-from edgespec.text.call_format import (
-    ID,
-    INDEX,
-    KEY,
-    NAME,
-    CallFormat,
-    LiteralArguments,
-    TaggedArguments,
-)
+from edgespec.text.call_format import ID, INDEX, KEY, NAME, CallFormat, LiteralArguments, TaggedArguments
 from edgespec.text.call_values import allowed_types, json_type
 
 _SIGNS = {INDEX: Grammar("start: /[0-9]{1,2}/"), ID: Grammar("start: /[A-Za-z0-9]{9}/")}

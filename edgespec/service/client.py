@@ -13,14 +13,14 @@ from typing import Any, Generic, TypeVar
 
 from edgespec.backends import BackendName
 from edgespec.backends.devices import DeviceMemory
-from edgespec.backends.options import RuntimeSettings
+from edgespec.backends.settings import RuntimeSettings
 from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import AnswerStart, Event, Prompt, Request, SlotState
 from edgespec.engine.prompts import Embedding
 from edgespec.errors import BackendError, EdgespecError, InvalidRequest, NotReady
+from edgespec.planner.load_config import LoadConfig, Reporter
 from edgespec.planner.memory import Fit
-from edgespec.planner.plan import LoadConfig, Reporter
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.text.template_profile import NO_TEMPLATE, TemplateProfile
 

@@ -17,16 +17,11 @@ from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Prompt, Request
 from edgespec.errors import ContextOverflow, DraftRefused, EdgespecError, InvalidRequest, UnknownModel
-from edgespec.planner.plan import LoadConfig, Plan, Reporter
-from edgespec.planner.selfdraft_search import (
-    Choice,
-    DraftEval,
-    Evaluator,
-    Passage,
-    SelfDraftCache,
-    SelfDraftSearch,
-    all_methods,
-)
+from edgespec.planner.draft_eval import DraftEval, Evaluator, Passage
+from edgespec.planner.load_config import LoadConfig, Reporter
+from edgespec.planner.plan import Plan
+from edgespec.planner.selfdraft_cache import Choice, SelfDraftCache
+from edgespec.planner.selfdraft_search import SelfDraftSearch, all_methods
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 from edgespec.service.load import Loader
 

@@ -26,7 +26,7 @@ from edgespec.files import lock_file, write_private
 from edgespec.isolated import python_command
 from edgespec.memory.store import TextStore
 from edgespec.options import LOADING
-from edgespec.planner.plan import LearnOptions, LoadConfig
+from edgespec.planner.load_config import LearnOptions, LoadConfig
 from edgespec.registry.adapted import BASE, may_train
 from edgespec.registry.tokenizer_compat import identify_tokenizer
 from edgespec.service.loaded_model import LoadedModel

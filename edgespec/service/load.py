@@ -11,8 +11,8 @@ from typing import Any
 
 from edgespec.backends import Model, open_model, require
 from edgespec.backends.attached_draft import AttachedHead
-from edgespec.backends.options import RuntimeSettings
 from edgespec.backends.ranks import count_ranks
+from edgespec.backends.settings import RuntimeSettings
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileStore, current_setting
 from edgespec.core.protocols import CheckCancelled
@@ -23,18 +23,14 @@ from edgespec.errors import EdgespecError
 from edgespec.formats.gguf import Header
 from edgespec.hub.hub import Hub
 from edgespec.memory.memory import Memory
-from edgespec.planner.draft_finder import (
-    AUTO,
-    PlannedDrafter,
-    describe_version,
-    naming_drafters,
-    parse_draft,
-    watch,
-)
-from edgespec.planner.plan import LoadConfig, Plan, Reporter
+from edgespec.planner.adapted import describe_version, watch
+from edgespec.planner.draft_words import AUTO, PlannedDrafter, naming_drafters, parse_draft
+from edgespec.planner.load_config import LoadConfig, Reporter
+from edgespec.planner.plan import Plan
 from edgespec.planner.plan import fetch as fetch_source
 from edgespec.planner.plan import plan as make_plan
-from edgespec.planner.selfdraft_search import SelfDraftCache, make_self_draft
+from edgespec.planner.selfdraft_cache import SelfDraftCache
+from edgespec.planner.selfdraft_search import make_self_draft
 from edgespec.registry.resolve import Source
 from edgespec.registry.schema import Registry, load_registry
 from edgespec.service.loaded_model import (

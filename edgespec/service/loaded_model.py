@@ -12,29 +12,27 @@ from edgespec.backends.attached_draft import AttachedHead, SelfDraftSpec, Unsupp
 from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.fixed_width import FixedWidthModel, check_width, rank_widths
 from edgespec.backends.llamacpp.model import LlamaModel
-from edgespec.backends.options import EXACT_WIDTHS, RuntimeSettings
+from edgespec.backends.options import EXACT_WIDTHS
 from edgespec.backends.ranks import count_ranks
+from edgespec.backends.settings import RuntimeSettings
 from edgespec.controller.profiler import measure_rows
-from edgespec.controller.store import (
-    ProfileStore,
-    Setting,
-    SettingsStore,
-    calibration_folder,
-    current_setting,
-    load_entry,
-    save_entry,
-)
+from edgespec.controller.settings_store import SettingsStore
+from edgespec.controller.store import ProfileStore, Setting, calibration_folder, current_setting, load_entry, save_entry
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.engine import Engine
 from edgespec.errors import Cancelled, DraftRefused, EdgespecError, InvalidRequest, reason_of
+from edgespec.formats.fingerprint import fingerprint_weights
 from edgespec.formats.heads import HeadSpec
-from edgespec.formats.mlx_folder import fingerprint_weights
 from edgespec.memory.memory import Memory
 from edgespec.memory.prefixes import PrefixFiles
-from edgespec.planner.draft_finder import AUTO, PlannedDrafter, is_outdated, mark_seen
-from edgespec.planner.head_probe import HeadProbe, ProbeResult, ProbeStore, describe_reading
-from edgespec.planner.plan import LoadConfig, MemoryOptions, Plan, Reporter
-from edgespec.planner.selfdraft_search import EVALUATION_S, SelfDraftCache, SelfDraftSearch, quick_methods
+from edgespec.planner.adapted import is_outdated, mark_seen
+from edgespec.planner.draft_words import AUTO, PlannedDrafter
+from edgespec.planner.head_probe import HeadProbe, ProbeResult, describe_reading
+from edgespec.planner.load_config import LoadConfig, MemoryOptions, Reporter
+from edgespec.planner.plan import Plan
+from edgespec.planner.probe_store import ProbeStore
+from edgespec.planner.selfdraft_cache import SelfDraftCache
+from edgespec.planner.selfdraft_search import EVALUATION_S, SelfDraftSearch, quick_methods
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.registry.tokenizer_compat import identify_tokenizer
 from edgespec.service.client import ModelInfo

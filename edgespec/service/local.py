@@ -18,12 +18,13 @@ import psutil
 from edgespec.backends import device_memory, leave_thread, prefers_mlx
 from edgespec.backends.devices import DeviceMemory
 from edgespec.controller.stats import DraftStats
-from edgespec.core.protocols import CheckCancelled, Yield
+from edgespec.core.peers import Yield
+from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request, SlotState
 from edgespec.engine.prompts import Embedding, embed
 from edgespec.errors import BackendError, Cancelled, EdgespecError, reason_of
-from edgespec.planner.plan import LoadConfig, Quiet, Reporter
+from edgespec.planner.load_config import LoadConfig, Quiet, Reporter
 from edgespec.service.client import EngineClient, ModelInfo, Stream, closed, no_model, require_model
 from edgespec.service.learn import Activity, Learner, is_on_battery, open_learner
 from edgespec.service.load import Loader

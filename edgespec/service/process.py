@@ -34,7 +34,7 @@ from edgespec.controller.store import calibration_folder
 from edgespec.errors import BackendError, Cancelled, EdgespecError, InvalidRequest, names_memory, reason_of
 from edgespec.files import write_atomically
 from edgespec.isolated import block_sigint, python_command
-from edgespec.planner.plan import Reporter
+from edgespec.planner.load_config import Reporter
 from edgespec.service.client import EngineClient, ModelInfo, Stream
 from edgespec.text.stream import Piece
 

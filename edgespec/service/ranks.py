@@ -16,25 +16,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgespec.backends import Model, require
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.ranks import (
-    MEET_S,
-    Follower,
-    Leader,
-    Ranks,
-    count_ranks,
-    get_rank_address,
-    is_reachable,
-)
+from edgespec.backends.ranks import Ranks, count_ranks, get_rank_address
+from edgespec.backends.wire import MEET_S, Follower, Leader, is_reachable
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled, EdgespecError, InvalidRequest, reason_of
-from edgespec.hub.cache import HubRepo, LocalPath, RemoteModel, parse_reference
+from edgespec.hub.cache import RemoteModel
 from edgespec.hub.hub import Hub
-from edgespec.planner.plan import Plan, Reporter
+from edgespec.hub.references import HubRepo, LocalPath, parse_reference
+from edgespec.planner.load_config import Reporter
+from edgespec.planner.plan import Plan
+from edgespec.registry.packaged import name_packaged
 from edgespec.registry.resolve import LocalModel, Source, fetch_source, resolve_source
-from edgespec.registry.schema import name_packaged
 
 if TYPE_CHECKING:
-    from edgespec.backends.mlx.team import FollowingTeam, LeadingTeam, TeamModel, TeamSession
+    from edgespec.backends.mlx.team import FollowingTeam, LeadingTeam
+    from edgespec.backends.mlx.team_model import TeamModel, TeamSession
 
 _OPTIONS = ("context_size", "kv_type")  # those that MLX reads
 
@@ -56,7 +52,7 @@ def load_leading(
     Raises InvalidRequest, InvalidModelFile, BackendError, Cancelled.
     """
     require("mlx")
-    from edgespec.backends.mlx.team import TeamModel, load_part
+    from edgespec.backends.mlx.team_model import TeamModel, load_part
 
     team = mlx_leader(check)
     leader = team.leader
@@ -198,7 +194,7 @@ class _Rank:
         self._team = FollowingTeam(self._link, self._ranks)
 
     def _load(self, source: dict[str, str], options: dict[str, Any]) -> None:
-        from edgespec.backends.mlx.team import TeamModel, load_part
+        from edgespec.backends.mlx.team_model import TeamModel, load_part
 
         assert self._team is not None
         is_stopped, parts = False, None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.engine.events import Finished
-from edgespec.hub.cache import shorten_names
+from edgespec.hub.references import shorten_names
 
 _ENDINGS = {
     "length": "cut at its limit",

@@ -8,7 +8,8 @@ from math import exp, log
 from statistics import fmean
 from typing import Any
 
-from edgespec.bench.runner import Arm, Divergence, Skipped, first_divergence, list_arms
+from edgespec.bench.divergence import Divergence, first_divergence
+from edgespec.bench.runner import Arm, Skipped, list_arms
 from edgespec.controller.stats import DraftStats
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import CheckCancelled

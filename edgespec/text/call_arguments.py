@@ -8,14 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from edgespec.text.call_format import (
-    KEY,
-    Arguments,
-    CallFormat,
-    LiteralArguments,
-    TaggedArguments,
-    loosen,
-)
+from edgespec.text.call_format import KEY, Arguments, CallFormat, LiteralArguments, TaggedArguments, loosen
 from edgespec.text.call_values import LiteralReader, ends_string, read_tagged_value
 from edgespec.text.tool_calls import CallDelta, CallEnd, CallStart, ToolCall
 

@@ -6,16 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from edgespec.text.call_format import (
-    ID,
-    INDEX,
-    KEY,
-    NAME,
-    CallFormat,
-    JsonArguments,
-    LiteralArguments,
-    TaggedArguments,
-)
+from edgespec.text.call_format import ID, INDEX, KEY, NAME, CallFormat, JsonArguments, LiteralArguments, TaggedArguments
 from edgespec.text.call_values import json_type
 
 

@@ -18,11 +18,12 @@ from textual.widgets import OptionList
 
 from edgespec.controller.stats import DraftStats
 from edgespec.conversations import Store
-from edgespec.conversations.chat import Chat, OwnModel
+from edgespec.conversations.chat import Chat
+from edgespec.conversations.own_model import OwnModel
 from edgespec.core.sampling import SamplingParams
 from edgespec.errors import EdgespecError, NotReady
-from edgespec.hub.cache import LocalPath, parse_reference, shorten_names
-from edgespec.planner.plan import LoadConfig, Reporter
+from edgespec.hub.references import LocalPath, parse_reference, shorten_names
+from edgespec.planner.load_config import LoadConfig, Reporter
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import EngineClient, ModelInfo, Stream
 from edgespec.service.summary import RUNTIMES, describe_drafts

@@ -14,7 +14,7 @@ from edgespec.conversations.chat import SETTINGS
 from edgespec.conversations.commands import ALIASES, SlashCommand, index_commands, parse_number
 from edgespec.conversations.presets import list_presets
 from edgespec.errors import EdgespecError, InvalidRequest
-from edgespec.planner.draft_finder import complete_draft
+from edgespec.planner.draft_words import complete_draft
 from edgespec.registry.schema import load_registry
 from edgespec.service.client import require_model
 from edgespec.text.chat_template import Message

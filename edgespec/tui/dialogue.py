@@ -13,14 +13,17 @@ from textual import on, work
 from textual.content import Content
 
 from edgespec.conversations import Store, Turn
-from edgespec.conversations.chat import NEARLY_FULL, Chat, OwnModel, can_go_on, describe_end, make_room, may_be_code
+from edgespec.conversations.chat import Chat
+from edgespec.conversations.code import may_be_code
 from edgespec.conversations.commands import is_command
+from edgespec.conversations.context import NEARLY_FULL, can_go_on, describe_end, make_room
+from edgespec.conversations.own_model import OwnModel
 from edgespec.conversations.recorder import ConversationRecorder, Fork
 from edgespec.core.metrics import Meter
 from edgespec.engine.events import AnswerStart, Event, Request
 from edgespec.engine.events import Notice as EngineNotice
 from edgespec.errors import Cancelled, EdgespecError
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.registry.schema import EMBEDDED_ALIAS
 from edgespec.service.client import EngineClient, ModelInfo, require_model
 from edgespec.service.summary import sum_metrics, summarize

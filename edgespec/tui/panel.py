@@ -16,7 +16,7 @@ from textual.widgets import DataTable, Digits, Static, TabbedContent, TabPane
 from edgespec.controller.stats import DraftStats
 from edgespec.core.metrics import Meter, Metrics
 from edgespec.core.protocols import Step
-from edgespec.hub.cache import shorten_names
+from edgespec.hub.references import shorten_names
 from edgespec.planner.memory import Fit
 from edgespec.service.client import ModelInfo
 from edgespec.service.summary import describe_drafts, name_drafters

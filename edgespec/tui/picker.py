@@ -25,16 +25,9 @@ from edgespec.backends.devices import host_memory
 from edgespec.conversations import SearchHit, Store
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled, EdgespecError, UnknownModel
-from edgespec.hub.cache import HubFile, HubQuant, HubRepo, parse_reference
 from edgespec.hub.hub import Hub
-from edgespec.planner.catalogue import (
-    Candidate,
-    Catalogue,
-    Query,
-    format_download,
-    format_drafted,
-    format_plain,
-)
+from edgespec.hub.references import HubFile, HubQuant, HubRepo, parse_reference
+from edgespec.planner.catalogue import Candidate, Catalogue, Query, format_download, format_drafted, format_plain
 from edgespec.registry.schema import EMBEDDED_ALIAS, load_registry
 from edgespec.service.client import EngineClient
 from edgespec.tui.progress import describe_error

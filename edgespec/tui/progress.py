@@ -21,7 +21,8 @@ from edgespec.engine.events import Event, Finished
 from edgespec.errors import Cancelled, EdgespecError, NotReady
 from edgespec.files import save_traceback
 from edgespec.hub.hub import Hub
-from edgespec.planner.plan import LoadConfig, fetch_all
+from edgespec.planner.load_config import LoadConfig
+from edgespec.planner.plan import fetch_all
 from edgespec.registry.schema import load_registry
 from edgespec.service.client import Stream
 from edgespec.tui.panel import draw_bar

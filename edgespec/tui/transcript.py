@@ -19,7 +19,7 @@ from textual.selection import Selection
 from textual.strip import Strip
 
 from edgespec.conversations import Turn
-from edgespec.conversations.chat import is_python
+from edgespec.conversations.code import is_python
 from edgespec.drafters import drafter_specs
 from edgespec.service.summary import summarize
 from edgespec.text.stream import Piece

@@ -12,9 +12,9 @@ import numpy as np
 from benchmarks.harness import load_model
 from edgespec.backends import Model
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.runner import first_divergence
+from edgespec.bench.divergence import first_divergence
+from edgespec.core.arrays import Logits
 from edgespec.core.protocols import NO_DRAFT, Session
-from edgespec.core.sampling import Logits
 from edgespec.text.chat_template import encode_prompt
 
 PROMPTS = (

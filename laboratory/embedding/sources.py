@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.backends.mlx.library import load_mlx
-from edgespec.formats.gguf_validate import PARTS
+from edgespec.formats.gguf_config import PARTS
 from laboratory.embedding import vocabulary
 from laboratory.embedding.shapes import Shape
 from laboratory.embedding.vocabulary import Field

@@ -121,7 +121,7 @@ def to_gguf(path: Path, vocab_size: int) -> list[Field]:
     """Metadata for the tokenizer of a model folder. Raises click.ClickException, InvalidModelFile."""
     from mlx_lm.utils import load_tokenizer
 
-    from edgespec.backends.mlx.model import HfTokenizer
+    from edgespec.backends.mlx.tokenizer import HfTokenizer
 
     folder = read_folder(path)
     if folder.vocabulary is None:

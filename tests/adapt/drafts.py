@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from edgespec.adapt.student import Student
 from edgespec.backends.llamacpp.model import load as load_llamacpp
-from edgespec.backends.llamacpp.shape import quantize
+from edgespec.backends.llamacpp.quantize import quantize
 from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
 from tests.contract.runtimes import prefill

@@ -13,11 +13,13 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
+from edgespec.adapt.objectives import distillation
 from edgespec.adapt.options import Progress, Throttle, TrainOptions
-from edgespec.adapt.teacher import Parts, Teacher
+from edgespec.adapt.parts import Parts
+from edgespec.adapt.teacher import Teacher
 from edgespec.adapt.texts import TrainingText
-from edgespec.adapt.trainer import Trainer, distillation
-from edgespec.backends.toy import ToyModel, ToySession
+from edgespec.adapt.trainer import Trainer
+from edgespec.backends.toy_session import ToyModel, ToySession
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled
 

@@ -15,12 +15,13 @@ import pytest
 
 from edgespec.adapt.evaluate import expected_tokens
 from edgespec.adapt.heads import HeadStudent, find_known, measure_heads, recursion
-from edgespec.adapt.teacher import Parts, Teacher
+from edgespec.adapt.parts import Parts
+from edgespec.adapt.teacher import Teacher
 from edgespec.adapt.texts import TrainingText
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.mlx.head_parts import read_target
 from edgespec.backends.mlx.model import MlxModel
-from edgespec.core.verify import read_prompt
+from edgespec.backends.mlx.target_parts import read_target
+from edgespec.core.decoding import read_prompt
 from edgespec.errors import DraftRefused
 from edgespec.formats.head_file import read_head
 from tests.adapt.runs import new_folder

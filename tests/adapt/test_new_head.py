@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.adapt.head_files import check_target, choose_vocabulary, read_parts, write_new_head
+from edgespec.adapt.head_arrays import read_parts
+from edgespec.adapt.head_files import check_target, choose_vocabulary, write_new_head
 from edgespec.adapt.heads import HeadStudent, measure_heads
 from edgespec.adapt.new_head import measure_lookups, prepare_first, split_conversations
 from edgespec.adapt.options import CHECKPOINT
-from edgespec.adapt.teacher import Parts, Teacher
+from edgespec.adapt.parts import Parts
+from edgespec.adapt.teacher import Teacher
 from edgespec.adapt.texts import TrainingText
 from edgespec.backends import Model, open_model
 from edgespec.backends.attached_draft import Unsupported
@@ -25,9 +27,9 @@ from edgespec.backends.llamacpp.heads import open_head
 from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.backends.options import LoadOptions
+from edgespec.core.decoding import read_prompt
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.protocols import Budget
-from edgespec.core.tree import DraftTree
-from edgespec.core.verify import read_prompt
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.errors import DoesNotFit, DraftRefused, InvalidRequest
 from edgespec.formats.head_file import read_head

@@ -15,10 +15,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from edgespec.adapt.objectives import distillation
 from edgespec.adapt.options import Progress, Throttle
-from edgespec.adapt.run import open_run
+from edgespec.adapt.run_folder import open_run
 from edgespec.adapt.student import Student
-from edgespec.adapt.trainer import Trainer, distillation
+from edgespec.adapt.trainer import Trainer
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import CacheError, Cancelled, InvalidRequest
 from tests.adapt.runs import FREE, OPTIONS, cancel_at, digest_weights, make_batches, make_trainer, train

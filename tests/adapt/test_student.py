@@ -20,7 +20,7 @@ from mlx.utils import tree_flatten
 from mlx_lm import load as load_mlx_lm
 from mlx_lm.models.bitlinear_layers import bitnet_quantize
 
-from edgespec.adapt.run import estimate_training_bytes
+from edgespec.adapt.memory_estimate import estimate_training_bytes
 from edgespec.adapt.student import Student
 from edgespec.errors import BackendError, CacheError, DraftRefused, EdgespecError, InvalidModelFile
 from edgespec.formats.gguf_validate import read_file
@@ -193,8 +193,9 @@ def test_folders_of_other_kinds_are_refused(tmp_path: Path) -> None:
 def test_without_mlx_the_missing_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['mlx'] = None\n"
-        "from pathlib import Path; from edgespec.adapt.run import open_student\n"
-        "from edgespec.adapt.run import estimate_training_bytes; from edgespec.errors import EdgespecError\n"
+        "from pathlib import Path; from edgespec.adapt.trainee import open_student\n"
+        "from edgespec.adapt.memory_estimate import estimate_training_bytes\n"
+        "from edgespec.errors import EdgespecError\n"
         f"path = Path({str(DRAFT)!r})\n"
         "assert estimate_training_bytes(path, 1024) > 0\n"
         "try: open_student(path)\n"

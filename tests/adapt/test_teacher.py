@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.adapt.teacher import TOP, Part, Parts, Teacher, cut_windows, fill_up
+from edgespec.adapt.parts import Parts, cut_windows, fill_up
+from edgespec.adapt.teacher import TOP, Part, Teacher
 from edgespec.adapt.texts import TrainingText
-from edgespec.backends.toy import ToyModel, ToySession
+from edgespec.backends.toy_session import ToyModel, ToySession
+from edgespec.core.decoding import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Session
-from edgespec.core.verify import read_prompt
 from edgespec.errors import InvalidRequest
 from tests.adapt.runs import new_folder
 from tests.contract.runtimes import LLAMA, MLX, llama_model, mlx_model
@@ -128,7 +129,7 @@ def test_what_fits_is_kept(tmp_path: Path) -> None:
 
 def test_what_is_not_read_in_time_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a run that goes on has what was read, and no more."""
-    monkeypatch.setattr("edgespec.adapt.teacher._LEAST_READ", 100)
+    monkeypatch.setattr("edgespec.adapt.parts._LEAST_READ", 100)
     teacher = Teacher(ToySession(SMALL_RULE, context_size=512), lambda: None)
     texts = [TrainingText(TEXT[:n] % 97, 0, 1, str(n)) for n in (90, 40, 60, 50)]
     batches: list[int] = []

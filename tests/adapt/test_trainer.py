@@ -15,14 +15,16 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 
+from edgespec.adapt.objectives import distillation, forward_kl
 from edgespec.adapt.options import Progress, Throttle, TrainOptions
-from edgespec.adapt.teacher import Part, Parts
-from edgespec.adapt.trainer import Trainer, _State, distillation, forward_kl
+from edgespec.adapt.parts import Parts
+from edgespec.adapt.teacher import Part
+from edgespec.adapt.trainer import Trainer, _State
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Request
 from edgespec.errors import BackendError
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.service.learn import Activity, activity_path, is_any_engine_working
 from edgespec.service.local import LocalEngine
 from tests.adapt.runs import FREE, OPTIONS, TinyDraft, make_batches, make_trainer

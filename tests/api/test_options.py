@@ -8,7 +8,8 @@ from edgespec.cli import options as command_line
 from edgespec.cli.run import run_command
 from edgespec.registry.schema import SamplingDefaults
 
-COMMAND_LINE_ONLY = {"words", "model", "file", "raw", "as_json", "explain", "verbose", "help_all"}
+COMMAND_LINE_ONLY = {"words", "model", "file", "raw", "as_json", "explain", "verbose", "help_all", "preset",
+                     "continue_last", "answer_format", "schema"}  # fmt: skip
 PYTHON_ONLY = {"isolated", "parallel", "schema", "tools", "tool_choice", "parallel_tool_calls", "template_variables",
                "memory_source"}  # fmt: skip
 

@@ -33,3 +33,13 @@ def test_functions_fit_on_a_screen() -> None:
 
 def test_the_core_is_formatted_throughout() -> None:
     assert not [path.name for path in (PACKAGE / "core").rglob("*.py") if "fmt:" in path.read_text(encoding="utf-8")]
+
+
+def test_a_module_has_no_sections() -> None:
+    """A comment alone between two empty lines begins another subject, which is a module of its own."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        lines = path.read_text("utf-8").split("\n")
+        alone = (i for i in range(1, len(lines) - 1) if lines[i].startswith("#") and lines[i - 1] == lines[i + 1] == "")
+        found += [f"{path.relative_to(PACKAGE)}:{i + 1}" for i in alone]
+    assert not found

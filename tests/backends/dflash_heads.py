@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.backends.llamacpp.context import Floats
+from edgespec.backends.llamacpp.hidden_states import Floats
 from edgespec.formats.heads import HeadKind, HeadSpec
 from tests.backends.mlx_dflash_heads import NumpyHead
 from tests.backends.numpy_layers import read_tensors

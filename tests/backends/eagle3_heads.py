@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from edgespec.backends.llamacpp.context import Floats
+from edgespec.backends.llamacpp.hidden_states import Floats
 from edgespec.formats.heads import HeadSpec
 from tests.backends.numpy_layers import EPS, ROPE_BASE, attend, feed_forward, normed, read_tensors
 from tests.models import TARGET, GgufBuilder

@@ -7,9 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from edgespec.core.arrays import Logits
 from edgespec.core.drafter import BlockSession
 from edgespec.core.protocols import CheckCancelled, Draft
-from edgespec.core.sampling import Logits
 from edgespec.core.scores import Scores
 from edgespec.errors import Cancelled
 from tests.contract.runtimes import prefill

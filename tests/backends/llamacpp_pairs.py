@@ -14,7 +14,8 @@ from edgespec.controller.fixed import FixedLength
 from edgespec.core.drafter import BlockSession, Drafter
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Step, Verifier
-from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import SampleMatching
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.sequential import SequentialDrafter

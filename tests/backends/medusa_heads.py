@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from edgespec.core.sampling import Logits
+from edgespec.core.arrays import Logits
 from tests.backends.numpy_layers import attend, feed_forward, normed, rotated
 from tests.formats.head_files import make_pickle, stored, write_torch
 

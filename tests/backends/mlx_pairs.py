@@ -17,10 +17,12 @@ from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.controller.fixed import FixedLength
+from edgespec.core.arrays import Logits
 from edgespec.core.drafter import Drafter
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Step
-from edgespec.core.sampling import CounterRng, Logits, Sampler, SamplingParams
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import SampleMatching
 from edgespec.drafters import SlotResources, drafter_specs
 from edgespec.errors import EdgespecError

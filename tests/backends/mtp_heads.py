@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from edgespec.backends.llamacpp.context import Floats
+from edgespec.backends.llamacpp.hidden_states import Floats
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
 from tests.backends.numpy_layers import attend, feed_forward, normed, read_tensors, rotated

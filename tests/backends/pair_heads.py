@@ -12,8 +12,8 @@ import mlx.core as mx
 import numpy as np
 from safetensors.numpy import save_file
 
-from edgespec.backends.llamacpp.context import Floats
-from edgespec.core.sampling import Logits
+from edgespec.backends.llamacpp.hidden_states import Floats
+from edgespec.core.arrays import Logits
 from tests.backends.numpy_layers import EPS, ROPE_BASE, attend, feed_forward, normed, rotated
 
 HEADS, KV_HEADS, HEAD_WIDTH, FFN = 4, 2, 32, 192

@@ -9,8 +9,8 @@ import numpy as np
 
 from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.sequence import cheap_prefill
+from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Draft
-from edgespec.core.sampling import Logits
 from edgespec.core.scores import Scores
 from edgespec.core.tree import path_to
 from edgespec.errors import Cancelled

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.backends.attached_draft import SelfDraftSpec, parse
-from edgespec.backends.head_session import Features
+from edgespec.backends.features import Features
 from edgespec.errors import InvalidRequest
 
 skips = st.one_of(

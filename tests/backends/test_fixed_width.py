@@ -10,13 +10,14 @@ import pytest
 
 from edgespec.backends import Model, open_model
 from edgespec.backends.fixed_width import FixedWidthSession, check_width, rank_widths
-from edgespec.backends.llamacpp.shape import quantize
+from edgespec.backends.llamacpp.quantize import quantize
 from edgespec.backends.options import EXACT_WIDTHS, LoadOptions
-from edgespec.backends.toy import ToyModel, ToySession
-from edgespec.core.protocols import NO_DRAFT, YIELD, Draft, PrefillProgress, Session
-from edgespec.core.sampling import Logits
+from edgespec.backends.toy_session import ToyModel, ToySession
+from edgespec.core.arrays import Logits
+from edgespec.core.decoding import read_prompt
+from edgespec.core.peers import YIELD
+from edgespec.core.protocols import NO_DRAFT, Draft, PrefillProgress, Session
 from edgespec.core.scores import Scores
-from edgespec.core.verify import read_prompt
 from edgespec.errors import ContextOverflow
 from tests.mlx_models import CONFIGS, make_folder
 from tests.models import MAKERS, llama

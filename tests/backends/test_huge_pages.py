@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.backends.devices import read_mode
-from edgespec.backends.llamacpp.shape import quantize
+from edgespec.backends.llamacpp.quantize import quantize
 from edgespec.backends.llamacpp.tiles import amx_is_sound
 from tests.models import REPOSITORY, TARGET, llama
 

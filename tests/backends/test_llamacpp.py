@@ -14,17 +14,11 @@ import pytest
 
 from edgespec.backends.llamacpp.library import NativeLog, library, list_handles
 from edgespec.backends.llamacpp.model import LlamaModel, load
-from edgespec.backends.llamacpp.shape import quantize
+from edgespec.backends.llamacpp.quantize import quantize
 from edgespec.backends.options import LoadOptions
+from edgespec.core.decoding import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Draft
-from edgespec.core.verify import read_prompt
-from edgespec.errors import (
-    BackendError,
-    CacheError,
-    Cancelled,
-    ContextOverflow,
-    InvalidModelFile,
-)
+from edgespec.errors import BackendError, CacheError, Cancelled, ContextOverflow, InvalidModelFile
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 from tests.contract.runtimes import llama_model, prefill
 from tests.models import DRAFT, MAKERS, TARGET, GgufBuilder, cogvlm, find_trained

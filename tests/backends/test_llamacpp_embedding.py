@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import Yield
+from edgespec.core.peers import Yield
 from edgespec.engine.prompts import Embedding, embed
 from edgespec.errors import Cancelled
 from edgespec.text.chat_template import encode_prompt

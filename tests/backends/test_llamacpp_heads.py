@@ -14,10 +14,12 @@ from edgespec.backends.llamacpp.heads import LlamaHead, open_head
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.fixed import FixedLength
+from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Budget, Draft
-from edgespec.core.sampling import CounterRng, Logits, Sampler, SamplingParams
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import BlockVerification, SampleMatching, TokenRejection
-from edgespec.drafters.sequential import RequestDraw
+from edgespec.drafters.candidates import RequestDraw
 from edgespec.formats.gguf_validate import read_file
 from tests.backends.assistant_heads import Reference, make_assistant, make_target
 from tests.backends.dflash_heads import BLOCK, DIALECTS, LAYERS, Dialect, NumpyDflash, make_dflash

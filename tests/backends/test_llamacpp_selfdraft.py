@@ -17,13 +17,14 @@ import pytest
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Unsupported, parse
 from edgespec.backends.devices import Memory
 from edgespec.backends.llamacpp.library import library
+from edgespec.backends.llamacpp.low_bit import evict, low_bit_copy
 from edgespec.backends.llamacpp.model import LlamaModel, load
-from edgespec.backends.llamacpp.selfdraft import SLACK, evict, low_bit_copy
+from edgespec.backends.llamacpp.prune import prune
+from edgespec.backends.llamacpp.selfdraft import SLACK
 from edgespec.backends.llamacpp.session import LlamaSession
-from edgespec.backends.llamacpp.shape import prune
 from edgespec.backends.options import LoadOptions
+from edgespec.core.arrays import Logits
 from edgespec.core.protocols import NO_DRAFT, Draft, Session
-from edgespec.core.sampling import Logits
 from edgespec.errors import Cancelled, DoesNotFit, InvalidModelFile, InvalidRequest
 from edgespec.files import lock_file
 from edgespec.formats.gguf_validate import read_file
@@ -337,7 +338,7 @@ def test_a_copy_keeps_norms_and_short_rows_as_they_are(tmp_path: Path) -> None:
 
 
 def test_layers_that_do_not_fit_are_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.backends.llamacpp.shape.host_memory", lambda: Memory(1000))
+    monkeypatch.setattr("edgespec.backends.llamacpp.prune.host_memory", lambda: Memory(1000))
     with pytest.raises(DoesNotFit, match="2 layers of target"), prune(TARGET, (0, 1), lambda: None):
         pass
 

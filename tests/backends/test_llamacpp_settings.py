@@ -14,7 +14,8 @@ from edgespec.backends.llamacpp import model as model_module
 from edgespec.backends.llamacpp import settings as tuning
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
-from edgespec.backends.options import LoadOptions, RuntimeSettings, measured_lengths
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.settings import RuntimeSettings, measured_lengths
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled
 from tests.contract.runtimes import llama_model, prefill

@@ -12,7 +12,8 @@ from edgespec.backends.llamacpp.library import library
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import NO_DRAFT, SOLO, BatchPeers, Draft
+from edgespec.core.peers import SOLO, BatchPeers
+from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.core.tree import path_to
 from edgespec.errors import BackendError, Cancelled
 from tests.backends.player import CONTEXT, TOLERANCE, Alone, Player
@@ -126,7 +127,7 @@ def test_a_prefix_is_copied_from_stream_to_stream(many: LlamaModel, alone: Alone
 def test_one_who_leaves_does_not_stop_the_others(
     max_unpolled_s: float, model: LlamaModel, alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edgespec.backends.llamacpp.context._MAX_UNPOLLED_S", max_unpolled_s)
+    monkeypatch.setattr("edgespec.backends.llamacpp.native_context._MAX_UNPOLLED_S", max_unpolled_s)
     gone: set[int] = set()
 
     def check(who: int) -> None:

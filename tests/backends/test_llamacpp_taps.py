@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.head_session import Features
-from edgespec.backends.llamacpp import library
-from edgespec.backends.llamacpp.context import Floats
-from edgespec.backends.llamacpp.library import find_function
+from edgespec.backends.features import Features
+from edgespec.backends.llamacpp import functions
+from edgespec.backends.llamacpp.functions import find_function
+from edgespec.backends.llamacpp.hidden_states import Floats
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
@@ -300,6 +300,6 @@ def test_architectures_without_named_layers_are_refused(kind: str, tmp_path: Pat
 
 
 def test_a_library_without_a_function_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(library._FUNCTIONS, "llama_of_tomorrow", ("", False))
+    monkeypatch.setitem(functions._FUNCTIONS, "llama_of_tomorrow", ("", False))
     with pytest.raises(Unsupported, match="has no llama_of_tomorrow"):
         find_function("llama_of_tomorrow")

@@ -13,13 +13,14 @@ import pytest
 
 from edgespec.backends.llamacpp import rpc
 from edgespec.backends.llamacpp.model import load
-from edgespec.backends.llamacpp.rpc import WeightsCache
+from edgespec.backends.llamacpp.remote_devices import RemoteDevices
+from edgespec.backends.llamacpp.weights_cache import WeightsCache
 from edgespec.backends.options import LoadOptions
+from edgespec.core.decoding import decode_one, read_prompt
 from edgespec.core.sampling import SamplingParams
-from edgespec.core.verify import decode_one, read_prompt
 from edgespec.engine.events import Finished, Request
 from edgespec.errors import BackendError, DoesNotFit
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.service.local import LocalEngine
 from tests.models import TARGET
 from tests.reporter import Heard
@@ -125,9 +126,9 @@ def test_a_worker_whose_name_is_not_known_is_not_connected(
     def refuse(address: str) -> tuple[str, int]:
         raise BackendError("unknown", hint="")
 
-    monkeypatch.setattr(rpc, "resolve", refuse)
+    monkeypatch.setattr("edgespec.backends.llamacpp.remote_devices.resolve", refuse)
     with pytest.raises(BackendError, match="unknown"):
-        rpc.RemoteDevices(addresses)
+        RemoteDevices(addresses)
     assert not rpc.connected
 
 

@@ -15,12 +15,15 @@ import pytest
 from edgespec.backends import prefers_mlx
 from edgespec.backends.llamacpp.model import load as load_llama
 from edgespec.backends.mlx import library, runner
-from edgespec.backends.mlx.caches import SLACK, ForwardContext
+from edgespec.backends.mlx.caches import SLACK
+from edgespec.backends.mlx.forward import ForwardContext
 from edgespec.backends.mlx.model import MlxModel, load
-from edgespec.backends.mlx.runner import ModelRunner, probe
+from edgespec.backends.mlx.probe import probe
+from edgespec.backends.mlx.runner import ModelRunner
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import NO_DRAFT, Draft
-from edgespec.core.sampling import CounterRng, SamplingParams
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import SamplingParams
 from edgespec.errors import BackendError, BackendUnavailable
 from edgespec.installation import install_command
 from tests.contract.runtimes import prefill

@@ -10,10 +10,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from edgespec.backends.llamacpp.context import Floats
+from edgespec.backends.llamacpp.hidden_states import Floats
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel
-from edgespec.core.sampling import Logits
+from edgespec.core.arrays import Logits
 from edgespec.errors import BackendError
 from tests.backends.head_sessions import Pair, check_fresh
 from tests.backends.medusa_heads import (

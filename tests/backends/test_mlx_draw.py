@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 from edgespec.backends.mlx.scores import MlxScores
+from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Draft
-from edgespec.core.sampling import CounterRng, Logits, Sampler, SamplingParams, index_at
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.scores import HostScores
 from edgespec.core.verify import SampleMatching
+from edgespec.core.weights import index_at
 from edgespec.errors import BackendError
 
 PARAMS = {

@@ -11,11 +11,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from edgespec.backends.llamacpp.context import Floats
+from edgespec.backends.llamacpp.hidden_states import Floats
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
+from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Budget
-from edgespec.core.sampling import Logits
 from edgespec.formats.heads import HeadSpec
 from edgespec.planner.head_probe import HeadProbe
 from tests.backends.assistant_heads import Reference, make_assistant, name_tensors

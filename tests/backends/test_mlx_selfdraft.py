@@ -16,11 +16,12 @@ from mlx.utils import tree_flatten
 from edgespec.backends.attached_draft import Unsupported, parse
 from edgespec.backends.mlx.caches import SLACK
 from edgespec.backends.mlx.model import MlxModel, load
-from edgespec.backends.mlx.selfdraft import MlxSelfDraft, SharedKVSession
+from edgespec.backends.mlx.selfdraft import MlxSelfDraft
 from edgespec.backends.mlx.session import MlxSession
+from edgespec.backends.mlx.shared_kv import SharedKVSession
 from edgespec.backends.options import LoadOptions
+from edgespec.core.arrays import Logits
 from edgespec.core.protocols import NO_DRAFT, Draft
-from edgespec.core.sampling import Logits
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, InvalidRequest, RollbackError
 from tests.backends.zoo import VOCABULARY, tiny
 from tests.contract.runtimes import prefill

@@ -9,12 +9,12 @@ import pytest
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx import heads
-from edgespec.backends.mlx.head_parts import ShortVocabulary, choose_frequent, take_rows
+from edgespec.backends.mlx.draft_vocabulary import ShortVocabulary, choose_frequent, take_rows
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
+from edgespec.core.arrays import Logits
 from edgespec.core.drafter import BlockSession
-from edgespec.core.sampling import Logits
 from tests.backends.head_sessions import Pair
 from tests.backends.mlx_pairs import answer, attach, is_close
 from tests.models import REPOSITORY, TARGET

@@ -19,9 +19,10 @@ from edgespec.backends.mlx.model import MlxModel
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Step
-from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import TokenRejection
-from edgespec.drafters.sequential import RequestDraw
+from edgespec.drafters.candidates import RequestDraw
 from tests.backends.mlx_pairs import CHAIN, PROMPTS, Answers, LateFeatures, answer, attach, open_drafter
 from tests.backends.pair_heads import quantize
 from tests.mlx_models import load_target

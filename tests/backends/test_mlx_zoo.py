@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.mlx.runner import LayerHooks, ModelRunner, probe
+from edgespec.backends.mlx.hooks import LayerHooks
+from edgespec.backends.mlx.probe import probe
+from edgespec.backends.mlx.runner import ModelRunner
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.core.protocols import Capabilities, Draft
 from edgespec.errors import BackendError

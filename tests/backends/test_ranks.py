@@ -11,17 +11,9 @@ from typing import Any
 
 import pytest
 
-from edgespec.backends import ranks as rank_link
-from edgespec.backends.ranks import (
-    ADDRESS,
-    Follower,
-    Leader,
-    RankAddress,
-    Ranks,
-    listen_for_ranks,
-    set_rank_address,
-    take_ranks,
-)
+from edgespec.backends import wire as rank_link
+from edgespec.backends.ranks import ADDRESS, RankAddress, Ranks, listen_for_ranks, set_rank_address, take_ranks
+from edgespec.backends.wire import Follower, Leader
 from edgespec.errors import BackendError, Cancelled, InvalidRequest
 
 HOSTS = [["10.0.0.1:5000"], ["10.0.0.2:5000"], ["10.0.0.3:5000"]]

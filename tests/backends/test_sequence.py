@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from edgespec.backends.sequence import Checkpoints
+from edgespec.backends.checkpoints import Checkpoints
 
 
 def test_checkpoints_lie_closer_together_near_the_end() -> None:

@@ -24,7 +24,7 @@ from pathlib import Path
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Draft
-from edgespec.core.verify import read_prompt
+from edgespec.core.decoding import read_prompt
 from edgespec.errors import EdgespecError
 from edgespec.formats.gguf_validate import read_file
 for path in sorted(Path(sys.argv[1]).glob("*.gguf")):

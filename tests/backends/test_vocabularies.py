@@ -14,8 +14,8 @@ from mlx_lm.utils import load_tokenizer as load_hf_tokenizer
 from tokenizers import decoders, models, normalizers
 
 from edgespec.backends.llamacpp.model import load
-from edgespec.backends.mlx.model import HfTokenizer
 from edgespec.backends.mlx.model import load as load_mlx
+from edgespec.backends.mlx.tokenizer import HfTokenizer
 from edgespec.backends.options import LoadOptions
 from edgespec.engine.events import AnswerStart
 from edgespec.engine.prompts import PromptEncoder

@@ -14,7 +14,7 @@ import pytest
 
 import edgespec.backends.workers as workers
 from edgespec.backends.devices import DeviceMemory, Memory
-from edgespec.backends.llamacpp.rpc import divide, split_layers
+from edgespec.backends.llamacpp.split import divide, split_layers
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.workers import PROTOCOL, Worker, ask_worker, find_workers, split_addresses
 from edgespec.errors import BackendError, InvalidRequest

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from edgespec.bench.runner import Cost, Divergence, Header, Run
+from edgespec.bench.divergence import Divergence
+from edgespec.bench.records import Cost, Header, Run
 from edgespec.bench.summary import Summary, summarize
 from edgespec.core.metrics import Metrics
 

@@ -9,9 +9,11 @@ import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
+from edgespec.bench.divergence import first_divergence
 from edgespec.bench.prompt_sets import BenchPrompt
-from edgespec.bench.runner import Bench, Run, Skipped, first_divergence, list_arms
-from edgespec.controller.cost_model import DraftCost, Profile
+from edgespec.bench.records import Run
+from edgespec.bench.runner import Bench, Skipped, list_arms
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation

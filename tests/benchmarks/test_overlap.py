@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from benchmarks.ahead import AheadDrafter, AheadSession, TruncatedSession
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget
 from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.core.tree import DraftTree
-from edgespec.drafters.sequential import ModelDraftSession, RequestDraw, SequentialDrafter
+from edgespec.drafters.candidates import RequestDraw
+from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.errors import Cancelled
 from tests.benchmarks.conftest import Program
 from tests.drafters.sessions import MODEL, TEXT, CountingSession, V

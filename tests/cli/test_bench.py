@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from edgespec.cli.terminal import explain_rounds
-from edgespec.controller.cost_model import DraftCost, Profile
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.core.protocols import CheckCancelled, Decision, Step
 from edgespec.engine.engine import Engine
 from tests.cli.conftest import COMMAND, Cli

@@ -13,10 +13,10 @@ import pytest
 
 import edgespec.errors
 from edgespec.cli.examples import EXAMPLES
+from edgespec.cli.interrupts import INTERRUPTED
 from edgespec.cli.main import OUTPUT_LOST
 from edgespec.cli.main import cli as group
 from edgespec.cli.options import show_all_options
-from edgespec.cli.terminal import INTERRUPTED
 from tests.cli.conftest import Cli
 from tests.models import REPOSITORY
 

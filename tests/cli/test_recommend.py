@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import get_args
 
-from edgespec.cli.models import TASKS
+from edgespec.cli.recommend import TASKS
 from edgespec.registry.schema import Task
 from tests.cli.conftest import Cli
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.server import format_systemd
+from edgespec.cli.service import format_systemd
 from tests.cli.conftest import Cli
 from tests.models import REPOSITORY
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.cli.serve import read_config
+from edgespec.cli.serving_config import read_config
 from edgespec.errors import InvalidRequest
 from edgespec.server.models import LocalModel
 from edgespec.server.remote_client import RemoteModel

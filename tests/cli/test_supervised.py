@@ -16,7 +16,7 @@ from time import monotonic, sleep
 import psutil
 import pytest
 
-from edgespec.cli.terminal import INTERRUPTED, Presses, finish
+from edgespec.cli.interrupts import INTERRUPTED, Presses, finish
 from edgespec.errors import BackendError, Cancelled
 from edgespec.service.client import Stream
 from tests.cli.conftest import COMMAND

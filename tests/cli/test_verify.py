@@ -12,7 +12,8 @@ import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
-from edgespec.bench.runner import Divergence, Skipped, first_divergence
+from edgespec.bench.divergence import Divergence, first_divergence
+from edgespec.bench.runner import Skipped
 from edgespec.cli.verify import list_cases
 from edgespec.core.protocols import Session
 from edgespec.engine.drafting import Speculation

@@ -14,7 +14,7 @@ import pytest
 import edgespec.cli.worker as command
 from edgespec.backends import workers
 from edgespec.backends.llamacpp.library import library
-from edgespec.cli.serve import read_config
+from edgespec.cli.serving_config import read_config
 from edgespec.errors import BackendError, InvalidRequest
 from tests.cli.conftest import Cli
 from tests.workers import WorkerProcess, free_port, started_worker

@@ -10,9 +10,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from edgespec.backends import Model
-from edgespec.bench.runner import first_divergence
+from edgespec.bench.divergence import first_divergence
 from edgespec.core.drafter import Drafter
-from edgespec.core.protocols import CheckCancelled, PrefillProgress, Step, Yield
+from edgespec.core.peers import Yield
+from edgespec.core.protocols import CheckCancelled, PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import DrafterSpec, SlotResources
 from edgespec.engine.drafting import Speculation

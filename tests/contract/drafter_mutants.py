@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from edgespec.core.arrays import Logits
+from edgespec.core.decoding import resize_logits
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import Budget, Draft, Round
-from edgespec.core.sampling import Logits
-from edgespec.core.tree import DraftTree
-from edgespec.core.verify import resize_logits
 from edgespec.drafters import SlotResources
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.ngram import NgramDrafter

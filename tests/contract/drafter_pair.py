@@ -10,17 +10,22 @@ import pytest
 
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead
 from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.cost_model import CostModel, DraftCost, Profile
+from edgespec.controller.cost_model import CostModel
 from edgespec.controller.fixed import FixedLength
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
+from edgespec.core.arrays import Logits
+from edgespec.core.decoding import read_prompt
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import BlockSession, Drafter, DraftSession, Outcome, TokenDraw
-from edgespec.core.protocols import NO_DRAFT, AsyncSession, Budget, Draft, PrefillProgress, Round, Session, Yield
-from edgespec.core.sampling import Logits, Rng, Sampler, SamplingParams
+from edgespec.core.peers import Yield
+from edgespec.core.protocols import NO_DRAFT, AsyncSession, Budget, Draft, PrefillProgress, Round, Session
+from edgespec.core.rng import Rng
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.scores import Scores
-from edgespec.core.tree import DraftTree, path_to
-from edgespec.core.verify import read_prompt
+from edgespec.core.tree import path_to
 from edgespec.drafters import SlotResources
-from edgespec.drafters.sequential import RequestDraw
+from edgespec.drafters.candidates import RequestDraw
 from tests.contract.drafter_subjects import Subject
 from tests.contract.runtimes import ON_DEVICE
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.protocols import Budget
-from edgespec.core.tree import DraftTree, check_draft, depths
+from edgespec.core.tree import check_draft, depths
 from tests.contract.drafter_pair import (
     MAX_ROUNDS,
     MAX_TOKENS,

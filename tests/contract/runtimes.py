@@ -15,10 +15,10 @@ from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy import ToyModel, ToySession
+from edgespec.backends.toy_session import ToyModel, ToySession
+from edgespec.core.arrays import Logits
+from edgespec.core.decoding import read_prompt
 from edgespec.core.protocols import CheckCancelled, Session
-from edgespec.core.sampling import Logits
-from edgespec.core.verify import read_prompt
 from tests.mlx_models import CONFIGS, DENSE, make_folder
 from tests.models import DRAFT, MAKERS, TARGET
 from tests.ranks import RANK_CONFIGS, load_on_two_ranks

@@ -10,15 +10,17 @@ import pytest
 
 from edgespec.controller.adaptive import Adaptive
 from edgespec.controller.fixed import FixedLength
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Controller, Step
-from edgespec.core.sampling import CounterRng, SamplingParams
-from edgespec.core.tree import DraftTree
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import SamplingParams
 from edgespec.core.verify import BlockVerification, TokenRejection
 from edgespec.drafters import SlotResources, drafter_specs
 from edgespec.drafters.block import BlockDrafter
-from edgespec.drafters.sequential import ModelDraftSession, PardSession, RequestDraw
+from edgespec.drafters.candidates import RequestDraw
+from edgespec.drafters.sequential import ModelDraftSession, PardSession
 from tests.contract.drafter_pair import make_cheap_stats
 from tests.core.stats import assert_follows
 from tests.core.toys import Remembering, RememberingSampler, open_session

@@ -12,15 +12,7 @@ from edgespec.controller.profiler import measure_drafters
 from edgespec.drafters import drafter_specs
 from edgespec.planner import heads as planner_heads
 from tests.contract import drafter_answers, drafters
-from tests.contract.drafter_subjects import (
-    ADOPTING,
-    METHODS,
-    NAMES,
-    TOYS,
-    Loader,
-    Subject,
-    installed,
-)
+from tests.contract.drafter_subjects import ADOPTING, METHODS, NAMES, TOYS, Loader, Subject, installed
 
 
 @pytest.fixture(scope="module")

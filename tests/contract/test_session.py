@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.core.protocols import NO_DRAFT, YIELD, Draft, PrefillProgress, Session, Storable
+from edgespec.core.peers import YIELD
+from edgespec.core.protocols import NO_DRAFT, Draft, PrefillProgress, Session, Storable
 from edgespec.core.tree import path_to
 from edgespec.errors import ContextOverflow, EdgespecError
 from tests.contract.runtimes import CONTEXT, Runtime, prefill
@@ -253,7 +254,7 @@ def test_the_latest_of_several_checkpoints_is_where_a_text_goes_on(runtime: Runt
 def test_a_long_prompt_has_checkpoints_within(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that shares its beginning alone does not start again there. Ranks are processes of their own."""
     if not runtime.name.startswith("ranks"):
-        monkeypatch.setattr("edgespec.backends.sequence._SPACING", 4)
+        monkeypatch.setattr("edgespec.backends.checkpoints._SPACING", 4)
         monkeypatch.setattr("edgespec.backends.llamacpp.context.MAX_TOKENS", 8)
         monkeypatch.setattr("edgespec.backends.mlx.session.PREFILL_CHUNK", 8)
     session = runtime.prefilled(PROMPT)

@@ -12,13 +12,13 @@ from typing import cast
 import numpy as np
 
 from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.cost_model import DraftCost, Profile
 from edgespec.controller.fixed import FixedLength
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, TokenDraw
 from edgespec.core.protocols import Budget, Controller, Draft, Round, Step
 from edgespec.core.scores import Scores
-from edgespec.core.tree import DraftTree
 from edgespec.drafters.ngram import NgramDrafter
 
 Curve = Callable[[int], float]

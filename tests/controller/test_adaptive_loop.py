@@ -10,18 +10,21 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.backends.toy import ToyModel, ToySession
+from edgespec.backends.toy_session import ToyModel, ToySession
 from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.cost_model import CostModel, DraftCost, Profile
+from edgespec.controller.cost_model import CostModel
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.drafter import Drafter
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Step
-from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import BlockVerification, SampleMatching
 from edgespec.drafters.block import BlockDrafter
+from edgespec.drafters.candidates import RequestDraw
 from edgespec.drafters.ngram import NgramDrafter
-from edgespec.drafters.sequential import ModelDraftSession, PardSession, RequestDraw, SequentialDrafter
+from edgespec.drafters.sequential import ModelDraftSession, PardSession, SequentialDrafter
 from edgespec.errors import Cancelled
 from tests.core.stats import assert_follows
 from tests.core.toys import KINDS, Alarm, decode, open_session

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.controller.cost_model import DraftCost, Profile
-from edgespec.controller.round import ScoredTree
+from edgespec.controller.profile import DraftCost, Profile
+from edgespec.controller.scored_tree import ScoredTree
 from edgespec.controller.stats import DraftStats, TextStats
 from edgespec.core.drafter import Confidence, Drafter
 

@@ -13,11 +13,12 @@ from edgespec.backends.attached_draft import parse
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy import ToyModel, ToySession
-from edgespec.controller.cost_model import CostModel, DraftCost, Profile
+from edgespec.backends.toy_session import ToyModel, ToySession
+from edgespec.controller.cost_model import CostModel
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.controller.profiler import choose_contexts, measure_contexts, measure_rows
+from edgespec.core.decoding import read_prompt
 from edgespec.core.protocols import Draft, Session
-from edgespec.core.verify import read_prompt
 from edgespec.errors import Cancelled
 from tests.core.toys import Alarm
 from tests.mlx_models import CONFIGS, make_folder

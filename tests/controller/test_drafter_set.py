@@ -13,9 +13,9 @@ from edgespec import deadline
 from edgespec.controller import drafter_set
 from edgespec.controller.acceptance import AcceptanceModel
 from edgespec.controller.drafter_set import DrafterSet
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
-from edgespec.core.tree import DraftTree
 from edgespec.errors import BackendError, Cancelled
 from tests.controller.replay import NO_SCORES
 

@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.controller.store import ProfileStore
 from edgespec.errors import CacheError
-from edgespec.formats.mlx_folder import fingerprint_weights
+from edgespec.formats.fingerprint import fingerprint_weights
 from tests.controller.test_store import written
 
 MIB = 2**20

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from edgespec.controller.fixed import FixedLength
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
-from edgespec.core.tree import DraftTree, check_draft, depths
+from edgespec.core.tree import check_draft, depths
 from edgespec.drafters.ngram import NgramDrafter
 from tests.controller.replay import NO_SCORES
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.cost_model import Profile
+from edgespec.controller.profile import Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
 from edgespec.drafters.ngram import NgramDrafter

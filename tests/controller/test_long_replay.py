@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgespec.controller.cost_model import DraftCost, Profile
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from tests.controller.replay import (
     READING,

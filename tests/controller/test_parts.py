@@ -8,10 +8,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgespec.controller.acceptance import DecayedMean
-from edgespec.controller.cost_model import CostModel, DraftCost, Profile, choose_chain_length
-from edgespec.controller.gate import RegretBudget
-from edgespec.controller.round import choose_size, list_sizes
+from edgespec.controller.cost_model import CostModel
+from edgespec.controller.decayed_mean import DecayedMean
+from edgespec.controller.draft_size import choose_size, list_sizes
+from edgespec.controller.profile import DraftCost, Profile, choose_chain_length
+from edgespec.controller.regret import RegretBudget
 
 
 def test_costs_between_the_profiles_points() -> None:

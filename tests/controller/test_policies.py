@@ -8,16 +8,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edgespec.backends.toy import ToyModel, ToySession
+from edgespec.backends.toy_session import ToyModel, ToySession
 from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.cost_model import CostModel, DraftCost, Profile
-from edgespec.controller.fixed import SteeredController
+from edgespec.controller.cost_model import CostModel
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
+from edgespec.controller.steered import SteeredController
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Controller, Round, Step
-from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
-from edgespec.core.tree import DraftTree
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import SampleMatching, TokenRejection
 from edgespec.drafters.ngram import NgramDrafter
 from tests.core.toys import decode

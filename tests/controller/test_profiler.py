@@ -6,13 +6,13 @@ from collections.abc import Generator, Iterator, Sequence
 
 import pytest
 
-from edgespec.backends.toy import ToyModel, ToySession
-from edgespec.controller.cost_model import DraftCost
+from edgespec.backends.toy_session import ToyModel, ToySession
+from edgespec.controller.profile import DraftCost
 from edgespec.controller.profiler import measure_drafter, measure_drafters, measure_rows
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget, Draft, PrefillProgress
 from edgespec.core.scores import Scores
-from edgespec.core.tree import DraftTree
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.drafters.sequential import ModelDraftSession, PardSession, SequentialDrafter

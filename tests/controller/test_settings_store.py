@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from edgespec.backends.options import LoadOptions, RuntimeSettings
-from edgespec.controller.store import SettingsStore
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.settings import RuntimeSettings
+from edgespec.controller.settings_store import SettingsStore
 from edgespec.errors import CacheError
 
 OPTIONS = LoadOptions(threads=2, context_size=8192)

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from edgespec.controller.acceptance import AcceptanceRecord
-from edgespec.controller.cost_model import DraftCost, Profile
+from edgespec.controller.acceptance_record import AcceptanceRecord
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.controller.stats import DraftStats, TextStats
 from edgespec.core.drafter import Confidence, Drafter
 

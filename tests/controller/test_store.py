@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy import ToyModel, ToySession
+from edgespec.backends.toy_session import ToyModel, ToySession
 from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.cost_model import DraftCost, Profile
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileStore, current_setting, describe_machine
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Step
-from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import SampleMatching
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.ngram import NgramDrafter

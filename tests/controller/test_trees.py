@@ -6,14 +6,16 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from edgespec.backends.toy import Kind, ToyModel
+from edgespec.backends.toy_session import Kind, ToyModel
 from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.cost_model import CostModel, DraftCost, Profile
+from edgespec.controller.cost_model import CostModel
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget
-from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
-from edgespec.core.tree import DraftTree
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import SampleMatching
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from tests.core.toys import open_session

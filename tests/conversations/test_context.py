@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from edgespec.conversations.chat import Chat, describe_end, make_room
+from edgespec.conversations.chat import Chat
+from edgespec.conversations.context import describe_end, make_room
 from edgespec.core.sampling import SamplingParams
 from edgespec.errors import ContextOverflow
 from edgespec.text.chat_template import Message

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgespec.conversations import Store
-from edgespec.conversations.chat import OwnModel
+from edgespec.conversations.own_model import OwnModel
 
 
 @pytest.mark.parametrize("own", [OwnModel(None), OwnModel("/models/a.gguf", "ngram+model:b", "llamacpp")])

@@ -9,8 +9,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from edgespec.core.arrays import Ints, Probs
 from edgespec.core.protocols import NO_DRAFT, Draft, Verifier
-from edgespec.core.sampling import Distribution, Ints, Probs, RandomSource
+from edgespec.core.rng import RandomSource
+from edgespec.core.sampling import Distribution
 from edgespec.core.tree import path_to
 
 T = TypeVar("T")

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from edgespec.backends.toy import ToySession
+from edgespec.backends.toy_session import ToySession
 from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.cost_model import CostModel, DraftCost, Profile
+from edgespec.controller.cost_model import CostModel
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
+from edgespec.core.arrays import Logits, Probs
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, TokenDraw
 from edgespec.core.protocols import Budget, Draft
-from edgespec.core.sampling import Logits, Probs
-from edgespec.core.tree import DraftTree
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from tests.core.enumerate import Enumerated, Proposal, Target, normalised
 

@@ -8,8 +8,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from edgespec.core.arrays import Probs
 from edgespec.core.protocols import Draft, Verdict
-from edgespec.core.sampling import Probs, RandomSource
+from edgespec.core.rng import RandomSource
 from edgespec.core.scores import Scores
 from tests.core.enumerate import Enumerated, Target
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.protocols import NO_DRAFT
-from edgespec.core.tree import DraftTree, check_draft, path_to
+from edgespec.core.tree import check_draft, path_to
 
 V = 4
 

@@ -11,27 +11,19 @@ from itertools import cycle, product
 
 import pytest
 
-from edgespec.backends.toy import ToySession
+from edgespec.backends.toy_session import ToySession
 from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.fixed import FixedLength, SteeredController
-from edgespec.controller.round import DraftRound, DraftSize
+from edgespec.controller.draft_size import DraftSize
+from edgespec.controller.fixed import FixedLength
+from edgespec.controller.round import DraftRound
+from edgespec.controller.steered import SteeredController
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Controller, Draft, Round, Step
-from edgespec.core.tree import DraftTree
 from edgespec.core.verify import BlockVerification, SampleMatching, TokenRejection
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
-from tests.core.enumerate import (
-    PROMPT,
-    Enumerated,
-    Rule,
-    Table,
-    Target,
-    Tokens,
-    deterministic,
-    outcomes,
-    sampled,
-)
+from tests.core.enumerate import PROMPT, Enumerated, Rule, Table, Target, Tokens, deterministic, outcomes, sampled
 from tests.core.enumerated_drafters import Drawn, EnumeratedDraw, Fixed, TwoRows, make_adaptive, model_drafter
 from tests.core.toys import Maker
 

@@ -9,8 +9,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from edgespec.core.arrays import Probs
 from edgespec.core.protocols import Draft
-from edgespec.core.sampling import Probs
 from edgespec.core.tree import path_to
 from edgespec.core.verify import BlockVerification, SampleMatching, TokenRejection
 from tests.core.enumerate import PROMPT, Proposal, Rule, Table, Target, Tokens, deterministic, normalised, play, sampled

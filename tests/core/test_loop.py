@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.backends.toy import Kind, ToyModel, ToySession
+from edgespec.backends.toy_session import Kind, ToyModel, ToySession
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.loop import speculate
-from edgespec.core.protocols import Budget, PrefillProgress, Step, Yield
-from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
+from edgespec.core.peers import Yield
+from edgespec.core.protocols import Budget, PrefillProgress, Step
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import SampleMatching
 from edgespec.errors import Cancelled, ContextOverflow
 from tests.core.toys import KINDS, Alarm, GuessingDrafter, RandomBudgets, decode, open_session

@@ -13,9 +13,11 @@ import pytest
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Controller, Step, Verifier
-from edgespec.core.sampling import CounterRng, RandomSource, Sampler, SamplingParams
+from edgespec.core.rng import CounterRng, RandomSource
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import BlockVerification, SampleMatching, TokenRejection
-from edgespec.drafters.sequential import ModelDraftSession, RequestDraw, SequentialDrafter
+from edgespec.drafters.candidates import RequestDraw
+from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from tests.core.stats import assert_follows
 from tests.core.toys import DrawingDrafter, Maker, Remembering, RememberingSampler, open_session
 

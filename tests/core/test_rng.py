@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgespec.core.sampling import CounterRng, index_at, sum_blocks
+from edgespec.core.rng import CounterRng
+from edgespec.core.weights import index_at, sum_blocks
 from tests.core.stats import assert_follows
 
 LAST = 1 - 2.0**-53  # the largest number that `uniform` returns

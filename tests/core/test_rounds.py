@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from edgespec.backends.toy import ToyModel, ToySession
+from edgespec.backends.toy_session import ToyModel, ToySession
+from edgespec.core.arrays import Logits
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, PrefillProgress, Round, Step
-from edgespec.core.sampling import CounterRng, Logits, Sampler, SamplingParams
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.scores import HostScores, Scores
 from edgespec.core.verify import SampleMatching
 from tests.core.toys import Maker, decode

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from edgespec.core import sampling
-from edgespec.core.sampling import Indices, Logits, Sampler, SamplingParams
+from edgespec.core import truncate
+from edgespec.core.arrays import Indices, Logits
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.errors import BackendError
 
 SIZES = (1, 2, 63, 64, 65, 300, 1024, 1025, 2560, 4099, 20_000)  # by one pass, by buckets; with columns and without
@@ -42,7 +43,7 @@ def test_top_k() -> None:
     for rng, z in rows(600):
         k = int(rng.choice([1, 2, 5, 40, len(z), rng.integers(1, len(z) + 1)]))
         best = by_rank(-z)[:k]
-        assert sampling.top_k(z, k).tolist() == sorted(best[z[best] > -np.inf].tolist()), (len(z), k)
+        assert truncate.top_k(z, k).tolist() == sorted(best[z[best] > -np.inf].tolist()), (len(z), k)
 
 
 def shortest(order: Indices, weights: Logits, share: float) -> list[int] | None:
@@ -60,7 +61,7 @@ def test_nucleus() -> None:
         top_p = float(rng.choice([0.0, 0.1, 0.5, 0.9, 0.95, 0.999, rng.random()]))
         weights = np.exp(z - z.max())
         expected = shortest(by_rank(-z), weights, top_p)
-        found = sampling.nucleus(z, top_p)
+        found = truncate.nucleus(z, top_p)
         if expected is not None:
             decided += 1
             assert found.tolist() == expected, (len(z), top_p)
@@ -78,7 +79,7 @@ def test_typical() -> None:
         distance = np.abs((weights * x).sum() / weights.sum(dtype=np.float64) - x)
         order = by_rank(distance)
         expected = shortest(order, weights, typical_p)
-        found = sampling.typical(z, typical_p)
+        found = truncate.typical(z, typical_p)
         assert len(found)
         if expected is not None:
             n = len(expected)
@@ -93,7 +94,7 @@ def test_min_p() -> None:
     for rng, z in rows(150):
         least = float(rng.choice([1e-6, 0.05, 0.5, 1.0]))
         expected = [i for i, value in enumerate(z) if value >= z.max() + np.float32(np.log(least))]
-        assert sampling.min_p(z, least).tolist() == expected
+        assert truncate.min_p(z, least).tolist() == expected
 
 
 def test_masks_are_read_at_any_density() -> None:
@@ -101,7 +102,7 @@ def test_masks_are_read_at_any_density() -> None:
     for n in (0, 1, 49, 1000, 5000):
         for density in (0.0, 0.005, 0.03, 0.08, 0.11, 0.5, 1.0):
             mask = rng.random(n) < density
-            assert sampling._find(mask).tolist() == np.flatnonzero(mask).tolist()
+            assert truncate._find(mask).tolist() == np.flatnonzero(mask).tolist()
 
 
 @pytest.mark.parametrize("truncate", [{}, {"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1}, {"typical_p": 0.9}])

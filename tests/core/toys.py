@@ -9,11 +9,14 @@ from types import MappingProxyType
 
 import numpy as np
 
-from edgespec.backends.toy import Kind, ToyModel, ToySession
+from edgespec.backends.toy_session import Kind, ToyModel, ToySession
+from edgespec.core.arrays import Logits, Probs
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Decision, Draft, Round, Step
-from edgespec.core.sampling import CounterRng, Distribution, Logits, Probs, Rng, Sampler, SamplingParams, index_at
-from edgespec.core.tree import DraftTree
+from edgespec.core.rng import CounterRng, Rng
+from edgespec.core.sampling import Distribution, Sampler, SamplingParams
+from edgespec.core.weights import index_at
 from edgespec.errors import Cancelled
 
 KINDS = ("linear", "tree", "recurrent")

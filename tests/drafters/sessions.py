@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 
-from edgespec.backends.toy import ToyModel, ToySession
-from edgespec.core.protocols import CheckCancelled, Draft, PrefillProgress, Session, Yield
-from edgespec.core.sampling import Logits
+from edgespec.backends.toy_session import ToyModel, ToySession
+from edgespec.core.arrays import Logits
+from edgespec.core.decoding import decode_one, score_tokens
+from edgespec.core.peers import Yield
+from edgespec.core.protocols import CheckCancelled, Draft, PrefillProgress, Session
 from edgespec.core.scores import HostScores, Scores
-from edgespec.core.verify import decode_one, score_tokens
 from edgespec.errors import Cancelled
 
 V = 8

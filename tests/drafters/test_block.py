@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.core.arrays import Logits
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.protocols import Budget
-from edgespec.core.sampling import Logits, Sampler, SamplingParams
-from edgespec.core.tree import DraftTree
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.drafters.block import BlockDrafter
-from edgespec.drafters.sequential import RequestDraw, best_tokens
+from edgespec.drafters.candidates import RequestDraw, best_tokens
 
 V = 6
 TEXT = [1, 2, 3]

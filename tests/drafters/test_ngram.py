@@ -6,10 +6,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Outcome
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
 from edgespec.core.scores import HostScores
-from edgespec.core.tree import DraftTree, check_draft
+from edgespec.core.tree import check_draft
 from edgespec.drafters import SlotMemory
 from edgespec.drafters.ngram import MAX_MATCH, NgramDrafter, Quotes
 

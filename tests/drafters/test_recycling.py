@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.backends.toy import ToyModel, ToySession
+from edgespec.backends.toy_session import ToyModel, ToySession
+from edgespec.core.arrays import Logits
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Outcome
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
-from edgespec.core.sampling import Logits
 from edgespec.core.scores import HostScores
-from edgespec.core.tree import DraftTree
 from edgespec.drafters import SlotMemory, SlotResources, drafter_specs
 from edgespec.drafters.recycling import _LEAST_PATH, WIDTH, RecyclingDrafter, SuccessorTable
 from edgespec.memory.memory import Memory

@@ -11,7 +11,7 @@ from textwrap import dedent
 import pytest
 
 from edgespec import drafters
-from edgespec.backends.toy import ToyModel, ToySession
+from edgespec.backends.toy_session import ToyModel, ToySession
 from edgespec.core.drafter import Drafter
 from edgespec.drafters import SELF, SlotResources, drafter_specs, find_spec, refused_plugins
 from edgespec.drafters.block import BlockDrafter

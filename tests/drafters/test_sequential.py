@@ -7,11 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.backends.toy import ToyModel, ToySession
+from edgespec.backends.toy_session import ToyModel, ToySession
+from edgespec.core.arrays import Probs
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.protocols import Budget, Draft
-from edgespec.core.sampling import Probs, Sampler, SamplingParams, index_at
-from edgespec.core.tree import DraftTree
-from edgespec.drafters.sequential import MAX_SIBLINGS, ModelDraftSession, RequestDraw, SequentialDrafter, best_tokens
+from edgespec.core.sampling import Sampler, SamplingParams
+from edgespec.core.weights import index_at
+from edgespec.drafters.candidates import MAX_SIBLINGS, RequestDraw, best_tokens
+from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.errors import BackendError
 from tests.core.stats import assert_follows
 from tests.drafters.sessions import MODEL, CountingSession, LazySession, V

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.protocols import NO_DRAFT, Budget, Round
 from edgespec.core.scores import HostScores
-from edgespec.core.tree import DraftTree
 from edgespec.drafters import SlotMemory
-from edgespec.drafters.suffix import SuffixDrafter, SuffixRates, describe
-from edgespec.memory.memory import Memory, MemorySpace
+from edgespec.drafters.suffix import SuffixDrafter
+from edgespec.drafters.suffix_rates import SuffixRates, describe
+from edgespec.memory.memory import Memory
+from edgespec.memory.space import MemorySpace
 
 V = 4
 SCORES = HostScores([np.zeros(V, np.float32)])

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.backends.sequence import shared_prefix
-from edgespec.backends.toy import ToySession
+from edgespec.backends.toy_session import ToySession
+from edgespec.core.decoding import decode_one, score_tokens
 from edgespec.core.protocols import Draft
-from edgespec.core.verify import decode_one, score_tokens
 from edgespec.drafters.sequential import TextReader
 from edgespec.errors import Cancelled
 from tests.core.toys import KINDS, Alarm, open_session

@@ -10,7 +10,8 @@ import pytest
 from edgespec.backends import Model, open_model
 from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.cost_model import CostModel, DraftCost, Profile
+from edgespec.controller.cost_model import CostModel
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.drafters import drafter_specs
 from edgespec.engine.drafting import LoadedDrafter, Speculation

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
-from edgespec.controller.cost_model import DraftCost, Profile
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
-from edgespec.core.protocols import Budget, Draft, Round, Step, Yield
+from edgespec.core.peers import Yield
+from edgespec.core.protocols import Budget, Draft, Round, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.core.tree import DraftTree
 from edgespec.drafters import DrafterSpec, SlotResources
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.engine.drafting import LoadedDrafter, Speculation

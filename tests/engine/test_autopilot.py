@@ -9,8 +9,8 @@ import pytest
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
-from edgespec.bench.runner import first_divergence
-from edgespec.controller.acceptance import AcceptanceRecord
+from edgespec.bench.divergence import first_divergence
+from edgespec.controller.acceptance_record import AcceptanceRecord
 from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams

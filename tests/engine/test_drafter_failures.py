@@ -6,25 +6,16 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget, Session
-from edgespec.core.tree import DraftTree
 from edgespec.drafters import SlotResources
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Finished
 from edgespec.errors import BackendError, EdgespecError, InvalidRequest
 from tests.core.toys import Alarm
 from tests.engine.conftest import PLAIN
-from tests.engine.packages import (
-    ADAPTIVE,
-    FIXED,
-    TALE,
-    Faults,
-    Flaky,
-    add_package,
-    answer,
-    open_toy,
-)
+from tests.engine.packages import ADAPTIVE, FIXED, TALE, Faults, Flaky, add_package, answer, open_toy
 
 METHODS = ("begin", "unread", "draft_async", "expand", "observe")
 

@@ -11,7 +11,7 @@ from edgespec.backends import open_model
 from edgespec.backends.attached_draft import parse
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
-from edgespec.controller.cost_model import DraftCost
+from edgespec.controller.profile import DraftCost
 from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
@@ -22,18 +22,7 @@ from edgespec.engine.events import Request
 from edgespec.errors import Cancelled, DraftRefused
 from tests.core.toys import Alarm
 from tests.engine.conftest import PLAIN, generate, list_loaded
-from tests.engine.packages import (
-    ADAPTIVE,
-    FIXED,
-    GREEDY,
-    TALE,
-    Faults,
-    Flaky,
-    add_package,
-    answer,
-    cheap,
-    open_toy,
-)
+from tests.engine.packages import ADAPTIVE, FIXED, GREEDY, TALE, Faults, Flaky, add_package, answer, cheap, open_toy
 from tests.engine.prompts import CODE
 from tests.models import DRAFT, TARGET
 

@@ -9,7 +9,7 @@ import pytest
 from edgespec.backends import open_model
 from edgespec.backends.attached_draft import parse
 from edgespec.backends.fixed_width import FixedWidthModel
-from edgespec.backends.llamacpp.shape import quantize
+from edgespec.backends.llamacpp.quantize import quantize
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation

@@ -12,7 +12,8 @@ import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load as load_toy
-from edgespec.core.protocols import Step, Yield
+from edgespec.core.peers import Yield
+from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request

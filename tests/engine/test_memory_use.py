@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
-from edgespec.controller.cost_model import Profile
+from edgespec.controller.profile import Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams

@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.runner import first_divergence
+from edgespec.bench.divergence import first_divergence
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation

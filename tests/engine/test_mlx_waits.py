@@ -12,7 +12,8 @@ import pytest
 import edgespec.backends.mlx
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.cost_model import CostModel, DraftCost, Profile
+from edgespec.controller.cost_model import CostModel
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams

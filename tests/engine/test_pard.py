@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.backends import Model, open_model
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.runner import first_divergence
+from edgespec.bench.divergence import first_divergence
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
 from edgespec.engine.drafting import LoadedDrafter, Speculation

@@ -8,7 +8,8 @@ import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
-from edgespec.core.protocols import PrefillProgress, Step, Yield
+from edgespec.core.peers import Yield
+from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, PrefixLoss, Prompt, Request

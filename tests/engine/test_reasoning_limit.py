@@ -22,7 +22,7 @@ from edgespec.core.verify import BlockVerification, SampleMatching, TokenRejecti
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request, Scored
-from edgespec.engine.generation import ReasoningLimit
+from edgespec.engine.steering import ReasoningLimit
 from edgespec.engine.structured_output import Json, Structure
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece, TextStream, detect_format

@@ -9,8 +9,9 @@ import pytest
 from edgespec.backends.llamacpp.library import library
 from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.runner import first_divergence
-from edgespec.core.protocols import PrefillProgress, Step, Yield
+from edgespec.bench.divergence import first_divergence
+from edgespec.core.peers import Yield
+from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine

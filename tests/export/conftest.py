@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from edgespec.export.gather import ExportPlan, gather
+from edgespec.export.gather import gather
+from edgespec.export.plan import ExportPlan
 from edgespec.hub.hub import Hub
-from edgespec.planner.plan import LoadConfig, MemoryOptions
+from edgespec.planner.load_config import LoadConfig, MemoryOptions
 from edgespec.registry.schema import Registry, load_registry
 from tests.reporter import Heard
 

@@ -15,11 +15,12 @@ import yaml
 
 from edgespec.backends import FileBackend
 from edgespec.errors import EdgespecError, InvalidRequest
-from edgespec.export.engines import ENGINES, MODELFILE, Choice, Engine, export
-from edgespec.export.gather import Draft, Exported, ExportPlan, Weights
-from edgespec.export.script import list_remarks
+from edgespec.export.engine import MODELFILE, Choice, Engine
+from edgespec.export.engines import ENGINES, export
+from edgespec.export.plan import Draft, Exported, ExportPlan, Weights
+from edgespec.export.remarks import list_remarks
 from edgespec.formats.heads import HeadKind
-from edgespec.hub.cache import HubQuant, HubRepo, LocalPath, PackagedFile
+from edgespec.hub.references import HubQuant, HubRepo, LocalPath, PackagedFile
 from edgespec.registry.schema import Registry
 from tests.export.conftest import Gather, read_keys
 from tests.export.test_script import check_syntax

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.cost_model import DraftCost, Profile
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.controller.store import ProfileStore, current_setting
 from edgespec.errors import InvalidRequest, UnknownModel
 from edgespec.export.engines import ENGINES, export
-from edgespec.export.gather import ExportPlan, read_measured
-from edgespec.export.script import list_remarks
+from edgespec.export.measured import read_measured
+from edgespec.export.plan import ExportPlan
+from edgespec.export.remarks import list_remarks
 from edgespec.formats.gguf import read_header
-from edgespec.hub.cache import LocalPath
+from edgespec.hub.references import LocalPath
 from edgespec.registry.adapted import AdaptedDrafts
 from tests.export.conftest import Gather
 from tests.formats.test_gguf_header import Bytes

@@ -8,8 +8,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from edgespec.export.engines import TENSORRT_FILE
-from edgespec.export.gather import Exported
+from edgespec.export.engine import TENSORRT_FILE
+from edgespec.export.plan import Exported
 from edgespec.export.script import format_script
 
 

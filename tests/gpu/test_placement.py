@@ -20,7 +20,7 @@ from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.llamacpp.heads import open_head
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.options import LoadOptions
-from edgespec.bench.runner import first_divergence
+from edgespec.bench.divergence import first_divergence
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from tests.backends.dflash_heads import DIALECTS, make_dflash

@@ -14,7 +14,7 @@ FILE = "Model-Q4_K_M.gguf"
 FETCH = """
 import sys
 from edgespec.hub.hub import Hub
-from edgespec.hub.cache import parse_reference
+from edgespec.hub.references import parse_reference
 hub = Hub.from_environment()
 print(hub.fetch(hub.resolve(parse_reference(sys.argv[1]))))
 """

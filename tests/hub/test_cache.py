@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import HubError
-from edgespec.hub.cache import HubFile, HubQuant, HubRepo
 from edgespec.hub.hub import Hub
+from edgespec.hub.references import HubFile, HubQuant, HubRepo
 from tests.hub.hubstate import commit_of
 from tests.hub.serving import REPO, serve
 

@@ -14,9 +14,9 @@ import pytest
 
 from edgespec.errors import HubError, InvalidModelFile
 from edgespec.formats.gguf_validate import read_file
-from edgespec.hub.cache import HubFile, HubQuant
 from edgespec.hub.download import ATTEMPTS
 from edgespec.hub.hub import Hub
+from edgespec.hub.references import HubFile, HubQuant
 from tests.hub.hubserver import HubServer
 from tests.hub.hubstate import Fault, commit_of
 from tests.hub.serving import FETCH, FILE, REPO, environment, serve

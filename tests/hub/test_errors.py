@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from edgespec.errors import CacheError, EdgespecError, HubError
-from edgespec.hub.cache import HubFile, HubReference, HubRepo
 from edgespec.hub.errors import HubContext, HubUnreachable, map_errors, translate
 from edgespec.hub.hub import Hub
+from edgespec.hub.references import HubFile, HubReference, HubRepo
 from tests.hub.hubserver import HubServer
 from tests.hub.hubstate import Fault
 from tests.hub.serving import FILE, REPO, serve

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import CacheError, HubError, InvalidModelFile
-from edgespec.hub.cache import HubFile, HubQuant, HubRepo
 from edgespec.hub.errors import HubUnreachable
 from edgespec.hub.hub import Hub
+from edgespec.hub.references import HubFile, HubQuant, HubRepo
 from tests.formats.ggufs import REPOSITORY
 from tests.hub.hubserver import HubServer
 from tests.hub.hubstate import Fault

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import UnknownModel
-from edgespec.hub.cache import (
+from edgespec.hub.references import (
     Alias,
     HubFile,
     HubQuant,

@@ -9,7 +9,7 @@ from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Notice, Request
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.service.load import Loader
 from edgespec.service.loaded_model import LoadedModel
 from tests.reporter import Heard

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from edgespec.backends.llamacpp.shape import quantize
+from edgespec.backends.llamacpp.quantize import quantize
 from laboratory import cost_faithful
 from laboratory.cost_faithful import build, check
 from laboratory.embedding import vocabulary

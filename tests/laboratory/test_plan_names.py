@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 import edgespec.planner.speed as speed
-from edgespec.cli.models import plan_command
+from edgespec.cli.plan import plan_command
 from edgespec.errors import CacheError
 from edgespec.planner.report import format_plan
 from edgespec.units import GIB

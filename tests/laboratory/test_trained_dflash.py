@@ -11,18 +11,19 @@ import numpy as np
 import pytest
 
 from edgespec.backends.llamacpp import heads
-from edgespec.backends.llamacpp.context import Floats
 from edgespec.backends.llamacpp.head_contexts import BlockContext
 from edgespec.backends.llamacpp.heads import LlamaHead, open_head
+from edgespec.backends.llamacpp.hidden_states import Floats
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.controller.fixed import FixedLength
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Step, Verifier
-from edgespec.core.sampling import CounterRng, Sampler, SamplingParams
+from edgespec.core.rng import CounterRng
+from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import BlockVerification, SampleMatching, TokenRejection
 from edgespec.drafters.block import BlockDrafter
-from edgespec.drafters.sequential import RequestDraw
+from edgespec.drafters.candidates import RequestDraw
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
 from laboratory.dflash_gguf import convert

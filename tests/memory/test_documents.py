@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import InvalidRequest
-from edgespec.memory.texts import MAX_BYTES, find_documents, read_document
+from edgespec.memory.documents import MAX_BYTES, find_documents, read_document
 
 FILES = {
     ".git/config": "no document",

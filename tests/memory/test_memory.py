@@ -8,7 +8,7 @@ from threading import Event, Thread
 
 import pytest
 
-from edgespec.memory import database as rows
+from edgespec.memory import rows
 from edgespec.memory.database import Database
 from edgespec.memory.memory import Memory
 from edgespec.memory.store import TextStore

@@ -8,16 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.memory.database import SegmentRow
-from edgespec.memory.segments import (
-    MAX_SEGMENT,
-    MIN_BUILD,
-    QUICK_SEGMENT,
-    DamagedSegment,
-    build_segment,
-    open_segment,
-    plan_build,
-)
+from edgespec.memory.index import MAX_SEGMENT, MIN_BUILD, QUICK_SEGMENT, plan_build
+from edgespec.memory.rows import SegmentRow
+from edgespec.memory.segments import DamagedSegment, build_segment, open_segment
 from tests.memory.test_suffixes import make_text
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import CacheError
-from edgespec.memory import database as rows
+from edgespec.memory import rows
 from edgespec.memory.database import Database
+from edgespec.memory.index import plan_build
 from edgespec.memory.memory import Memory
-from edgespec.memory.segments import build_segment, plan_build
+from edgespec.memory.segments import build_segment
 from edgespec.memory.store import TextStore
 from edgespec.memory.texts import SpaceKey
 from tests.memory.texts import build, find_bytes, has_text, make_tokens

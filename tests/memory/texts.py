@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.memory.memory import Memory, MemorySpace
+from edgespec.memory.memory import Memory
+from edgespec.memory.space import MemorySpace
 
 N_LONG = 20_000  # tokens: enough for a segment
 

@@ -12,8 +12,10 @@ from edgespec.backends import FileBackend
 from edgespec.backends.options import LoadOptions
 from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.hub import Hub
-from edgespec.planner.draft_finder import PlannedDrafter, is_outdated
-from edgespec.planner.plan import LoadConfig, Plan, plan
+from edgespec.planner.adapted import is_outdated
+from edgespec.planner.draft_words import PlannedDrafter
+from edgespec.planner.load_config import LoadConfig
+from edgespec.planner.plan import Plan, plan
 from edgespec.planner.report import describe_plan
 from edgespec.registry.adapted import BASE, AdaptedDrafts, AdaptedPair
 from edgespec.registry.resolve import LocalModel, find_pard_token

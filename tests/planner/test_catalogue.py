@@ -14,8 +14,8 @@ from edgespec.backends import FileBackend
 from edgespec.backends.devices import RESERVE_BYTES, Memory
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.mlx_folder import read_folder
-from edgespec.hub.cache import HubFile, HubQuant, HubReference, HubRepo, LocalPath, parse_reference
 from edgespec.hub.hub import Hub
+from edgespec.hub.references import HubFile, HubQuant, HubReference, HubRepo, LocalPath, parse_reference
 from edgespec.planner import catalogue as module
 from edgespec.planner import memory as memory_module
 from edgespec.planner.catalogue import Candidate, Catalogue

@@ -12,7 +12,8 @@ from edgespec.backends.options import LoadOptions
 from edgespec.errors import DraftRefused, InvalidModelFile
 from edgespec.hub.hub import Hub
 from edgespec.planner.draft_finder import MAX_LOOKS
-from edgespec.planner.plan import LoadConfig, Plan, plan
+from edgespec.planner.load_config import LoadConfig
+from edgespec.planner.plan import Plan, plan
 from edgespec.planner.report import describe_plan
 from edgespec.registry.schema import load_registry
 from tests.formats.ggufs import write_gguf

@@ -7,7 +7,7 @@ import pytest
 from edgespec.backends.attached_draft import SelfDraftSpec
 from edgespec.drafters import drafter_specs
 from edgespec.errors import InvalidRequest, UnknownModel
-from edgespec.planner.draft_finder import PlannedDrafter, describe_words, list_words, naming_drafters, parse_draft
+from edgespec.planner.draft_words import PlannedDrafter, describe_words, list_words, naming_drafters, parse_draft
 
 
 def names(text: str) -> list[tuple[str, str | None]]:

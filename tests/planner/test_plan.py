@@ -12,8 +12,10 @@ from edgespec.backends.options import LoadOptions
 from edgespec.errors import DoesNotFit, DraftRefused, UnknownModel
 from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.hub import Hub
+from edgespec.planner.load_config import LoadConfig, MemoryOptions
 from edgespec.planner.memory import Fit, MemoryEstimate, estimate_memory, score_bytes
-from edgespec.planner.plan import PROCESS_BYTES, LoadConfig, MemoryOptions, Plan, _free, plan
+from edgespec.planner.network import PROCESS_BYTES
+from edgespec.planner.plan import Plan, _free, plan
 from edgespec.planner.report import describe_plan, format_plan, report_plan
 from edgespec.planner.speed import MachineSpeed
 from edgespec.registry.schema import Registry, load_registry

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.backends.devices import RESERVE_BYTES, DeviceMemory, Memory
-from edgespec.hub.cache import HubRepo
 from edgespec.hub.hub import Hub
+from edgespec.hub.references import HubRepo
 from edgespec.planner.catalogue import Candidate, Catalogue, Query, Recommendations
 from edgespec.planner.speed import MachineSpeed, find_main_type, save_speed
 from edgespec.registry.schema import load_registry

@@ -16,18 +16,15 @@ from edgespec.backends import Model, open_model
 from edgespec.backends.attached_draft import SelfDraftSpec, Unsupported, parse
 from edgespec.backends.options import LoadOptions
 from edgespec.errors import Cancelled
-from edgespec.planner.selfdraft_search import (
+from edgespec.planner.draft_eval import DraftEval, Evaluator, Passage
+from edgespec.planner.selfdraft_cache import (
     Choice,
-    DraftEval,
-    Evaluator,
-    Passage,
     SelfDraftCache,
-    SelfDraftSearch,
     cache_folder,
     list_cached_drafts,
-    quick_methods,
     remove_cached_draft,
 )
+from edgespec.planner.selfdraft_search import SelfDraftSearch, quick_methods
 from tests.models import DRAFT, REPOSITORY, TARGET, mamba, sliding_window
 
 SETTING = {"processor": "cpu", "threads": 1}
@@ -49,7 +46,7 @@ def target() -> Iterator[Model]:
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr("edgespec.planner.selfdraft_search._PROFILE_S", 0.1)
+    monkeypatch.setattr("edgespec.planner.draft_eval._PROFILE_S", 0.1)
 
 
 def workshop(target: Model, folder: Path, seconds: float = 60.0) -> SelfDraftSearch:

@@ -8,14 +8,16 @@ from pathlib import Path
 import pytest
 
 from edgespec.backends.devices import RESERVE_BYTES, DeviceMemory, Memory, host_memory
-from edgespec.backends.llamacpp.rpc import Split
+from edgespec.backends.llamacpp.split import Split
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.workers import Worker
 from edgespec.errors import DoesNotFit, DraftRefused
 from edgespec.formats.gguf_validate import read_file
 from edgespec.hub.hub import Hub
+from edgespec.planner.load_config import LoadConfig
 from edgespec.planner.memory import check_fit, estimate_memory
-from edgespec.planner.plan import LoadConfig, Network, find_network, plan
+from edgespec.planner.network import Network, find_network
+from edgespec.planner.plan import plan
 from edgespec.planner.report import describe_plan, format_plan
 from edgespec.planner.speed import SpeedEstimate
 from edgespec.registry.schema import load_registry

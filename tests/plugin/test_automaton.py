@@ -9,10 +9,10 @@ from edgespec_automaton import AutomatonDrafter, SuffixAutomaton
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Outcome
 from edgespec.core.protocols import NO_DRAFT, Budget, Round
 from edgespec.core.scores import HostScores
-from edgespec.core.tree import DraftTree
 
 texts = st.integers(1, 4).flatmap(lambda v: st.lists(st.integers(0, v - 1), max_size=40))
 

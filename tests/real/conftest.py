@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.backends.llamacpp.shape import quantize
-from edgespec.hub.cache import PackagedFile
-from edgespec.registry.schema import find_packaged
+from edgespec.backends.llamacpp.quantize import quantize
+from edgespec.hub.references import PackagedFile
+from edgespec.registry.packaged import find_packaged
 from tests.api.conftest import folders
 from tests.real.texts import Judge, load
 

@@ -11,8 +11,8 @@ from typing import Any, Self
 import edgespec
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
+from edgespec.bench.divergence import first_divergence
 from edgespec.bench.prompt_sets import read_shipped_prompts
-from edgespec.bench.runner import first_divergence
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.text.chat_template import Message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgespec.registry.resolve import is_head
+from edgespec.registry.heads import is_head
 from tests.formats.ggufs import write_gguf
 from tests.formats.head_files import (
     H,

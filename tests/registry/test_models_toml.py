@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import CacheError, RegistryError, UnknownModel
-from edgespec.hub.cache import HubFile, HubQuant, HubRepo, LocalPath, PackagedFile
+from edgespec.hub.references import HubFile, HubQuant, HubRepo, LocalPath, PackagedFile
 from edgespec.registry.schema import EMBEDDED_ALIAS, ROLES, Originals, Registry, load_registry
 
 FAMILIES = ["llama-70b-q4", "llama-8b-q4", "qwen2.5-72b-q4", "qwen3-32b-q4", "qwen3.5-9b-q4", "qwen3.6-27b-q4"]

@@ -10,8 +10,9 @@ import pytest
 
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.mlx_folder import Folder
-from edgespec.hub.cache import parse_reference
-from edgespec.registry.schema import find_original, load_registry, read_folder_original, read_gguf_original
+from edgespec.hub.references import parse_reference
+from edgespec.registry.originals import find_original, read_folder_original, read_gguf_original
+from edgespec.registry.schema import load_registry
 from tests.models import TARGET
 
 BASE, REPO = "general.base_model.0.repo_url", "general.repo_url"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import EdgespecError, InvalidRequest
-from edgespec.hub.cache import parse_reference
 from edgespec.hub.hub import Hub
+from edgespec.hub.references import parse_reference
 from edgespec.registry.resolve import LocalModel, resolve_source
 from edgespec.service.ranks import read_source, write_source
 from tests.hub.hubserver import HubServer

@@ -9,8 +9,10 @@ import pytest
 from edgespec.errors import HubError, UnknownModel
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.mlx_folder import read_config
-from edgespec.hub.cache import HubFile, HubRepo, PackagedFile, RemoteModel, parse_reference
+from edgespec.hub.cache import RemoteModel
 from edgespec.hub.hub import Hub
+from edgespec.hub.references import HubFile, HubRepo, PackagedFile, parse_reference
+from edgespec.registry.packaged import name_packaged
 from edgespec.registry.resolve import (
     LocalModel,
     detect_backend,
@@ -20,7 +22,7 @@ from edgespec.registry.resolve import (
     resolve_pair,
     resolve_source,
 )
-from edgespec.registry.schema import EMBEDDED_ALIAS, Registry, SamplingDefaults, load_registry, name_packaged
+from edgespec.registry.schema import EMBEDDED_ALIAS, Registry, SamplingDefaults, load_registry
 from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
 from tests.formats.ggufs import write_gguf
 from tests.hub.hubserver import HubServer

@@ -9,7 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edgespec.backends.devices import DeviceMemory
-from edgespec.controller.acceptance import AcceptanceRecord
+from edgespec.controller.acceptance_record import AcceptanceRecord
 from edgespec.core.metrics import Meter
 from edgespec.engine.events import Finished
 from edgespec.server.metrics import ServerMetrics

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from edgespec.cli.terminal import INTERRUPTED
+from edgespec.cli.interrupts import INTERRUPTED
 from tests.server.serving import ENDLESS, TOY, Server, serving
 
 CHAT = "/v1/chat/completions"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Finished, Request
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.server.http import HttpError, Policy
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.models import LocalModel, Models, generate_parts

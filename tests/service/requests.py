@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Event, Finished, Request
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.service.client import Stream
 from edgespec.text.stream import Piece
 

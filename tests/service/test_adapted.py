@@ -15,7 +15,7 @@ import pytest
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Event, Finished, Notice, Request
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.registry.adapted import BASE, AdaptedDrafts, AdaptedPair
 from edgespec.service.client import EngineClient, Stream, require_model
 from edgespec.service.load import Loader

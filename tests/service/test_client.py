@@ -16,7 +16,7 @@ from edgespec.core.protocols import Step
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Finished, MemoryUse
 from edgespec.errors import DoesNotFit, InvalidRequest, UnknownModel
-from edgespec.planner.plan import LoadConfig, MemoryOptions
+from edgespec.planner.load_config import LoadConfig, MemoryOptions
 from edgespec.service.client import EngineClient, require_model
 from edgespec.service.local import LocalEngine
 from edgespec.service.process import EngineProcess

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.backends.options import LoadOptions, RuntimeSettings
-from edgespec.controller.store import SettingsStore
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.settings import RuntimeSettings
+from edgespec.controller.settings_store import SettingsStore
 from edgespec.errors import InvalidRequest
-from edgespec.formats.mlx_folder import fingerprint_weights
-from edgespec.planner.plan import LoadConfig
+from edgespec.formats.fingerprint import fingerprint_weights
+from edgespec.planner.load_config import LoadConfig
 from edgespec.service.load import Loader
 from edgespec.service.loaded_model import LoadedModel
 from tests.models import MAKERS, TARGET

@@ -15,8 +15,9 @@ from edgespec.backends.options import LoadOptions
 from edgespec.errors import Cancelled
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
-from edgespec.planner.head_probe import HeadProbe, ProbeResult, ProbeStore, is_better
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.head_probe import HeadProbe, ProbeResult, is_better
+from edgespec.planner.load_config import LoadConfig
+from edgespec.planner.probe_store import ProbeStore
 from edgespec.service.load import Loader
 from edgespec.service.loaded_model import LoadedModel
 from tests.models import TARGET

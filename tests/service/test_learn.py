@@ -16,7 +16,7 @@ from edgespec.cli.adapt import adapt_command
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Finished, MemoryUse, Notice, Request
 from edgespec.folders import adapted_folder, memory_folder
-from edgespec.planner.plan import LearnOptions, LoadConfig, MemoryOptions
+from edgespec.planner.load_config import LearnOptions, LoadConfig, MemoryOptions
 from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, allow_training
 from edgespec.service.client import require_model
 from edgespec.service.learn import _make_command

@@ -14,13 +14,13 @@ import pytest
 from edgespec.backends.attached_draft import SelfDraftSpec
 from edgespec.backends.devices import DeviceMemory, Memory
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.cost_model import DraftCost, Profile
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import MemoryUse, Request
 from edgespec.errors import Cancelled, DoesNotFit, UnknownModel
-from edgespec.planner.plan import LoadConfig, MemoryOptions
-from edgespec.planner.selfdraft_search import Choice, SelfDraftCache
+from edgespec.planner.load_config import LoadConfig, MemoryOptions
+from edgespec.planner.selfdraft_cache import Choice, SelfDraftCache
 from edgespec.service.load import Loader
 from edgespec.service.loaded_model import LoadedModel
 from edgespec.service.local import LocalEngine

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from edgespec.errors import BackendError, InvalidRequest
-from edgespec.planner.plan import MemoryOptions
+from edgespec.planner.load_config import MemoryOptions
 from edgespec.service import process
 from edgespec.service.process import Death, EngineProcess, Link, Outbox, Update, explain, find_last_words
 from edgespec.text.stream import Piece

@@ -11,8 +11,9 @@ import pytest
 
 from edgespec.backends.llamacpp import settings as tuning
 from edgespec.backends.llamacpp.model import LlamaModel
-from edgespec.backends.options import LoadOptions, RuntimeSettings
-from edgespec.planner.plan import LoadConfig
+from edgespec.backends.options import LoadOptions
+from edgespec.backends.settings import RuntimeSettings
+from edgespec.planner.load_config import LoadConfig
 from edgespec.service.load import Loader
 from edgespec.service.loaded_model import LoadedModel
 from tests.reporter import Heard

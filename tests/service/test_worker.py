@@ -11,8 +11,9 @@ from time import sleep
 
 import pytest
 
-from edgespec.cli.terminal import interruptible
-from edgespec.core.protocols import YIELD, CheckCancelled, Yield
+from edgespec.cli.interrupts import interruptible
+from edgespec.core.peers import YIELD, Yield
+from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled
 from edgespec.service.client import Stream
 from edgespec.service.local import Worker

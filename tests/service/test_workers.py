@@ -15,7 +15,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Finished, Request
 from edgespec.errors import BackendError
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.service.process import Death, EngineProcess
 from edgespec.text.stream import Piece
 from tests.models import REPOSITORY

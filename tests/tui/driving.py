@@ -20,7 +20,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store, Turn
 from edgespec.conversations.chat import Chat
 from edgespec.core.sampling import SamplingParams
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.service.client import EngineClient
 from edgespec.service.local import LocalEngine
 from edgespec.tui.app import ChatApp

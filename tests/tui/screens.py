@@ -15,14 +15,14 @@ from textual.pilot import Pilot
 from textual.widgets import Input, TextArea
 
 from edgespec.backends.devices import DeviceMemory
-from edgespec.controller.cost_model import DraftCost, Profile
+from edgespec.controller.profile import DraftCost, Profile
 from edgespec.controller.stats import DraftStats
 from edgespec.core.metrics import Meter
 from edgespec.core.protocols import CheckCancelled, Decision, Step
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Finished, Request
+from edgespec.planner.load_config import LoadConfig
 from edgespec.planner.memory import Fit, Memory, MemoryEstimate
-from edgespec.planner.plan import LoadConfig
 from edgespec.service.client import ModelInfo, Stream
 from edgespec.service.loaded_model import LoadedModel
 from edgespec.service.local import LocalEngine

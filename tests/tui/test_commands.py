@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.table import Table
 from textual.widgets import Static
 
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.text.chat_template import Message
 from edgespec.tui.commands import COMMANDS
 from edgespec.tui.keys import Help

@@ -7,7 +7,7 @@ from threading import Event
 
 from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.service.local import LocalEngine
 from edgespec.tui.race import Race
 from edgespec.tui.window import Queued

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgespec.folders import memory_folder
-from edgespec.planner.plan import LoadConfig, MemoryOptions
+from edgespec.planner.load_config import LoadConfig, MemoryOptions
 from edgespec.tui.picker import History
 from tests.memory.texts import find_bytes
 from tests.tui.driving import TOY, Driver, driving, in_loop

@@ -8,7 +8,7 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Input, Static
 
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.planner.speed import COMMON, MachineSpeed, save_speed
 from edgespec.registry.schema import load_registry
 from edgespec.tui.app import ChatApp

@@ -20,7 +20,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.conversations import Store
 from edgespec.conversations.recorder import open_store
 from edgespec.core.sampling import SamplingParams
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.service.process import EngineProcess
 from tests.cli.conftest import COMMAND
 from tests.tui.driving import EMBEDDED, ENDLESS, Driver, chat_of, driving, in_app, in_loop

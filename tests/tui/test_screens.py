@@ -13,7 +13,7 @@ from textual.widgets import Static
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Event
-from edgespec.planner.plan import LoadConfig
+from edgespec.planner.load_config import LoadConfig
 from edgespec.service.local import LocalEngine
 from edgespec.text.stream import Piece
 from edgespec.tui.panel import Panel, StatusLine

@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.backends.head_session import Features, HeadRunner
+from edgespec.backends.features import Features
+from edgespec.backends.head_session import HeadRunner
 from edgespec.backends.llamacpp.batch import NativeBatch
-from edgespec.backends.llamacpp.context import Floats, NativeContext, SequenceSlot, float_rows
-from edgespec.backends.llamacpp.library import Library, find_function
+from edgespec.backends.llamacpp.functions import find_function
+from edgespec.backends.llamacpp.hidden_states import Floats, float_rows
+from edgespec.backends.llamacpp.library import Library
+from edgespec.backends.llamacpp.native_context import NativeContext
+from edgespec.backends.llamacpp.scores import SequenceSlot
+from edgespec.core.arrays import Logits
 from edgespec.core.drafter import MAX_TREE
 from edgespec.core.protocols import CheckCancelled, Draft
-from edgespec.core.sampling import Logits, non_finite_error
+from edgespec.core.truncate import non_finite_error
 from edgespec.errors import RollbackError
 
 MAX_ROWS = 64  # of one call; llama.cpp reserves logits for all of them

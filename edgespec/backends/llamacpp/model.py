@@ -5,160 +5,32 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
-
-import numpy as np
 
 from edgespec.backends import device_memory
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec
 from edgespec.backends.devices import RAM, NewMemory, split_places, split_shares
-from edgespec.backends.llamacpp.context import Context, NativeContext, float_rows
+from edgespec.backends.llamacpp.context import Context
+from edgespec.backends.llamacpp.embedder import LlamaEmbedder
 from edgespec.backends.llamacpp.library import Library, library, list_handles, place_tensors
-from edgespec.backends.llamacpp.rpc import RemoteDevices
-from edgespec.backends.llamacpp.session import (
-    LlamaSession,
-    Rollback,
-    SnapshotCache,
-    SnapshotRing,
-    TrimmableCache,
-)
+from edgespec.backends.llamacpp.remote_devices import RemoteDevices
+from edgespec.backends.llamacpp.rollback import Rollback, SnapshotCache, SnapshotRing, TrimmableCache
+from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.shape import count_blocks
 from edgespec.backends.llamacpp.tiles import amx_is_sound
-from edgespec.backends.options import STATE_SNAPSHOTS, LoadOptions, RuntimeSettings, idle_cores
-from edgespec.backends.sequence import IdRange, check_ids
-from edgespec.core.protocols import YIELD, CheckCancelled, Yield
-from edgespec.core.sampling import Logits
-from edgespec.errors import BackendError, DoesNotFit, EdgespecError, InvalidModelFile, names_memory
+from edgespec.backends.llamacpp.tokenizer import LlamaTokenizer
+from edgespec.backends.options import STATE_SNAPSHOTS, LoadOptions, idle_cores
+from edgespec.backends.settings import RuntimeSettings
+from edgespec.core.protocols import CheckCancelled
+from edgespec.errors import DoesNotFit, EdgespecError, InvalidModelFile, names_memory
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadSpec
 
-# A GGUF model's vocabulary as the text layer's Tokenizer.
-
-
-class LlamaTokenizer(IdRange):
-    """Tokenizer over a llama.cpp vocabulary handle; valid as long as its model."""
-
-    def __init__(self, api: Any, vocab: Any) -> None:
-        super().__init__(api.llama_vocab_n_tokens(vocab))
-        self._api = api
-        self._vocab = vocab
-        self.bos: int | None = self.id_or_none(api.llama_vocab_bos(vocab))
-        self.eos: int | None = self.id_or_none(api.llama_vocab_eos(vocab))
-        self.add_bos: bool = bool(api.llama_vocab_get_add_bos(vocab)) and self.bos is not None
-
-    @cached_property
-    def end_of_generation(self) -> frozenset[int]:
-        is_eog = self._api.llama_vocab_is_eog
-        return frozenset(t for t in range(self.vocab_size) if is_eog(self._vocab, t))
-
-    @cached_property
-    def control_tokens(self) -> frozenset[int]:
-        """Found by their kind, since reading the text of a whole vocabulary takes half a second."""
-        kind_of, normal = self._api.llama_vocab_get_attr, self._api.LLAMA_TOKEN_ATTR_NORMAL
-        special = [token for token in range(self.vocab_size) if not kind_of(self._vocab, token) & normal]
-        return frozenset(token for token in special if not self.piece(token))
-
-    def encode(self, text: str, *, parse_special: bool) -> list[int]:
-        raw = text.encode("utf-8", "replace")
-        tokenize = self._api.llama_tokenize
-        if not raw:
-            return []
-        tokens: list[int] = _read_buffer(
-            ctypes.c_int32,
-            len(raw) + 8,
-            lambda buffer, size: tokenize(self._vocab, raw, len(raw), buffer, size, False, parse_special),
-        )
-        if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:  # its kind does not fit its vocabulary
-            raise InvalidModelFile(
-                "the tokenizer of this model gives tokens that the model does not have.", hint="Use another file."
-            )
-        return tokens
-
-    def special_text(self, token: int) -> str:
-        self.check(token)
-        text: bytes = self._api.llama_vocab_get_text(self._vocab, token)
-        return text.decode("utf-8", "replace")
-
-    def render(self, token: int) -> bytes:
-        spell = self._api.llama_token_to_piece
-        text: bytes = _read_buffer(
-            ctypes.c_char, 64, lambda buffer, size: spell(self._vocab, token, buffer, size, 0, False)
-        )
-        return text
-
-
-def _read_buffer(kind: Any, size: int, write: Callable[[Any, int], int]) -> Any:
-    """What `write` writes to a buffer of `size` elements; it returns how many, or minus the size that it needs."""
-    buffer = (kind * size)()
-    n = write(buffer, size)
-    if n < 0:
-        buffer = (kind * -n)()
-        n = write(buffer, -n)
-    return buffer[:n]
-
-
-# A text as one vector: the mean of the last layer's output over its tokens.
-
-
-_ROWS = 64  # tokens a decode: llama.cpp reserves logits of the whole vocabulary for each
-_NO_POOLING = 0
-
-
-class LlamaEmbedder:
-    """Computes embeddings in a context of its own."""
-
-    def __init__(self, lib: Library, model: Any, params: Any, vocab_size: int, check: CheckCancelled) -> None:
-        """`params` have the sizes and types of the cache. Raises BackendError."""
-        params.embeddings = True
-        params.pooling_type = _NO_POOLING
-        self._native = NativeContext(
-            lib,
-            model,
-            params,
-            vocab_size,
-            max_outputs=_ROWS,
-            sequences=1,
-            is_cancelled=lambda: False,
-            max_tokens=_ROWS,
-        )
-        self._api = lib.api
-        self._check = check
-        self._vocab_size = vocab_size
-        self._width: int = lib.api.llama_model_n_embd_out(model)
-
-    def embed(self, tokens: Sequence[int]) -> Generator[Yield, None, Logits]:
-        """[width] of norm 1, for 1 to `cells` tokens. Raises Cancelled, BackendError, ValueError for unknown ids."""
-        check_ids(tokens, self._vocab_size)
-        self._api.llama_memory_clear(self._native.memory, True)
-        total = np.zeros(self._width)
-        for start in range(0, len(tokens), _ROWS):
-            self._check()
-            chunk = tokens[start : start + _ROWS]
-            self._native.batch.chain(chunk, start, 0, outputs=len(chunk))
-            self._native.run(self._api.llama_decode)
-            pointer = self._api.llama_get_embeddings(self._native.handle)
-            if not pointer:
-                raise BackendError("the model has no embeddings.", hint="Use another model for embeddings.")
-            rows = float_rows(ctypes.addressof(pointer.contents), len(chunk), self._width)
-            total += rows.sum(axis=0)
-            yield YIELD
-        length = float(np.linalg.norm(total))
-        if not np.isfinite(length) or not length:
-            raise BackendError("the embedding of this text is not finite.", hint="Use another model for embeddings.")
-        return (total / length).astype(np.float32)
-
-    def close(self) -> None:
-        if self._native.handle:
-            self._native.free()
-
-
 S = TypeVar("S", bound=LlamaSession)
 C = TypeVar("C")
-
 _KV_TYPES = {"f16": 1, "q8_0": 8, "q4_0": 2}  # ggml_type
 _FLOATS = ("F32", "F16", "BF16")
 

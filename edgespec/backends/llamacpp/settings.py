@@ -13,9 +13,10 @@ from typing import TypeVar
 
 from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.llamacpp.session import LlamaSession
-from edgespec.backends.options import ROOM, RuntimeSettings, idle_cores, measured_lengths
+from edgespec.backends.options import idle_cores
+from edgespec.backends.settings import ROOM, RuntimeSettings, measured_lengths
+from edgespec.core.decoding import read_prompt
 from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Draft
-from edgespec.core.verify import read_prompt
 from edgespec.errors import BackendError
 
 K = TypeVar("K")

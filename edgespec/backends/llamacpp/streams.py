@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgespec.backends.llamacpp.context import NativeContext
+    from edgespec.backends.llamacpp.native_context import NativeContext
 
 _MAX_GAP = 2  # streams between two that decode, for which rows are computed and dropped
 _HEAD, _WORD = 8, 4  # bytes before a state, which llama.cpp checks, and of a count in it

@@ -10,14 +10,17 @@ from typing import Any, Self
 
 import mlx.core as mx
 
-from edgespec.backends.head_session import Features, HeadRunner
-from edgespec.backends.mlx.caches import ForwardContext, KeyValues, TreeRows, tree_positions
-from edgespec.backends.mlx.head_parts import DraftVocabulary, HeadWeights, ShortVocabulary, take_rows
+from edgespec.backends.features import Features
+from edgespec.backends.head_session import HeadRunner
+from edgespec.backends.mlx.caches import KeyValues
+from edgespec.backends.mlx.draft_vocabulary import DraftVocabulary, ShortVocabulary, take_rows
+from edgespec.backends.mlx.forward import ForwardContext, TreeRows, tree_positions
+from edgespec.backends.mlx.head_weights import HeadWeights
 from edgespec.backends.mlx.library import map_errors, read
 from edgespec.backends.mlx.scores import greedy_chain
 from edgespec.backends.mlx.session import MlxSession
+from edgespec.core.arrays import Logits
 from edgespec.core.protocols import CheckCancelled, Draft
-from edgespec.core.sampling import Logits
 from edgespec.core.scores import Scores
 
 _CHUNK = 512  # rows that are read in one forward

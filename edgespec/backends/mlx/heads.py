@@ -12,11 +12,14 @@ from mlx.utils import tree_flatten
 
 from edgespec.backends.attached_draft import OTHER_HEAD, AttachedHead, Unsupported
 from edgespec.backends.head_session import BlockHeadSession, HeadSession, check_hidden_size
-from edgespec.backends.mlx.head_networks import BlockNetwork, read_assistant, read_hydra, read_medusa, read_pairs
-from edgespec.backends.mlx.head_parts import ShortVocabulary, TargetParts, choose_frequent, read_arrays, read_target
+from edgespec.backends.mlx.draft_vocabulary import ShortVocabulary, choose_frequent
+from edgespec.backends.mlx.head_networks import BlockNetwork, read_assistant, read_pairs
 from edgespec.backends.mlx.head_runner import HeadNetwork, NetworkRunner
+from edgespec.backends.mlx.head_weights import read_arrays
 from edgespec.backends.mlx.library import map_errors
+from edgespec.backends.mlx.medusa import read_hydra, read_medusa
 from edgespec.backends.mlx.session import MlxSession
+from edgespec.backends.mlx.target_parts import TargetParts, read_target
 from edgespec.core.drafter import BlockSession, DraftSession
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.formats.heads import HeadKind, HeadSpec

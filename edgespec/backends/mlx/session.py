@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from edgespec.backends.head_session import Features
+from edgespec.backends.checkpoints import Checkpoints
+from edgespec.backends.features import Features
+from edgespec.backends.mlx.hooks import LayerHooks
 from edgespec.backends.mlx.library import map_errors
-from edgespec.backends.mlx.runner import FeatureTap, LayerHooks, ModelRunner
+from edgespec.backends.mlx.runner import FeatureTap, ModelRunner
 from edgespec.backends.mlx.scores import DeviceDraft, MlxScores, chain_rows, find_best, greedy_chain
 from edgespec.backends.sequence import (
-    Checkpoints,
     check_committed,
     check_forward,
     check_ids,
@@ -23,20 +24,13 @@ from edgespec.backends.sequence import (
     kept_tokens,
     shared_prefix,
 )
-from edgespec.core.protocols import (
-    SOLO,
-    Capabilities,
-    CheckCancelled,
-    Draft,
-    PrefillProgress,
-    Session,
-    Yield,
-)
+from edgespec.core.peers import SOLO, Yield
+from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Session
 from edgespec.core.scores import Scores
 from edgespec.errors import BackendError, Cancelled, ContextOverflow
 
 if TYPE_CHECKING:
-    from edgespec.backends.mlx.selfdraft import SharedKVSession
+    from edgespec.backends.mlx.shared_kv import SharedKVSession
 
 PREFILL_CHUNK = 512
 MAX_ROWS = 64  # a root and 63 draft nodes

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Confidence, Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import Budget, Round
-from edgespec.core.tree import DraftTree
 from edgespec.drafters import DrafterSpec, SlotResources
 
 

@@ -1,0 +1,97 @@
+"""Hidden states of a context's tokens, copied out of llama.cpp after each decode for a trained head."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.features import Features
+from edgespec.backends.head_session import check_tapped_layers
+from edgespec.backends.llamacpp.functions import find_function
+from edgespec.backends.llamacpp.library import Library
+from edgespec.backends.llamacpp.native_context import MAX_TOKENS
+
+Floats = npt.NDArray[np.float32]
+# Whose graphs name the inputs of all their layers, one row of the hidden size for each token: llama.cpp aborts the
+# process where others are asked for them. Of 0.3.36; qwen4exp names wider rows, which it also aborts on.
+_WITH_LAYERS = frozenset(
+    (
+        *("bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan-dense", "hunyuan_vl", "lfm2", "lfm2moe", "llama"),
+        *("mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h", "nemotron_h_moe"),
+        *("qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"),
+    )
+)
+# Whose graphs name the output of the final norm (t_h_nextn), likewise. Other contexts leave the rows as they are;
+# deepseek4 names wider rows, of before its norm.
+_WITH_LAST_STATE = frozenset(
+    (
+        *("bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "gemma4", "glm-dsa", "glm4moe", "glm5-next"),
+        *("gpt-oss", "hy_v3", "mimo2", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"),
+    )
+)
+
+
+class HiddenStates:
+    """The inputs of some layers, or the last hidden state, of a session's tokens; `features` are those of its text."""
+
+    def __init__(self, lib: Library, context: int, layers: Sequence[int]) -> None:
+        """`context` is a llama_context handle, whose decodes copy these layers from now on.
+
+        The number of layers, or no layer at all, stands for the output of the final norm. Raises Unsupported.
+        """
+        api = lib.api
+        model = api.llama_get_model(context)
+        count: int = api.llama_model_n_layer(model)
+        self._layers = tuple(layers) or (count,)
+        _check_layers(lib.metadata(model, b"general.architecture").decode("utf-8", "replace"), count, self._layers)
+        self.features: Features[Floats] = Features(np.concatenate)
+        self._context = context
+        self._size: int = api.llama_model_n_embd(model)
+        self.width = len(self._layers) * self._size  # numbers a token
+        self._readers = [_enable(context, layer, is_last=layer == count) for layer in self._layers]
+        self._buffers: dict[int, Floats] = {}  # llama.cpp's, by address
+
+    def read(self, first: int, n: int) -> Floats:
+        """[n, width] a copy of rows `first` to `first + n - 1` of the batch that was decoded last, without an error."""
+        rows = np.empty((n, len(self._readers), self._size), np.float32)
+        for i, find in enumerate(self._readers):
+            address = find()
+            if (buffer := self._buffers.get(address)) is None:
+                self._buffers[address] = buffer = float_rows(address, MAX_TOKENS, self._size)
+            rows[:, i] = buffer[first : first + n]
+        return rows.reshape(n, self.width)
+
+
+def float_rows(address: int, n: int, size: int) -> Floats:
+    """[n, size] a view of llama.cpp's memory."""
+    buffer: Any = (ctypes.c_float * (n * size)).from_address(address)
+    return np.frombuffer(buffer, np.float32).reshape(n, size)
+
+
+def _enable(context: int, layer: int, *, is_last: bool) -> Callable[[], int]:
+    """Have decodes copy a layer's input, or the last hidden state; returns what finds the address of its first row."""
+    if is_last:
+        find_function("llama_set_embeddings_nextn")(context, True, False)
+        return partial(find_function("llama_get_embeddings_nextn"), context)
+    find_function("llama_set_embeddings_layer_inp")(context, layer, True)
+    return partial(find_function("llama_get_embeddings_layer_inp"), context, layer)
+
+
+def _check_layers(architecture: str, count: int, layers: Sequence[int]) -> None:
+    """Raises Unsupported where llama.cpp would abort, or give no rows."""
+    check_tapped_layers(layers, count)
+    for name, is_wanted, architectures in (
+        ("hidden states", any(layer < count for layer in layers), _WITH_LAYERS),
+        ("last hidden state", count in layers, _WITH_LAST_STATE),
+    ):
+        if is_wanted and architecture not in architectures:
+            raise Unsupported(
+                f"llama.cpp does not give the {name} of '{architecture}' models, which the head reads.",
+                hint="Use --draft auto or --draft ngram.",
+            )

@@ -1,0 +1,160 @@
+"""`edgespec launch`: settings for other programs that use the server, as templates."""
+
+from __future__ import annotations
+
+import shlex
+from typing import NamedTuple
+
+import click
+
+from edgespec.cli.server import UNIX, find_base, http_json, read_props, server_options
+from edgespec.errors import InvalidRequest
+
+_ASSUMED_CONTEXT = 32_768
+_ANSWER_SHARE = 4  # of the context, which a program should leave for an answer, is 1 / 4
+
+
+class _Client(NamedTuple):
+    """A program that can use the server.
+
+    place          where its settings go
+    settings       a template of Jinja. `any_key` is for a program that does not start without one
+    tried          the version that the settings were tried with
+    prompt_tokens  about the length of its first prompt, where it is known to be long
+    """
+
+    place: str
+    settings: str
+    tried: str
+    prompt_tokens: int = 0
+
+
+_AIDER = """\
+cat > edgespec.model.metadata.json <<'END'
+{
+  {{ ("openai/" + model)|tojson }}: {
+    "max_input_tokens": {{ context }},
+    "max_tokens": {{ answer }},
+    "max_output_tokens": {{ answer }},
+    "input_cost_per_token": 0,
+    "output_cost_per_token": 0,
+    "litellm_provider": "openai",
+    "mode": "chat"
+  }
+}
+END
+export OPENAI_API_BASE={{ v1|quote }}
+export OPENAI_API_KEY={{ any_key|quote }}
+aider --model {{ ("openai/" + model)|quote }} --model-metadata-file edgespec.model.metadata.json
+"""
+_CLAUDE = """\
+export ANTHROPIC_BASE_URL={{ url|quote }}
+export ANTHROPIC_AUTH_TOKEN={{ any_key|quote }}
+export ANTHROPIC_MODEL={{ model|quote }}
+export ANTHROPIC_SMALL_FAST_MODEL={{ model|quote }}
+export ANTHROPIC_DEFAULT_HAIKU_MODEL={{ model|quote }}
+export CLAUDE_CODE_AUTO_COMPACT_WINDOW={{ context }}
+export CLAUDE_CODE_MAX_OUTPUT_TOKENS={{ answer }}
+export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1
+# Without its instructions on git and the status, which comes before the tools: each session would be read again.
+export CLAUDE_CODE_DISABLE_GIT_INSTRUCTIONS=1
+claude
+"""
+_CODEX = """\
+model = {{ model|tojson }}
+model_provider = "edgespec"
+model_context_window = {{ context }}
+
+[model_providers.edgespec]
+name = "edgespec"
+base_url = {{ v1|tojson }}
+wire_api = "responses"
+{% if key %}env_key = "EDGESPEC_API_KEY"
+{% endif %}"""
+_LLM = """\
+[
+  {
+    "model_id": {{ ("edgespec-" + model)|tojson }},
+    "model_name": {{ model|tojson }},
+    "api_base": {{ v1|tojson }},
+    "can_stream": true
+  }
+]
+"""
+_OPENCODE = """\
+{
+  "$schema": "https://opencode.ai/config.json",
+  "provider": {
+    "edgespec": {
+      "npm": "@ai-sdk/openai-compatible",
+      "name": "edgespec",
+      "options": {"baseURL": {{ v1|tojson }}{% if key %}, "apiKey": {{ key|tojson }}{% endif %}},
+      "models": {
+        {{ model|tojson }}: {
+          "name": {{ model|tojson }},
+          "tool_call": true,
+          "limit": {"context": {{ context }}, "output": {{ answer }}}
+        }
+      }
+    }
+  },
+  "model": {{ ("edgespec/" + model)|tojson }}
+}
+"""
+_QWEN = """\
+export OPENAI_BASE_URL={{ v1|quote }}
+export OPENAI_API_KEY={{ any_key|quote }}
+export OPENAI_MODEL={{ model|quote }}
+qwen --auth-type openai
+"""
+_CLIENTS = {
+    "aider": _Client("the shell; litellm, which aider uses, reads the file for the size of the context", _AIDER,
+                     "0.86.2"),
+    "claude": _Client("the shell", _CLAUDE, "2.1.197", 27_000),
+    "codex": _Client("~/.codex/config.toml", _CODEX, "0.171.0", 9_000),
+    "llm": _Client("extra-openai-models.yaml next to the file that `llm logs path` prints (YAML reads JSON)", _LLM,
+                   "0.32.1"),
+    "opencode": _Client("~/.config/opencode/opencode.json", _OPENCODE, "1.18.33"),
+    "qwen": _Client("the shell", _QWEN, "0.15.10", 19_000),
+}  # fmt: skip
+
+
+@click.command("launch")
+@click.argument("client", metavar="CLIENT", type=click.Choice(sorted(_CLIENTS)))
+@click.option("--model", help="Model to use. [default: the server's first]")
+@server_options
+def launch_command(client: str, model: str | None, url: str, api_key: str | None) -> None:
+    """Print the settings that make CLIENT use a running server.
+
+    CLIENT is aider, claude, codex, llm, opencode or qwen.
+    """
+    from jinja2 import Environment
+
+    if url.startswith(UNIX):
+        raise InvalidRequest("other programs do not call Unix sockets.", hint="Start the server with --port as well.")
+    models = read_props(url, api_key)["models"]
+    names = [each["name"] for each in models]
+    if model is not None and model not in names:
+        raise InvalidRequest(f"the server has no model '{model}'.", hint=f"It has: {', '.join(names)}.")
+    chosen = models[names.index(model)] if model is not None else models[0]
+    if not chosen["is_open"]:
+        click.echo(f"# loading {chosen['name']}, to know its context", err=True)
+        probe = {"model": chosen["name"], "messages": [{"role": "user", "content": "x"}]}
+        http_json("POST", url, "/v1/messages/count_tokens", api_key, "input_tokens", probe, timeout_s=None)
+        chosen = read_props(url, api_key)["models"][names.index(chosen["name"])]
+    name, context = chosen["name"], chosen["context_size"]
+    if context is None:  # of a model of another server that does not say
+        context = _ASSUMED_CONTEXT
+        click.echo(f"# the context of {name} is not known; {context:,} tokens are assumed", err=True)
+    about, environment = _CLIENTS[client], Environment(keep_trailing_newline=True)
+    environment.filters["quote"] = shlex.quote
+    click.echo(f"# for {about.place}\n# these settings were tried with {client} {about.tried}", err=True)
+    if about.prompt_tokens > context:
+        larger = 2 ** (about.prompt_tokens * 2 - 1).bit_length()
+        more = "restart the server with --ctx" if chosen["state"] != "remote" else "start the server behind it with"
+        size = f"the context of {name} holds {context:,}: {more} {larger}"
+        click.echo(f"# {client}'s first prompt has about {about.prompt_tokens:,} tokens, but {size}", err=True)
+    base, keys = find_base(url), {"key": api_key, "any_key": api_key or "none"}
+    sizes = {"context": context, "answer": context // _ANSWER_SHARE}
+    settings = environment.from_string(about.settings).render(url=base, v1=f"{base}/v1", model=name, **keys, **sizes)
+    click.echo(settings, nl=False)

@@ -1,0 +1,59 @@
+"""Medians of recent measurements, apart for each band of positions."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+_WINDOW = 15  # latest measurements of one kind; with fewer, the expected value is one of them
+_MAX_AGE = 256  # rounds; the machine may have changed since an older measurement
+_MAX_OUTLIER = 2.0  # limit of a single measurement, as a multiple of the expected value: the machine may be busy
+_FIRST_BAND = 1024  # tokens of context in the first band of positions; each further band ends at twice the last one's
+Measured = deque[tuple[int, float]]  # (round, value)
+
+
+class BandMedians:
+    """Medians of several kinds of measurements, each named by a key.
+
+    round  the number of rounds so far, by which measurements grow older
+    """
+
+    def __init__(self) -> None:
+        self.round = 0
+        self._band = 0  # the present one
+        self._measured: dict[tuple[int | str, int], Measured] = {}  # by key and band
+
+    def move_to(self, position: int) -> bool:
+        """The next measurements are at `position`; returns whether that is in another band."""
+        before, self._band = self._band, (position // _FIRST_BAND).bit_length()
+        return self._band != before
+
+    def add(self, key: int | str, value: float) -> None:
+        self._measured.setdefault((key, self._band), deque(maxlen=_WINDOW)).append((self.round, value))
+
+    @property
+    def keys(self) -> list[int | str]:
+        """What was ever measured."""
+        return list(dict.fromkeys(key for key, _ in self._measured))
+
+    def count(self, key: int | str) -> int:
+        """The number of recent measurements in the present band and the two beside it."""
+        return sum(len(self._recent(key, self._band + step)) for step in (-1, 0, 1))
+
+    def estimate(self, key: int | str, expected: float) -> float | None:
+        """The median of the present band, given that of the nearest other band with recent measurements.
+
+        `expected` is the value where nothing is measured. None if nothing is.
+        """
+        bands = sorted((band for each, band in self._measured if each == key), key=lambda band: abs(band - self._band))
+        recent = [values for band in bands if (values := self._recent(key, band))][:2]
+        for values in reversed(recent):
+            if len(values) == 1:
+                values = [min(values[0], _MAX_OUTLIER * expected)]
+            # The expected value is one of few measurements, so that one slow round decides nothing.
+            expected = median(values if len(values) == _WINDOW else [expected, *values])
+        return expected if recent else None
+
+    def _recent(self, key: int | str, band: int) -> list[float]:
+        oldest = self.round - _MAX_AGE
+        return [value for at, value in self._measured.get((key, band), ()) if at > oldest]

@@ -1,0 +1,23 @@
+"""What the memory keeps of a conversation."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+from edgespec.folders import ADAPTED, MEMORY
+from edgespec.memory.store import TextStore
+from edgespec.registry.adapted import clear_runs
+
+
+def name_source(id: int) -> str:
+    """The source under which the memory keeps the texts of a saved conversation."""
+    return f"chat:{id}"
+
+
+def forget_conversation(folder: Path, id: int) -> None:
+    """Remove the texts of a conversation from what else the data folder `folder` has of them. Raises CacheError."""
+    if (memory := folder / MEMORY).is_dir():
+        with closing(TextStore.open(memory)) as store:
+            store.forget(name_source(id))
+    clear_runs(folder / ADAPTED, own_texts=False)
