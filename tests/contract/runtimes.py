@@ -1,76 +1,23 @@
-"""The runtimes that the contract suite runs over: each opens fresh sessions on one model."""
+"""llama.cpp and MLX as runtimes of the contract suite."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
-
-import numpy as np
 
 from edgespec.backends import Model, device_memory
 from edgespec.backends.attached_draft import parse
-from edgespec.backends.fixed_width import FixedWidthModel, FixedWidthSession
+from edgespec.backends.fixed_width import FixedWidthModel
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.toy_session import ToyModel, ToySession
-from edgespec.core.arrays import Logits
-from edgespec.core.decoding import read_prompt
 from edgespec.core.protocols import CheckCancelled, Session
+from tests.contract.toys import CONTEXT, FIXED, WIDTH, Runtime, prefill
 from tests.mlx_models import CONFIGS, DENSE, make_folder
 from tests.models import DRAFT, MAKERS, TARGET
 from tests.ranks import RANK_CONFIGS, load_on_two_ranks
-
-CONTEXT = 256
-WIDTH = 8  # of the sessions of fixed width
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """`open` gives a fresh session; logits of equal prefixes differ by less than `tolerance` (absolute)."""
-
-    name: str
-    open: Callable[[CheckCancelled], Session]
-    tolerance: float
-    _said: dict[tuple[int, ...], Logits] = field(default_factory=dict)
-
-    def session(self, check: CheckCancelled = lambda: None) -> Session:
-        return self.open(check)
-
-    def prefilled(self, tokens: list[int], check: CheckCancelled = lambda: None) -> Session:
-        session = self.session(check)
-        prefill(session, tokens)
-        return session
-
-    def logits_after(self, tokens: list[int]) -> Logits:
-        """[V] what a fresh session says after `tokens`; it is asked once for each text."""
-        key = tuple(tokens)
-        if key not in self._said:
-            session = self.session()
-            self._said[key] = prefill(session, tokens).copy()
-            session.close()
-        return self._said[key]
-
-    def same(self, a: Logits, b: Logits) -> bool:
-        return bool(np.abs(a - b).max() <= self.tolerance)
-
-
-def prefill(session: Session, tokens: list[int]) -> Logits:
-    """[V] scores of the last token."""
-    return read_prompt(session, tokens).logits(0)
-
-
-def toys() -> list[Runtime]:
-    rule = ToyModel(seed=3, vocab_size=64)
-    return [
-        Runtime("toy-linear", lambda c: ToySession(rule, kind="linear", context_size=CONTEXT, check=c), 0.0),
-        Runtime("toy-tree", lambda c: ToySession(rule, context_size=CONTEXT, check=c), 0.0),
-        Runtime("toy-recurrent", lambda c: ToySession(rule, kind="recurrent", context_size=CONTEXT, check=c), 0.0),
-        Runtime("fixed-toy", lambda c: FixedWidthSession(ToySession(rule, context_size=FIXED, check=c), WIDTH), 0.0),
-    ]
-
+from tests.workers import started_worker
 
 ON_DEVICE = bool(device_memory("llamacpp"))
 COARSE = (
@@ -86,9 +33,6 @@ LLAMA = {"packaged": PACKAGED, "packaged-exact": EXACT, **dict.fromkeys(MAKERS, 
 SHARED = {"packaged": PACKAGED, "llama": FLOATS, "sliding-window": FLOATS}  # several sessions over one context
 STREAMS = {"llama": FLOATS}  # more of them, each with cells of its own
 WORKER = {"packaged": PACKAGED, "hybrid": FLOATS}  # half of the layers in another process
-
-
-FIXED = CONTEXT + WIDTH - 1  # tokens of a context of which CONTEXT can be used
 
 
 def fixed_model(library: str, name: str, folder: Path) -> FixedWidthModel:
@@ -154,3 +98,60 @@ def mlx_model(name: str, folder: Path, context: int = CONTEXT) -> MlxModel:
     config = CONFIGS["dense" if name == "quantized-cache" else name]
     options = LoadOptions(context_size=context, kv_type="q8_0" if name == "quantized-cache" else "f16")
     return load_mlx(make_folder(folder / name, config), options)
+
+
+SLOTS = {"shared": 8, "streams": 64}
+PROMPT_BESIDE = list(range(40, 90))
+NAMES = (
+    *(f"llama.cpp-{name}" for name in LLAMA),
+    *(f"shared-{name}" for name in SHARED),
+    *(f"streams-{name}" for name in STREAMS),
+    *(f"worker-{name}" for name in WORKER),
+    *(f"draft {method} on {library}" for library, methods in SELF_DRAFTS.items() for method in methods),
+    *(f"mlx-{name}" for name in MLX),
+    *(f"ranks-{name}" for name in RANKS),
+    *(f"fixed {name} on {library}" for library, names in FIXED_WIDTH.items() for name in names),
+)
+
+
+def opened(name: str, make_folder: Callable[[str], Path]) -> Iterator[Runtime]:
+    """The runtime of this name, as a fixture yields it."""
+    if name.startswith("draft "):
+        method, library = name.removeprefix("draft ").split(" on ")
+        yield Runtime(name, self_drafts(library, method, make_folder("draft")), SELF_DRAFTS[library][method])
+        return
+    if name.startswith("fixed "):
+        kind, library = name.removeprefix("fixed ").split(" on ")
+        fixed = fixed_model(library, kind, make_folder("fixed"))
+        yield Runtime(name, fixed.open_session, (LLAMA if library == "llama.cpp" else MLX)[kind])
+        fixed.close()
+        return
+    library, kind = name.split("-", 1)
+    if library in SLOTS:
+        model = llama_model(kind, make_folder(library), SLOTS[library])
+        model.lends_cells = library == "shared"
+        assert model.has_streams == (library == "streams")
+        held = model.open_session(shared=True)  # another text, beside which the others are
+
+        def shared(check: CheckCancelled) -> Session:
+            return model.open_session(check, shared=True)
+
+        prefill(held, PROMPT_BESIDE)
+        yield Runtime(name, shared, (SHARED if library == "shared" else STREAMS)[kind])
+        held.close()
+        model.close()
+        return
+    if library == "worker":
+        with started_worker() as worker:
+            divided = llama_model(kind, make_folder(library), workers=(worker.address,))
+            yield Runtime(name, divided.open_session, WORKER[kind])
+            divided.close()
+        return
+    open_, tolerances = {
+        "llama.cpp": (llama_model, LLAMA),
+        "mlx": (mlx_model, MLX),
+        "ranks": (ranks_model, RANKS),
+    }[library]
+    model = open_(kind, make_folder(library))
+    yield Runtime(name, model.open_session, tolerances[kind])
+    model.close()

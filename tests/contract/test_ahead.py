@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edgespec.core.protocols import NO_DRAFT, Draft
-from tests.contract.runtimes import Runtime, prefill
 from tests.contract.test_session import PROMPT
+from tests.contract.toys import Runtime, prefill
 
 
 @pytest.mark.parametrize("ahead", [True, False])

@@ -7,8 +7,8 @@ import pytest
 
 from edgespec.core.protocols import Draft
 from edgespec.errors import Cancelled
-from tests.contract.runtimes import CONTEXT, Runtime, prefill
 from tests.contract.test_session import PROMPT, random_draft
+from tests.contract.toys import CONTEXT, Runtime, prefill
 
 
 class Countdown:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.contract import test_ahead, test_session
-from tests.contract.runtimes import CONTEXT, Runtime
+from tests.contract.toys import CONTEXT, Runtime
 from tests.models import REPOSITORY
 
 CHECKS = [

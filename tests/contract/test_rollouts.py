@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from edgespec.core.protocols import AsyncSession, Draft
-from tests.contract.runtimes import MLX, RANKS, SELF_DRAFTS, Runtime
+from tests.contract.runtimes import MLX, RANKS, SELF_DRAFTS
 from tests.contract.test_session import PROMPT
+from tests.contract.toys import Runtime
 
 LAZY = [
     *(f"draft {method} on mlx" for method in SELF_DRAFTS["mlx"]),

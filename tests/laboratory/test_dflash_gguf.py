@@ -31,7 +31,7 @@ from tests.backends.dflash_heads import (
     make_dflash,
 )
 from tests.backends.numpy_layers import ROPE_BASE
-from tests.contract.runtimes import prefill
+from tests.contract.toys import prefill
 from tests.models import TARGET
 
 TEXT: list[int] = np.random.default_rng(8).integers(1, 4000, 60).tolist()

@@ -11,7 +11,7 @@ import pytest
 from edgespec.backends.llamacpp.model import load as load_model
 from edgespec.backends.options import LoadOptions
 from laboratory.mtp_gguf import convert
-from tests.contract.runtimes import prefill
+from tests.contract.toys import prefill
 from tests.laboratory.answers import answer_plainly, check_autopilot, check_texts
 from tests.models import DRAFT, REPOSITORY, TARGET, llama, sliding_window
 from tests.reporter import Heard
