@@ -33,18 +33,18 @@ import numpy.typing as npt
 
 from benchmarks.harness import DRAFT, MODEL_PATH, TARGET, load_model, print_result
 from benchmarks.learning import Reader
-from edgespec.adapt.evaluate import Matrix, chain_matrix, compare, find_hits, find_rounds, read_best
-from edgespec.adapt.objectives import distillation
-from edgespec.adapt.options import WEIGHTS, Throttle, TrainOptions
-from edgespec.adapt.parts import Parts
-from edgespec.adapt.student import Student
-from edgespec.adapt.teacher import Teacher
-from edgespec.adapt.texts import TrainingText, count_tokens, read_texts, split_texts
-from edgespec.adapt.trainee import RANK
-from edgespec.adapt.trainer import Trainer
 from edgespec.backends.options import LoadOptions
 from edgespec.memory.store import TextStore
 from edgespec.registry.tokenizer_compat import identify_tokenizer
+from edgespec.train.evaluate import Matrix, chain_matrix, compare, find_hits, find_rounds, read_best
+from edgespec.train.objectives import distillation
+from edgespec.train.options import WEIGHTS, Throttle, TrainOptions
+from edgespec.train.parts import Parts
+from edgespec.train.student import Student
+from edgespec.train.teacher import Teacher
+from edgespec.train.texts import TrainingText, count_tokens, read_texts, split_texts
+from edgespec.train.trainee import RANK
+from edgespec.train.trainer import Trainer
 
 DEPTH = 7
 CONTEXT = 8  # tokens that make a position fresh where they are new

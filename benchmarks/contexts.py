@@ -26,16 +26,16 @@ import numpy as np
 
 from benchmarks.harness import DRAFT, MODEL_PATH, TARGET, list_loaded, load_model, print_result
 from benchmarks.selfdrafts import COPIES, open_self_draft
+from edgespec.autopilot.fixed import FixedLength
+from edgespec.autopilot.profile import Profile
+from edgespec.autopilot.profiler import measure_contexts, measure_drafters, measure_rows
+from edgespec.autopilot.stats import DraftStats
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.long_context import extend_cache
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_shipped_prompts
-from edgespec.controller.fixed import FixedLength
-from edgespec.controller.profile import Profile
-from edgespec.controller.profiler import measure_contexts, measure_drafters, measure_rows
-from edgespec.controller.stats import DraftStats
 from edgespec.core.decoding import read_prompt
 from edgespec.core.drafter import Drafter
 from edgespec.core.loop import speculate

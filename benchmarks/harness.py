@@ -12,11 +12,11 @@ from typing import Any
 
 import click
 
+from edgespec.autopilot.store import describe_machine
 from edgespec.backends import BackendName, Model, open_model
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
-from edgespec.controller.store import describe_machine
 from edgespec.core.protocols import Session, Step
 from edgespec.drafters import drafter_specs
 from edgespec.engine.drafting import LoadedDrafter, Speculation

@@ -19,7 +19,7 @@ from time import perf_counter
 import click
 
 from benchmarks.harness import print_result
-from edgespec.conversations import Store, Turn
+from edgespec.chat import Store, Turn
 
 _LETTERS = "etaoinshrdlucmfwypvbgkjqxz"
 _LENGTHS = (120, 800)  # characters of a question and of an answer

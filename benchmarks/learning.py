@@ -23,14 +23,6 @@ from typing import Any
 import click
 
 from benchmarks.harness import DRAFT, MODEL_PATH, TARGET, load_model, print_result
-from edgespec.adapt.evaluate import Matrix, compare, measure_chains, return_to_best
-from edgespec.adapt.objectives import distillation
-from edgespec.adapt.options import Throttle, TrainOptions
-from edgespec.adapt.parts import Parts
-from edgespec.adapt.student import Student
-from edgespec.adapt.teacher import Part, Teacher
-from edgespec.adapt.texts import TrainingText, read_texts, split_texts
-from edgespec.adapt.trainer import Trainer
 from edgespec.backends.options import LoadOptions
 from edgespec.core.arrays import Ints
 from edgespec.core.protocols import Session
@@ -38,6 +30,14 @@ from edgespec.errors import InvalidRequest
 from edgespec.memory.store import TextStore
 from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Card
 from edgespec.registry.tokenizer_compat import identify_tokenizer
+from edgespec.train.evaluate import Matrix, compare, measure_chains, return_to_best
+from edgespec.train.objectives import distillation
+from edgespec.train.options import Throttle, TrainOptions
+from edgespec.train.parts import Parts
+from edgespec.train.student import Student
+from edgespec.train.teacher import Part, Teacher
+from edgespec.train.texts import TrainingText, read_texts, split_texts
+from edgespec.train.trainer import Trainer
 
 DEPTH = 4
 _UNHURRIED = Throttle(must_wait=lambda: False, must_stop=lambda: False)

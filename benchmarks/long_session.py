@@ -31,8 +31,8 @@ import psutil
 
 from benchmarks.harness import EDGESPEC, REPOSITORY, print_result
 from edgespec.backends.options import LoadOptions
-from edgespec.conversations import Store
-from edgespec.conversations.chat import Chat
+from edgespec.chat import Store
+from edgespec.chat.state import Chat
 from edgespec.core.metrics import Meter
 from edgespec.core.protocols import CheckCancelled, Step
 from edgespec.core.sampling import SamplingParams
@@ -196,7 +196,7 @@ class Replay(LocalEngine):
 
 def chat(answers: int, tokens: int, streamed: int, rate: int) -> None:
     """Run the chat on a conversation of `answers` answers, as a process of its own."""
-    from edgespec.tui.app import ChatApp
+    from edgespec.chat.tui.app import ChatApp
 
     store = Store.in_memory()
     conversation, turn = store.new("tree"), None

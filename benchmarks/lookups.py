@@ -33,13 +33,13 @@ import click
 from benchmarks.harness import MODEL_PATH, PLAIN, TARGET, list_drafters, load_model, print_result
 from benchmarks.heads import fits, open_head
 from benchmarks.promise import take_in_turn
+from edgespec.autopilot.cost_model import CostModel
+from edgespec.autopilot.profile import DraftCost, Profile
+from edgespec.autopilot.stats import DraftStats
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedHead
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import CATEGORIES, read_prompts, take_per_category
-from edgespec.controller.cost_model import CostModel
-from edgespec.controller.profile import DraftCost, Profile
-from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs

@@ -32,9 +32,9 @@ import click
 from benchmarks.ahead import AheadDrafter, AheadSession, TruncatedSession
 from benchmarks.harness import DRAFT, MODEL_PATH, TARGET, load_model, print_result
 from benchmarks.promise import shift_head, take_in_turn
+from edgespec.autopilot.fixed import FixedLength
 from edgespec.backends import Model
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.fixed import FixedLength
 from edgespec.core.decoding import decode_one, read_prompt
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Session, Step

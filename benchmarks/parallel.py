@@ -21,9 +21,9 @@ from typing import Any
 import click
 
 from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, list_loaded, load_model, print_result
+from edgespec.autopilot.stats import DraftStats
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_shipped_prompts
-from edgespec.controller.stats import DraftStats
 from edgespec.core.peers import Yield
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams

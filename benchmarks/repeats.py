@@ -28,12 +28,12 @@ import click
 
 import benchmarks.thread_clock  # noqa: F401 - before anything that measures
 from benchmarks.harness import MODEL_PATH, TARGET, load_model, print_result
+from edgespec.autopilot.adaptive import Adaptive
+from edgespec.autopilot.fixed import FixedLength
+from edgespec.autopilot.profile import Profile
+from edgespec.autopilot.profiler import measure_rows
+from edgespec.autopilot.stats import DraftStats
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.fixed import FixedLength
-from edgespec.controller.profile import Profile
-from edgespec.controller.profiler import measure_rows
-from edgespec.controller.stats import DraftStats
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Controller, Draft, Session, Step, Verdict
 from edgespec.core.scores import Scores

@@ -27,8 +27,8 @@ import click
 
 from benchmarks.harness import MODEL_PATH, PLAIN, TARGET, list_drafters, load_model, print_result
 from benchmarks.lookups import Arm, make_arm, measure_speed, parse_curve
+from edgespec.autopilot.profile import Profile
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.profile import Profile
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine

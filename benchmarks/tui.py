@@ -29,14 +29,14 @@ from time import monotonic, perf_counter, sleep, thread_time
 import click
 
 from benchmarks.harness import EDGESPEC, MODEL_PATH, print_result
-from edgespec.conversations import Store
-from edgespec.conversations.chat import Chat
+from edgespec.chat import Store
+from edgespec.chat.state import Chat
+from edgespec.chat.tui.app import ChatApp
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Event
 from edgespec.planner.load_config import LoadConfig
 from edgespec.service.process import EngineProcess
-from edgespec.tui.app import ChatApp
 
 PROMPT = "def read_lines(path):"
 LOAD_S = 8.0  # until the chat has loaded the model; it refuses prompts before that

@@ -40,8 +40,8 @@ from benchmarks.harness import (
     print_result,
 )
 from benchmarks.slow_link import SlowLink, find_obstacle
+from edgespec.autopilot.stats import DraftStats
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.stats import DraftStats
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine

@@ -14,13 +14,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from edgespec.conversations import Store
-from edgespec.conversations.chat import Chat
+from edgespec.chat import Store
+from edgespec.chat.state import Chat
+from edgespec.chat.tui.app import ChatApp
 from edgespec.core.sampling import SamplingParams
 from edgespec.planner.load_config import LoadConfig
 from edgespec.service.client import require_model
 from edgespec.service.process import EngineProcess
-from edgespec.tui.app import ChatApp
 
 PROMPT = "Write a Python function that adds two numbers, then one that subtracts, multiplies and divides them."
 CELLS = (118, 36)

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from importlib.resources import as_file, files
 
+from edgespec.autopilot.fixed import FixedLength
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.fixed import FixedLength
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.loop import speculate

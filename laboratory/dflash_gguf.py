@@ -16,9 +16,9 @@ import click
 import gguf
 import numpy as np
 
-from edgespec.adapt.head_files import copy_vocabulary, write_shape
-from edgespec.adapt.student import finish_gguf
 from edgespec.formats.heads import HeadSpec, read_config_head, read_draft_ids
+from edgespec.train.head_files import copy_vocabulary, write_shape
+from edgespec.train.student import finish_gguf
 from laboratory.head_files import FILE, FOLDER, read_weights
 
 _NAMES = {

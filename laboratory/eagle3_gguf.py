@@ -16,10 +16,10 @@ import click
 import gguf
 import numpy as np
 
-from edgespec.adapt.head_arrays import GGUF_NAMES
-from edgespec.adapt.head_files import copy_vocabulary, interleave, write_shape
-from edgespec.adapt.student import finish_gguf
 from edgespec.formats.heads import eagle3_names, read_config_head, read_draft_ids
+from edgespec.train.head_arrays import GGUF_NAMES
+from edgespec.train.head_files import copy_vocabulary, interleave, write_shape
+from edgespec.train.student import finish_gguf
 from laboratory.embedding.shapes import Shape
 from laboratory.embedding.sources import Floats
 from laboratory.head_files import FILE, FOLDER, read_weights

@@ -25,9 +25,9 @@ MARKERS = {
     "real": ("real",),
     "gpu": ("gpu",),
     "slow": (
-        "adapt", "api", "backends", "bench", "benchmarks", "cli", "controller", "conversations", "engine", "examples",
+        "api", "autopilot", "backends", "bench", "benchmarks", "chat", "cli", "engine", "examples",
         "export", "fixtures", "gemma", "hub", "laboratory", "memory", "planner", "plugin", "registry", "server",
-        "service", "tui",
+        "service", "train",
     ),
 }  # fmt: skip
 _MARKER = {folder: marker for marker, folders in MARKERS.items() for folder in folders}

@@ -16,10 +16,10 @@ from statistics import median
 import click
 
 from benchmarks.harness import DRAFT, TARGET, load_pair, print_result
+from edgespec.autopilot.cost_model import CostModel
+from edgespec.autopilot.draft_size import DraftSize, choose_size, list_sizes
+from edgespec.autopilot.profile import Profile
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.cost_model import CostModel
-from edgespec.controller.draft_size import DraftSize, choose_size, list_sizes
-from edgespec.controller.profile import Profile
 
 MAX_NODES = 15
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from edgespec.autopilot.profile import DraftCost
 from edgespec.bench.divergence import Divergence
-from edgespec.controller.profile import DraftCost
 from edgespec.core.metrics import Metrics
 
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from edgespec.autopilot.cost_model import CostModel
+from edgespec.autopilot.profile import Profile
+from edgespec.autopilot.stats import DraftStats
 from edgespec.bench.divergence import first_divergence
 from edgespec.bench.prompt_sets import BenchPrompt
 from edgespec.bench.records import Run
-from edgespec.controller.cost_model import CostModel
-from edgespec.controller.profile import Profile
-from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import CheckCancelled, Session, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation

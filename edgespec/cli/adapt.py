@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from edgespec.adapt.options import WEIGHTS, TrainOptions
 from edgespec.cli.completion import complete_model
 from edgespec.cli.options import FloatRange, json_option, load_config, load_options, offer, open_hub, rare_option
 from edgespec.cli.output import format_table, print_result
 from edgespec.cli.terminal import TerminalReporter
 from edgespec.errors import Cancelled, InvalidRequest, UnknownModel
 from edgespec.options import DRAFT
+from edgespec.train.options import WEIGHTS, TrainOptions
 from edgespec.units import count
 
 if TYPE_CHECKING:
-    from edgespec.adapt.run import Adaptation
     from edgespec.core.protocols import CheckCancelled
     from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Card, Gain
+    from edgespec.train.run import Adaptation
 
 
 _TRAIN = "train"
@@ -195,12 +195,12 @@ def train_command(
 
     Training pauses while a model answers on this machine. Ctrl-C stops it; the same command goes on.
     """
-    from edgespec.adapt.options import Throttle, lower_priority
-    from edgespec.adapt.run import AdaptConfig, Adapter, plan_training
-    from edgespec.adapt.trainee import notice_slow_blas
     from edgespec.cli.engine import run_work
     from edgespec.folders import memory_folder
     from edgespec.service.learn import is_on_battery
+    from edgespec.train.options import Throttle, lower_priority
+    from edgespec.train.run import AdaptConfig, Adapter, plan_training
+    from edgespec.train.trainee import notice_slow_blas
 
     train = TrainOptions(learning_rate=learning_rate, epochs=epochs)
     limit_s = inf if minutes is None else 60 * minutes

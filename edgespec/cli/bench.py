@@ -129,8 +129,8 @@ def _select_prompts(file: Path | None, categories: tuple[str, ...], per_category
 
 def _header(loaded: LoadedModel, bench: Bench) -> Header:
     """The first record of the raw data: the machine, the models and the settings."""
+    from edgespec.autopilot.store import describe_machine
     from edgespec.bench.records import Header
-    from edgespec.controller.store import describe_machine
 
     return Header(
         date=time.strftime("%Y-%m-%d %H:%M"),

@@ -15,14 +15,14 @@ import click
 from click.core import ParameterSource
 
 from edgespec.api.options import resolve_sampling
+from edgespec.chat import Store
+from edgespec.chat.own_model import OwnModel
+from edgespec.chat.recorder import open_store
+from edgespec.chat.state import Chat
 from edgespec.cli.completion import complete_conversation, complete_model
 from edgespec.cli.engine import open_engine
 from edgespec.cli.options import generation_options, load_config, model_option, offer, preset_option, rare_option
 from edgespec.cli.plain_chat import PlainChat
-from edgespec.conversations import Store
-from edgespec.conversations.chat import Chat
-from edgespec.conversations.own_model import OwnModel
-from edgespec.conversations.recorder import open_store
 from edgespec.core.sampling import SamplingParams
 from edgespec.errors import InvalidRequest
 from edgespec.options import LEARN
@@ -110,7 +110,7 @@ def _chat_full_screen(
     is_incognito: bool,
 ) -> int:
     gc.disable()  # while modules are loaded, none of which goes again
-    from edgespec.tui.app import ChatApp
+    from edgespec.chat.tui.app import ChatApp
 
     gc.enable()
     with closing(EngineProcess("F5 opens the model again.")) as client:
@@ -133,7 +133,7 @@ def _choose_model(store: Store, id: int | None, request: LoadConfig) -> LoadConf
 
     What the user gave stays. Raises InvalidRequest.
     """
-    from edgespec.tui.settings import find_first_model
+    from edgespec.chat.tui.settings import find_first_model
 
     if request.model is not None:
         return request

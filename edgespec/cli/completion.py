@@ -34,7 +34,7 @@ def complete_served(_ctx: click.Context, _param: click.Parameter, incomplete: st
 
 def complete_conversation(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The ids of the last conversations, with their titles."""
-    from edgespec.conversations import Store
+    from edgespec.chat import Store
 
     with suppress(EdgespecError), closing(Store.open(wait_s=0.1)) as store:
         return _offer({str(each.id): each.title for each in store.recent(_MAX_CONVERSATIONS)}, incomplete)

@@ -227,7 +227,7 @@ def _describe_memory() -> dict[str, Any]:
 
 
 def _describe_cache() -> dict[str, Any]:
-    from edgespec.controller.store import calibration_folder
+    from edgespec.autopilot.store import calibration_folder
     from edgespec.folders import data_folder
     from edgespec.hub.hub import Hub
     from edgespec.registry.schema import config_dir
@@ -311,8 +311,8 @@ def _find_problems(report: dict[str, Any]) -> Iterator[dict[str, str]]:
 
 def find_gpu_problems() -> Iterator[dict[str, str]]:
     """Why llama.cpp finds no GPU, where it was built for one, or this machine has the tools of one."""
+    from edgespec.autopilot.store import list_builds
     from edgespec.backends.llamacpp.library import rebuild_command
-    from edgespec.controller.store import list_builds
 
     tools = {"nvidia-smi": "-DGGML_CUDA=on", "rocminfo": "-DGGML_HIP=on"}
     flag = next((flag for tool, flag in tools.items() if shutil.which(tool)), None)

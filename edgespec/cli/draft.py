@@ -25,11 +25,11 @@ from edgespec.errors import DraftRefused, InvalidRequest, UnknownModel
 from edgespec.units import gib
 
 if TYPE_CHECKING:
-    from edgespec.adapt.run import Adaptation
     from edgespec.core.protocols import CheckCancelled
     from edgespec.planner.selfdraft_cache import Choice
     from edgespec.service.compare import Answers, Compared
     from edgespec.text.chat_template import Message
+    from edgespec.train.run import Adaptation
 
 
 @click.group("draft")
@@ -193,13 +193,13 @@ def train_command(
     kept if it predicts answers that were held out better than lookups and the head in use do. The training pauses while
     a model answers on this machine. Ctrl-C stops it, and the same command goes on; after its end it trains further.
     """
-    from edgespec.adapt.new_head import HeadConfig, HeadTrainer
-    from edgespec.adapt.options import Throttle, lower_priority
-    from edgespec.adapt.trainee import notice_slow_blas
     from edgespec.bench.prompt_sets import read_prompts
     from edgespec.cli.adapt import TrainingReporter, describe_result, format_result, open_drafts
     from edgespec.cli.engine import run_work
     from edgespec.service.learn import is_on_battery
+    from edgespec.train.new_head import HeadConfig, HeadTrainer
+    from edgespec.train.options import Throttle, lower_priority
+    from edgespec.train.trainee import notice_slow_blas
 
     questions = [prompt.turns[0] for file in files for prompt in read_prompts(file)]
     throttle = Throttle(60 * minutes, must_stop=(lambda: False) if on_battery else is_on_battery)

@@ -12,7 +12,7 @@ from edgespec.cli.options import json_option
 from edgespec.cli.output import format_table, format_time, print_result, shorten
 
 if TYPE_CHECKING:
-    from edgespec.conversations import SearchHit
+    from edgespec.chat import SearchHit
 
 
 @click.command("history")
@@ -24,7 +24,7 @@ def history_command(words: tuple[str, ...], limit: int, as_json: bool) -> None:
 
     Words match inside of words too, and case does not matter. `edgespec chat --resume ID` continues a conversation.
     """
-    from edgespec.conversations import SearchHit, Store
+    from edgespec.chat import SearchHit, Store
 
     text = " ".join(words).strip()
     with closing(Store.open()) as store:

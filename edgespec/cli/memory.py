@@ -54,11 +54,11 @@ def add_command(paths: tuple[Path, ...], model: str | None, dry_run: bool) -> No
     replaces those that have changed. Models with the same tokenizer share the documents. They have at most half of the
     memory.
     """
+    from edgespec.chat.tui.settings import read_last_model
     from edgespec.memory.documents import find_documents
     from edgespec.planner.load_config import LoadConfig
     from edgespec.planner.target import open_vocabulary
     from edgespec.registry.tokenizer_compat import identify_tokenizer
-    from edgespec.tui.settings import read_last_model
 
     skipped: Counter[str] = Counter()
     report_activity("looking for files …")
@@ -271,7 +271,7 @@ def forget_command(source: str) -> None:
     `memory_source` in Python. The conversation itself and the files stay. An `edgespec adapt` that has not ended begins
     anew.
     """
-    from edgespec.conversations.remembered import name_source
+    from edgespec.chat.remembered import name_source
     from edgespec.folders import adapted_folder
     from edgespec.registry.adapted import clear_runs
 

@@ -57,13 +57,13 @@ yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask for conf
 def _use_preset(context: click.Context, _param: click.Parameter, name: str | None) -> None:
     """Have the settings of a preset be the defaults of the command's options."""
     if name is not None and not context.resilient_parsing:
-        from edgespec.conversations.presets import read_preset
+        from edgespec.chat.presets import read_preset
 
         context.default_map = {**(context.default_map or {}), **read_preset(name)}
 
 
 def _complete_preset(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from edgespec.conversations.presets import list_presets
+    from edgespec.chat.presets import list_presets
 
     return [CompletionItem(name) for name in list_presets() if name.startswith(incomplete)]
 

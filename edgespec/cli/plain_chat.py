@@ -10,15 +10,15 @@ from typing import Any
 
 import click
 
+from edgespec.chat import Store
+from edgespec.chat.commands import COMMANDS, index_commands, is_command, run_command
+from edgespec.chat.context import NEARLY_FULL, can_go_on, describe_end, make_room
+from edgespec.chat.own_model import OwnModel
+from edgespec.chat.recorder import ConversationRecorder
+from edgespec.chat.state import Chat
 from edgespec.cli.engine import Answer
 from edgespec.cli.interrupts import finish, interruptible
 from edgespec.cli.terminal import TerminalReporter, report_bug
-from edgespec.conversations import Store
-from edgespec.conversations.chat import Chat
-from edgespec.conversations.commands import COMMANDS, index_commands, is_command, run_command
-from edgespec.conversations.context import NEARLY_FULL, can_go_on, describe_end, make_room
-from edgespec.conversations.own_model import OwnModel
-from edgespec.conversations.recorder import ConversationRecorder
 from edgespec.core.metrics import Metrics
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import AnswerStart, MemoryUse

@@ -20,9 +20,9 @@ from edgespec.errors import InvalidRequest, reason_of
 
 if TYPE_CHECKING:
     from edgespec.backends import BackendName
+    from edgespec.chat.recorder import ConversationRecorder
+    from edgespec.chat.state import Chat
     from edgespec.cli.engine import Answer
-    from edgespec.conversations.chat import Chat
-    from edgespec.conversations.recorder import ConversationRecorder
     from edgespec.engine.events import Finished, Request
     from edgespec.engine.structured_output import Structure
     from edgespec.planner.load_config import LoadConfig
@@ -131,7 +131,7 @@ def _is_typed() -> bool:
 
 def _advise(info: ModelInfo, text: str) -> list[str]:
     """What is said to a question that the model answers with code; for other models nothing."""
-    from edgespec.conversations.code import may_be_code
+    from edgespec.chat.code import may_be_code
     from edgespec.registry.schema import EMBEDDED_ALIAS
 
     if info.name != EMBEDDED_ALIAS or may_be_code(text):
@@ -141,9 +141,9 @@ def _advise(info: ModelInfo, text: str) -> list[str]:
 
 def _open_conversation(options: dict[str, Any], *, continues: bool, is_kept: bool) -> ConversationRecorder:
     """The last conversation, or a new one, which is saved if it `is_kept`. Raises InvalidRequest if there is none."""
-    from edgespec.conversations import Store
-    from edgespec.conversations.chat import Chat
-    from edgespec.conversations.recorder import ConversationRecorder, open_store
+    from edgespec.chat import Store
+    from edgespec.chat.recorder import ConversationRecorder, open_store
+    from edgespec.chat.state import Chat
     from edgespec.core.sampling import SamplingParams
 
     settings = options["max_tokens"], options["seed"], options["stop"]
@@ -174,8 +174,8 @@ def _answer(
 ) -> tuple[ModelInfo, Answer]:
     """Open the model, of an earlier conversation its own, and answer; the text is shown unless `quiet`."""
     from edgespec.api.options import resolve_sampling
+    from edgespec.chat.own_model import OwnModel
     from edgespec.cli.engine import Answer, open_engine
-    from edgespec.conversations.own_model import OwnModel
     from edgespec.service.client import require_model
     from edgespec.service.summary import sum_metrics
 
@@ -203,8 +203,8 @@ def _answer(
 
 def _ask(text: str, recorder: ConversationRecorder, engine: EngineClient, config: LoadConfig) -> Request:
     """Add a question to the conversation. Raises ContextOverflow."""
-    from edgespec.conversations.context import make_room
-    from edgespec.conversations.own_model import OwnModel
+    from edgespec.chat.context import make_room
+    from edgespec.chat.own_model import OwnModel
     from edgespec.engine.events import MemoryUse
     from edgespec.service.client import require_model
     from edgespec.text.chat_template import Message

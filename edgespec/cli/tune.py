@@ -26,7 +26,7 @@ from edgespec.errors import ContextOverflow, InvalidRequest
 from edgespec.options import DRAFT
 
 if TYPE_CHECKING:
-    from edgespec.controller.profile import Profile
+    from edgespec.autopilot.profile import Profile
     from edgespec.core.protocols import CheckCancelled
     from edgespec.service.local import LocalEngine
 
@@ -44,9 +44,9 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
 
     Every run does this as it goes; tune does it in advance. Ctrl-C keeps the results so far.
     """
+    from edgespec.autopilot.profiler import CONTEXTS
+    from edgespec.autopilot.stats import DraftStats
     from edgespec.cli.engine import open_engine
-    from edgespec.controller.profiler import CONTEXTS
-    from edgespec.controller.stats import DraftStats
     from edgespec.planner.report import format_costs
 
     if options["draft"] == "none":

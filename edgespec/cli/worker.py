@@ -103,8 +103,8 @@ def _choose_devices(text: str | None) -> tuple[Device, ...]:
 
 
 def _open_cache() -> WeightsCache:
+    from edgespec.autopilot.store import calibration_folder
     from edgespec.backends.llamacpp.weights_cache import WeightsCache
-    from edgespec.controller.store import calibration_folder
 
     folder = calibration_folder().parent / "worker"
     try:

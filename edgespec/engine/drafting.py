@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from edgespec.autopilot.adaptive import Adaptive
+from edgespec.autopilot.fixed import FixedLength
+from edgespec.autopilot.stats import DraftStats
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead
-from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.fixed import FixedLength
-from edgespec.controller.stats import DraftStats
 from edgespec.core.drafter import Drafter, TokenDraw
 from edgespec.core.protocols import Budget, CheckCancelled, Session, Verifier
 from edgespec.core.rng import CounterRng

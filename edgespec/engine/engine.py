@@ -9,19 +9,19 @@ from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
-from edgespec.backends import Model
-from edgespec.backends.attached_draft import AttachedDraft
-from edgespec.controller.cost_model import CostModel
-from edgespec.controller.profile import DraftCost, Profile
-from edgespec.controller.profiler import (
+from edgespec.autopilot.cost_model import CostModel
+from edgespec.autopilot.profile import DraftCost, Profile
+from edgespec.autopilot.profiler import (
     LOAD_CONTEXTS,
     choose_contexts,
     measure_contexts,
     measure_drafters,
     measure_rows,
 )
-from edgespec.controller.stats import DraftStats
-from edgespec.controller.steered import SteeredController
+from edgespec.autopilot.stats import DraftStats
+from edgespec.autopilot.steered import SteeredController
+from edgespec.backends import Model
+from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.core.peers import YIELD, Yield
 from edgespec.core.protocols import CheckCancelled, Controller, Verifier
 from edgespec.core.sampling import Sampler

@@ -9,8 +9,8 @@ from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from edgespec.controller.cost_model import CostModel
-from edgespec.controller.marginal_cost import MarginalCost
+from edgespec.autopilot.cost_model import CostModel
+from edgespec.autopilot.marginal_cost import MarginalCost
 from edgespec.core.logprobs import LogprobRecorder, TokenScore, score_text
 from edgespec.core.loop import speculate
 from edgespec.core.metrics import Meter

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from edgespec.controller.stats import DraftStats
-from edgespec.controller.store import ProfileStore, processor_name
+from edgespec.autopilot.stats import DraftStats
+from edgespec.autopilot.store import ProfileStore, processor_name
 from edgespec.errors import CacheError
 from edgespec.export.measured import read_measured
 from edgespec.export.paired import list_paired, require_pair

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edgespec.controller.stats import DraftStats
+from edgespec.autopilot.stats import DraftStats
 from edgespec.export.plan import Measured
 
 _MIN_EVIDENCE = 6.0  # tokens, discounted: those of one answer

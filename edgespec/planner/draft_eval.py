@@ -9,8 +9,8 @@ from time import perf_counter
 
 import numpy as np
 
-from edgespec.controller.profile import Profile, choose_chain_length
-from edgespec.controller.profiler import measure_drafter, measure_rows
+from edgespec.autopilot.profile import Profile, choose_chain_length
+from edgespec.autopilot.profiler import measure_drafter, measure_rows
 from edgespec.core.arrays import Ints
 from edgespec.core.decoding import read_prompt
 from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Session

@@ -11,11 +11,11 @@ from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
+from edgespec.autopilot.store import calibration_folder, load_entry, save_entry
 from edgespec.backends import FileBackend, device_memory
 from edgespec.backends.devices import RESERVE_BYTES, Memory, host_memory
 from edgespec.backends.features import MAX_KEPT
 from edgespec.backends.options import DEFAULT_CONTEXT, STATE_SNAPSHOTS
-from edgespec.controller.store import calibration_folder, load_entry, save_entry
 from edgespec.errors import BackendUnavailable, DoesNotFit
 from edgespec.formats.gguf import GGML_NAMES, Header
 from edgespec.formats.head_file import ModelMetadata

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from edgespec.autopilot.store import calibration_folder, load_entry, save_entry
 from edgespec.backends import BackendName
-from edgespec.controller.store import calibration_folder, load_entry, save_entry
 from edgespec.formats.fingerprint import fingerprint_weights
 from edgespec.formats.heads import HeadSpec
 from edgespec.planner.head_probe import ProbeResult

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from edgespec.autopilot.profile import Profile
+from edgespec.autopilot.settings_store import SettingsStore
 from edgespec.backends.devices import RAM, split_places
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.settings import RuntimeSettings
-from edgespec.controller.profile import Profile
-from edgespec.controller.settings_store import SettingsStore
 from edgespec.core.protocols import CheckCancelled
 from edgespec.formats.gguf import GGML_NAMES, Header
 from edgespec.formats.head_file import ModelMetadata

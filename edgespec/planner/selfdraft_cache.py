@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgespec.autopilot.store import Setting, calibration_folder, load_entry, read_entries, save_entry
 from edgespec.backends.attached_draft import SelfDraftSpec, Unsupported, parse
-from edgespec.controller.store import Setting, calibration_folder, load_entry, read_entries, save_entry
 from edgespec.errors import reading
 from edgespec.files import lock_file, stat_files
 from edgespec.formats.fingerprint import fingerprint_weights

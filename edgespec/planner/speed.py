@@ -18,12 +18,12 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
+from edgespec.autopilot.profile import choose_chain_length
+from edgespec.autopilot.profiler import measure_rows
+from edgespec.autopilot.store import calibration_folder, current_setting, load_entry, save_entry
 from edgespec.backends import device_memory, open_model
 from edgespec.backends.llamacpp.shape import count_blocks, write_shape
 from edgespec.backends.options import LoadOptions, idle_cores
-from edgespec.controller.profile import choose_chain_length
-from edgespec.controller.profiler import measure_rows
-from edgespec.controller.store import calibration_folder, current_setting, load_entry, save_entry
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import EdgespecError
 from edgespec.formats.gguf import GGML_NAMES, Header, TensorInfo

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from edgespec import __version__
-from edgespec.controller.acceptance_record import AcceptanceRecord
+from edgespec.autopilot.acceptance_record import AcceptanceRecord
 from edgespec.engine.events import SlotState
 from edgespec.hub.references import shorten_names
 from edgespec.planner.memory import Fit

@@ -10,8 +10,8 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from edgespec.autopilot.acceptance_record import AcceptanceRecord
 from edgespec.backends.devices import DeviceMemory
-from edgespec.controller.acceptance_record import AcceptanceRecord
 from edgespec.engine.events import Finished
 from edgespec.server.record import RequestContext
 from edgespec.service.process import Death

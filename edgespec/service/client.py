@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from edgespec.autopilot.stats import DraftStats
 from edgespec.backends import BackendName
 from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.settings import RuntimeSettings
-from edgespec.controller.stats import DraftStats
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import AnswerStart, Event, Prompt, Request, SlotState
 from edgespec.engine.prompts import Embedding

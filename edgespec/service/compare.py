@@ -7,9 +7,9 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgespec.autopilot.store import current_setting
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec
-from edgespec.controller.store import current_setting
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import SELF

@@ -20,7 +20,7 @@ from time import monotonic, time
 
 import psutil
 
-from edgespec.controller.store import calibration_folder
+from edgespec.autopilot.store import calibration_folder
 from edgespec.errors import EdgespecError, InvalidRequest, reason_of
 from edgespec.files import lock_file, write_private
 from edgespec.isolated import python_command

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from edgespec.autopilot.stats import DraftStats
+from edgespec.autopilot.store import ProfileStore, current_setting
 from edgespec.backends import Model, open_model, require
 from edgespec.backends.attached_draft import AttachedHead
 from edgespec.backends.ranks import count_ranks
 from edgespec.backends.settings import RuntimeSettings
-from edgespec.controller.stats import DraftStats
-from edgespec.controller.store import ProfileStore, current_setting
 from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters import SELF, drafter_specs
 from edgespec.engine.drafting import LoadedDrafter, Speculation

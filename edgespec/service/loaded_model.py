@@ -7,6 +7,9 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from edgespec.autopilot.profiler import measure_rows
+from edgespec.autopilot.settings_store import SettingsStore
+from edgespec.autopilot.store import ProfileStore, Setting, calibration_folder, current_setting, load_entry, save_entry
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedHead, SelfDraftSpec, Unsupported
 from edgespec.backends.devices import DeviceMemory
@@ -15,9 +18,6 @@ from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.options import EXACT_WIDTHS
 from edgespec.backends.ranks import count_ranks
 from edgespec.backends.settings import RuntimeSettings
-from edgespec.controller.profiler import measure_rows
-from edgespec.controller.settings_store import SettingsStore
-from edgespec.controller.store import ProfileStore, Setting, calibration_folder, current_setting, load_entry, save_entry
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.engine import Engine
 from edgespec.errors import Cancelled, DraftRefused, EdgespecError, InvalidRequest, reason_of

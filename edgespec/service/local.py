@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar
 
 import psutil
 
+from edgespec.autopilot.stats import DraftStats
 from edgespec.backends import device_memory, leave_thread, prefers_mlx
 from edgespec.backends.devices import DeviceMemory
-from edgespec.controller.stats import DraftStats
 from edgespec.core.peers import Yield
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.drafting import Speculation

@@ -29,8 +29,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
+from edgespec.autopilot.store import calibration_folder
 from edgespec.backends.ranks import get_rank_address, set_rank_address
-from edgespec.controller.store import calibration_folder
 from edgespec.errors import BackendError, Cancelled, EdgespecError, InvalidRequest, names_memory, reason_of
 from edgespec.files import write_atomically
 from edgespec.isolated import block_sigint, python_command

@@ -8,9 +8,9 @@ from math import exp, log
 from statistics import fmean
 from typing import Any
 
+from edgespec.autopilot.stats import DraftStats
 from edgespec.bench.divergence import Divergence, first_divergence
 from edgespec.bench.runner import Arm, Skipped, list_arms
-from edgespec.controller.stats import DraftStats
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.drafting import Speculation

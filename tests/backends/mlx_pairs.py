@@ -13,10 +13,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from edgespec.autopilot.fixed import FixedLength
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.backends.mlx.session import MlxSession
-from edgespec.controller.fixed import FixedLength
 from edgespec.core.arrays import Logits
 from edgespec.core.drafter import Drafter
 from edgespec.core.loop import speculate

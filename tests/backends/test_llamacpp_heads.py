@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec.autopilot.fixed import FixedLength
 from edgespec.backends.llamacpp.heads import LlamaHead, open_head
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.fixed import FixedLength
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Budget, Draft
 from edgespec.core.rng import CounterRng

@@ -12,11 +12,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from edgespec.autopilot.fixed import FixedLength
 from edgespec.backends.head_session import BlockHeadSession, HeadSession
 from edgespec.backends.mlx import head_networks
 from edgespec.backends.mlx.heads import MlxHead
 from edgespec.backends.mlx.model import MlxModel
-from edgespec.controller.fixed import FixedLength
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Step
 from edgespec.core.rng import CounterRng

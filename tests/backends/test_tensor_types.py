@@ -10,8 +10,8 @@ import gguf
 import numpy as np
 import pytest
 
-from edgespec.adapt.student import copy_fields, finish_gguf
 from edgespec.formats.gguf import GGML_TYPES
+from edgespec.train.student import copy_fields, finish_gguf
 from tests.models import REPOSITORY, llama
 
 ROLES = ("token_embd", "output_norm", "output", "blk.0.attn_norm", "blk.0.attn_q", "blk.0.ffn_down")

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from edgespec.autopilot.profile import DraftCost, Profile
+from edgespec.autopilot.stats import DraftStats
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
 from edgespec.bench.divergence import first_divergence
 from edgespec.bench.prompt_sets import BenchPrompt
 from edgespec.bench.records import Run
 from edgespec.bench.runner import Bench, Skipped, list_arms
-from edgespec.controller.profile import DraftCost, Profile
-from edgespec.controller.stats import DraftStats
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine

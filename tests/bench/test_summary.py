@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from edgespec.autopilot.profile import DraftCost
 from edgespec.bench.records import describe_record
 from edgespec.bench.summary import format_table, summarize
-from edgespec.controller.profile import DraftCost
 from tests.bench.lines import COST, FAULT, HEADER, HINDSIGHT, run, summary_of
 
 

@@ -73,7 +73,7 @@ def test_traces_and_their_replays(program: Program, tmp_path: Path) -> None:
     traces = tmp_path / "traces.json.gz"
     texts = program("benchmarks.traces", traces, "--tokens", 8, "--per-category", 1)["texts"]
     assert len(texts) >= 10 and all(1 <= text["tokens"] <= 8 for text in texts)
-    result = program("tests.controller.replays", traces, "--seeds", 1, "--curve", "1B, Q4_0")
+    result = program("tests.autopilot.replays", traces, "--seeds", 1, "--curve", "1B, Q4_0")
     (row,) = result["results"]
     assert result["texts"] == len(texts) and row["autopilot"] > 0 and row["over_oracle"] <= 1.01
 

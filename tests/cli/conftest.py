@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.adapt import options
+from edgespec.train import options
 from tests.command import run_command
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]

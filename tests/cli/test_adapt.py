@@ -15,13 +15,13 @@ from time import monotonic, sleep
 
 import pytest
 
-from edgespec.adapt import texts
 from edgespec.backends import open_tokenizer
 from edgespec.cli.adapt import TrainingReporter
 from edgespec.memory.memory import Memory
 from edgespec.memory.store import DEFAULT_LIMIT_BYTES
 from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair
 from edgespec.registry.tokenizer_compat import identify_tokenizer
+from edgespec.train import texts
 from tests.cli.conftest import Cli
 from tests.models import DRAFT, TARGET, llama
 from tests.registry.test_adapted import CARD

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from edgespec.autopilot.profile import DraftCost, Profile
 from edgespec.cli.terminal import explain_rounds
-from edgespec.controller.profile import DraftCost, Profile
 from edgespec.core.protocols import CheckCancelled, Decision, Step
 from edgespec.engine.engine import Engine
 from tests.cli.conftest import COMMAND, Cli

@@ -178,7 +178,7 @@ def test_why_no_gpu_is_found(
     if has_tool:
         (tmp_path / "nvidia-smi").touch(mode=0o700)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("edgespec.controller.store.list_builds", lambda: built)
+    monkeypatch.setattr("edgespec.autopilot.store.list_builds", lambda: built)
     found = [*find_gpu_problems()]
     assert len(found) == bool(problem) and all(problem in each["problem"] and fix in each["fix"] for each in found)
 

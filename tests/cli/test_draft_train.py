@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from edgespec.adapt import head_files, new_head, own_texts
-from edgespec.adapt.own_texts import Conversation, ConversationFile
 from edgespec.backends import open_tokenizer
 from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair
-from tests.adapt.chatty import make_chatty
+from edgespec.train import head_files, new_head, own_texts
+from edgespec.train.own_texts import Conversation, ConversationFile
 from tests.cli.conftest import Cli
 from tests.models import TARGET, mamba
 from tests.registry.test_adapted import CARD
+from tests.train.chatty import make_chatty
 from tests.trained_heads import EAGLE3, convert
 
 FAST = ("--threads", "1", "--on-battery")
@@ -30,7 +30,7 @@ SMALL = {"_LEAST": 50, "_EACH": 2, "MIN_HELD_OUT": 2}  # fewer and shorter texts
 VOCABULARY = 256  # tokens that a new head scores
 CHILD = f"""
 import sys
-from edgespec.adapt import head_files, new_head
+from edgespec.train import head_files, new_head
 vars(new_head).update({SMALL | {"_EPOCHS": 500}})
 head_files.DRAFT_VOCABULARY = {VOCABULARY}
 from edgespec.cli.main import main

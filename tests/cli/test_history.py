@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.conversations import Store
+from edgespec.chat import Store
 from tests.cli.conftest import Cli
 
 

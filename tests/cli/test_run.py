@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.chat import Store
 from edgespec.cli.main import OUTPUT_LOST
-from edgespec.conversations import Store
 from tests.cli.conftest import COMMAND, Cli
 from tests.models import DRAFT, TARGET
 

@@ -8,12 +8,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from edgespec.autopilot.adaptive import Adaptive
+from edgespec.autopilot.cost_model import CostModel
+from edgespec.autopilot.fixed import FixedLength
+from edgespec.autopilot.profile import DraftCost, Profile
+from edgespec.autopilot.stats import DraftStats
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead
-from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.cost_model import CostModel
-from edgespec.controller.fixed import FixedLength
-from edgespec.controller.profile import DraftCost, Profile
-from edgespec.controller.stats import DraftStats
 from edgespec.core.arrays import Logits
 from edgespec.core.decoding import read_prompt
 from edgespec.core.draft_tree import DraftTree

@@ -8,8 +8,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.fixed import FixedLength
+from edgespec.autopilot.adaptive import Adaptive
+from edgespec.autopilot.fixed import FixedLength
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.loop import speculate

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from edgespec.autopilot.profiler import measure_drafters
 from edgespec.backends import BackendName
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.controller.profiler import measure_drafters
 from edgespec.drafters import drafter_specs
 from edgespec.planner import heads as planner_heads
 from tests.contract import drafter_answers, drafters

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from edgespec.autopilot.adaptive import Adaptive
+from edgespec.autopilot.cost_model import CostModel
+from edgespec.autopilot.profile import DraftCost, Profile
+from edgespec.autopilot.stats import DraftStats
 from edgespec.backends.toy_session import ToySession
-from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.cost_model import CostModel
-from edgespec.controller.profile import DraftCost, Profile
-from edgespec.controller.stats import DraftStats
 from edgespec.core.arrays import Logits, Probs
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, TokenDraw

@@ -11,12 +11,12 @@ from itertools import cycle, product
 
 import pytest
 
+from edgespec.autopilot.adaptive import Adaptive
+from edgespec.autopilot.draft_size import DraftSize
+from edgespec.autopilot.fixed import FixedLength
+from edgespec.autopilot.round import DraftRound
+from edgespec.autopilot.steered import SteeredController
 from edgespec.backends.toy_session import ToySession
-from edgespec.controller.adaptive import Adaptive
-from edgespec.controller.draft_size import DraftSize
-from edgespec.controller.fixed import FixedLength
-from edgespec.controller.round import DraftRound
-from edgespec.controller.steered import SteeredController
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Controller, Draft, Round, Step

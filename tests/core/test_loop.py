@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.autopilot.fixed import FixedLength
 from edgespec.backends.toy_session import Kind, ToyModel, ToySession
-from edgespec.controller.fixed import FixedLength
 from edgespec.core.loop import speculate
 from edgespec.core.peers import Yield
 from edgespec.core.protocols import Budget, PrefillProgress, Step

@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from edgespec.controller.fixed import FixedLength
+from edgespec.autopilot.fixed import FixedLength
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Controller, Step, Verifier
 from edgespec.core.rng import CounterRng, RandomSource

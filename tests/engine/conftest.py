@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.autopilot.cost_model import CostModel
+from edgespec.autopilot.profile import DraftCost, Profile
+from edgespec.autopilot.stats import DraftStats
 from edgespec.backends import Model, open_model
 from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.cost_model import CostModel
-from edgespec.controller.profile import DraftCost, Profile
-from edgespec.controller.stats import DraftStats
 from edgespec.drafters import drafter_specs
 from edgespec.engine.drafting import LoadedDrafter, Speculation
 from edgespec.engine.engine import Engine

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.autopilot.acceptance_record import AcceptanceRecord
+from edgespec.autopilot.stats import DraftStats
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
 from edgespec.bench.divergence import first_divergence
-from edgespec.controller.acceptance_record import AcceptanceRecord
-from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.drafting import Rule, Speculation

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from edgespec.autopilot.profile import DraftCost
+from edgespec.autopilot.stats import DraftStats
 from edgespec.backends import open_model
 from edgespec.backends.attached_draft import parse
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
-from edgespec.controller.profile import DraftCost
-from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.autopilot.profile import Profile
+from edgespec.autopilot.stats import DraftStats
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
-from edgespec.controller.profile import Profile
-from edgespec.controller.stats import DraftStats
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs

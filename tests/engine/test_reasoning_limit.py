@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec.autopilot.fixed import FixedLength
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import ByteTokenizer
-from edgespec.controller.fixed import FixedLength
 from edgespec.core.protocols import NO_DRAFT, Budget, Controller
 from edgespec.core.sampling import Distribution, SamplingParams
 from edgespec.core.scores import HostScores

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.autopilot.profile import DraftCost, Profile
+from edgespec.autopilot.stats import DraftStats
+from edgespec.autopilot.store import ProfileStore, current_setting
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.profile import DraftCost, Profile
-from edgespec.controller.stats import DraftStats
-from edgespec.controller.store import ProfileStore, current_setting
 from edgespec.errors import InvalidRequest, UnknownModel
 from edgespec.export.engines import ENGINES, export
 from edgespec.export.measured import read_measured

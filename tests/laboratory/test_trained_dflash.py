@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec.autopilot.fixed import FixedLength
 from edgespec.backends.llamacpp import heads
 from edgespec.backends.llamacpp.head_contexts import BlockContext
 from edgespec.backends.llamacpp.heads import LlamaHead, open_head
 from edgespec.backends.llamacpp.hidden_states import Floats
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.fixed import FixedLength
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Step, Verifier
 from edgespec.core.rng import CounterRng

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.autopilot.store import save_entry
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.store import save_entry
 from edgespec.errors import InvalidModelFile
 from edgespec.planner import speed
 from edgespec.planner.speed import MachineSpeed, load_speed, measure_speed, save_speed

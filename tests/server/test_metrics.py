@@ -8,8 +8,8 @@ from time import monotonic
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from edgespec.autopilot.acceptance_record import AcceptanceRecord
 from edgespec.backends.devices import DeviceMemory
-from edgespec.controller.acceptance_record import AcceptanceRecord
 from edgespec.core.metrics import Meter
 from edgespec.engine.events import Finished
 from edgespec.server.metrics import ServerMetrics

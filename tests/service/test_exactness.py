@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.autopilot.settings_store import SettingsStore
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.settings import RuntimeSettings
-from edgespec.controller.settings_store import SettingsStore
 from edgespec.errors import InvalidRequest
 from edgespec.formats.fingerprint import fingerprint_weights
 from edgespec.planner.load_config import LoadConfig

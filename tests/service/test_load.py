@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import pytest
 
+from edgespec.autopilot.profile import DraftCost, Profile
 from edgespec.backends.attached_draft import SelfDraftSpec
 from edgespec.backends.devices import DeviceMemory, Memory
 from edgespec.backends.options import LoadOptions
-from edgespec.controller.profile import DraftCost, Profile
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import MemoryUse, Request

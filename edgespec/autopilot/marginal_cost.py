@@ -1,0 +1,51 @@
+"""The cost of a draft's rows to one of several generations that share their forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgespec.autopilot.cost_model import CostModel
+from edgespec.core.peers import SOLO, BatchPeers
+
+_CHEAP_ROW = 0.15  # of a plain step, that a further row takes where drafters may fill rows
+_FILLED_ROWS = range(4, 9)  # of a forward with such a draft
+_LONG_STEP_S = 0.05  # of a plain step, of which the time of such drafters is next to nothing
+_MIN_SHARE = 0.25  # of the equal part: rows that fill a tile can make a forward faster, but no generation's are free
+
+
+class MarginalCost:
+    """The part of a forward's seconds that is charged to one generation.
+
+    If all generations decoded plainly, each would be charged an equal part. Rows that a draft adds are charged to it in
+    full. A draft that pays by this measure therefore makes all generations together faster. Without peers the charge is
+    the whole forward.
+    """
+
+    def __init__(self, model: CostModel, query_peers: Callable[[], BatchPeers] = lambda: SOLO) -> None:
+        """`query_peers` returns the peers of the next forward."""
+        self.model = model
+        self.position = 0  # of the next forward's root
+        self.peers = SOLO  # of that forward
+        self._query_peers = query_peers
+
+    def begin_round(self, position: int) -> None:
+        """The next forward's root is at `position`; queries its peers."""
+        self.position = position
+        self.model.move_to(position)
+        self.peers = self._query_peers()
+
+    @property
+    def has_cheap_rows(self) -> bool:
+        """Whether a forward of some rows takes little longer than a plain step, which is not short."""
+        plain_s = self.model.seconds(1)
+        row_s = min((self.model.seconds(rows) - plain_s) / (rows - 1) for rows in _FILLED_ROWS)
+        return plain_s >= _LONG_STEP_S and row_s <= _CHEAP_ROW * plain_s
+
+    def seconds(self, rows: int) -> float:
+        """Seconds charged for `rows` rows, the root included."""
+        seconds, peers = self.model.seconds, self.peers
+        if not peers.sessions:
+            return seconds(rows)
+        equal_part = seconds(peers.sessions + 1) / (peers.sessions + 1)
+        added = seconds(peers.rows + rows) - seconds(peers.rows + 1)
+        return max(equal_part + added, equal_part * _MIN_SHARE)

@@ -1,0 +1,68 @@
+"""The place in which a chat is held, a full screen or a terminal's lines, as the commands need it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from edgespec.chat.recorder import ConversationRecorder
+from edgespec.chat.state import Chat
+from edgespec.planner.load_config import LoadConfig
+from edgespec.service.client import EngineClient, ModelInfo
+
+
+class Room(Protocol):
+    """`request` is what the model was opened with. A command has changed `chat` or `recorder` when it calls these."""
+
+    request: LoadConfig
+    chat: Chat
+    recorder: ConversationRecorder
+    client: EngineClient
+
+    def require_idle(self) -> None:
+        """Raises NotReady while the model is loaded or answers."""
+
+    def require_model(self) -> ModelInfo:
+        """The open model. Raises NotReady where there is none; lines on a terminal open it again."""
+
+    async def tell(self, *parts: str) -> None:
+        """Show what the command has found or done."""
+
+    async def show_help(self) -> None: ...
+
+    async def show_stats(self) -> None:
+        """Show the statistics of the last answer. Raises InvalidRequest where there is none."""
+
+    async def show_turns(self) -> None:
+        """The messages are others than before."""
+
+    async def show_conversation(self) -> None:
+        """A stored conversation is continued."""
+
+    def show_rewound(self, number: int, *, keep_question: bool) -> None:
+        """Question `number` and what followed are removed, or what followed it alone."""
+
+    async def answer_question(self) -> None:
+        """Answer the last question. Raises ContextOverflow, InvalidRequest where no model is open."""
+
+    async def continue_answer(self) -> None:
+        """Go on with the last answer. Raises InvalidRequest where it is whole, ContextOverflow."""
+
+    def put_back(self, text: str) -> None:
+        """Let the user change a message and send it again."""
+
+    def attach(self, name: str, text: str) -> None:
+        """Add a text to the message that the user writes."""
+
+    async def choose_model(self) -> None:
+        """List models, of which the user opens one."""
+
+    async def open_model(self, request: LoadConfig) -> None:
+        """Open another model; the conversation stays."""
+
+    async def change_draft(self, request: LoadConfig) -> None: ...
+
+    async def speculate(self, argument: str) -> ModelInfo:
+        """See Engine.change_speculation."""
+
+    async def leave(self) -> None:
+        """End the chat."""

@@ -1,0 +1,302 @@
+"""The instruments: a panel beside the conversation, or one status line on a narrow screen."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import DataTable, Digits, Static, TabbedContent, TabPane
+
+from edgespec.autopilot.stats import DraftStats
+from edgespec.core.metrics import Meter, Metrics
+from edgespec.core.protocols import Step
+from edgespec.hub.references import shorten_names
+from edgespec.planner.memory import Fit
+from edgespec.service.client import ModelInfo
+from edgespec.service.summary import describe_drafts, name_drafters
+
+
+def draw_bar(share: float, width: int) -> str:
+    """A horizontal bar of `width` cells; `share` is clipped to 0..1."""
+    return ("█" * round(max(0.0, min(1.0, share)) * width)).ljust(width)
+
+
+_CELLS = 31  # of a line
+_MAX_STEPS = 100  # of the latest ones that are shown
+_STRONG, _BAD = "bold $foreground", "$text-warning"
+_DRAFT, _VERIFY, _OTHER = "$text-accent", "$text-primary", "$foreground 40%"
+
+Part = str | tuple[str, str]
+"""A text, or a text and its style."""
+
+
+class Panel(VerticalScroll):
+    """Speed, drafting, where the time goes, and the model; a box for each."""
+
+    def __init__(self) -> None:
+        super().__init__(id="panel", can_focus=False)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="section") as box:
+            box.border_title = "Speed"
+            with Horizontal(id="headline"):
+                yield Digits("", id="speed")
+                yield Static("", id="speeds")
+            yield Static("", id="pace")
+        for title in ("Drafting", "Time", "Model"):
+            section = Static("", id=title.lower(), classes="section")
+            section.border_title = title
+            yield section
+
+    def show(self, meter: Meter, model_info: ModelInfo, resident: int, available: int, *, is_incognito: bool) -> None:
+        """`resident` and `available` are the bytes that this program takes and that are free."""
+        metrics, digits = meter.metrics(), self.query_one("#speed", Digits)
+        digits.display = meter.tokens_per_second is not None
+        if meter.tokens_per_second is not None:
+            digits.update(f"{meter.tokens_per_second:.1f}")
+        has_begun = metrics.target_forwards > 0
+        self._fill("#speeds", _describe_speeds(meter))
+        self._fill("#pace", _describe_pace(meter, model_info), is_shown=has_begun)
+        self._fill("#drafting", _describe_drafting(meter, metrics, model_info, is_incognito=is_incognito))
+        self._fill("#time", _describe_times(metrics), is_shown=has_begun)
+        self._fill("#model", _describe_model(meter, model_info, resident, available))
+
+    def _fill(self, id: str, content: Content, *, is_shown: bool = True) -> None:
+        section = self.query_one(id, Static)
+        section.display = is_shown
+        section.update(content)
+
+
+class StatusLine(Static):
+    """The most important numbers of the panel in one line."""
+
+    def __init__(self) -> None:
+        super().__init__("", id="status-line", markup=False)
+
+    def show(self, meter: Meter, model_info: ModelInfo) -> None:
+        parts = []
+        if meter.tokens_per_second is not None:
+            parts.append(f"{meter.tokens_per_second:.1f} tok/s")
+        if speedup := meter.times_plain:
+            parts.append(f"{speedup:.2f}x plain")
+        if meter.acceptance_rate is not None:
+            parts.append(f"{meter.acceptance_rate:.0%} accepted")
+        if used := _count_used(meter, model_info):
+            parts.append(f"{used:,}/{model_info.context_size:,}")
+        parts.append(describe_drafts(model_info.draft, is_paused=model_info.is_paused))
+        self.update(Content(" · ".join(parts)), layout=False)
+
+
+def _describe_speeds(meter: Meter) -> Content:
+    """The unit of the large number, which is the mean of the answer, and the speed of the last steps."""
+    if meter.tokens_per_second is None:
+        return Content("Ask something to measure it.")
+    now = meter.recent_speed()
+    return _join([(("tok/s", _STRONG),), *([(f"now {now:.1f}",)] if now is not None else [])])
+
+
+def _describe_pace(meter: Meter, model_info: ModelInfo) -> Content:
+    """The speedup and the speeds of the last steps, of which plain decoding has nothing to tell."""
+    if not meter.drafted_tokens:
+        can_draft = model_info.drafters and not model_info.is_paused
+        return Content("plain decoding: drafts would not pay here" if can_draft else "plain decoding")
+    n = len(meter.steps)
+    speeds = [meter.recent_speed(end) or 0.0 for end in range(max(2, n - _CELLS + 1), n + 1)]
+    speedup = meter.times_plain
+    lines: list[tuple[Part, ...]] = [((f"{speedup:.2f}x", _STRONG), " the speed of plain decoding")] if speedup else []
+    return _join([*lines, ((_draw_sparkline(speeds, max(speeds, default=0.0)), _VERIFY),)])
+
+
+def _describe_drafting(meter: Meter, metrics: Metrics, model_info: ModelInfo, *, is_incognito: bool) -> Content:
+    draft = name_drafters(model_info.draft)
+    lines: list[tuple[Part, ...]] = [((draft, _STRONG), (", switched off" if model_info.is_paused else "", _BAD))]
+    if model_info.remembered and not is_incognito:
+        lines.append((f"{model_info.remembered:,} tokens of earlier texts",))
+    if metrics.acceptance_rate is not None:
+        lines.append(((f"{metrics.acceptance_rate:.0%}", _STRONG), " of drafted tokens accepted"))
+    if metrics.tau is not None and metrics.drafted_tokens:
+        lines.append(((f"{metrics.tau:.2f}", _STRONG), " tokens per step"))
+    if rates := [step.n_accepted / step.n_drafted for step in meter.steps[-_MAX_STEPS:] if step.n_drafted]:
+        lines.append(((_draw_sparkline(rates[-_CELLS:], 1.0), _DRAFT),))
+    return _join(lines)
+
+
+def _describe_times(metrics: Metrics) -> Content:
+    """The time of the first token; where tokens are drafted, the shares of drafts, the model and everything else."""
+    ttft = "-" if metrics.ttft_s is None else f"{metrics.ttft_s * 1000:.0f} ms"
+    lines: list[tuple[Part, ...]] = [("first token after ", ttft)]
+    if metrics.drafted_tokens:
+        seconds = metrics.draft_s, metrics.verify_s, metrics.sample_s + metrics.commit_s
+        total = sum(seconds) or 1.0
+        names = zip(("drafts", "model", "rest"), (each / total for each in seconds), (_DRAFT, _VERIFY, _OTHER),
+                    strict=True)  # fmt: skip
+        shares = list(names)
+        lines.append(tuple(("━" * max(1, round(share * (_CELLS - 2))), style) for _, share, style in shares))
+        lines.append(tuple((f"{name} {share:.0%} ", style) for name, share, style in shares))
+    return _join(lines)
+
+
+def _describe_model(meter: Meter, model_info: ModelInfo, resident: int, available: int) -> Content:
+    used, size = _count_used(meter, model_info), model_info.context_size
+    n_full = round(used / size * _CELLS)
+    lines: list[tuple[Part, ...]] = [((shorten_names(model_info.name), _STRONG),)]
+    lines.append((f"context {used:,} of {size:,}" if used else f"context {size:,} tokens",))
+    if used:
+        lines.append((("━" * n_full, _VERIFY), ("━" * (_CELLS - n_full), _OTHER)))
+    lines.append(("memory ", _format_size(resident), f", {_format_size(available)} free"))
+    for device in model_info.devices:
+        taken = _format_size(device.total - device.free)
+        lines.append((f"{device.name}\n  {taken} of {_format_size(device.total)}",))
+    return _join(lines)
+
+
+def describe_memory(fit: Fit) -> str:
+    """What the memory of a model is for, as estimated before loading."""
+    parts = [("the model", fit.target.weights), ("its context", fit.target.kv)]
+    parts += [("the draft", fit.draft.total)] if fit.draft is not None else []
+    more = _format_size(fit.caches * fit.kv_for(8192))
+    return f"Memory: {', '.join(f'{name} {_format_size(n)}' for name, n in parts)}; 8,192 more tokens take {more}."
+
+
+def describe_reading(meter: Meter) -> str:
+    """How much of the prompt was read before; empty before a prompt is read."""
+    if meter.reading is None:
+        return ""
+    return f"Of {meter.prompt_tokens:,} tokens of the prompt {meter.reading.progress.reused:,} had been read before."
+
+
+def _count_used(meter: Meter, model_info: ModelInfo) -> int:
+    """The tokens in the context. The last token of an answer is not read, so it takes no place there."""
+    return min(meter.prompt_tokens + meter.emitted_tokens, model_info.context_size)
+
+
+def _join(lines: Iterable[tuple[Part, ...]]) -> Content:
+    return Content("\n").join(Content.assemble(*line) for line in lines)
+
+
+def _draw_sparkline(values: Iterable[float], top: float) -> str:
+    return "".join("▁▂▃▄▅▆▇█"[round(7 * value / top) if top else 0] for value in values)
+
+
+def _format_size(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
+
+
+_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # of the forwards whose cost is shown
+_MATCH_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+_BAR_CELLS = 40
+_INTERVAL_S = 0.5
+_STEP_COLUMNS = (("step", 5), ("drafter", 12), ("accepted", 10), ("tokens (exp.)", 13), ("ms (expected)", 14))
+_STEP_WIDTH = sum(width + 2 for _, width in _STEP_COLUMNS) + 7  # with the padding of cells, a scrollbar, the frame
+_MIN_REASON = 24
+
+
+class Details(ModalScreen[None]):
+    """Three tabs: steps, the newest first; cost by rows, why a part of the prompt was read again, and what was said
+    while the model was loaded; acceptance by depth and by length of the n-gram match.
+
+    The steps stand still while one other than the newest is selected.
+    """
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f2,q", "dismiss", "Back")]
+
+    def __init__(
+        self,
+        read: Callable[[], Meter],
+        read_drafts: Callable[[], Awaitable[DraftStats | None]],
+        notices: Sequence[str],
+    ) -> None:
+        """`read_drafts` gives None before the controller has measured anything."""
+        super().__init__()
+        self._notices = notices
+        self._read = read
+        self._read_drafts = read_drafts
+        self._shown: list[Step] = []
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog") as dialog, TabbedContent():
+            dialog.border_title = "Details"
+            dialog.border_subtitle = "Tab, ←, → change the tab · Esc closes"
+            with TabPane("Steps"):
+                table: DataTable[str | Text] = DataTable(zebra_stripes=True, cursor_type="row")
+                table.add_columns(*(name for name, _ in _STEP_COLUMNS))
+                yield table
+            with TabPane("Costs"), VerticalScroll():
+                yield Static(id="costs", markup=False)
+            with TabPane("Acceptance"), VerticalScroll():
+                yield Static(id="acceptance", markup=False)
+
+    async def on_mount(self) -> None:
+        await self._refresh()
+        self.set_interval(_INTERVAL_S, self._refresh)
+
+    async def _refresh(self) -> None:
+        meter, drafts = self._read(), await self._read_drafts()
+        self.query_one("#costs", Static).update("\n\n".join([format_costs(drafts), *self._notices]))
+        self.query_one("#acceptance", Static).update(format_acceptance(meter.metrics(), drafts))
+        table = self.query_one(DataTable)
+        steps = meter.steps[1:][-_MAX_STEPS:]
+        if table.cursor_row > 0 or steps == self._shown:
+            return
+        self._shown = steps
+        table.clear(columns=True)
+        for name, width in _STEP_COLUMNS:
+            table.add_column(name, width=width)
+        table.add_column("reason", width=max(_MIN_REASON, self.size.width * 96 // 100 - _STEP_WIDTH))
+        for step in reversed(steps):
+            table.add_row(*format_step(step), height=None)  # long reasons take several lines
+
+
+def format_step(step: Step) -> tuple[str | Text, ...]:
+    decision = step.decision
+    step_s = step.draft_s + step.verify_s + step.sample_s + step.commit_s
+    return (
+        str(step.index),
+        decision.source if decision else "-",
+        Text("●" * step.n_accepted + "○" * (step.n_drafted - step.n_accepted)),
+        f"{len(step.tokens)} ({_format(decision.expected_tokens if decision else None)})",
+        f"{step_s * 1000:.1f} ({_format(decision.expected_s if decision else None, 1000)})",
+        Text(decision.reason if decision else "-"),
+    )
+
+
+def format_costs(draft_stats: DraftStats | None) -> str:
+    """The measured cost of forwards of n rows and of a drafted token, in plain decode steps."""
+    if draft_stats is None:
+        return "Nothing measured yet: the controller has not drafted so far."
+    costs = draft_stats.costs
+    plain_s = costs.seconds(1)
+    lines = [f"A plain decode step takes {plain_s * 1000:.1f} ms. A forward of n rows, in plain steps:", ""]
+    highest = max(costs.seconds(n) for n in _ROWS) / plain_s
+    for n in _ROWS:
+        cost = costs.seconds(n) / plain_s
+        lines.append(f"{n:4}  {draw_bar(cost / highest, _BAR_CELLS)} {cost:.2f}")
+    for name, drafting in costs.profile.drafts.items():
+        steps = {n: f"{costs.unit_s(name, n) / plain_s:.3f}" for n in sorted(drafting.units)}
+        blocks = ", ".join(f"{cost} for {n}" for n, cost in steps.items())
+        lines += ["", f"Tokens drafted by {name}, in plain steps: {blocks}."]
+    return "\n".join(lines)
+
+
+def format_acceptance(metrics: Metrics, draft_stats: DraftStats | None) -> str:
+    """Acceptance by depth in this answer, and by match length over all texts."""
+    by_depth = enumerate(metrics.alpha_by_depth, 1)
+    lines = ["Acceptance by draft depth, in this answer:", ""]
+    lines += [f"{depth:4}  {draw_bar(rate, _BAR_CELLS)} {rate:.0%}" for depth, rate in by_depth] or ["  none yet"]
+    for name, stats in sorted(draft_stats.drafters.items()) if draft_stats is not None else ():
+        if stats.confidence != "length":
+            continue
+        rates = ((n, stats.acceptance.rate(n)) for n in _MATCH_LENGTHS)
+        lines += ["", f"Acceptance by match length, over all texts ({name}):", ""]
+        lines += [f"{n:4}  {draw_bar(rate, _BAR_CELLS)} {rate:.0%}" for n, rate in rates]
+    return "\n".join(lines)
+
+
+def _format(value: float | None, factor: float = 1.0) -> str:
+    return "-" if value is None else f"{value * factor:.1f}"

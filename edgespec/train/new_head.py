@@ -1,0 +1,219 @@
+"""A trained head for a target that has none: the target writes texts, a new head learns from them, and is judged.
+
+The head is kept where it predicts held-out answers better than lookups, and than the head in use, beyond chance. A run
+that was stopped or killed goes on: texts, what the target says of them, and the state of the training are in files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from time import monotonic
+
+import numpy as np
+
+from edgespec.backends import Model
+from edgespec.core.protocols import CheckCancelled
+from edgespec.drafters import drafter_specs
+from edgespec.drafters.ngram import SuffixLookup, continue_from
+from edgespec.engine.drafting import Speculation
+from edgespec.engine.engine import Engine
+from edgespec.errors import DraftRefused, InvalidModelFile, InvalidRequest
+from edgespec.files import remove_path
+from edgespec.formats.head_file import read_head
+from edgespec.planner.draft_words import PlannedDrafter
+from edgespec.planner.load_config import LoadConfig, Quiet
+from edgespec.planner.plan import fetch, plan
+from edgespec.registry.adapted import FIRST, NO_BASE, OWN_TEXTS, RUN, AdaptedPair
+from edgespec.train.evaluate import Matrix, expected_tokens, find_rounds
+from edgespec.train.options import CHECKPOINT, Throttle, TrainOptions
+from edgespec.train.own_texts import ConversationFile, write_conversations
+from edgespec.train.run import Adaptation, Training, stopped_on_battery, train_and_keep
+from edgespec.train.run_folder import open_run
+from edgespec.train.texts import MIN_HELD_OUT, TrainingText, count_tokens
+from edgespec.train.trainee import DEPTH, Materials, load_trainer, open_head
+
+_CONTEXT = 1024  # tokens of a conversation
+_STREAMS = 8  # conversations that are written at once
+_LEAST = 10_000  # tokens of answers to train on
+_EACH, _MOST = 5, 60  # one conversation of so many is held out, and so many at most
+_WRITING, _READING, _TRAINING = 0.25, 0.25, 0.5  # shares of the time
+_EPOCHS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """What to train.
+
+    load       the target
+    questions  that it answers before it writes its own
+    n_tokens   of its own answers to learn from; those of earlier runs count
+    """
+
+    load: LoadConfig
+    questions: Sequence[str] = ()
+    n_tokens: int = 500_000
+    train: TrainOptions = field(
+        default_factory=lambda: TrainOptions(learning_rate=2e-3, muon_rate=0.05, epochs=_EPOCHS)
+    )
+    throttle: Throttle = field(default_factory=Throttle)
+
+
+class HeadTrainer(Training):
+    """Trains heads."""
+
+    def run(self, config: HeadConfig) -> Adaptation:
+        """Train a head, from the one in use if there is one, and keep it if it gains.
+
+        Raises EdgespecError, Cancelled.
+        """
+        load_trainer()
+        from edgespec.train.head_files import check_target
+
+        throttle, options = config.throttle, config.load.load
+        options = replace(options, caches=_STREAMS, context_size=options.context_size or _CONTEXT)
+        load = replace(config.load, load=options, memory=None, adapted=None)
+        self._refuse_others(replace(load, draft="auto"))
+        planned = plan(replace(load, draft="none"), self.registry, self.hub, self.reporter)
+        path = fetch(planned.target, self.hub, self.reporter, self.check)
+        pair = self.drafts.new_head(path, planned.backend)
+        folder, check = pair.folder / RUN, partial(throttle.wait, self.check)
+        with open_run(folder), ExitStack() as opened:
+            target = self.open_target(planned, path, opened)
+            check_target(target, path, planned.fit.memory.usable - planned.fit.target.total)
+            file = ConversationFile(pair.folder / OWN_TEXTS, target.tokenizer.vocab_size)
+            has_begun = (folder / CHECKPOINT).exists()  # then it goes on with the texts that it has begun with
+            if file.n_tokens < (_LEAST if has_begun else config.n_tokens):
+                self._write_texts(target, file, config, check)
+            train, held_out = split_conversations(file.texts())
+            train.reverse()  # the newest ones, which no earlier head has read, are read first
+            materials = Materials(
+                target=target,
+                target_path=path,
+                train=train,
+                held_out=held_out,
+                options=replace(config.train, start=f"version {pair.active_number()}, {len(train)} texts"),
+                throttle=replace(throttle, limit_s=_TRAINING * throttle.limit_s),
+                folder=folder,
+                check=check,
+                reading=self.reporter.reading,
+                # A training that has begun goes on with what it had read.
+                reading_s=0.0 if has_begun else _READING * throttle.limit_s,
+            )
+            return self._train(materials, pair, planned.name, opened)
+
+    def _refuse_others(self, load: LoadConfig) -> None:
+        """Raise DraftRefused for a target that has a head, which `auto` would prefer."""
+        for each in plan(load, self.registry, self.hub, Quiet()).drafters:
+            if each.head is not None:
+                raise DraftRefused(
+                    f"{each.label} is a head for this model already.",
+                    hint="`--draft auto` drafts with it; `edgespec adapt` trains it further.",
+                )
+
+    def _train(self, materials: Materials, pair: AdaptedPair, target: str, opened: ExitStack) -> Adaptation:
+        """Train on texts that are there, and keep the head if it gains; else a first one is kept aside."""
+        from edgespec.backends.mlx.model import MlxModel
+        from edgespec.train.student import report_unwritable
+
+        active = pair.active()
+        first = pair.folder / (FIRST if isinstance(materials.target, MlxModel) else f"{FIRST}.gguf")
+        if active is None:
+            prepare_first(materials, first)
+        start = first if active is None else active.path
+        drafter = PlannedDrafter(drafter_specs()["eagle3"], head=read_head(start))
+        trainee = open_head(drafter, start, materials, opened, is_new=True)
+        rivals: dict[str, Mapping[str, Matrix]] = {"lookups": measure_lookups(materials.held_out, DEPTH)}
+        if active is not None:
+            rivals["the head in use"] = trainee.measure()
+        base = max(rivals, key=lambda name: expected_tokens(rivals[name].values()))
+        done = train_and_keep(
+            trainee,
+            rivals[base],
+            pair,
+            self.reporter,
+            method="eagle3",
+            base=NO_BASE,
+            target=target,
+            options={"rival": base, **asdict(materials.options)},
+        )
+        goes_on = done.card is None and active is None
+        with report_unwritable(first):
+            if goes_on:
+                trainee.save(materials.folder / first.name)
+                remove_path(first)
+                (materials.folder / first.name).rename(first)
+            else:
+                remove_path(first)
+        return replace(done, base=base, goes_on=goes_on)
+
+    def _write_texts(self, target: Model, file: ConversationFile, config: HeadConfig, check: CheckCancelled) -> None:
+        """Write texts up to the wanted number of tokens, or to the end of their time if they suffice then.
+
+        Raises InvalidRequest on battery.
+        """
+        throttle, began_s, limit_s = config.throttle, monotonic(), _WRITING * config.throttle.limit_s
+        engine = Engine(target, (), Speculation(), _STREAMS)
+        n_streams, questions = min(_STREAMS, engine.max_concurrency), file.list_unanswered(config.questions)
+        try:
+            for each in write_conversations(engine, questions, file.next_seed, n_streams, check):
+                file.add(each)
+                n = file.n_tokens
+                share = max(n / config.n_tokens, min((monotonic() - began_s) / limit_s, n / (2 * _LEAST)))
+                self.reporter.writing(min(share, 1.0), n)
+                if share >= 1:
+                    break
+                if throttle.must_stop():
+                    raise stopped_on_battery(f"the writing stopped after {n:,} tokens")
+        finally:
+            engine.release_draft()
+
+
+def prepare_first(materials: Materials, path: Path) -> None:
+    """Write a head that was never trained, unless an earlier run has left one that is whole."""
+    from edgespec.train.head_files import choose_vocabulary, write_new_head
+
+    with suppress(InvalidModelFile):
+        if path.exists():
+            read_head(path)
+            return
+    remove_path(path)
+    (materials.folder / CHECKPOINT).unlink(missing_ok=True)  # of a head with another vocabulary
+    answers = (text.tokens[text.answer :] for text in materials.train)
+    vocabulary = choose_vocabulary(answers, materials.target.tokenizer.vocab_size)
+    write_new_head(materials.target, materials.target_path, vocabulary, path)
+
+
+def split_conversations(texts: Sequence[TrainingText]) -> tuple[list[TrainingText], list[TrainingText]]:
+    """(texts to train on, texts to measure with), of each prompt the last one. Raises InvalidRequest for too few."""
+    unique = list({text.tokens[: text.answer].tobytes(): text for text in texts}.values())
+    held_out = [text for text in unique if int(text.source.partition(":")[2]) % _EACH == 0][:_MOST]
+    sources = {text.source for text in held_out}
+    train = [text for text in unique if text.source not in sources]
+    n = count_tokens(train)
+    if n < _LEAST or len(held_out) < MIN_HELD_OUT:
+        raise InvalidRequest(
+            f"there are {n:,} tokens of {len(unique)} answers to train on; {_LEAST:,} and {_EACH * MIN_HELD_OUT} are"
+            " needed.",
+            hint="Use more --tokens or --minutes: the same command goes on.",
+        )
+    return train, held_out
+
+
+def measure_lookups(texts: Sequence[TrainingText], depth: int) -> dict[str, Matrix]:
+    """The Matrix of each conversation, for drafts by n-grams of its own text."""
+    found = {}
+    for text in texts:
+        lookup, tokens, rounds = SuffixLookup(), text.tokens.tolist(), find_rounds(text)
+        lookup.read(tokens[: rounds.start])
+        hits = np.zeros((len(rounds), depth), np.float32)
+        for row, position in zip(hits, rounds, strict=True):
+            lookup.extend(tokens[:position])
+            draft = continue_from(lookup.tokens, lookup.end, depth) if lookup.length else []
+            for d, (token, true) in enumerate(zip(draft, tokens[position:], strict=False)):
+                row[d] = token == true
+        found[text.source] = hits
+    return found

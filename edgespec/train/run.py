@@ -1,0 +1,255 @@
+"""One adaptation: from the texts of the memory to a version of the draft, kept if it predicts held-out texts better.
+
+The texts are split by conversation, the target reads them, the draft is trained to predict what the target does, and
+both drafts are compared on the conversations that were held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from edgespec.backends import Model, open_model
+from edgespec.core.protocols import CheckCancelled
+from edgespec.errors import DoesNotFit, DraftRefused, InvalidRequest
+from edgespec.hub.hub import Hub
+from edgespec.memory.store import TextStore
+from edgespec.planner.draft_words import PlannedDrafter, PlannedModel
+from edgespec.planner.load_config import LoadConfig, Reporter
+from edgespec.planner.plan import Plan, fetch, plan
+from edgespec.planner.target import open_vocabulary
+from edgespec.registry.adapted import RUN, AdaptedDrafts, AdaptedPair, Card, Gain
+from edgespec.registry.schema import Registry
+from edgespec.registry.tokenizer_compat import identify_tokenizer
+from edgespec.train.evaluate import Matrix, Return, compare, expected_tokens, require_positions, return_to_best
+from edgespec.train.options import Progress, StopReason, Throttle, TrainOptions, Weights
+from edgespec.train.parts import BATCH_TOKENS
+from edgespec.train.texts import TrainingText, count_tokens, read_texts, split_texts
+from edgespec.units import gib
+
+if TYPE_CHECKING:
+    pass
+from edgespec.train.memory_estimate import estimate_training_bytes
+from edgespec.train.run_folder import open_run
+from edgespec.train.trainee import RANK, TRAINED, Materials, Trainee, measure_draft, open_trainee
+
+_LORA_ABOVE = 2**30  # bytes that training all weights takes
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptConfig:
+    """What to train, and how.
+
+    load       the target and its draft; `load.draft` names the draft, or is 'auto' for the one that is paired with it
+    weights    what is trained: all, or LoRA; None: all where that takes less than 1 GiB
+    documents  whether to learn from added documents too
+    newest     train on the newest texts, from the version that predicts them best
+    """
+
+    load: LoadConfig
+    weights: Weights | None = None
+    train: TrainOptions = field(default_factory=TrainOptions)
+    documents: bool = True
+    throttle: Throttle = field(default_factory=Throttle)
+    newest: bool = False
+
+
+class AdaptReporter(Reporter, Protocol):
+    """Receives the progress of a training."""
+
+    def writing(self, share: float, n: int) -> None:
+        """`share` of the texts for a new head are written; they have `n` tokens of answers."""
+
+    def reading(self, done: int, total: int) -> None:
+        """`done` of `total` tokens are read by the target."""
+
+    def training(self, step: int, n_steps: int, loss: float, tokens: float | None) -> None:
+        """Reports a step; `tokens` of a round on held-out texts are known after each epoch, else None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptation:
+    """The result of a run.
+
+    gain      of the trained draft over the one that it was made from, which was in use; of a new head over `base`
+    card      of the version that is kept; None where it gained nothing
+    stopped   why the training ended early; None where it did not
+    returned  the version that was put in use before the training; None where none was
+    base      what a new head is compared with
+    goes_on   whether the next run trains further what has gained too little
+    """
+
+    gain: Gain
+    card: Card | None
+    stopped: StopReason | None
+    returned: Return | None = None
+    base: str = ""
+    goes_on: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """Trains with the models and versions of this machine. `reporter` is called on the thread of `run`."""
+
+    registry: Registry
+    hub: Hub
+    drafts: AdaptedDrafts
+    reporter: AdaptReporter
+    check: CheckCancelled
+
+    def open_target(self, planned: Plan, path: Path, opened: ExitStack) -> Model:
+        """The target in `path`, which is closed with `opened`. Raises EdgespecError, Cancelled."""
+        progress = partial(self.reporter.loading, path.name)
+        target = open_model(planned.backend, path, planned.options, progress=progress, check=self.check)
+        opened.callback(target.close)
+        return target
+
+
+def plan_training(config: AdaptConfig, registry: Registry, hub: Hub, reporter: Reporter) -> Plan:
+    """The target with a draft that can be trained. Raises EdgespecError."""
+    planned = plan(replace(config.load, memory=None, adapted=None), registry, hub, reporter)
+    _find_draft(planned)
+    return planned
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter(Training):
+    """Runs adaptations to the texts of the memory in the folder `texts`."""
+
+    texts: Path
+
+    def run(self, config: AdaptConfig, planned: Plan) -> Adaptation:
+        """Train the draft, and keep it if it gains. A run that was stopped or killed goes on.
+
+        `planned` is of `plan_training`. Texts and memory are known to suffice before weights are loaded. Raises
+        EdgespecError, Cancelled.
+        """
+        drafter, model = _find_draft(planned)
+        target_path, base_path = (
+            fetch(source, self.hub, self.reporter, self.check) for source in (planned.target, model.source)
+        )
+        pair = self.drafts.pair(target_path, base_path)
+        check = partial(config.throttle.wait, self.check)  # what is read and measured waits for engines too
+        returned = None
+        if config.newest:
+            _, held_out = self._split_texts(config)
+            returned = return_to_best(pair, base_path, lambda path: measure_draft(drafter, path, held_out, check))
+        active = pair.active()
+        start = base_path if active is None else active.path
+        weights = config.weights or _choose_weights(drafter, start)
+        folder = pair.folder / (f"{RUN}-newest" if config.newest else RUN)
+        options = replace(config.train, start=f"version {pair.active_number()}, {weights}")
+        with open_run(folder), ExitStack() as opened:
+            train, held_out = self._split_texts(config)
+            _check_memory(planned, drafter, start, weights)
+            materials = Materials(
+                target=self.open_target(planned, target_path, opened),
+                target_path=target_path,
+                train=train,
+                held_out=held_out,
+                options=options,
+                throttle=config.throttle,
+                folder=folder,
+                check=check,
+                reading=self.reporter.reading,
+            )
+            trainee = open_trainee(drafter, start, weights, materials, opened)
+            before = trainee.measure()
+            require_positions(before)
+            done = train_and_keep(
+                trainee,
+                before,
+                pair,
+                self.reporter,
+                method=drafter.spec.name,
+                base=str(model.reference),
+                target=planned.name,
+                options={"weights": weights, **asdict(options)},
+            )
+        return replace(done, returned=returned)
+
+    def _split_texts(self, config: AdaptConfig) -> tuple[list[TrainingText], list[TrainingText]]:
+        """(texts to train on, texts to measure with). Raises InvalidRequest for too few."""
+        with open_vocabulary(config.load, self.registry, self.hub) as tokenizer:
+            identity = identify_tokenizer(tokenizer)
+        texts: list[TrainingText] = []
+        if self.texts.is_dir():
+            with closing(TextStore.open(self.texts)) as store:
+                texts = read_texts(store, identity, documents=config.documents)
+        return split_texts(texts, newest=config.newest)
+
+
+def stopped_on_battery(reached: str) -> InvalidRequest:
+    """The error of a run that `reached` some point and stops there."""
+    return InvalidRequest(
+        f"{reached}: the machine runs on battery.",
+        hint="The same command goes on once it is plugged in, or at once with --on-battery.",
+    )
+
+
+def train_and_keep(
+    trainee: Trainee,
+    before: Mapping[str, Matrix],
+    pair: AdaptedPair,
+    reporter: AdaptReporter,
+    *,
+    method: str,
+    base: str,
+    target: str,
+    options: Mapping[str, Any],
+) -> Adaptation:
+    """Train, and add a version to `pair` if it gains over a draft of the matrices `before`.
+
+    The last four are fields of its card. Raises InvalidRequest on battery, BackendError, CacheError, Cancelled.
+    """
+
+    def report(progress: Progress) -> None:
+        tokens = expected_tokens(trainee.measure().values()) if progress.is_epoch else None
+        reporter.training(progress.step, progress.n_steps, progress.loss, tokens)
+
+    result = trainee.train(report)
+    if result.stopped == "battery":
+        raise stopped_on_battery(f"the training stopped after {result.step} of {result.n_steps} steps")
+    gain, card = compare(before, trainee.measure()), None
+    if gain.is_better:
+        named = Card(method, base, target, count_tokens(trainee.texts), gain, result.seconds / 60, options)
+        card = pair.add(named, trainee.save)
+    return Adaptation(gain, card, result.stopped)
+
+
+def _find_draft(planned: Plan) -> tuple[PlannedDrafter, PlannedModel]:
+    """The draft to train, and what is loaded for it. Raises DraftRefused where there is none."""
+    for name in TRAINED:
+        for each in planned.drafters:
+            if each.spec.name == name and each.model is not None:
+                return each, each.model
+    raise DraftRefused(
+        f"there is no draft of {planned.name} that can be trained.",
+        hint="Name one with --draft REF: a small model with the same tokenizer.",
+    )
+
+
+def _choose_weights(drafter: PlannedDrafter, path: Path) -> Weights:
+    if drafter.head is not None:
+        return "full"
+    return "full" if estimate_training_bytes(path, BATCH_TOKENS) <= _LORA_ABOVE else "lora"
+
+
+def _check_memory(planned: Plan, drafter: PlannedDrafter, draft: Path, weights: Weights) -> None:
+    """Raise DoesNotFit where the target and the training need more than is free. Heads are small beside targets."""
+    if drafter.head is not None:
+        return
+    training = estimate_training_bytes(draft, BATCH_TOKENS, rank=RANK if weights == "lora" else None)
+    needed, free = planned.fit.target.total + training, planned.fit.memory.usable
+    if needed > free:
+        raise DoesNotFit(
+            f"training needs {gib(needed)}: {gib(planned.fit.target.total)} for the target, {gib(training)} for the"
+            f" draft; {gib(free)} are free.",
+            hint="Use --method lora, close other programs, or name a smaller draft."
+            if weights == "full"
+            else "Close other programs, or name a smaller draft.",
+        )

@@ -1,0 +1,187 @@
+"""Training of a network by AdamW or Muon: clipped gradients, warm-up, cosine, checkpoints, a throttle from outside."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+from mlx.utils import tree_flatten, tree_unflatten
+
+from edgespec.core.protocols import CheckCancelled
+from edgespec.errors import BackendError, CacheError, Cancelled, reason_of
+from edgespec.files import replace_file
+from edgespec.train.options import CHECKPOINT, Progress, Throttle, TrainOptions
+from edgespec.train.parts import Parts, removed_while_running
+from edgespec.train.teacher import Part
+
+Objective = Callable[[Any, Sequence[Part]], mx.array]
+"""(network, batch) -> the loss, a scalar that is minimized."""
+IsInner = Callable[[str, mx.array], bool]
+"""Whether a weight, by its path in the network, is a matrix between hidden states."""
+_TIMED = 10  # steps that tell how many the time allows, where a checkpoint does not come before
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What a checkpoint has beside arrays."""
+
+    n_steps: int
+    step: int = 0
+    seconds: float = 0.0
+
+
+class Trainer:
+    """One run. A second one with the same folder and options goes on where the first one was stopped or killed.
+
+    On a CPU, and with the same texts, the trained weights are the same to the last bit as those of a run that was not
+    stopped.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        objective: Objective,
+        batches: Parts,
+        options: TrainOptions,
+        folder: Path,
+        throttle: Throttle,
+        is_inner: IsInner = lambda path, weight: False,
+    ) -> None:
+        """Trains what is not frozen in `network`. `folder` exists and holds the checkpoints.
+
+        `is_inner` says which weights Muon trains (Jordan et al. 2024), if the options have a rate for it; all of them
+        are matrices. AdamW trains the others.
+        """
+        self._network = network
+        self._objective = objective
+        self._batches = batches
+        self._options = options
+        self._folder = folder
+        self._throttle = throttle
+        muon = optim.Muon(options.muon_rate, weight_decay=0.0)
+        adamw = optim.AdamW(options.learning_rate, weight_decay=options.weight_decay, bias_correction=True)
+        self._optimizer = optim.MultiOptimizer([muon, adamw], [is_inner]) if options.muon_rate else adamw
+        self._rates = [(adamw, options.learning_rate), (muon, options.muon_rate)]
+
+    def run(self, report: Callable[[Progress], None], check: CheckCancelled) -> Progress:
+        """Train to the end, or until the throttle stops it. Its last act is a checkpoint, also after Cancelled.
+
+        Raises CacheError where that cannot be written, InvalidRequest where its folder was removed, Cancelled, and
+        BackendError.
+        """
+        state, loss, stopped = self._resume(), math.nan, None
+        saved_s = perf_counter()
+        gradient = nn.value_and_grad(self._network, lambda batch: self._objective(self._network, batch))
+        try:
+            while state.step < state.n_steps:
+                stopped = self._throttle.before_step(state.seconds, check)
+                if stopped is not None:
+                    break
+                start_s = perf_counter()
+                loss = self._advance(gradient, state)
+                state = replace(state, step=state.step + 1, seconds=state.seconds + perf_counter() - start_s)
+                if perf_counter() >= saved_s + self._options.checkpoint_s or state.step == _TIMED:
+                    state = self._fit_time(state)
+                    self._save(state)
+                    saved_s = perf_counter()
+                is_epoch = state.step % len(self._batches) == 0 and state.step < state.n_steps
+                report(Progress(state.step, state.n_steps, loss, state.seconds, is_epoch))
+        except Cancelled:
+            if state.step:
+                self._save(state)
+            raise
+        self._save(state)
+        return Progress(state.step, state.n_steps, loss, state.seconds, stopped=stopped)
+
+    def _advance(self, gradient: Callable[[Sequence[Part]], tuple[mx.array, Any]], state: _State) -> float:
+        """Make one step; returns its loss."""
+        options, step = self._options, state.step
+        mx.random.seed(options.seed * 1_000_003 + step)
+        share = schedule(step, state.n_steps, options.warm_up)
+        for optimizer, rate in self._rates:
+            optimizer.learning_rate = rate * share
+        loss, gradients = gradient(self._batches.take(step))
+        gradients, _ = optim.clip_grad_norm(gradients, options.max_norm)
+        self._optimizer.update(self._network, gradients)
+        mx.eval(loss, self._network.trainable_parameters(), self._optimizer.state)
+        if not math.isfinite(found := float(loss.item())):
+            raise BackendError(f"the loss of step {step + 1} is not a number.", hint="Use a lower learning rate.")
+        return found
+
+    def _fit_time(self, state: _State) -> _State:
+        """`state` with as many steps as the time allows, so that the learning rate falls to 0 in it."""
+        n_all, left_s = self._options.epochs * len(self._batches), self._throttle.limit_s - state.seconds
+        if not state.step or left_s * state.step >= state.seconds * (n_all - state.step):
+            return replace(state, n_steps=n_all)
+        return replace(state, n_steps=state.step + max(1, int(left_s * state.step / state.seconds)))
+
+    def _resume(self) -> _State:
+        """The state after the last good checkpoint, whose weights the network then has; else that of a new run."""
+        checkpoint = load_checkpoint(self._folder, self._options)
+        if checkpoint is None:
+            return _State(self._options.epochs * len(self._batches))
+        arrays, state = checkpoint
+        parts = tree_unflatten(list(arrays.items()))
+        self._network.update(parts["weights"])
+        self._optimizer.state = parts["optimizer"]
+        return _State(**state)
+
+    def _save(self, state: _State) -> None:
+        trained = {"weights": self._network.trainable_parameters(), "optimizer": self._optimizer.state}
+        save_checkpoint(self._folder, dict(tree_flatten(trained)), asdict(state), self._options)
+
+
+def schedule(step: int, n_steps: int, warm_up: float) -> float:
+    """The share of the highest learning rate for a step, from 0: a line up, then a half cosine down."""
+    n_up = round(warm_up * n_steps)
+    if step < n_up:
+        return (step + 1) / n_up
+    return 0.5 * (1 + math.cos(math.pi * (step - n_up) / max(n_steps - n_up, 1)))
+
+
+# The checkpoint of a run, a file of safetensors that is replaced as a whole: whatever a killed process or a full disk
+# leaves, the last one that was complete is there.
+
+
+def save_checkpoint(folder: Path, arrays: dict[str, mx.array], state: dict[str, Any], options: TrainOptions) -> None:
+    """Replace the checkpoint of a run.
+
+    Raises InvalidRequest where the folder was removed, which ends the run that is in it; CacheError.
+    """
+    try:
+        with replace_file(folder / CHECKPOINT, 0o600) as partial, partial.open("r+b") as file:
+            mx.save_safetensors(file, arrays, {"state": json.dumps(state), "options": json.dumps(asdict(options))})
+            file.flush()
+            os.fsync(file.fileno())
+    except FileNotFoundError as error:
+        raise removed_while_running() from error
+    except OSError as error:
+        raise CacheError(
+            f"the training in {folder} cannot be saved: {reason_of(error)}.",
+            hint="Free some space and start again: it goes on from the last checkpoint.",
+        ) from error
+
+
+def load_checkpoint(folder: Path, options: TrainOptions) -> tuple[dict[str, mx.array], dict[str, Any]] | None:
+    """(arrays, state) of the checkpoint; None where there is none, or one of other options."""
+    for leftover in folder.glob(f".{CHECKPOINT}.*"):  # of a process that was killed while it wrote
+        leftover.unlink(missing_ok=True)
+    path = folder / CHECKPOINT
+    if not path.exists():
+        return None
+    try:
+        arrays, metadata = mx.load(str(path), format="safetensors", return_metadata=True)
+        mx.eval(arrays)  # the file will be replaced
+        state, is_ours = json.loads(metadata["state"]), json.loads(metadata["options"]) == asdict(options)
+    except (RuntimeError, ValueError, KeyError):  # it is damaged; a RecursionError is a RuntimeError
+        return None
+    return (arrays, state) if is_ours else None
