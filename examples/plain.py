@@ -2,7 +2,7 @@
 
 import edgespec
 
-with edgespec.load() as model:  # the embedded pair, which completes Python code; a name loads another model
+with edgespec.load() as model:  # the demo model, or another one by its name
     reply = model.generate("def fibonacci(n):", max_tokens=64, temperature=0)
 
 print(reply)

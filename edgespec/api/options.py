@@ -139,6 +139,8 @@ def build_load_config(model: str | None, arguments: Mapping[str, Any]) -> LoadCo
             choices = (*option.kind, "toy") if option is table.BACKEND else option.kind
             if str(value) not in choices:
                 raise InvalidRequest(f"{option.name} cannot be '{value}'.", hint=f"Use one of {', '.join(choices)}.")
+    if not isinstance(values["draft"], str):
+        raise InvalidRequest(f"draft cannot be {values['draft']!r}.", hint="Name drafters or a model, such as 'ngram'.")
     workers, width, budget = values["workers"], values["exact_width"], values["max_memory"]
     low, high = table.OPTIONS["max_memory"].limits
     if budget is not None and not (isinstance(budget, int | float) and low <= budget <= high):

@@ -45,5 +45,6 @@ class OwnModel:
         for turn in reversed(turns):
             match turn.settings.get(_KEY) if isinstance(turn.settings, Mapping) else None:
                 case {"reference": str() | None as reference, "draft": str(draft), "backend": str() | None as backend}:
-                    return cls(reference, draft, backend)
+                    named = reference or (turn.settings.get("model") if backend is None else None)
+                    return cls(named, draft, backend)
         return cls(conversation.model)

@@ -66,7 +66,7 @@ def chat_command(
 
     Without REF, a conversation that is continued opens its own model. A new one opens EDGESPEC_MODEL, else the model
     that was opened last, else smollm2-135m if its package is installed; else a list of small models is shown first. F1
-    (or /help) lists keys and commands. Full-screen chats are saved in the data folder that `edgespec doctor` shows.
+    (or /help) lists keys and commands. Chats on a terminal are saved in the data folder that `edgespec doctor` shows.
     """
     if model is not None and named_model is not None:
         raise click.UsageError(f"There are two models, '{model}' and '{named_model}': name one.")
@@ -84,8 +84,7 @@ def chat_command(
     store = open_store() if is_kept else Store.in_memory()
     if continue_last and resume is None:
         resume = next((conversation.id for conversation in store.recent(1)), None)
-    if is_full_screen or resume is not None:
-        request = _choose_model(store, resume, request)
+    request = _choose_model(store, resume, request)
     if is_full_screen:
         return _chat_full_screen(request, chat, store, sampling, resume, is_incognito=incognito)
     with closing(_start_engine(request, verbose=options["verbose"])) as engine:

@@ -54,7 +54,7 @@ def add_command(paths: tuple[Path, ...], model: str | None, dry_run: bool) -> No
     replaces those that have changed. Models with the same tokenizer share the documents. They have at most half of the
     memory.
     """
-    from edgespec.chat.tui.settings import read_last_model
+    from edgespec.chat.tui.settings import find_first_model
     from edgespec.memory.documents import find_documents
     from edgespec.planner.load_config import LoadConfig
     from edgespec.planner.target import open_vocabulary
@@ -75,7 +75,7 @@ def add_command(paths: tuple[Path, ...], model: str | None, dry_run: bool) -> No
         click.echo(f"{count(len(documents), 'file')}, {total}{_format_skipped(skipped)}", err=True)
         return
     registry, hub = open_hub()
-    model = model or read_last_model() or registry.default
+    model = model or find_first_model() or registry.default
     with open_vocabulary(LoadConfig(model), registry, hub) as tokenizer, open_store() as store:
         click.echo(f"with the tokenizer of {model}; --model takes another", err=True)
         identity = identify_tokenizer(tokenizer)

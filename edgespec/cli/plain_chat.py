@@ -26,7 +26,7 @@ from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
 from edgespec.planner.load_config import LoadConfig
 from edgespec.registry.schema import SamplingDefaults
 from edgespec.service.client import EngineClient, ModelInfo, require_model
-from edgespec.service.summary import RUNTIMES, describe_drafts, sum_metrics, summarize
+from edgespec.service.summary import RUNTIMES, describe_drafts, may_draft, sum_metrics, summarize
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 from edgespec.units import significant
@@ -68,7 +68,9 @@ class PlainChat:
         """Open the model, unless it is open; the engine may have died. Raises any EdgespecError, Cancelled."""
         if self.client.model_info is None:
             self._load(self.request)
-        return require_model(self.client)
+        model_info = require_model(self.client)
+        self.recorder.model = model_info.name
+        return model_info
 
     def resume(self, id: int) -> None:
         """Continue a saved conversation. Raises InvalidRequest, CacheError."""
@@ -79,7 +81,6 @@ class PlainChat:
         finish(self.client.open(request, TerminalReporter()))
         self.request = request
         model_info = require_model(self.client)
-        self.recorder.model = model_info.name
         self.chat.sampling = self.chat.default_sampling = self._sampling(model_info.sampling)
 
     def loop(self) -> int:
@@ -107,8 +108,8 @@ class PlainChat:
     def _handle(self, line: str) -> None:
         """Run a command or answer a message, and print errors."""
         try:
-            if is_command(line):
-                _run(run_command(self, line[1:], _COMMANDS))
+            if is_command(line) or line.strip() == "?":
+                _run(run_command(self, line.strip().removeprefix("/"), _COMMANDS))
             elif line.strip() or self._attached:
                 self._ask(line.removeprefix("/") if line.startswith("//") else line)
         except EdgespecError as error:
@@ -176,7 +177,7 @@ class PlainChat:
         if self._is_interactive or finished.reason in ("cancelled", "repetition"):
             is_cut = finished.reason != "stop" and any(answer.texts.values())
             is_offered = is_cut and can_go_on(self.chat, used, info.context_size)
-            line = summarize(metrics, has_drafters=bool(info.drafters)) + ("; /continue goes on" if is_offered else "")
+            line = summarize(metrics, may_draft=may_draft(info)) + ("; /continue goes on" if is_offered else "")
             click.echo(click.style(line, dim=True), err=True)
 
     # What the commands need, see conversations.room.

@@ -72,7 +72,7 @@ def run_command(
     """
     from edgespec.api.options import resolve_sampling
     from edgespec.registry.schema import SamplingDefaults
-    from edgespec.service.summary import sum_metrics, summarize
+    from edgespec.service.summary import may_draft, sum_metrics, summarize
 
     model, prompt = _split_words(words, model)
     if model is not None and prompt is None and file is None and _is_typed():
@@ -100,7 +100,7 @@ def run_command(
         click.echo(json.dumps(_format_result(info, finished, answer.texts), ensure_ascii=False))
     else:
         click.echo()
-        click.echo(summarize(sum_metrics({}, finished), has_drafters=bool(info.drafters)), err=True)
+        click.echo(summarize(sum_metrics({}, finished), may_draft=may_draft(info)), err=True)
     for line in (*rounds, *(f"note: {text}" for text in notices)):
         click.echo(line, err=True)
     return INTERRUPTED if finished.reason == "cancelled" else 0

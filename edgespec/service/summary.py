@@ -7,6 +7,7 @@ from typing import Any
 
 from edgespec.engine.events import Finished
 from edgespec.hub.references import shorten_names
+from edgespec.service.client import ModelInfo
 
 _ENDINGS = {
     "length": "cut at its limit",
@@ -33,11 +34,16 @@ def describe_drafts(draft: str, *, is_paused: bool = False) -> str:
     return f"drafts by {name_drafters(draft)}{' (off)' if is_paused else ''}"
 
 
-def summarize(metrics: Mapping[str, Any], *, has_drafters: bool = False) -> str:
+def may_draft(model_info: ModelInfo) -> bool:
+    """Whether the autopilot decides about drafts: they are neither missing nor switched off."""
+    return bool(model_info.drafters) and not model_info.speculation.is_plain and not model_info.is_paused
+
+
+def summarize(metrics: Mapping[str, Any], *, may_draft: bool = False) -> str:
     """How many tokens an answer has, how fast they came, how many were drafted, and why it ended too early.
 
     `metrics` has the fields of core.metrics.Metrics that are known, and the `reason`. Empty for an imported answer.
-    `has_drafters`: tell if no draft was worth its time.
+    `may_draft`: tell if no draft was worth its time.
     """
     ending = _ENDINGS.get(metrics.get("reason", ""), "")
     if "emitted_tokens" not in metrics:
@@ -50,7 +56,7 @@ def summarize(metrics: Mapping[str, Any], *, has_drafters: bool = False) -> str:
         parts.append(f"{speedup:.2f}x plain decoding")
     if n_drafted:
         parts.append(f"{metrics.get('accepted_tokens')} of {n_drafted} drafted accepted")
-    elif has_drafters:
+    elif may_draft:
         parts.append("plain decoding: drafts would not pay here")
     return ", ".join(parts) + (f"; {ending}" if ending else "")
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.cli.conftest import COMMAND, Cli
 from tests.command import heed_interrupts
@@ -263,3 +264,16 @@ def test_a_chat_on_a_terminal_is_saved_and_continued(environment: dict[str, str]
     assert "python-6m" in cli("history").stdout
     resumed = cli("chat", "--plain", "--resume", "1", *options, stdin="/exit")
     assert ">>> x = 1\n" in resumed.stdout
+
+
+def test_the_model_that_was_opened_last_opens_again(cli: Cli) -> None:
+    options = ("--draft", "none", "--max-tokens", "2", "--temperature", "0")
+    cli("chat", "--plain", *options, stdin="x = 1\n", EDGESPEC_MODEL="python-6m")
+    shown = cli("chat", "--plain", *options, stdin="?\n/model\n", EDGESPEC_MODEL="python-6m").stdout
+    assert "python-6m is open" in shown and "/attach FILE" in shown
+
+
+@pytest.mark.parametrize(("options", "told"), [((), True), (("--draft-max", "0"), False), (("--draft", "none"), False)])
+def test_plain_decoding_that_was_asked_for_is_no_news(cli: Cli, options: tuple[str, ...], told: bool) -> None:
+    done = cli("run", "x = 1", "-m", "linear", "--backend", "toy", "--max-tokens", "1", "--temperature", "0", *options)
+    assert ("drafts would not pay" in done.stderr) == told, done.stderr

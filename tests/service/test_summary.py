@@ -36,8 +36,8 @@ def test_the_parts_that_are_known_are_told(changed: dict[str, Any], line: str) -
 
 
 def test_drafters_that_drafted_nothing_are_told_of() -> None:
-    assert summarize(DRAFTED | PLAIN, has_drafters=True).endswith(", plain decoding: drafts would not pay here")
-    assert "plain decoding:" not in summarize(DRAFTED, has_drafters=True)
+    assert summarize(DRAFTED | PLAIN, may_draft=True).endswith(", plain decoding: drafts would not pay here")
+    assert "plain decoding:" not in summarize(DRAFTED, may_draft=True)
 
 
 def test_an_answer_without_measurements() -> None:

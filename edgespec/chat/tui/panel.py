@@ -193,7 +193,7 @@ _MATCH_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _BAR_CELLS = 40
 _INTERVAL_S = 0.5
 _STEP_COLUMNS = (("step", 5), ("drafter", 12), ("accepted", 10), ("tokens (exp.)", 13), ("ms (expected)", 14))
-_STEP_WIDTH = sum(width + 2 for _, width in _STEP_COLUMNS) + 7  # with the padding of cells, a scrollbar, the frame
+_STEP_WIDTH = sum(width + 2 for _, width in _STEP_COLUMNS) + 11  # with the padding of cells, a scrollbar, the frame
 _MIN_REASON = 24
 
 
