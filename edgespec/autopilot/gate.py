@@ -1,4 +1,4 @@
-"""What drafting may lose, and which drafter that takes time a round asks."""
+"""Which drafter that takes time a round asks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One round of the autopilot: its draft as it grows, unit by unit, and what sizes of it are worth."""
+"""One round of the autopilot: its draft as it grows, unit by unit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks that every session makes before it computes, the length of a reusable prefix, and states to go back to."""
+"""Checks that every session makes before it computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small deterministic runtime: linear, tree and recurrent sessions over a hash of the prefix; for tests and docs."""
+"""The toy runtime as a loadable model: byte tokens and random letters, for tests and documents."""
 
 from __future__ import annotations
 

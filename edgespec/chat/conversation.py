@@ -1,4 +1,4 @@
-"""Conversations and turns as values, the rule of searches, and the folders in which everything is kept."""
+"""Conversations and turns as values."""
 
 from __future__ import annotations
 

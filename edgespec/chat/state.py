@@ -1,4 +1,4 @@
-"""The state of a chat: messages, settings, and how much of them the context holds."""
+"""The state of a chat: its messages and settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`edgespec memory`: the texts that later ones are drafted from; `edgespec history`: saved conversations."""
+"""`edgespec memory`: the texts that later ones are drafted from."""
 
 from __future__ import annotations
 

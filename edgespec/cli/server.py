@@ -1,4 +1,4 @@
-"""The commands around a server: `edgespec ps`, `stop`, `launch`, `key` and `service`."""
+"""`edgespec ps` and `edgespec stop`: the models of a running server."""
 
 from __future__ import annotations
 

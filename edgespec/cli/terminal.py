@@ -1,4 +1,4 @@
-"""Terminal output: progress bars of downloads and loading, notices, statistics."""
+"""Progress on stderr: bars of downloads and loading, notices, rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engines as a table, the drafter that one of them takes, and the command that starts it."""
+"""The engines of an export as a table, and the command that starts one."""
 
 from __future__ import annotations
 

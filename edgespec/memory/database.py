@@ -1,4 +1,4 @@
-"""The SQLite file of the memory: its tables, what is read and written there, and how deleted rows leave the disk."""
+"""The SQLite file of the memory: its tables, and how deleted rows leave the disk."""
 
 from __future__ import annotations
 

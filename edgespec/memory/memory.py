@@ -1,4 +1,4 @@
-"""The texts of one data folder as an engine uses them, and the thread that stores and indexes them."""
+"""The texts of one data folder as an engine uses them: the thread that stores and indexes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The texts of a data folder without an engine: what commands add, list, export and remove."""
+"""The texts of a data folder without an engine, as commands list, export and remove them."""
 
 from __future__ import annotations
 

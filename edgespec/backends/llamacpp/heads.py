@@ -1,4 +1,4 @@
-"""Trained heads on llama.cpp, by kind: their contexts, and checks of files on which it would abort the process."""
+"""Trained heads on llama.cpp, opened by their kind."""
 
 from __future__ import annotations
 

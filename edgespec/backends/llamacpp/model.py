@@ -1,4 +1,4 @@
-"""A model on llama.cpp: its vocabulary, its weights, and sessions on them."""
+"""A GGUF model on llama.cpp: its weights, and sessions on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model files made of others: of fewer blocks and zero weights, to time forwards on; of fewer bits; of fewer layers."""
+"""Model files of fewer blocks and zero weights, to time forwards on."""
 
 from __future__ import annotations
 

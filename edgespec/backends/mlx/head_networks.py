@@ -1,4 +1,4 @@
-"""Networks of trained heads on MLX: EAGLE, MTP, DFlash, DSpark, Gemma 4 assistants, Medusa and Hydra."""
+"""Networks of trained heads on MLX: EAGLE, MTP, DFlash, DSpark and Gemma 4 assistants."""
 
 from __future__ import annotations
 

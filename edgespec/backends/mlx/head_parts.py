@@ -1,4 +1,4 @@
-"""Tensors of a head's folder on MLX, by neutral name (formats.heads), as checked modules."""
+"""The transformer layer of a trained head on MLX: llama's, with what other families add to its attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forwards of a model over its caches: of some layers only, with hidden states kept, of chains and of trees."""
+"""Forwards of a model over its caches, whose hidden states are kept where a head reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ranks of MLX that compute one model together: what they tell each other, and how a model is split."""
+"""The ranks of MLX that compute one model together: what they tell each other."""
 
 from __future__ import annotations
 
