@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache as cache_once
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,19 @@ from edgespec.hub.download import Progress, RangeReader, check_disk_space, check
 from edgespec.hub.errors import NO_HUB, OFFLINE, HubContext, HubUnreachable, make_error, map_errors
 from edgespec.hub.references import DEFAULT_REVISION, HubFile, HubReference
 from edgespec.hub.selection import RemoteFile, select_files
+from edgespec.proxies import is_on_this_machine, open_client
 
 DEFAULT_ENDPOINT = "https://huggingface.co"
 _TRUE = ("1", "ON", "YES", "TRUE")
+
+
+@cache_once
+def _ask_without_proxy() -> None:
+    """Have the hub's client, which every request shares, ask a mirror on this machine without the proxy."""
+    import httpx
+    from huggingface_hub import set_client_factory
+
+    set_client_factory(lambda: open_client(httpx.Client, "http://localhost", follow_redirects=True, timeout=None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +46,10 @@ class Hub:
     endpoint: str
     cache_dir: Path
     offline: bool = False
+
+    def __post_init__(self) -> None:
+        if is_on_this_machine(self.endpoint) and not self.offline:
+            _ask_without_proxy()
 
     @classmethod
     def from_environment(cls) -> Hub:

@@ -58,6 +58,11 @@ def test_pull_run_list_remove(online: dict[str, str], cli: Cli, server: HubServe
     assert missing.returncode == 4 and missing.stderr.startswith("error: "), "nothing is asked"
 
 
+def test_a_mirror_on_this_machine_is_asked_without_a_proxy(online: dict[str, str], cli: Cli) -> None:
+    done = cli("pull", REFERENCE, "--draft", "none", is_new=True, HTTP_PROXY="http://127.0.0.1:9", **online)
+    assert done.returncode == 0, done.stderr
+
+
 def test_killed_midway_it_resumes(online: dict[str, str], cli: Cli, server: HubServer, tmp_path: Path) -> None:
     half = TARGET.stat().st_size // 2
     server.fault(REPO, FILE, Fault("stall", at=half))
