@@ -21,6 +21,7 @@ _STYLES = {"strong": "bold", "em": "italic", "s": "strike", "link": "$text-prima
 _CODE = "$text-warning"
 _MATH = "italic"
 _BULLET = "•"
+_MAX_EMPTY = 3  # empty rows that are kept beside the one between two blocks
 _QUOTE = "▌ "
 _HEADINGS = {"h1": "$text-primary bold underline", "h2": "$text-primary bold"}
 _HEADING = "bold"
@@ -69,7 +70,13 @@ class _Reader:
         """The blocks of `nodes`. `first`, `rest` and `gap` are as in Block, for the first one; no empty rows are
         between the others where they are in a list that `is_tight`.
         """
+        end = None  # the line after the node before
         for node in nodes:
+            if end is not None and node.level == 0 and node.map is not None:
+                for line in range(end + 1, min(node.map[0], end + 1 + _MAX_EMPTY)):
+                    at = self._offset + self._starts[line]
+                    yield Block(at, at, rest, rest, None)
+            end = node.map[1] if node.map is not None else None
             if node.type in ("bullet_list", "ordered_list"):
                 yield from self._read_list(node, first, rest, gap)
             elif node.type == "blockquote":

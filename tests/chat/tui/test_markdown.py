@@ -134,3 +134,13 @@ def test_text_without_spans_has_no_origin() -> None:
     (block,) = answer.blocks[:1]
     styles = dict(answer.origins(block))
     assert styles["old text"] == select_style("", 1) and styles[", new text"] == select_style("ngram", 1)
+
+
+def test_empty_lines_between_stanzas_stay() -> None:
+    """However the text came, by pieces or whole."""
+    text = "One\ntwo\n\n\nthree\n\nfour\n\n\n\nfive"
+    whole, grown = Answer(), Answer()
+    whole.show(text, "", [], "")
+    grown.append([Piece(each, "answer", "") for each in text])
+    for answer in (whole, grown):
+        assert [row.rstrip() for row in rows(answer.blocks, 80)[1:]] == text.split("\n")
