@@ -192,9 +192,9 @@ _ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)  # of the forwards whose cost is shown
 _MATCH_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _BAR_CELLS = 40
 _INTERVAL_S = 0.5
-_STEP_COLUMNS = (("step", 5), ("drafter", 12), ("accepted", 10), ("tokens (exp.)", 13), ("ms (expected)", 14))
+_STEP_COLUMNS = (("step", 4), ("drafter", 11), ("accepted", 8), ("tokens", 7), ("ms", 13))
 _STEP_WIDTH = sum(width + 2 for _, width in _STEP_COLUMNS) + 11  # with the padding of cells, a scrollbar, the frame
-_MIN_REASON = 24
+_MIN_REASON = 16
 
 
 class Details(ModalScreen[None]):
@@ -248,7 +248,7 @@ class Details(ModalScreen[None]):
         table.clear(columns=True)
         for name, width in _STEP_COLUMNS:
             table.add_column(name, width=width)
-        table.add_column("reason", width=max(_MIN_REASON, self.size.width * 96 // 100 - _STEP_WIDTH))
+        table.add_column("reason (in brackets: expected)", width=max(_MIN_REASON, self.size.width * 96 // 100 - _STEP_WIDTH))
         for step in reversed(steps):
             table.add_row(*format_step(step), height=None)  # long reasons take several lines
 
