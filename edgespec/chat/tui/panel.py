@@ -248,7 +248,8 @@ class Details(ModalScreen[None]):
         table.clear(columns=True)
         for name, width in _STEP_COLUMNS:
             table.add_column(name, width=width)
-        table.add_column("reason (in brackets: expected)", width=max(_MIN_REASON, self.size.width * 96 // 100 - _STEP_WIDTH))
+        width = max(_MIN_REASON, self.size.width * 96 // 100 - _STEP_WIDTH)
+        table.add_column("reason (in brackets: expected)", width=width)
         for step in reversed(steps):
             table.add_row(*format_step(step), height=None)  # long reasons take several lines
 
