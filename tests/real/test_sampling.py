@@ -26,7 +26,8 @@ SEEDED: dict[str, dict[str, Any]] = {
 QUESTION = "Tell me a story about a cat, a cat and a cat."
 PROMPT = "My favourite"  # after which none of the eight sequences below is rarer than 1 in 28
 LENGTH, SAMPLES = 3, 400 if IS_NIGHTLY else 160
-RULES = ("auto", "sample", "rejection", "block") if IS_NIGHTLY else ("auto", "sample")
+# tests/engine/test_distribution.py has the others on each run.
+RULES = ("auto", "sample", "rejection", "block") if IS_NIGHTLY else ("auto",)
 TOKENS = 24
 
 
