@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -33,6 +33,13 @@ class EdgespecError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep the hint when the error is pickled."""
         return partial(type(self), hint=self.hint), (self.message,)
+
+
+def find_near(name: str, known: Iterable[str]) -> str | None:
+    """The known name of which `name` may be a misspelling; None where no one is near."""
+    from difflib import get_close_matches  # `edgespec --help` needs it not
+
+    return next(iter(get_close_matches(name, known, 1, cutoff=0.65)), None)
 
 
 def make_harmless(text: str) -> str:

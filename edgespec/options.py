@@ -13,6 +13,7 @@ from typing import Any
 
 TEMPERATURE = 0.7
 """The temperature where neither the user nor the model's authors name one."""
+
 LARGEST = 2**31 - 1
 
 

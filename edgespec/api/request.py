@@ -1,4 +1,4 @@
-"""From a prompt and keyword arguments to a request of the engine, and to the reader of its answer."""
+"""Turns a prompt and keyword arguments into a request of the engine, and into the reader of its answer."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ _END = object()
 _MAX_EXCESS = 1e-3  # of the sum of single-precision probabilities over 1
 PATIENCE_S = 10.0
 """For a call of a drafter that is not this package's; it may have a long text to read."""
+
 Learn = Callable[[Drafter, Sequence[Outcome]], None]
 
 

@@ -1,4 +1,4 @@
-"""Which drafter that takes time a round asks."""
+"""Chooses the drafters that take time, of which a round asks one."""
 
 from __future__ import annotations
 

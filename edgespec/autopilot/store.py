@@ -29,6 +29,7 @@ _LOCK = ".lock"  # of a folder of entries, while one is saved
 T = TypeVar("T")
 Setting = dict[str, Any]
 """What costs depend on, apart from the models, as JSON has it."""
+
 _OPTIONS = (  # that are in it as they are
     "gpu_layers", "kv_type", "flash_attention", "exact", "batch_threads", "exact_width", "gpu_layers_draft",
     "n_cpu_moe", "tensor_split", "override_tensor",

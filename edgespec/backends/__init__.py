@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 FileBackend = Literal["llamacpp", "mlx"]
 """The runtimes that open model files."""
+
 BackendName = Literal[FileBackend, "toy"]
 
 

@@ -19,6 +19,7 @@ from edgespec.errors import InvalidRequest, reason_of
 RANK = "MLX_RANK"
 ADDRESS = "EDGESPEC_RANK0"
 """HOST:PORT at which rank 0 waits for the others, where its address for MLX cannot be reached from all of them."""
+
 _OFFSET = 500  # from MLX's port of rank 0 to ours
 _BACKLOG = 128  # ranks that start again come twice each, and wait until rank 0 loads the next model
 _HINT = "Start all ranks with mlx.launch."

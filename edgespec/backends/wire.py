@@ -21,6 +21,7 @@ from edgespec.sockets import keep_alive
 Message = dict[str, Any]
 MEET_S = 60.0
 """For which rank 0 and the others wait for each other."""
+
 _DISMISS_S = 5.0
 _TICK_S = 0.1
 _has_led = False  # whether this process has met the other ranks, which end with it

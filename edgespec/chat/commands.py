@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from edgespec.chat import from_json
 from edgespec.chat.presets import list_presets, read_preset, remove_preset, save_preset
 from edgespec.chat.room import Room
 from edgespec.chat.state import NONE, SETTINGS, apply_setting, describe_speculation, parse_path
-from edgespec.errors import InvalidRequest
+from edgespec.errors import InvalidRequest, find_near
 from edgespec.planner.draft_words import describe_words
 
 _MAX_SHOWN = 20  # characters of a mistake
@@ -261,8 +260,8 @@ async def run_command(room: Room, line: str, commands: Mapping[str, SlashCommand
     name, _, argument = line.strip().partition(" ")
     command = commands.get(ALIASES.get(name, name))
     if command is None:
-        near = get_close_matches(name, [*commands, *ALIASES], n=1, cutoff=0.65)
-        hint = f"Did you mean /{near[0]}? " if near else ""
+        near = find_near(name, [*commands, *ALIASES])
+        hint = f"Did you mean /{near}? " if near else ""
         raise InvalidRequest(f"there is no command /{name}.", hint=f"{hint}{help_key} lists all commands.")
     if command.requires_argument and not argument.strip():
         raise InvalidRequest(f"/{command.name} needs {command.arguments}.", hint=f"{help_key} lists all commands.")

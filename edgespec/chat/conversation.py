@@ -9,6 +9,7 @@ from typing import Any, Literal
 Role = Literal["user", "assistant"]
 Spans = Sequence[Sequence[Any]]
 """The origin of the parts of a text: short lists of JSON values that the caller defines."""
+
 UNTITLED = "Untitled"
 _TITLE_LENGTH = 60
 

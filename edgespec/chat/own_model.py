@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from edgespec.chat.conversation import Conversation, Turn
 from edgespec.hub.references import LocalPath, parse_reference
 from edgespec.planner.load_config import LoadConfig
+from edgespec.service.client import ModelInfo
+
+if TYPE_CHECKING:
+    from edgespec.backends import BackendName
 
 _KEY = "opened"  # in the settings of an answer
 
@@ -24,7 +28,7 @@ class OwnModel:
 
     reference: str | None
     draft: str = "auto"
-    backend: str | None = None
+    backend: BackendName | None = None
 
     def to_settings(self) -> dict[str, Any]:
         """The part of an answer's settings that `find` reads."""
@@ -46,5 +50,10 @@ class OwnModel:
             match turn.settings.get(_KEY) if isinstance(turn.settings, Mapping) else None:
                 case {"reference": str() | None as reference, "draft": str(draft), "backend": str() | None as backend}:
                     named = reference or (turn.settings.get("model") if backend is None else None)
-                    return cls(named, draft, backend)
+                    return cls(named, draft, cast("BackendName | None", backend))
         return cls(conversation.model)
+
+
+def answer_settings(request: LoadConfig, model_info: ModelInfo) -> dict[str, Any]:
+    """The settings to store with an answer of the model that `request` has opened."""
+    return {"model": model_info.name, "draft": model_info.draft, **OwnModel.of(request).to_settings()}

@@ -62,7 +62,7 @@ class Room(Protocol):
     async def change_draft(self, request: LoadConfig) -> None: ...
 
     async def speculate(self, argument: str) -> ModelInfo:
-        """See Engine.change_speculation."""
+        """Change how the model drafts, as Engine.change_speculation does."""
 
     async def leave(self) -> None:
         """End the chat."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -32,7 +32,7 @@ from edgespec.service.client import EngineClient
 from edgespec.service.process import EngineProcess
 
 if TYPE_CHECKING:
-    from edgespec.backends import BackendName
+    pass
 
 
 @click.command("chat")
@@ -145,7 +145,7 @@ def _choose_model(store: Store, id: int | None, request: LoadConfig) -> LoadConf
         request,
         model=own.reference,
         draft=own.draft if is_default["draft"] else request.draft,
-        backend=cast("BackendName | None", own.backend) if is_default["backend"] else request.backend,
+        backend=own.backend if is_default["backend"] else request.backend,
     )
 
 

@@ -14,8 +14,8 @@ import click
 from edgespec import __version__
 from edgespec.cli.interrupts import INTERRUPTED
 from edgespec.cli.terminal import report_bug
-from edgespec.cli.usage import NEAR, describe_usage
-from edgespec.errors import Cancelled, EdgespecError
+from edgespec.cli.usage import describe_usage
+from edgespec.errors import Cancelled, EdgespecError, find_near
 
 OUTPUT_LOST = 74  # EX_IOERR of sysexits.h
 
@@ -148,14 +148,12 @@ def cli(ctx: click.Context) -> None:
 
 def _suggest(name: str) -> str:
     """What may have been meant by the name of a command that there is not."""
-    import difflib
-
     if name in _ELSEWHERE:
         return f" Here {_ELSEWHERE[name]}."
     if " " in name:
         return " `edgespec run PROMPT` answers a prompt."
-    near = difflib.get_close_matches(name, _COMMANDS, 1, NEAR)
-    return f" Did you mean '{near[0]}'?" if near else ""
+    near = find_near(name, _COMMANDS)
+    return f" Did you mean '{near}'?" if near else ""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

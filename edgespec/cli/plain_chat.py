@@ -13,7 +13,7 @@ import click
 from edgespec.chat import Store
 from edgespec.chat.commands import COMMANDS, index_commands, is_command, run_command
 from edgespec.chat.context import NEARLY_FULL, can_go_on, describe_end, make_room
-from edgespec.chat.own_model import OwnModel
+from edgespec.chat.own_model import answer_settings
 from edgespec.chat.recorder import ConversationRecorder
 from edgespec.chat.state import Chat
 from edgespec.cli.engine import Answer
@@ -39,7 +39,7 @@ Ctrl-C stops an answer and keeps its text; twice quits. Ctrl-D quits.'''
 
 
 class PlainChat:
-    """One conversation, as a Room of conversations.room whose coroutines never wait: nothing else goes on meanwhile."""
+    """One conversation, as a Room of chat.room whose coroutines never wait: nothing else goes on meanwhile."""
 
     def __init__(
         self,
@@ -142,8 +142,7 @@ class PlainChat:
 
     def _answer_question(self) -> None:
         model_info = self.open()
-        opened = OwnModel.of(self.request).to_settings()
-        self.recorder.begin_answer({"model": model_info.name, "draft": model_info.draft, **opened})
+        self.recorder.begin_answer(answer_settings(self.request, model_info))
         self._answer(AnswerStart(""))
 
     def _make_room(self, messages: list[Message]) -> None:
@@ -180,7 +179,7 @@ class PlainChat:
             line = summarize(metrics, may_draft=may_draft(info)) + ("; /continue goes on" if is_offered else "")
             click.echo(click.style(line, dim=True), err=True)
 
-    # What the commands need, see conversations.room.
+    # What the commands need, see chat.room.
 
     def require_idle(self) -> None:
         """Nothing else goes on while a command runs."""

@@ -8,7 +8,7 @@ import sys
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -19,7 +19,6 @@ from edgespec.cli.terminal import explain_rounds
 from edgespec.errors import InvalidRequest, reason_of
 
 if TYPE_CHECKING:
-    from edgespec.backends import BackendName
     from edgespec.chat.recorder import ConversationRecorder
     from edgespec.chat.state import Chat
     from edgespec.cli.engine import Answer
@@ -187,7 +186,7 @@ def _answer(
 
     if recorder.conversation is not None and config.model is None and config.backend is None:
         own = OwnModel.find(recorder.conversation, recorder.turns)
-        config = replace(config, model=own.reference, backend=cast("BackendName | None", own.backend))
+        config = replace(config, model=own.reference, backend=own.backend)
     with closing(open_engine(config, verbose=options["verbose"])) as engine:
         info = require_model(engine)
         recorder.chat.sampling = resolve_sampling(options, info.sampling)
@@ -204,7 +203,7 @@ def _answer(
 def _ask(text: str, recorder: ConversationRecorder, engine: EngineClient, config: LoadConfig) -> Request:
     """Add a question to the conversation. Raises ContextOverflow."""
     from edgespec.chat.context import make_room
-    from edgespec.chat.own_model import OwnModel
+    from edgespec.chat.own_model import answer_settings
     from edgespec.engine.events import MemoryUse
     from edgespec.service.client import require_model
     from edgespec.text.chat_template import Message
@@ -214,7 +213,7 @@ def _ask(text: str, recorder: ConversationRecorder, engine: EngineClient, config
     make_room(chat, messages, info.context_size, lambda prompt: engine.count(prompt, {}).result())
     recorder.model = info.name
     recorder.ask(text)
-    recorder.begin_answer({"model": info.name, "draft": info.draft, **OwnModel.of(config).to_settings()})
+    recorder.begin_answer(answer_settings(config, info))
     return chat.request(info.sampling, memory=recorder.memory or MemoryUse())
 
 

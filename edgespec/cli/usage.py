@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 
 import click
 
-NEAR = 0.65
-"""How alike two names are, from 0 to 1, of which one may be a misspelling of the other."""
+from edgespec.errors import find_near
+
 # click's names of types and ranges in words
 _RANGES = (
     (r"is not a valid (?:integer|float)(?: range)?\.", "is not a number."),
@@ -22,9 +21,9 @@ def describe_usage(error: click.ClickException) -> str:
     """The sentence of a click error, with what may have been meant by an unknown option."""
     if isinstance(error, click.NoSuchOption):
         name, known = error.option_name, [] if error.ctx is None else _list_flags(error.ctx)
-        near = [flag for flag in known if flag.startswith(name)] if name.startswith("--") else []
-        near = near or difflib.get_close_matches(name, known, 1, NEAR)
-        return f"There is no option {name}.{f' Did you mean {near[0]}?' if near else ''}"
+        begins = (flag for flag in known if flag.startswith(name) and name.startswith("--"))
+        near = next(begins, None) or find_near(name, known)
+        return f"There is no option {name}.{f' Did you mean {near}?' if near else ''}"
     message = " ".join(error.format_message().split())  # click lists choices on lines of their own
     for pattern, words in _RANGES:
         message = re.sub(pattern, words, message)

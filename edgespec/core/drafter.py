@@ -23,6 +23,7 @@ from edgespec.core.scores import Scores
 
 Confidence = Literal["probability", "length"]
 """What a drafter's confidence in a token is: a probability, or a number of matching tokens."""
+
 TREE_WIDTH, MAX_TREE = 8, 63  # nodes that a drafter which grows trees continues at most: in a unit, and in all
 MATCH_GROWTH = 0.5  # tokens by which each token of a draft extends the match before it: less is known of it
 

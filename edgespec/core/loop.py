@@ -25,6 +25,7 @@ from edgespec.core.protocols import (
 
 TokenSink = Callable[[int, str], bool]
 """Takes an emitted token and the source that drafted it ('' for the target's own); returns whether the text ends."""
+
 RowCost = Callable[[int], float | None]
 """Callable(n_drafted): plain steps that take as long as a forward with a draft; None where that is unknown."""
 

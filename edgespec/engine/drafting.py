@@ -26,6 +26,7 @@ Rule = Literal["auto", "sample", "rejection", "block"]
 
 MAX_DRAFT = 63
 """Draft tokens of a round, at most."""
+
 _DRAWN_RULES = ("rejection", "block")
 _MIN_DRAWN_TEMPERATURE = 0.5  # below, greedy drafts are accepted as often
 

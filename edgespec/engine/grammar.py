@@ -190,6 +190,7 @@ class Spelling:
 
 Forced = Callable[[Sequence[int]], list[int] | None]
 """The tokens that a grammar forces after a text; None where none applies."""
+
 _COMPILE_POLL_S = 0.001
 _NEVER = -1e4  # a bias that leaves a token no probability
 

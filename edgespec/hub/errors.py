@@ -30,6 +30,7 @@ _OFFLINE = (
 )
 NO_HUB, OFFLINE = "no hub", "OfflineModeIsEnabled"
 """Errors of our own for `make_error`: answers that are no hub's, and a file that is not cached in offline mode."""
+
 # What an error means and what to do, by the name of its class, which need not be imported, or by the hub's status.
 _SENTENCES: dict[str, tuple[type[HubError], str, str]] = {
     "GatedRepoError": (

@@ -22,6 +22,7 @@ _PAGE = re.compile(rf"(?P<repo>{_PART}/{_PART})/(?:tree|blob|resolve|raw)/(?P<re
 _QUANTIZATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PATH_STARTS = ("./", "../", "/", "~")
 """How a reference begins that is a path, whatever follows."""
+
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 

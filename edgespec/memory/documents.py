@@ -14,6 +14,7 @@ from edgespec.errors import InvalidRequest
 
 MAX_BYTES = 2**20
 """The size of a document at most; larger files are rarely written by hand."""
+
 _PROBE = 8192  # bytes in which a zero byte shows that a file is not text, as git decides it
 _IGNORE = ".gitignore"
 _FOLDERS_OF_TOOLS = frozenset({".git", ".hg", ".svn"})

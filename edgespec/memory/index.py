@@ -14,10 +14,13 @@ from edgespec.memory.texts import StoredText
 
 MIN_BUILD = 2**14
 """Tokens of new texts that make a segment file; fewer stay in memory."""
+
 MAX_SEGMENT = 2**22
 """Tokens: sorting so many takes 250 MB for some seconds."""
+
 QUICK_SEGMENT = 2**19
 """Tokens: sorting so many takes a fraction of a second."""
+
 _RATIO = 4  # a segment has more than so many times the tokens of the next one, so that there are few
 
 
@@ -45,6 +48,7 @@ def plan_build(
 
 MAX_LIVE = 2**21
 """Tokens of texts in no file; the oldest of them are not found where there are more."""
+
 _SMALL = 2**11  # tokens of an index that further texts always join
 _MAX_JOINED = 2**16  # tokens of the largest index that others join: a generation waits while they are sorted
 

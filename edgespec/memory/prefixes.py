@@ -17,12 +17,16 @@ from edgespec.files import remove_unfinished, replace_file, stat_files
 
 FOLDER = "prefixes"
 """Of the memory's folder."""
+
 LIMIT_BYTES = 4 * 2**30
 """Of all files."""
+
 FILE_BYTES = LIMIT_BYTES // 2
 """Of one file, which is in memory while it is written or read."""
+
 LEAST_TOKENS = 256
 """Of a text whose cache is worth a file."""
+
 _SUFFIX = ".prefix"
 _MAGIC = b"EDGEPFX1"
 _HEAD = struct.Struct("<8sQQ32s")  # magic, tokens, bytes of the cache, BLAKE2b of tokens and cache

@@ -12,6 +12,7 @@ from edgespec.memory.database import Database
 _WORDS = 3  # for a token: one in the database, two in a segment
 BYTES = 4 * _WORDS
 """What a token takes."""
+
 _ROW_BYTES = 100  # of a text's other columns
 _REMAINING = 0.9  # of the limit, after texts were removed
 

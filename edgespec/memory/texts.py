@@ -15,8 +15,10 @@ Kind = Literal["answer", "prompt", "corpus"]
 Tokens = npt.NDArray[np.uint32]
 SEPARATOR = 0xFFFF_FFFF
 """What stands before each text and after the last one in an index; no match reaches beyond it."""
+
 MAX_MATCH = 32
 """Tokens: positions are ordered by so many of the tokens before them, and longer matches count as this long."""
+
 BLOCK = 64  # tokens
 _KEY_BYTES = 8
 

@@ -16,6 +16,7 @@ from edgespec.formats.head_file import ModelMetadata
 
 PROCESS_BYTES = 128 * 2**20
 """What the interpreter and a runtime take beside a model: 75 MiB with llama.cpp, 110 with MLX."""
+
 _FLOAT = 4  # bytes of a number between layers
 
 

@@ -23,16 +23,22 @@ from edgespec.formats.fingerprint import fingerprint_weights
 
 BASE = 0
 """The number that stands for the base draft."""
+
 NO_BASE = "none"
 """What a card has in place of a base draft: the draft was made for its target on this machine."""
+
 KEPT = 5
 """Versions that are kept, the newest ones. Beside them stays the one that was in use before the newest."""
+
 RUN = "training"
 """The folder, in that of a pair, of a training that is not complete; other kinds of trainings append to the name."""
+
 OWN_TEXTS = "texts.jsonl"
 """The file, in the folder of a new head, of what its target has written to train it."""
+
 FIRST = "first"
 """The first head of a target, a file or folder beside these texts, as long as it gains too little to be a version."""
+
 _CONSENT = "may-train"
 _ACTIVE, _LOCK, _PARTIAL = "active", "lock", ".partial"  # of a pair
 _CARD, _FOLDER, _FILE = "card.json", "draft", "draft.gguf"  # of a version

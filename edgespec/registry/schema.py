@@ -40,6 +40,7 @@ EMBEDDED_ALIAS = "python-6m"
 NO_DRAFT = "ngram"
 Acceptance = tuple[float, float]
 """Acceptance rates (alpha, from 0 to 1) of a draft model: on less predictable texts, and on more predictable ones."""
+
 Task = Literal["chat", "code", "reasoning"]
 Table = dict[str, Any]
 _FILE_NAME = "models.toml"

@@ -43,6 +43,7 @@ LOCAL_ORIGINS = re.compile(
     r"https?://(([\w-]+\.)?localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\])(:\d{1,5})?|(app|file|tauri|vscode-webview|vscode-file)://.*"
 )
 """Pages and programs of this machine, which may call as they may call Ollama, but not manage models."""
+
 PAGE_PATHS = frozenset(_FILES)
 """The paths of the web page at /: a conversation with the models, and the state of the server. They hold no secret."""
 

@@ -39,6 +39,7 @@ AnyModelName = Annotated[
     str, StringConstraints(max_length=512), BeforeValidator(lambda name: "" if name is None else name)
 ]
 """Without a name, or with null, the only model of a server answers."""
+
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -54,8 +55,10 @@ Temperature = Annotated[float, _within_limits("temperature")]
 RepetitionPenalty = Annotated[float, _within_limits("repetition_penalty")]
 NO_LIMIT = 2**31
 """Tokens of an answer that may go on to the end of the context."""
+
 Tokens = Annotated[int, Field(ge=-1, le=NO_LIMIT), AfterValidator(lambda n: NO_LIMIT if n == -1 else n)]
 """Tokens of an answer. As in llama.cpp's server, 0 reads the prompt into the cache only, and -1 is no limit."""
+
 FEW, MANY = Field(max_length=256, fail_fast=True), Field(max_length=4096, fail_fast=True)
 """Limits of a list's length. Without `fail_fast` pydantic reports every invalid item of a list of any length."""
 
@@ -144,6 +147,7 @@ class UnloadRequest(Body):
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Budget = Annotated[int, Field(ge=-1, le=2**31 - 1), AfterValidator(lambda n: None if n == -1 else n)]
 """Tokens of reasoning; -1 is no limit."""
+
 _BUDGETS = AliasChoices("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget")
 
 
@@ -304,6 +308,7 @@ B = TypeVar("B", bound=BaseModel)
 _MAX_DEPTH = 128
 _BOUNDS = ((b",", 2**20, "values"), (b"[{:", 2**17, "arrays, objects and keys"))
 """What there may be of these outside of strings: Python's parser stops everything else until it has read the last."""
+
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
 

@@ -42,6 +42,7 @@ _OPENAI_ERRORS = {  # status -> type, code; others are an invalid_request_error 
 }
 _FOLDERS = re.compile(r"(?<![\w.:/\\#])(?:~|[A-Za-z]:)?(?:[/\\][^/\\\s'\"`]+)+[/\\](?=[^/\\\s'\"`])")
 """The folders of a file on this machine, which an engine or the hub may name: for the log, not for callers."""
+
 _ANTHROPIC_ERRORS = {  # status -> type; others are an invalid_request_error below 500, and an api_error from there
     401: "authentication_error",
     403: "permission_error",

@@ -39,6 +39,7 @@ _IN_MEMORY = ("loaded", "unloading")
 _LOG = logging.getLogger("edgespec.server")
 _TAG = ":latest"
 """What Ollama's clients append to names."""
+
 AnySlot = ModelSlot | RemoteSlot
 T = TypeVar("T")
 

@@ -238,6 +238,7 @@ class OllamaGenerateRequest(OllamaBody):
 
 API_VERSION = "0.12.0"
 """The version of Ollama whose interface this is: clients compare it."""
+
 _LONG_S = 3e9  # about a century, for models that are not unloaded by themselves; clients need a date
 _FORMATS = {"llamacpp": "gguf", "mlx": "safetensors"}
 

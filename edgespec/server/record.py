@@ -17,6 +17,7 @@ from edgespec.engine.events import Finished, MemoryUse
 
 ONLY_KEY = "api-key"
 """The name of the key of `--api-key`."""
+
 _NAMESPACE = "key:"
 _STRANGERS = "strangers"
 

@@ -37,6 +37,7 @@ T = TypeVar("T")
 CHAT, TEXT = "/chat/completions", "/completions"
 EDGESPEC, LLAMA_SERVER, VLLM, SGLANG = "edgespec", "llamacpp", "vllm", "sglang"
 """What servers call themselves in `owned_by` of their models."""
+
 _CONTINUE = (EDGESPEC, VLLM, SGLANG)  # by fields; llama-server continues without them
 _OPENAI = ("openai", "openai-internal", "system")
 _KNOWN = {  # fields that other servers refuse -> those that have them
@@ -308,6 +309,7 @@ _COUNT_S = 30.0
 _CONTEXTS = ("context_length", "max_model_len", "context_window", "max_context_length")
 _MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What values raise that are not of the form of OpenAI's interface."""
+
 _LOG = logging.getLogger("edgespec.server")
 
 

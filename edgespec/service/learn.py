@@ -41,6 +41,7 @@ def is_on_battery() -> bool:
 
 SHARE = 0.2
 """The share of the time that trainings may take, their pauses included."""
+
 _POLL_S = 0.2
 _LEARNED, _LOCK = "learned", "learning.lock"  # in the folder of a pair: when a training began, and who trains
 _NOTHING = "Nothing is learned"

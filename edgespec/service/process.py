@@ -45,6 +45,7 @@ _NAME = "edgespec-engine"
 _CLOSE_TIMEOUT_S = 20.0
 MAX_SILENCE_S = 60.0
 """Far more than a process needs between two signs of life: it gives them during long forwards and loads too."""
+
 _OPENS_NOTHING = ("open", "devices")  # calls that need no open model
 
 

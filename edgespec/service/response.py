@@ -19,6 +19,7 @@ from edgespec.text.tool_calls import AnswerPart, CallDelta, CallEnd, CallStart, 
 Ending = Literal["stop", "length", "repetition", "tool_calls", "content_filter"]
 CUT: tuple[Ending, ...] = ("length", "repetition", "content_filter")
 """Endings of an answer that the model has not ended itself."""
+
 """The last is of other servers only."""
 
 

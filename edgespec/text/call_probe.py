@@ -34,6 +34,7 @@ CALLS: Mapping[str, tuple[dict[str, Any], ...]] = {
     "two": ({_KEYS[0]: _TEXTS[0]}, {_KEYS[0]: _TEXTS[1]}),
 }
 """The arguments of the calls of each rendering from which a format is derived."""
+
 _TAG = re.compile(r"<[^<>]*>|\[[^\[\]\s]*[\[\]]")
 
 

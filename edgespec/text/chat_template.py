@@ -64,6 +64,7 @@ _VARIABLES = {
 }
 RENDERER = Helper("edgespec.text.sandbox", None, deadline_s=2.0, max_bytes=2**29)
 """Renders the templates of this process. It takes 0.1 seconds to start."""
+
 atexit.register(RENDERER.close)
 os.register_at_fork(after_in_child=RENDERER.forget)
 

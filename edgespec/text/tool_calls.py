@@ -47,6 +47,7 @@ class CallEnd:
 AnswerPart = str | CallStart | CallDelta | CallEnd
 NAME_CHARACTER = "[A-Za-z0-9_.:/-]"
 """Regular expression of one character of a tool's name."""
+
 Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each tool's arguments, by the tool's name."""
 

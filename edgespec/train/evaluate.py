@@ -26,6 +26,7 @@ Matrix = npt.NDArray[np.float32]
 
 A position is a token of an answer before which a round may begin. Behind the end of a text nothing is accepted.
 """
+
 _RESAMPLES = 4000
 _INTERVAL = 2.5, 97.5  # percentiles
 _WINDOW = 512  # tokens that are read at once

@@ -34,6 +34,7 @@ from edgespec.units import gib
 
 DRAFT_VOCABULARY = 8192
 """Tokens that a new head scores. The output matrix is the largest part of a head, and few tokens are frequent."""
+
 _SPREAD = 0.02  # of weights that are drawn
 _FEW = 3  # layers of the target that the head reads
 _TYPES = ("llama", "qwen2", "qwen3", "mistral")

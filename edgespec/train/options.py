@@ -48,6 +48,7 @@ StopReason = Literal["time", "battery"]
 
 CHECKPOINT = "checkpoint"
 """The file of a run that is not complete."""
+
 _POLL_S = 0.2
 _NICENESS = 5
 

@@ -15,13 +15,17 @@ from edgespec.units import count
 
 MIN_TOKENS = 10_000
 """Tokens that training needs, those of documents included."""
+
 MIN_CONVERSATIONS = 16
 """Conversations that training needs."""
+
 MIN_HELD_OUT = 8
 """Conversations that measure the gain. With 5, chance passes for a gain in 8 of 100 cases, with 8 or more in 4 or 5."""
+
 HELD_OUT_SHARE = 0.2
 HELD_OUT_TOKENS = 50_000
 """Tokens that suffice for intervals of a few percent, and that are measured without a long wait."""
+
 RECENT_TOKENS = 50_000
 """The newest tokens that are trained on. Beside them as many older ones are, against forgetting."""
 

@@ -25,8 +25,10 @@ from edgespec.train.teacher import Part
 
 Objective = Callable[[Any, Sequence[Part]], mx.array]
 """(network, batch) -> the loss, a scalar that is minimized."""
+
 IsInner = Callable[[str, mx.array], bool]
 """Whether a weight, by its path in the network, is a matrix between hidden states."""
+
 _TIMED = 10  # steps that tell how many the time allows, where a checkpoint does not come before
 
 

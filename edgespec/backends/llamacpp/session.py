@@ -190,7 +190,7 @@ class LlamaSession:
         return len(self.tokens)
 
     def extend(self, n: int) -> int:
-        """Makes the cache hold `n` tokens by copies of its cells, as backends.fixed_width.extend_cache says.
+        """Makes the cache hold `n` tokens by copies of its cells, as backends.long_context.extend_cache says.
 
         llama.cpp cannot move cells of recurrent states, of several positions a token, and of sliding windows, where it
         aborts if all layers have one. It rounds a quantized cache once more, so no other session may hold a text in it.

@@ -1,4 +1,4 @@
-"""Which layers of a model this machine computes, and which its workers do."""
+"""Divides the layers of a model between this machine and its workers."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from edgespec.isolated import ChildDied, run_in_child
 
 SWITCH = "EDGESPEC_AMX"
 """The variable that tells processes which this one starts: 1 to use the kernels, 0 not to."""
+
 _MODEL = Path(__file__).parents[2] / "assets" / "python-6m" / "target.gguf"
 
 

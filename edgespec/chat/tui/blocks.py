@@ -17,6 +17,7 @@ from textual.highlight import HighlightTheme, highlight
 MAX_COLUMNS = 100  # of text; lines of code and tables may be wider
 CELL_END = "\x1f"
 """What stands between the cells of a table in its content."""
+
 MUTED = "$foreground 60%"
 _TAB = 4  # columns
 _CODE = "on $surface"

@@ -16,7 +16,7 @@ from edgespec.chat import Store, Turn
 from edgespec.chat.code import may_be_code
 from edgespec.chat.commands import is_command
 from edgespec.chat.context import NEARLY_FULL, can_go_on, describe_end, make_room
-from edgespec.chat.own_model import OwnModel
+from edgespec.chat.own_model import OwnModel, answer_settings
 from edgespec.chat.recorder import ConversationRecorder, Fork
 from edgespec.chat.state import Chat
 from edgespec.chat.tui.panel import Panel, StatusLine
@@ -84,7 +84,7 @@ class Dialogue(Window):
             failure = describe_error(error)
         self.call_later(self._end_job, failure)  # in order with what the user does
 
-    # What the commands need, see conversations.room.
+    # What the commands need, see chat.room.
 
     def require_idle(self) -> None:
         self.activity.require_idle()
@@ -239,8 +239,7 @@ class Dialogue(Window):
         """Answer the last question, once there is room for it. Raises InvalidRequest where no model is open."""
         model_info = require_model(self.client)
         is_raw = model_info.chat_template is None
-        opened = OwnModel.of(self.request).to_settings()
-        self.recorder.begin_answer({"model": model_info.name, "draft": model_info.draft, "is_raw": is_raw, **opened})
+        self.recorder.begin_answer({"is_raw": is_raw, **answer_settings(self.request, model_info)})
         answer = Answer(is_raw=is_raw)
         self.query_one(Transcript).add(answer)
         self.apply_view_options()

@@ -225,7 +225,10 @@ class Details(ModalScreen[None]):
             dialog.border_subtitle = "Tab, ←, → change the tab · Esc closes"
             with TabPane("Steps"):
                 table: DataTable[str | Text] = DataTable(zebra_stripes=True, cursor_type="row")
-                table.add_columns(*(name for name, _ in _STEP_COLUMNS))
+                for name, width in _STEP_COLUMNS:
+                    table.add_column(name, width=width)
+                room = max(_MIN_REASON, self.app.size.width * 96 // 100 - _STEP_WIDTH)
+                table.add_column("reason (in brackets: expected)", width=room)
                 yield table
             with TabPane("Costs"), VerticalScroll():
                 yield Static(id="costs", markup=False)
@@ -245,11 +248,7 @@ class Details(ModalScreen[None]):
         if table.cursor_row > 0 or steps == self._shown:
             return
         self._shown = steps
-        table.clear(columns=True)
-        for name, width in _STEP_COLUMNS:
-            table.add_column(name, width=width)
-        width = max(_MIN_REASON, self.size.width * 96 // 100 - _STEP_WIDTH)
-        table.add_column("reason (in brackets: expected)", width=width)
+        table.clear()
         for step in reversed(steps):
             table.add_row(*format_step(step), height=None)  # long reasons take several lines
 

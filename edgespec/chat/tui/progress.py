@@ -133,7 +133,7 @@ def describe_wait(activity: Activity, elapsed_s: float) -> tuple[str | None, flo
 
 
 class TuiReporter:
-    """A planner.plan.Reporter that shows progress in a line of the screen; safe to call from any thread.
+    """A planner.load_config.Reporter that shows progress in a line of the screen; safe to call from any thread.
 
     It keeps the notices.
     """
