@@ -35,7 +35,7 @@ from benchmarks.harness import DRAFT, MODEL_PATH, TARGET, load_model, print_resu
 from benchmarks.learning import Reader
 from edgespec.backends.options import LoadOptions
 from edgespec.memory.store import TextStore
-from edgespec.registry.tokenizer_compat import identify_tokenizer
+from edgespec.models.tokenizer_compat import identify_tokenizer
 from edgespec.train.evaluate import Matrix, chain_matrix, compare, find_hits, find_rounds, read_best
 from edgespec.train.objectives import distillation
 from edgespec.train.options import WEIGHTS, Throttle, TrainOptions

@@ -17,12 +17,12 @@ import click
 import numpy as np
 
 from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, load_pair, print_result
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions
 from edgespec.core.decoding import read_prompt
 from edgespec.core.protocols import NO_DRAFT
 from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.text.chat_template import encode_prompt

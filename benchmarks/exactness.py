@@ -23,6 +23,7 @@ import click
 import numpy as np
 
 from benchmarks.harness import CODE, DRAFT, MODEL_PATH, PLAIN, TARGET, generate, list_loaded, load_model, print_result
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import BackendName, Model
 from edgespec.backends.fixed_width import FixedWidthModel
 from edgespec.backends.llamacpp.quantize import FTYPES, quantize
@@ -31,7 +32,6 @@ from edgespec.core.arrays import Logits
 from edgespec.core.decoding import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Draft, Session
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.autopilot.store import describe_machine
 from edgespec.backends import BackendName, Model, open_model
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead
@@ -19,7 +20,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
 from edgespec.core.protocols import Session, Step
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter, Speculation
+from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 

@@ -16,8 +16,8 @@ import click
 from benchmarks.harness import MODEL_PATH, load_model, print_result
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions
+from edgespec.engine.head_probe import N_TOKENS, HeadProbe, describe_reading, list_readings
 from edgespec.formats.head_file import read_head
-from edgespec.planner.head_probe import N_TOKENS, HeadProbe, describe_reading, list_readings
 
 
 @click.command()

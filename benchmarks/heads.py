@@ -22,13 +22,13 @@ from typing import Any
 import click
 
 from benchmarks.harness import MODEL_PATH, PLAIN, TARGET, generate, list_loaded, load_model, print_result
+from edgespec.autopilot.speculation import Rule, Speculation
 from edgespec.backends import BackendName, Model
 from edgespec.backends.attached_draft import AttachedHead
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_shipped_prompts
 from edgespec.core.metrics import Metrics
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Rule, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Prompt, Request
 from edgespec.errors import ContextOverflow, EdgespecError

@@ -28,8 +28,8 @@ from edgespec.core.arrays import Ints
 from edgespec.core.protocols import Session
 from edgespec.errors import InvalidRequest
 from edgespec.memory.store import TextStore
-from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Card
-from edgespec.registry.tokenizer_compat import identify_tokenizer
+from edgespec.models.tokenizer_compat import identify_tokenizer
+from edgespec.models.versions import AdaptedDrafts, AdaptedPair, Card
 from edgespec.train.evaluate import Matrix, compare, measure_chains, return_to_best
 from edgespec.train.objectives import distillation
 from edgespec.train.options import Throttle, TrainOptions

@@ -30,17 +30,18 @@ import click
 import psutil
 
 from benchmarks.harness import EDGESPEC, REPOSITORY, print_result
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends.options import LoadOptions
 from edgespec.chat import Store
 from edgespec.chat.state import Chat
+from edgespec.client.local import LocalEngine
+from edgespec.client.stream import Stream
 from edgespec.core.metrics import Meter
 from edgespec.core.protocols import CheckCancelled, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Finished, Request
-from edgespec.planner.load_config import LoadConfig
-from edgespec.service.client import ModelInfo, Stream
-from edgespec.service.local import LocalEngine
+from edgespec.engine.model_info import ModelInfo
+from edgespec.models.load_config import LoadConfig
 from edgespec.text.chat_template import PLAIN
 from edgespec.text.stream import Piece
 

@@ -35,6 +35,7 @@ from benchmarks.heads import fits, open_head
 from benchmarks.promise import take_in_turn
 from edgespec.autopilot.cost_model import CostModel
 from edgespec.autopilot.profile import DraftCost, Profile
+from edgespec.autopilot.speculation import Speculation
 from edgespec.autopilot.stats import DraftStats
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedHead
@@ -43,7 +44,7 @@ from edgespec.bench.prompt_sets import CATEGORIES, read_prompts, take_per_catego
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter, Speculation
+from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, MemoryUse, Prompt, Request
 from edgespec.formats.head_file import read_head

@@ -27,12 +27,12 @@ import numpy as np
 
 from benchmarks.harness import CODE, PLAIN, load_pair, print_result
 from benchmarks.peers_arms import load_mlx_lm
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends.mlx.library import load_mlx
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 

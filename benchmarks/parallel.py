@@ -21,13 +21,13 @@ from typing import Any
 import click
 
 from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, list_loaded, load_model, print_result
+from edgespec.autopilot.speculation import Speculation
 from edgespec.autopilot.stats import DraftStats
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_shipped_prompts
 from edgespec.core.peers import Yield
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Request
 

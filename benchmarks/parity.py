@@ -18,13 +18,13 @@ from typing import Any
 import click
 
 from benchmarks.harness import CODE, DRAFT, MODEL_PATH, PLAIN, TARGET, generate, load_pair, print_result
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Session
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 

@@ -42,16 +42,16 @@ from benchmarks.peers_arms import select_prompts as select
 from benchmarks.peers_server import LlamaServer, list_draft_modes, read_help, read_version
 from benchmarks.peers_tables import AUTOPILOT, Record, Round, Run, format_markdown, summarize
 from benchmarks.peers_tables import PLAIN as EDGESPEC_PLAIN
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.bench.prompt_sets import BenchPrompt, read_prompts, read_shipped_prompts, take_per_category
+from edgespec.client.process import EngineProcess
 from edgespec.drafters import find_spec
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import MemoryUse
 from edgespec.errors import EdgespecError
 from edgespec.formats.head_file import read_head
-from edgespec.service.process import EngineProcess
 
 LOOKUPS = ("ngram", "suffix")
 WARM_UP = "def mean(values: list[float]) -> float:\n    return sum(values) / len(values)\n\n\ndef median("

@@ -13,18 +13,18 @@ from typing import Any, Literal, Protocol
 import click
 import psutil
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import BenchPrompt
 from edgespec.cli.terminal import TerminalReporter
+from edgespec.client.process import EngineProcess
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, MemoryUse, Request, TokenPrompt
 from edgespec.errors import ContextOverflow
-from edgespec.planner.load_config import LoadConfig, MemoryOptions
-from edgespec.service.process import EngineProcess
+from edgespec.models.load_config import LoadConfig, MemoryOptions
 from edgespec.text.chat_template import Message
 
 Form = Literal["chat", "raw"]

@@ -29,6 +29,7 @@ import numpy as np
 
 from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, list_loaded, load_model, print_result
 from benchmarks.heads import fits
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import Model
 from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.options import LoadOptions
@@ -37,7 +38,6 @@ from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Session, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.core.scores import Scores
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 

@@ -29,11 +29,11 @@ from benchmarks.harness import CODE, DRAFT, EDGESPEC, PLAIN, TARGET, ask, end, l
 from benchmarks.slow_link import SlowLink, find_obstacle
 from benchmarks.workers import Client
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.ranks import RANK, listen_for_ranks, take_ranks
 from edgespec.engine.engine import Engine
+from edgespec.engine.team import load_leading
 from edgespec.formats.gguf_validate import read_file
-from edgespec.registry.resolve import LocalModel
-from edgespec.service.ranks import load_leading
+from edgespec.machines.ranks import RANK, listen_for_ranks, take_ranks
+from edgespec.models.resolve import LocalModel
 
 _RANK_0 = "rank0"  # the first argument of the process that decides
 _PORT = 32323

@@ -29,12 +29,12 @@ from benchmarks.harness import EDGESPEC, PLAIN, print_result
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_shipped_prompts
 from edgespec.cli.terminal import TerminalReporter
+from edgespec.client.process import EngineProcess
 from edgespec.core.metrics import Meter
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Request
-from edgespec.planner.load_config import LoadConfig
-from edgespec.service.process import EngineProcess
+from edgespec.models.load_config import LoadConfig
 from edgespec.text.chat_template import Message
 
 GREEDY = SamplingParams(temperature=0.0)

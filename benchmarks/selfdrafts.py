@@ -24,6 +24,7 @@ import click
 import psutil
 
 from benchmarks.harness import MODEL_PATH, PLAIN, TARGET, generate, list_loaded, load_model, print_result
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import BackendName, Model
 from edgespec.backends.attached_draft import AttachedDraft, parse
 from edgespec.backends.options import LoadOptions
@@ -31,7 +32,6 @@ from edgespec.bench.prompt_sets import read_shipped_prompts
 from edgespec.core.metrics import Metrics
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import SELF
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 from edgespec.text.chat_template import Message

@@ -17,9 +17,9 @@ import click
 import numpy as np
 
 from benchmarks.harness import DRAFT, MODEL_PATH, PLAIN, TARGET, generate, load_pair, print_result
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 from edgespec.engine.grammar import GrammarCompiler

@@ -32,11 +32,11 @@ from benchmarks.harness import EDGESPEC, MODEL_PATH, print_result
 from edgespec.chat import Store
 from edgespec.chat.state import Chat
 from edgespec.chat.tui.app import ChatApp
+from edgespec.client.process import EngineProcess
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Event
-from edgespec.planner.load_config import LoadConfig
-from edgespec.service.process import EngineProcess
+from edgespec.models.load_config import LoadConfig
 
 PROMPT = "def read_lines(path):"
 LOAD_S = 8.0  # until the chat has loaded the model; it refuses prompts before that

@@ -40,10 +40,10 @@ from benchmarks.harness import (
     print_result,
 )
 from benchmarks.slow_link import SlowLink, find_obstacle
+from edgespec.autopilot.speculation import Speculation
 from edgespec.autopilot.stats import DraftStats
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 
@@ -98,7 +98,7 @@ def main(
 
 
 def _wait_for(link: SlowLink, address: str) -> None:
-    program = f"from edgespec.backends.workers import ask_worker; ask_worker('{address}:{_PORT}')"
+    program = f"from edgespec.machines.workers import ask_worker; ask_worker('{address}:{_PORT}')"
     for _ in range(100):
         command = link.command(0, [sys.executable, "-c", program])
         if subprocess.run(command, capture_output=True, check=False).returncode == 0:

@@ -17,10 +17,10 @@ from pathlib import Path
 from edgespec.chat import Store
 from edgespec.chat.state import Chat
 from edgespec.chat.tui.app import ChatApp
+from edgespec.client.client import require_model
+from edgespec.client.process import EngineProcess
 from edgespec.core.sampling import SamplingParams
-from edgespec.planner.load_config import LoadConfig
-from edgespec.service.client import require_model
-from edgespec.service.process import EngineProcess
+from edgespec.models.load_config import LoadConfig
 
 PROMPT = "Write a Python function that adds two numbers, then one that subtracts, multiplies and divides them."
 CELLS = (118, 36)

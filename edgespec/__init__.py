@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from edgespec.api.options import GenerationArguments, LoadArguments
     from edgespec.api.reply import AsyncReplyStream, Reply, ReplyStream
     from edgespec.core.metrics import Metrics
+    from edgespec.engine.model_info import ModelInfo
     from edgespec.errors import (
         BackendError,
         BackendUnavailable,
@@ -30,8 +31,7 @@ if TYPE_CHECKING:
         TemplateError,
         UnknownModel,
     )
-    from edgespec.planner.load_config import Reporter
-    from edgespec.service.client import ModelInfo
+    from edgespec.models.load_config import Reporter
     from edgespec.text.chat_template import Message
     from edgespec.text.stream import Piece
     from edgespec.text.tool_calls import ToolCall
@@ -40,8 +40,8 @@ else:
         "edgespec.api.model": ("AsyncModel", "AsyncReplyStream", "Model", "Reply", "ReplyStream", "load", "load_async"),
         "edgespec.api.options": ("GenerationArguments", "LoadArguments"),
         "edgespec.core.metrics": ("Metrics",),
-        "edgespec.planner.plan": ("Reporter",),
-        "edgespec.service.client": ("ModelInfo",),
+        "edgespec.models.plan": ("Reporter",),
+        "edgespec.client.client": ("ModelInfo",),
         "edgespec.text.chat_template": ("Message",),
         "edgespec.text.stream": ("Piece",),
         "edgespec.text.tool_calls": ("ToolCall",),

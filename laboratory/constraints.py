@@ -29,11 +29,12 @@ import gguf
 from jsonschema import Draft202012Validator
 
 from benchmarks.harness import print_result
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter, Speculation
+from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.engine.structured_output import (

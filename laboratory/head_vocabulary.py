@@ -25,10 +25,11 @@ from mlx_lm.models.llama import Model as Llama
 from mlx_lm.models.llama import ModelArgs
 
 from benchmarks.harness import PLAIN, REPOSITORY, TARGET, generate, load_model, print_result
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends.attached_draft import AttachedHead
 from edgespec.backends.head_session import HeadSession
-from edgespec.backends.mlx.draft_vocabulary import ShortVocabulary, choose_frequent
 from edgespec.backends.mlx.heads import MlxHead, open_head
+from edgespec.backends.mlx.heads.draft_vocabulary import ShortVocabulary, choose_frequent
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import read_shipped_prompts
@@ -37,7 +38,7 @@ from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Draft
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter, Speculation
+from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 from edgespec.formats.head_file import read_head

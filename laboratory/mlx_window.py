@@ -18,10 +18,10 @@ import click
 import gguf
 
 from benchmarks.harness import CODE, TARGET, generate, load_pair, print_result
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends.mlx.library import load_mlx
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Request
 from laboratory.embedding.vocabulary import to_folder
 

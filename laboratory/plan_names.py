@@ -24,7 +24,7 @@ import click
 
 from benchmarks.harness import EDGESPEC, print_result
 from edgespec.formats.gguf import LARGEST_BLOCK
-from edgespec.planner.report import format_plan
+from edgespec.models.report import format_plan
 from laboratory.hub import OutlineHub, RangeRequest
 from laboratory.published import PublishedFile
 from laboratory.published_files import FILES

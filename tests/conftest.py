@@ -25,9 +25,9 @@ MARKERS = {
     "real": ("real",),
     "gpu": ("gpu",),
     "slow": (
-        "api", "autopilot", "backends", "bench", "benchmarks", "chat", "cli", "engine", "examples",
-        "export", "fixtures", "gemma", "hub", "laboratory", "memory", "planner", "plugin", "registry", "server",
-        "service", "train",
+        "answers", "api", "autopilot", "backends", "bench", "benchmarks", "chat", "cli", "client", "engine",
+        "examples", "export", "fixtures", "gemma", "laboratory", "machines", "memory", "models", "plugin",
+        "server", "train",
     ),
 }  # fmt: skip
 _MARKER = {folder: marker for marker, folders in MARKERS.items() for folder in folders}

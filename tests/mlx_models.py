@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
-from tests.models import TARGET, vocabulary_fields
+from tests.gguf_models import TARGET, vocabulary_fields
 
 DENSE = {
     "model_type": "llama",

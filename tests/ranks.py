@@ -16,9 +16,9 @@ from typing import Any
 
 from edgespec.backends import Model
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.ranks import ADDRESS, listen_for_ranks, set_rank_address, take_ranks
-from edgespec.registry.resolve import LocalModel
-from edgespec.service import ranks as lead
+from edgespec.engine import team as lead
+from edgespec.machines.ranks import ADDRESS, listen_for_ranks, set_rank_address, take_ranks
+from edgespec.models.resolve import LocalModel
 from tests.mlx_models import CONFIGS, DENSE
 
 # Of classes that mlx-lm splits.

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import httpx
 import pytest
 
-from edgespec.hub.errors import HubContext, HubUnreachable, map_errors
+from edgespec.models.hub_errors import HubContext, HubUnreachable, map_errors
 from edgespec.proxies import ProxyUnusable, is_on_this_machine, open_client
 
 NOBODY = "http://127.0.0.1:9"  # the port of the discard protocol, where nothing listens

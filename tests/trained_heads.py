@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from tests.models import REPOSITORY, TARGET
+from tests.gguf_models import REPOSITORY, TARGET
 
 EAGLE3 = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle3-python-6m"
 LAYERS = (1, 3, 5)  # that it was trained on

@@ -17,10 +17,10 @@ from time import monotonic, sleep
 
 import psutil
 
-from edgespec.backends.workers import PROTOCOL, ask_worker
 from edgespec.errors import BackendError
+from edgespec.machines.workers import PROTOCOL, ask_worker
 from tests.command import heed_interrupts
-from tests.models import GgufBuilder
+from tests.gguf_models import GgufBuilder
 
 _START_S = 60.0
 

@@ -10,14 +10,16 @@ from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Self
 
+from edgespec.answers.response import ResponseStream
 from edgespec.api.options import GenerationArguments, LoadArguments, build_load_config, require_known
+from edgespec.client.client import EngineClient, closed
+from edgespec.client.local import LocalEngine
+from edgespec.client.stream import Stream
 from edgespec.core.metrics import Metrics
 from edgespec.engine.events import Event, Request
+from edgespec.engine.model_info import ModelInfo
 from edgespec.errors import BackendError, InvalidRequest
-from edgespec.planner.load_config import LoadConfig, Reporter
-from edgespec.service.client import EngineClient, ModelInfo, Stream, closed
-from edgespec.service.local import LocalEngine
-from edgespec.service.response import ResponseStream
+from edgespec.models.load_config import LoadConfig, Reporter
 from edgespec.text.chat_template import Message
 
 if TYPE_CHECKING:
@@ -68,7 +70,7 @@ def _prepare_load(model: str | PathLike[str] | None, arguments: LoadArguments) -
     config = build_load_config(os.path.abspath(model) if isinstance(model, PathLike) else model, arguments)
     if not (config.load.workers or arguments.get("isolated")):
         return config, LocalEngine()
-    from edgespec.service.process import EngineProcess
+    from edgespec.client.process import EngineProcess
 
     return config, EngineProcess("Load the model again.")
 

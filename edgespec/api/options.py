@@ -8,15 +8,15 @@ from dataclasses import fields
 from typing import Any, Literal, TypedDict
 
 from edgespec import options as table
-from edgespec.backends.devices import split_names
+from edgespec.autopilot.speculation import Rule
 from edgespec.backends.options import KvType, LoadOptions
-from edgespec.backends.workers import split_addresses
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Rule
 from edgespec.errors import InvalidRequest
 from edgespec.folders import adapted_folder, memory_folder
-from edgespec.planner.load_config import LearnOptions, LoadConfig, MemoryOptions
-from edgespec.registry.schema import SamplingDefaults
+from edgespec.machines.memory import split_names
+from edgespec.machines.workers import split_addresses
+from edgespec.models.load_config import LearnOptions, LoadConfig, MemoryOptions
+from edgespec.models.registry import SamplingDefaults
 
 
 class LoadArguments(TypedDict, total=False):

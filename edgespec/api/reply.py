@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from edgespec.answers.response import ReasoningDelta, ResponseStream, TextDelta
+from edgespec.answers.tools import format_call
+from edgespec.client.stream import Stream
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import FinishReason
 from edgespec.engine.events import Event, Finished, Notice
 from edgespec.errors import InvalidRequest
-from edgespec.service.client import Stream
-from edgespec.service.response import ReasoningDelta, ResponseStream, TextDelta
-from edgespec.service.tools import format_call
 from edgespec.text.stream import Channel, Piece
 from edgespec.text.tool_calls import CallEnd, ToolCall
 

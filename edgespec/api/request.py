@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from edgespec.answers.generation_spec import GenerationSpec, ToolChoiceMode, make_message
+from edgespec.answers.response import ResponseStream
+from edgespec.answers.tools import Tool, make_tool, parse_arguments
 from edgespec.api.options import GenerationArguments, require_known, resolve_sampling
 from edgespec.engine.events import MemoryUse, Request
+from edgespec.engine.model_info import ModelInfo
 from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
-from edgespec.service.client import ModelInfo
-from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message
-from edgespec.service.response import ResponseStream
-from edgespec.service.tools import Tool, make_tool, parse_arguments
 from edgespec.text.chat_template import Message
 
 if TYPE_CHECKING:

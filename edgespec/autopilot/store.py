@@ -17,11 +17,11 @@ from typing import Any, TypeVar
 from edgespec.autopilot.stats import DraftStats
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions, idle_cores
-from edgespec.backends.ranks import count_ranks
 from edgespec.errors import EdgespecError
 from edgespec.files import lock_file, write_atomically
 from edgespec.folders import cache_folder
 from edgespec.formats.fingerprint import fingerprint_weights
+from edgespec.machines.ranks import count_ranks
 
 _VERSION = 4  # of the file format and of the measurement
 _MAX_ENTRIES = 8  # keys kept for a pair of models

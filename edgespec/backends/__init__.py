@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec
-from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.formats.heads import HeadSpec
+from edgespec.machines.memory import DeviceMemory
 from edgespec.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from typing import Literal
 
 import psutil
 
-from edgespec.backends.devices import RAM, split_places, split_shares
-from edgespec.backends.workers import check_addresses
 from edgespec.errors import InvalidRequest
+from edgespec.machines.memory import RAM, split_places, split_shares
+from edgespec.machines.workers import check_addresses
 
 DEFAULT_CONTEXT = 8192  # tokens; less where the model was trained for less
 KvType = Literal["f16", "q8_0", "q4_0"]

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from edgespec.autopilot.cost_model import CostModel
 from edgespec.autopilot.profile import Profile
+from edgespec.autopilot.speculation import Speculation
 from edgespec.autopilot.stats import DraftStats
 from edgespec.bench.divergence import first_divergence
 from edgespec.bench.prompt_sets import BenchPrompt
 from edgespec.bench.records import Run
 from edgespec.core.protocols import CheckCancelled, Session, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.errors import ContextOverflow

@@ -14,7 +14,7 @@ from edgespec.chat.presets import list_presets, read_preset, remove_preset, save
 from edgespec.chat.room import Room
 from edgespec.chat.state import NONE, SETTINGS, apply_setting, describe_speculation, parse_path
 from edgespec.errors import InvalidRequest, find_near
-from edgespec.planner.draft_words import describe_words
+from edgespec.models.draft_words import describe_words
 
 _MAX_SHOWN = 20  # characters of a mistake
 _MAX_ATTACHED_BYTES = 2**20

@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from edgespec.chat.conversation import Conversation, Turn
-from edgespec.hub.references import LocalPath, parse_reference
-from edgespec.planner.load_config import LoadConfig
-from edgespec.service.client import ModelInfo
+from edgespec.engine.model_info import ModelInfo
+from edgespec.models.load_config import LoadConfig
+from edgespec.models.references import LocalPath, parse_reference
 
 if TYPE_CHECKING:
     from edgespec.backends import BackendName

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edgespec.folders import ADAPTED, MEMORY
 from edgespec.memory.store import TextStore
-from edgespec.registry.adapted import clear_runs
+from edgespec.models.versions import clear_runs
 
 
 def name_source(id: int) -> str:

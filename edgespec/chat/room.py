@@ -6,8 +6,9 @@ from typing import Protocol
 
 from edgespec.chat.recorder import ConversationRecorder
 from edgespec.chat.state import Chat
-from edgespec.planner.load_config import LoadConfig
-from edgespec.service.client import EngineClient, ModelInfo
+from edgespec.client.client import EngineClient
+from edgespec.engine.model_info import ModelInfo
+from edgespec.models.load_config import LoadConfig
 
 
 class Room(Protocol):

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import AnswerStart, MemoryUse, Request
 from edgespec.engine.repetition import ENDLESS
 from edgespec.errors import CacheError, InvalidRequest, reason_of
 from edgespec.files import write_atomically
-from edgespec.registry.schema import SamplingDefaults
+from edgespec.models.registry import SamplingDefaults
 from edgespec.text.chat_template import Message
 
 _NUMBERS = {

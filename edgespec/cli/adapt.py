@@ -22,7 +22,7 @@ from edgespec.units import count
 
 if TYPE_CHECKING:
     from edgespec.core.protocols import CheckCancelled
-    from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair, Card, Gain
+    from edgespec.models.versions import AdaptedDrafts, AdaptedPair, Card, Gain
     from edgespec.train.run import Adaptation
 
 
@@ -62,7 +62,7 @@ _NONE = "No draft is adapted yet; `edgespec adapt MODEL` adapts the one of a mod
 
 def open_drafts() -> AdaptedDrafts:
     from edgespec.folders import adapted_folder
-    from edgespec.registry.adapted import AdaptedDrafts
+    from edgespec.models.versions import AdaptedDrafts
 
     return AdaptedDrafts(adapted_folder())
 
@@ -197,7 +197,7 @@ def train_command(
     """
     from edgespec.cli.engine import run_work
     from edgespec.folders import memory_folder
-    from edgespec.service.learn import is_on_battery
+    from edgespec.train.learn import is_on_battery
     from edgespec.train.options import Throttle, lower_priority
     from edgespec.train.run import AdaptConfig, Adapter, plan_training
     from edgespec.train.trainee import notice_slow_blas
@@ -230,7 +230,7 @@ def _with_leave(check: CheckCancelled, parent: int | None, drafts: AdaptedDrafts
 
     It raises InvalidRequest once the texts may no longer be trained on.
     """
-    from edgespec.registry.adapted import may_train
+    from edgespec.models.versions import may_train
 
     def check_all() -> None:
         check()
@@ -247,7 +247,7 @@ def _with_leave(check: CheckCancelled, parent: int | None, drafts: AdaptedDrafts
 
 def _ask_consent(drafts: AdaptedDrafts, yes: bool) -> None:
     """Ask once whether texts may be trained on. Raises InvalidRequest where nobody can answer, and for a no."""
-    from edgespec.registry.adapted import allow_training, may_train
+    from edgespec.models.versions import allow_training, may_train
 
     if may_train(drafts.folder):
         return

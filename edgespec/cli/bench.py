@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from edgespec.bench.prompt_sets import BenchPrompt
     from edgespec.bench.records import Header, Record, Run
     from edgespec.bench.runner import Bench, Skipped
+    from edgespec.client.local import LocalEngine
+    from edgespec.client.stream import Stream
     from edgespec.core.protocols import CheckCancelled
-    from edgespec.service.client import Stream
-    from edgespec.service.loaded_model import LoadedModel
-    from edgespec.service.local import LocalEngine
+    from edgespec.engine.loaded_model import LoadedModel
 
 _PROFILE_S = 10.0
 

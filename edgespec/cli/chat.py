@@ -23,13 +23,13 @@ from edgespec.cli.completion import complete_conversation, complete_model
 from edgespec.cli.engine import open_engine
 from edgespec.cli.options import generation_options, load_config, model_option, offer, preset_option, rare_option
 from edgespec.cli.plain_chat import PlainChat
+from edgespec.client.client import EngineClient
+from edgespec.client.process import EngineProcess
 from edgespec.core.sampling import SamplingParams
 from edgespec.errors import InvalidRequest
+from edgespec.models.load_config import LoadConfig
+from edgespec.models.registry import SamplingDefaults
 from edgespec.options import LEARN
-from edgespec.planner.load_config import LoadConfig
-from edgespec.registry.schema import SamplingDefaults
-from edgespec.service.client import EngineClient
-from edgespec.service.process import EngineProcess
 
 if TYPE_CHECKING:
     pass

@@ -18,7 +18,7 @@ def complete_model(_ctx: click.Context, _param: click.Parameter, incomplete: str
 
 
 def complete_download(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from edgespec.hub.hub import Hub
+    from edgespec.models.hub import Hub
 
     return _offer(dict.fromkeys((each.reference.repo for each in Hub.from_environment().list_models()), ""), incomplete)
 
@@ -53,15 +53,15 @@ def complete_category(_ctx: click.Context, _param: click.Parameter, incomplete: 
 
 
 def complete_self_drafts(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from edgespec.planner.selfdraft_cache import list_cached_drafts
+    from edgespec.engine.selfdraft_cache import list_cached_drafts
 
     return _offer(dict.fromkeys([*(each.model for each in list_cached_drafts()), "all"], ""), incomplete)
 
 
 def _list_models() -> dict[str, str]:
     """Aliases with their descriptions, and the repositories of downloaded models."""
-    from edgespec.hub.hub import Hub
-    from edgespec.registry.schema import load_registry
+    from edgespec.models.hub import Hub
+    from edgespec.models.registry import load_registry
 
     found: dict[str, str] = {}
     with suppress(EdgespecError):

@@ -193,7 +193,7 @@ def _check_runtime(name: str) -> dict[str, Any]:
 
 def describe_huge_pages() -> dict[str, Any] | None:
     """How the kernel gives huge pages; None where it has none."""
-    from edgespec.backends.devices import HUGE_PAGES, is_set_by_user, read_mode
+    from edgespec.machines.memory import HUGE_PAGES, is_set_by_user, read_mode
 
     mode = read_mode(HUGE_PAGES)
     return None if mode is None else {"mode": mode, "set_by_user": is_set_by_user()}
@@ -201,7 +201,7 @@ def describe_huge_pages() -> dict[str, Any] | None:
 
 def find_huge_page_problems(huge_pages: dict[str, Any] | None) -> list[dict[str, str]]:
     """What keeps weights out of huge pages, unless the user has decided about them."""
-    from edgespec.backends.devices import HUGE_PAGES
+    from edgespec.machines.memory import HUGE_PAGES
 
     if huge_pages is None or huge_pages["mode"] != "never" or huge_pages["set_by_user"]:
         return []
@@ -229,8 +229,8 @@ def _describe_memory() -> dict[str, Any]:
 def _describe_cache() -> dict[str, Any]:
     from edgespec.autopilot.store import calibration_folder
     from edgespec.folders import data_folder
-    from edgespec.hub.hub import Hub
-    from edgespec.registry.schema import config_dir
+    from edgespec.models.hub import Hub
+    from edgespec.models.registry import config_dir
 
     hub = Hub.from_environment()
     own = {"config": config_dir(), "conversations": data_folder(), "measurements": calibration_folder()}
@@ -260,7 +260,7 @@ def _can_write(folder: Path) -> bool:
 def _describe_drafters() -> list[dict[str, Any]]:
     """All drafters with the package of each, then the entry points that were refused, with the reason."""
     from edgespec.drafters import GROUP, drafter_specs, refused_plugins
-    from edgespec.planner.draft_words import format_word, list_words
+    from edgespec.models.draft_words import format_word, list_words
 
     refused = refused_plugins()
     packages: dict[str, str] = {}

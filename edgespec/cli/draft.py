@@ -25,9 +25,9 @@ from edgespec.errors import DraftRefused, InvalidRequest, UnknownModel
 from edgespec.units import gib
 
 if TYPE_CHECKING:
+    from edgespec.bench.compare import Answers, Compared
     from edgespec.core.protocols import CheckCancelled
-    from edgespec.planner.selfdraft_cache import Choice
-    from edgespec.service.compare import Answers, Compared
+    from edgespec.engine.selfdraft_cache import Choice
     from edgespec.text.chat_template import Message
     from edgespec.train.run import Adaptation
 
@@ -56,8 +56,8 @@ def compare_command(target: str, drafts: tuple[str, ...], max_tokens: int, as_js
     TARGET answers a few prompts greedily, and each draft predicts every token of these answers. The agreement and the
     times of both give the length of drafts and the speed to expect. Sampled answers agree less.
     """
+    from edgespec.bench.compare import Compared, compare_drafts
     from edgespec.cli.engine import run_work
-    from edgespec.service.compare import Compared, compare_drafts
 
     config = load_config(target, {**options, "draft": "none"})
     rows: list[Compared] = []
@@ -142,10 +142,10 @@ def build_command(model: str | None, methods: tuple[str, ...], seconds: float, a
     keeps the finished copies.
     """
     from edgespec.backends.attached_draft import parse
+    from edgespec.bench.compare import Compared, search_self_draft
     from edgespec.cli.engine import run_work
-    from edgespec.planner.selfdraft_search import SelfDraftSearch
-    from edgespec.service.compare import Compared, search_self_draft
-    from edgespec.service.load import Loader
+    from edgespec.engine.open import Loader
+    from edgespec.engine.selfdraft_search import SelfDraftSearch
 
     specs = []
     for text in methods:
@@ -196,7 +196,7 @@ def train_command(
     from edgespec.bench.prompt_sets import read_prompts
     from edgespec.cli.adapt import TrainingReporter, describe_result, format_result, open_drafts
     from edgespec.cli.engine import run_work
-    from edgespec.service.learn import is_on_battery
+    from edgespec.train.learn import is_on_battery
     from edgespec.train.new_head import HeadConfig, HeadTrainer
     from edgespec.train.options import Throttle, lower_priority
     from edgespec.train.trainee import notice_slow_blas
@@ -221,7 +221,7 @@ def train_command(
 @json_option
 def list_command(as_json: bool) -> None:
     """List cached self-drafts by model."""
-    from edgespec.planner.selfdraft_cache import list_cached_drafts
+    from edgespec.engine.selfdraft_cache import list_cached_drafts
 
     found = list_cached_drafts()
     facts = [
@@ -244,7 +244,7 @@ def list_command(as_json: bool) -> None:
 @click.argument("model", metavar="NAME", shell_complete=complete_self_drafts)
 def rm_command(model: str) -> None:
     """Remove the cached self-drafts of NAME, as `edgespec draft list` shows it; `all` removes everything."""
-    from edgespec.planner.selfdraft_cache import list_cached_drafts, remove_cached_draft
+    from edgespec.engine.selfdraft_cache import list_cached_drafts, remove_cached_draft
 
     found = [each for each in list_cached_drafts() if model in ("all", each.model)]
     if not found:

@@ -10,12 +10,13 @@ from typing import TypeVar
 
 from edgespec.cli.interrupts import finish, interruptible
 from edgespec.cli.terminal import TerminalReporter, report_activity
+from edgespec.client.local import LocalEngine
+from edgespec.client.stream import Stream
+from edgespec.client.worker import Work, Worker
 from edgespec.core.metrics import ReadingClock
 from edgespec.core.protocols import CheckCancelled, PrefillProgress, Step
 from edgespec.engine.events import Event, Finished, Notice
-from edgespec.planner.load_config import LoadConfig, Reporter
-from edgespec.service.client import Stream
-from edgespec.service.local import LocalEngine, Work, Worker
+from edgespec.models.load_config import LoadConfig, Reporter
 from edgespec.text.stream import Piece
 
 T = TypeVar("T")

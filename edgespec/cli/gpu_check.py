@@ -10,20 +10,20 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from edgespec.answers.generation_spec import GenerationSpec
 from edgespec.api.options import build_load_config
 from edgespec.bench.divergence import first_divergence
 from edgespec.bench.prompt_sets import read_shipped_prompts
+from edgespec.bench.verify import Case, choose_arms, sum_up
 from edgespec.cli.engine import open_engine
 from edgespec.cli.interrupts import interruptible
 from edgespec.cli.verify import run_cases
+from edgespec.client.local import LocalEngine
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Finished, Request
 from edgespec.errors import Cancelled, EdgespecError
-from edgespec.planner.load_config import Quiet
-from edgespec.registry.schema import EMBEDDED_ALIAS
-from edgespec.service.generation_spec import GenerationSpec
-from edgespec.service.local import LocalEngine
-from edgespec.service.verify import Case, choose_arms, sum_up
+from edgespec.models.load_config import Quiet
+from edgespec.models.registry import EMBEDDED_ALIAS
 from edgespec.text.chat_template import Message
 
 _TOKENS = 24  # tokens of an answer

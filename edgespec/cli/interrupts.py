@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from edgespec.errors import Cancelled
 
 if TYPE_CHECKING:
-    from edgespec.service.client import Stream
+    from edgespec.client.stream import Stream
 
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ _FILE_NAME = "keys.toml"
 
 
 def _default_path() -> Path:
-    from edgespec.registry.schema import config_dir
+    from edgespec.models.registry import config_dir
 
     return config_dir() / _FILE_NAME
 

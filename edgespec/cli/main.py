@@ -175,9 +175,9 @@ def _run_ranked(argv: Sequence[str] | None) -> int:
     """Run the command. Under mlx.launch rank 0 runs it, and the other ranks follow."""
     with ExitStack() as stack:
         if "MLX_RANK" in os.environ:
-            from edgespec.backends.ranks import listen_for_ranks, take_ranks
-            from edgespec.backends.wire import dismiss
-            from edgespec.service.ranks import mlx_worker
+            from edgespec.engine.team import mlx_worker
+            from edgespec.machines.ranks import listen_for_ranks, take_ranks
+            from edgespec.machines.wire import dismiss
 
             ranks = take_ranks()
             if ranks is not None and ranks.rank:

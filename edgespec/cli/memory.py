@@ -56,9 +56,9 @@ def add_command(paths: tuple[Path, ...], model: str | None, dry_run: bool) -> No
     """
     from edgespec.chat.tui.settings import find_first_model
     from edgespec.memory.documents import find_documents
-    from edgespec.planner.load_config import LoadConfig
-    from edgespec.planner.target import open_vocabulary
-    from edgespec.registry.tokenizer_compat import identify_tokenizer
+    from edgespec.models.load_config import LoadConfig
+    from edgespec.models.target import open_vocabulary
+    from edgespec.models.tokenizer_compat import identify_tokenizer
 
     skipped: Counter[str] = Counter()
     report_activity("looking for files …")
@@ -228,9 +228,9 @@ def export_command(file: Path, force: bool) -> None:
 @contextmanager
 def _open_tokenizers(spaces: list[SpaceStatus]) -> Iterator[dict[str, Tokenizer]]:
     """The tokenizers of the models that are known and on this machine, by what identifies them."""
-    from edgespec.planner.load_config import LoadConfig
-    from edgespec.planner.target import open_vocabulary
-    from edgespec.registry.tokenizer_compat import identify_tokenizer
+    from edgespec.models.load_config import LoadConfig
+    from edgespec.models.target import open_vocabulary
+    from edgespec.models.tokenizer_compat import identify_tokenizer
 
     registry, hub = open_hub()
     with ExitStack() as opened:
@@ -273,7 +273,7 @@ def forget_command(source: str) -> None:
     """
     from edgespec.chat.remembered import name_source
     from edgespec.folders import adapted_folder
-    from edgespec.registry.adapted import clear_runs
+    from edgespec.models.versions import clear_runs
 
     with open_store() as store:
         if source.isascii() and source.isdigit():
@@ -306,7 +306,7 @@ def clear_command(only_documents: bool, key: str | None, yes: bool) -> None:
     asks again before it trains.
     """
     from edgespec.folders import adapted_folder
-    from edgespec.registry.adapted import clear_runs, forbid_training, list_runs
+    from edgespec.models.versions import clear_runs, forbid_training, list_runs
     from edgespec.server.record import name_namespace
 
     is_all = key is None and not only_documents

@@ -16,8 +16,8 @@ from edgespec.options import BACKEND, DRAFT, OPTIONS
 from edgespec.units import gib
 
 if TYPE_CHECKING:
-    from edgespec.hub.cache import CachedModel
-    from edgespec.planner.catalogue import Candidate
+    from edgespec.models.cache import CachedModel
+    from edgespec.models.catalogue import Candidate
 
 
 backend_option = offer(BACKEND, help="Runtime whose model an alias stands for.")
@@ -36,10 +36,10 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
     Reads the headers first: the tokenizers must match and memory must suffice.
     """
     from edgespec.backends.options import LoadOptions
-    from edgespec.hub.cache import RemoteModel
-    from edgespec.planner.load_config import LoadConfig
-    from edgespec.planner.plan import fetch, plan
-    from edgespec.planner.report import describe_faster
+    from edgespec.models.cache import RemoteModel
+    from edgespec.models.load_config import LoadConfig
+    from edgespec.models.plan import fetch, plan
+    from edgespec.models.report import describe_faster
 
     registry, hub = open_hub()
     reporter, options = TerminalReporter(), LoadOptions(context_size=ctx)
@@ -62,9 +62,9 @@ def list_command(as_json: bool) -> None:
     recommend` counts accelerators too. `--model PATH` loads a file of another program in place.
     """
     from edgespec.backends import prefers_mlx
-    from edgespec.backends.devices import host_memory
-    from edgespec.planner.catalogue import Catalogue
-    from edgespec.registry.heads import is_head
+    from edgespec.machines.memory import host_memory
+    from edgespec.models.catalogue import Catalogue
+    from edgespec.models.head_files import is_head
 
     registry, hub = open_hub()
     # The memory of accelerators is known to the runtime alone, which is not loaded for a list.
@@ -91,7 +91,7 @@ def list_command(as_json: bool) -> None:
 
 def _describe_candidate(each: Candidate) -> dict[str, Any]:
     """Size and fit of what is not downloaded are estimates."""
-    from edgespec.hub.references import PackagedFile
+    from edgespec.models.references import PackagedFile
 
     return {
         "name": each.name,
@@ -129,8 +129,8 @@ def _format_list(models: Sequence[Candidate], heads: Sequence[CachedModel]) -> I
 @yes_option
 def rm_command(model: str, backend: str, yes: bool) -> None:
     """Remove a downloaded model; an alias removes its target alone."""
-    from edgespec.planner.load_config import LoadConfig
-    from edgespec.planner.plan import resolve_download
+    from edgespec.models.load_config import LoadConfig
+    from edgespec.models.plan import resolve_download
 
     registry, hub = open_hub()
     reference = resolve_download(LoadConfig(model, parse_backend(backend)), registry, hub)

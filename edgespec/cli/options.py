@@ -19,9 +19,9 @@ from edgespec.units import parse_duration
 
 if TYPE_CHECKING:
     from edgespec.backends import BackendName
-    from edgespec.hub.hub import Hub
-    from edgespec.planner.load_config import LoadConfig
-    from edgespec.registry.schema import Registry
+    from edgespec.models.hub import Hub
+    from edgespec.models.load_config import LoadConfig
+    from edgespec.models.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -133,7 +133,7 @@ def parse_backend(name: str) -> BackendName | None:
 
 def _complete_draft(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The drafters of the registry, after the last '+'; else files."""
-    from edgespec.planner.draft_words import complete_draft
+    from edgespec.models.draft_words import complete_draft
 
     items = [CompletionItem(value) for value, _ in complete_draft(incomplete) if value.startswith(incomplete)]
     return items or [CompletionItem(incomplete, type="file")]
@@ -211,8 +211,8 @@ serving_options = add_options(  # each request brings its own sampling parameter
 
 def open_hub() -> tuple[Registry, Hub]:
     """The models that have names, and the hub with the files on this machine."""
-    from edgespec.hub.hub import Hub
-    from edgespec.registry.schema import load_registry
+    from edgespec.models.hub import Hub
+    from edgespec.models.registry import load_registry
 
     return load_registry(), Hub.from_environment()
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from edgespec.answers.summary import RUNTIMES, describe_drafts, may_draft, sum_metrics, summarize
 from edgespec.chat import Store
 from edgespec.chat.commands import COMMANDS, index_commands, is_command, run_command
 from edgespec.chat.context import NEARLY_FULL, can_go_on, describe_end, make_room
@@ -19,14 +20,14 @@ from edgespec.chat.state import Chat
 from edgespec.cli.engine import Answer
 from edgespec.cli.interrupts import finish, interruptible
 from edgespec.cli.terminal import TerminalReporter, report_bug
+from edgespec.client.client import EngineClient, require_model
 from edgespec.core.metrics import Metrics
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import AnswerStart, MemoryUse
+from edgespec.engine.model_info import ModelInfo
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest
-from edgespec.planner.load_config import LoadConfig
-from edgespec.registry.schema import SamplingDefaults
-from edgespec.service.client import EngineClient, ModelInfo, require_model
-from edgespec.service.summary import RUNTIMES, describe_drafts, may_draft, sum_metrics, summarize
+from edgespec.models.load_config import LoadConfig
+from edgespec.models.registry import SamplingDefaults
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 from edgespec.units import significant

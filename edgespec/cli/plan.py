@@ -11,16 +11,16 @@ import click
 from edgespec.cli.options import json_option, load_config, load_options, model_argument, offer, open_hub, worker_options
 from edgespec.cli.output import print_result
 from edgespec.cli.terminal import TerminalReporter, report_activity
-from edgespec.hub.errors import HubUnreachable
+from edgespec.models.hub_errors import HubUnreachable
 from edgespec.options import DRAFT
 from edgespec.units import gib
 
 if TYPE_CHECKING:
     from edgespec.backends import FileBackend
     from edgespec.core.protocols import CheckCancelled
-    from edgespec.hub.hub import Hub
-    from edgespec.planner.load_config import LoadConfig
-    from edgespec.registry.schema import Registry
+    from edgespec.models.hub import Hub
+    from edgespec.models.load_config import LoadConfig
+    from edgespec.models.registry import Registry
 
 
 @click.command("plan")
@@ -36,7 +36,7 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
     The speed is estimated from how fast this machine reads weights of each type, which is measured once.
     """
     from edgespec.cli.engine import run_work
-    from edgespec.planner.report import format_plan, report_plan
+    from edgespec.models.report import format_plan, report_plan
 
     request = replace(load_config(model, {**options, "force": True}), fetch_heads=True)
     registry, hub = open_hub()
@@ -59,8 +59,8 @@ def _plan_by_registry(
 ) -> None:
     """Show what the registry foretells of an alias whose files cannot be read. Raises `error` for another model."""
     from edgespec.backends import prefers_mlx
-    from edgespec.planner.catalogue import Catalogue, Query, format_download, format_drafted, format_plain
-    from edgespec.planner.memory import read_memory
+    from edgespec.models.catalogue import Catalogue, Query, format_download, format_drafted, format_plain
+    from edgespec.models.fit import read_memory
 
     name = request.model or registry.default
     if name not in registry.entries or request.backend == "toy":

@@ -15,8 +15,8 @@ from edgespec.units import GIB
 
 if TYPE_CHECKING:
     from edgespec.core.protocols import CheckCancelled
-    from edgespec.planner.catalogue import Candidate, Recommendations
-    from edgespec.registry.schema import Task
+    from edgespec.models.catalogue import Candidate, Recommendations
+    from edgespec.models.registry import Task
 
 
 TASKS = ("chat", "code", "reasoning")  # those of registry.schema.Task, whose module takes long to import
@@ -50,8 +50,8 @@ def recommend_command(
     """
     from edgespec.backends import prefers_mlx
     from edgespec.cli.engine import run_work
-    from edgespec.planner.catalogue import Catalogue, Query
-    from edgespec.planner.memory import read_memory
+    from edgespec.models.catalogue import Catalogue, Query
+    from edgespec.models.fit import read_memory
 
     chosen = parse_backend(backend) or ("mlx" if prefers_mlx() else "llamacpp")
     assert chosen != "toy"
@@ -85,7 +85,7 @@ def recommend_command(
 
 
 def _format(models: Sequence[Candidate]) -> Iterator[str]:
-    from edgespec.planner.catalogue import GROUPS
+    from edgespec.models.catalogue import GROUPS
 
     if not models:
         yield "No model matches."
@@ -98,7 +98,7 @@ def _format(models: Sequence[Candidate]) -> Iterator[str]:
 
 
 def _to_row(model: Candidate) -> tuple[str, ...]:
-    from edgespec.planner.catalogue import format_download, format_drafted, format_plain
+    from edgespec.models.catalogue import format_download, format_drafted, format_plain
 
     licensed = shorten(model.about.license or "?", 12) + (" (tight)" if model.fit == "tight" else "")
     speeds = format_plain(model), format_drafted(model)

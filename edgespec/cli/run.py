@@ -22,10 +22,11 @@ if TYPE_CHECKING:
     from edgespec.chat.recorder import ConversationRecorder
     from edgespec.chat.state import Chat
     from edgespec.cli.engine import Answer
+    from edgespec.client.client import EngineClient
     from edgespec.engine.events import Finished, Request
+    from edgespec.engine.model_info import ModelInfo
     from edgespec.engine.structured_output import Structure
-    from edgespec.planner.load_config import LoadConfig
-    from edgespec.service.client import EngineClient, ModelInfo
+    from edgespec.models.load_config import LoadConfig
     from edgespec.text.stream import Piece
 
 _PATIENCE_S = 3.0  # for standard input to begin, beside a prompt
@@ -69,9 +70,9 @@ def run_command(
     A text of --file or of standard input comes before PROMPT: `git diff | edgespec run "Write a commit message."`.
     Without --model, the model of EDGESPEC_MODEL answers, else the demo model.
     """
+    from edgespec.answers.summary import may_draft, sum_metrics, summarize
     from edgespec.api.options import resolve_sampling
-    from edgespec.registry.schema import SamplingDefaults
-    from edgespec.service.summary import may_draft, sum_metrics, summarize
+    from edgespec.models.registry import SamplingDefaults
 
     model, prompt = _split_words(words, model)
     if model is not None and prompt is None and file is None and _is_typed():
@@ -117,7 +118,7 @@ def _split_words(words: tuple[str, ...], model: str | None) -> tuple[str | None,
 
 def _names_model(word: str) -> bool:
     """Whether a word can only be meant as a model: an alias, or an existing file or folder of one."""
-    from edgespec.registry.schema import load_registry
+    from edgespec.models.registry import load_registry
 
     if " " in word or not word:
         return False
@@ -131,7 +132,7 @@ def _is_typed() -> bool:
 def _advise(info: ModelInfo, text: str) -> list[str]:
     """What is said to a question that the model answers with code; for other models nothing."""
     from edgespec.chat.code import may_be_code
-    from edgespec.registry.schema import EMBEDDED_ALIAS
+    from edgespec.models.registry import EMBEDDED_ALIAS
 
     if info.name != EMBEDDED_ALIAS or may_be_code(text):
         return []
@@ -172,11 +173,11 @@ def _answer(
     quiet: bool,
 ) -> tuple[ModelInfo, Answer]:
     """Open the model, of an earlier conversation its own, and answer; the text is shown unless `quiet`."""
+    from edgespec.answers.summary import sum_metrics
     from edgespec.api.options import resolve_sampling
     from edgespec.chat.own_model import OwnModel
     from edgespec.cli.engine import Answer, open_engine
-    from edgespec.service.client import require_model
-    from edgespec.service.summary import sum_metrics
+    from edgespec.client.client import require_model
 
     answer = Answer({"answer": "", "reasoning": ""})
 
@@ -204,8 +205,8 @@ def _ask(text: str, recorder: ConversationRecorder, engine: EngineClient, config
     """Add a question to the conversation. Raises ContextOverflow."""
     from edgespec.chat.context import make_room
     from edgespec.chat.own_model import answer_settings
+    from edgespec.client.client import require_model
     from edgespec.engine.events import MemoryUse
-    from edgespec.service.client import require_model
     from edgespec.text.chat_template import Message
 
     info, chat = require_model(engine), recorder.chat

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     import socket
     import ssl
 
-    from edgespec.planner.load_config import LoadConfig
+    from edgespec.models.load_config import LoadConfig
     from edgespec.server.auth import Rules
     from edgespec.server.models import LocalModel
     from edgespec.server.record import Caller
@@ -228,7 +228,7 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
 
     Without REF, the small model of `edgespec chat` answers. The first request loads a model. The page at / is a chat.
     """
-    from edgespec.registry.schema import EMBEDDED_ALIAS
+    from edgespec.models.registry import EMBEDDED_ALIAS
     from edgespec.server.app import application
     from edgespec.server.http import Policy
     from edgespec.server.metrics import ServerMetrics
@@ -292,7 +292,7 @@ def read_models(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, L
 
     Raises what the first request for a model would, where that is known now: a name or a file that is not there.
     """
-    from edgespec.planner.target import check_target
+    from edgespec.models.target import check_target
     from edgespec.server.models import LocalModel
 
     registry, hub = open_hub()
@@ -313,7 +313,7 @@ def read_models(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, L
 
 def _split_name(text: str) -> tuple[str, str]:
     """The parts of NAME=REF. A path, which may contain "=", has the name of its file."""
-    from edgespec.hub.references import PATH_STARTS
+    from edgespec.models.references import PATH_STARTS
 
     name, equals, reference = text.partition("=")
     is_path = text.startswith(PATH_STARTS) or os.path.exists(text)
@@ -331,7 +331,7 @@ def _limit_memory(config: LoadConfig, options: dict[str, Any]) -> LoadConfig:
 
 def _public_name(reference: str) -> str:
     """The name that clients use: for a file, its name without the folder, so that clients see no local path."""
-    from edgespec.registry.schema import EMBEDDED_ALIAS
+    from edgespec.models.registry import EMBEDDED_ALIAS
 
     if reference == EMBEDDED_ALIAS:
         return _EMBEDDED

@@ -26,12 +26,12 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
     """Show a model's architecture, size, memory and draft. Reads only the header if it is not downloaded."""
     from edgespec.backends.options import LoadOptions
     from edgespec.formats.mlx_folder import Folder
-    from edgespec.planner.heads import find_head
-    from edgespec.planner.load_config import LoadConfig
-    from edgespec.planner.memory import estimate_memory
-    from edgespec.planner.report import format_facts
-    from edgespec.planner.target import choose_backend
-    from edgespec.registry.resolve import read_metadata, resolve_pair
+    from edgespec.models.fit import estimate_memory
+    from edgespec.models.heads import find_head
+    from edgespec.models.load_config import LoadConfig
+    from edgespec.models.report import format_facts
+    from edgespec.models.resolve import read_metadata, resolve_pair
+    from edgespec.models.target import choose_backend
 
     registry, hub = open_hub()
     chosen = choose_backend(LoadConfig(model, parse_backend(backend)), registry, hub)
@@ -60,7 +60,7 @@ def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool
 
 
 def _describe_gguf(header: Header) -> dict[str, Any]:
-    from edgespec.registry.resolve import find_template
+    from edgespec.models.resolve import find_template
 
     return {
         "file": header.name,
@@ -76,7 +76,7 @@ def _describe_gguf(header: Header) -> dict[str, Any]:
 
 
 def _describe_folder(folder: Folder) -> dict[str, Any]:
-    from edgespec.registry.resolve import find_template
+    from edgespec.models.resolve import find_template
 
     return {
         "file": folder.name,

@@ -27,8 +27,8 @@ from edgespec.options import DRAFT
 
 if TYPE_CHECKING:
     from edgespec.autopilot.profile import Profile
+    from edgespec.client.local import LocalEngine
     from edgespec.core.protocols import CheckCancelled
-    from edgespec.service.local import LocalEngine
 
 
 @click.command("tune")
@@ -47,7 +47,7 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
     from edgespec.autopilot.profiler import CONTEXTS
     from edgespec.autopilot.stats import DraftStats
     from edgespec.cli.engine import open_engine
-    from edgespec.planner.report import format_costs
+    from edgespec.models.report import format_costs
 
     if options["draft"] == "none":
         raise InvalidRequest("there is nothing to tune without a draft.", hint="Use --draft auto or ngram.")

@@ -21,10 +21,10 @@ from edgespec.options import DRAFT
 
 if TYPE_CHECKING:
     from edgespec.bench.runner import Arm, Skipped
+    from edgespec.bench.verify import Case, Outcome, Row
+    from edgespec.client.local import LocalEngine
+    from edgespec.client.stream import Stream
     from edgespec.core.protocols import CheckCancelled
-    from edgespec.service.client import Stream
-    from edgespec.service.local import LocalEngine
-    from edgespec.service.verify import Case, Outcome, Row
 
 _TOOLS = ("calls demanded", "calls free")
 _SHIPPED = ("code_completion", "code_edit", "chat", "long_context")  # of `edgespec bench`
@@ -54,9 +54,9 @@ def verify_command(
     it begins to: two that are nearer to each other than their rounding are a near-tie. The exit code is 1 if any answer
     differs by more.
     """
+    from edgespec.bench.verify import choose_arms
     from edgespec.cli.engine import open_engine
-    from edgespec.service.client import require_model
-    from edgespec.service.verify import choose_arms
+    from edgespec.client.client import require_model
 
     if options["draft"] == "none":
         raise InvalidRequest("there is nothing to verify without a draft.", hint="Use --draft auto or ngram.")
@@ -80,8 +80,8 @@ def verify_command(
 def run_cases(local: LocalEngine, cases: list[Case], arms: list[Arm], max_tokens: int) -> tuple[list[Outcome], bool]:
     """Verify in the engine of `local`: the outcomes, and whether they are all, since Ctrl-C keeps those so far."""
     from edgespec.bench.runner import Skipped
-    from edgespec.service.client import require_model
-    from edgespec.service.verify import verify
+    from edgespec.bench.verify import verify
+    from edgespec.client.client import require_model
 
     engine, info = local.require_loaded().engine, require_model(local)
     outcomes: list[Outcome] = []
@@ -107,12 +107,12 @@ def run_cases(local: LocalEngine, cases: list[Case], arms: list[Arm], max_tokens
 
 def list_cases() -> list[Case]:
     """The requests that come with edgespec: those with tools twice, with a call demanded and with a free choice."""
+    from edgespec.answers.generation_spec import GenerationSpec
     from edgespec.bench.prompt_sets import read_shipped_prompts
-    from edgespec.service.generation_spec import GenerationSpec
-    from edgespec.service.verify import Case
+    from edgespec.bench.verify import Case
     from edgespec.text.chat_template import Message
 
-    file = importlib.resources.files("edgespec.service") / "verify_data" / "cases.jsonl"
+    file = importlib.resources.files("edgespec.client") / "verify_data" / "cases.jsonl"
     bodies = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     cases = []
     for choice, kind in zip(("required", "auto"), _TOOLS, strict=True):
@@ -138,8 +138,8 @@ def read_requests(path: Path) -> list[Case]:
 
 
 def _read_case(body: dict[str, Any]) -> Case:
+    from edgespec.bench.verify import Case
     from edgespec.server.openai import ChatRequest
-    from edgespec.service.verify import Case
 
     name, kind = str(body.pop("id")), str(body.pop("category"))
     (spec,) = ChatRequest.model_validate(body).generation_specs()
@@ -155,7 +155,7 @@ def _take(cases: Sequence[Case], limit: int) -> list[Case]:
 
 def _summarize(outcomes: list[Outcome], arms: list[str]) -> tuple[dict[str, Row], list[str]]:
     """The rows by arm and by kind, and what is printed of them."""
-    from edgespec.service.verify import sum_up
+    from edgespec.bench.verify import sum_up
 
     plain = [each for each in outcomes if each.arm == arms[0]]
     tool_kinds = {each.kind for each in outcomes if each.calls or each.kind in _TOOLS}

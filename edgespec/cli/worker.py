@@ -68,14 +68,14 @@ def worker_command(
     threads = threads or idle_cores()
     click.echo("\n".join(_describe(host, address, port, devices, threads, cache)))
     if trust_network:
-        from edgespec.backends.workers import INSECURE
+        from edgespec.machines.workers import INSECURE
 
         click.echo(f"warning: {INSECURE}", err=True)
     return _run(address, port, devices, threads, cache)
 
 
 def _check_host(host: str, trust_network: bool) -> str:
-    from edgespec.backends.workers import INSECURE
+    from edgespec.machines.workers import INSECURE
 
     try:
         address = socket.gethostbyname(host)
@@ -93,8 +93,8 @@ def _check_host(host: str, trust_network: bool) -> str:
 
 def _choose_devices(text: str | None) -> tuple[Device, ...]:
     """The devices of these names; without names the accelerators, else the processor."""
-    from edgespec.backends.devices import split_names
     from edgespec.backends.llamacpp.library import library
+    from edgespec.machines.memory import split_names
 
     if text is not None:
         return library().find_devices(split_names(text), only_gpus=False)

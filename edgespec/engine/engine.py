@@ -18,6 +18,7 @@ from edgespec.autopilot.profiler import (
     measure_drafters,
     measure_rows,
 )
+from edgespec.autopilot.speculation import MAX_DRAFT, Speculation
 from edgespec.autopilot.stats import DraftStats
 from edgespec.autopilot.steered import SteeredController
 from edgespec.backends import Model
@@ -26,9 +27,7 @@ from edgespec.core.peers import YIELD, Yield
 from edgespec.core.protocols import CheckCancelled, Controller, Verifier
 from edgespec.core.sampling import Sampler
 from edgespec.engine.drafting import (
-    MAX_DRAFT,
     LoadedDrafter,
-    Speculation,
     make_adaptive_controller,
     make_draw,
     make_fixed_controller,
@@ -40,9 +39,9 @@ from edgespec.engine.grammar import GrammarCompiler, compile_constraint, constra
 from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
 from edgespec.engine.slots import DrafterPool, Slot, SlotPool, open_space, restore_prefix, store_prefix, store_text
 from edgespec.errors import BackendError, Cancelled, InvalidRequest
-from edgespec.hub.references import shorten_names
 from edgespec.memory.memory import Memory
 from edgespec.memory.prefixes import PrefixFiles
+from edgespec.models.references import shorten_names
 
 _STORE_S = 5.0  # in which another cache may be begun to be written when a model is closed
 _PROFILE_S = 0.5  # of the implicit calibration

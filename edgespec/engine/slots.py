@@ -20,7 +20,7 @@ from edgespec.engine.prefixes import LEAST_LOSS, EarlierText
 from edgespec.errors import STOPS, BackendError, DraftRefused, reason_of
 from edgespec.memory.memory import Memory
 from edgespec.memory.prefixes import FILE_BYTES, LEAST_TOKENS, PrefixFiles, SavedText
-from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
+from edgespec.models.tokenizer_compat import find_tokenizer_mismatch
 
 _MAX_GIVEN = 8
 

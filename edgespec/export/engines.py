@@ -20,7 +20,7 @@ from edgespec.export.local_engines import (
     write_modelfile,
 )
 from edgespec.export.plan import Draft, Exported, ExportPlan
-from edgespec.hub.references import HubReference
+from edgespec.models.references import HubReference
 
 _USUAL_LENGTH = {  # a head that drafts a block has its own
     "model": 4, "eagle3": 3, "eagle": 3, "mtp": 2, "gemma4-assistant": 2, "dflash": 15, "dspark": 7, "medusa": 5,

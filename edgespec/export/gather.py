@@ -14,14 +14,14 @@ from edgespec.export.paired import list_paired, require_pair
 from edgespec.export.plan import Draft, ExportPlan, Weights
 from edgespec.export.weights import describe_weights
 from edgespec.formats.heads import HeadSpec
-from edgespec.hub.hub import Hub
-from edgespec.hub.references import Alias, parse_reference
-from edgespec.planner.draft_words import AUTO, PlannedDrafter
-from edgespec.planner.load_config import LoadConfig, Reporter
-from edgespec.planner.plan import Plan, plan
-from edgespec.planner.target import choose_backend
-from edgespec.registry.resolve import LocalModel, find_local, is_here
-from edgespec.registry.schema import Registry
+from edgespec.models.draft_words import AUTO, PlannedDrafter
+from edgespec.models.hub import Hub
+from edgespec.models.load_config import LoadConfig, Reporter
+from edgespec.models.plan import Plan, plan
+from edgespec.models.references import Alias, parse_reference
+from edgespec.models.registry import Registry
+from edgespec.models.resolve import LocalModel, find_local, is_here
+from edgespec.models.target import choose_backend
 
 _PREFERENCE = (
     "eagle3", "dspark", "dflash", "mtp", "gemma4-assistant", "eagle", "medusa", "hydra", "pard", "model", "self",

@@ -7,8 +7,8 @@ import re
 from edgespec.errors import InvalidRequest
 from edgespec.export.engine import LOOKUPS, MODELFILE
 from edgespec.export.plan import Draft, ExportPlan, Weights
-from edgespec.hub.references import HubFile, HubQuant, HubReference, HubRepo, LocalPath, is_gguf_name
-from edgespec.hub.selection import parse_quant
+from edgespec.models.file_selection import parse_quant
+from edgespec.models.references import HubFile, HubQuant, HubReference, HubRepo, LocalPath, is_gguf_name
 
 
 def _name_on_hub(files: HubReference) -> str:

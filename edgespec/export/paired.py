@@ -8,10 +8,10 @@ from edgespec.backends import FileBackend
 from edgespec.errors import UnknownModel
 from edgespec.export.plan import Draft
 from edgespec.export.weights import describe_weights
-from edgespec.hub.references import Alias, Reference, parse_reference
-from edgespec.planner.draft_words import AUTO, parse_draft
-from edgespec.planner.heads import drafter_of, runs
-from edgespec.registry.schema import Entry, Pair, Registry
+from edgespec.models.draft_words import AUTO, parse_draft
+from edgespec.models.heads import drafter_of, runs
+from edgespec.models.references import Alias, Reference, parse_reference
+from edgespec.models.registry import Entry, Pair, Registry
 
 
 def list_paired(pair: Pair, backend: FileBackend, registry: Registry, draft: str, given: str | None) -> Iterator[Draft]:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edgespec.backends import FileBackend
-from edgespec.hub.references import HubFile, HubQuant, HubRepo, LocalPath, Reference
-from edgespec.registry.schema import Acceptance
+from edgespec.models.references import HubFile, HubQuant, HubRepo, LocalPath, Reference
+from edgespec.models.registry import Acceptance
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from edgespec.errors import InvalidRequest
 from edgespec.export.plan import Weights
 from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata
-from edgespec.hub.references import HubFile, HubQuant, HubRepo, LocalPath, Reference
-from edgespec.registry.originals import find_original, read_folder_original, read_gguf_original
-from edgespec.registry.schema import Registry, is_repository
+from edgespec.models.originals import find_original, read_folder_original, read_gguf_original
+from edgespec.models.references import HubFile, HubQuant, HubRepo, LocalPath, Reference
+from edgespec.models.registry import Registry, is_repository
 
 _QUANTIZED = re.compile(r"(?:\b|_)(?:UD-)?(?:I?Q|NVFP)\d|\b\d[-_]?bit", re.IGNORECASE)
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from pydantic_core import from_json
 
+from edgespec.answers.response import CUT, Done, Part, ReasoningDelta, Started, TextDelta, new_id
 from edgespec.engine.events import Scored
-from edgespec.service.response import CUT, Done, Part, ReasoningDelta, Started, TextDelta, new_id
 from edgespec.text.tool_calls import CallDelta, CallEnd, CallStart
 
 Event = dict[str, Any]

@@ -8,6 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from edgespec.answers.generation_spec import GenerationSpec, ToolChoiceMode, make_message, split_start
+from edgespec.answers.response import Done, Started, new_id
+from edgespec.answers.thinking import Thinking
+from edgespec.answers.tools import Tool, format_call
 from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.server.answers import Block, Event, Step, Writer, read_arguments
@@ -32,10 +36,6 @@ from edgespec.server.fields import (
     require_fields,
     warn_of_results,
 )
-from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message, split_start
-from edgespec.service.response import Done, Started, new_id
-from edgespec.service.thinking import Thinking
-from edgespec.service.tools import Tool, format_call
 from edgespec.text.chat_template import Message
 
 _TOOL_CHOICES: dict[str, ToolChoiceMode] = {"auto": "auto", "any": "required", "tool": "auto", "none": "none"}

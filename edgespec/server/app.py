@@ -20,9 +20,11 @@ from starlette.routing import BaseRoute, Route
 
 from edgespec import __version__
 from edgespec.autopilot.acceptance_record import AcceptanceRecord
+from edgespec.client.client import EngineClient
 from edgespec.engine.events import SlotState
-from edgespec.hub.references import shorten_names
-from edgespec.planner.memory import Fit
+from edgespec.engine.model_info import ModelInfo
+from edgespec.models.fit import Fit
+from edgespec.models.references import shorten_names
 from edgespec.server.anthropic import MessagesRequest
 from edgespec.server.auth import LOCAL_ORIGINS, Guard, Rules, page_routes
 from edgespec.server.fields import GenerationBody, LoadRequest, UnloadRequest
@@ -36,7 +38,6 @@ from edgespec.server.record import AccessLog, request_context
 from edgespec.server.remote import RemoteSlot
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.slots import ModelSlot
-from edgespec.service.client import EngineClient, ModelInfo
 
 _GETS = {
     "/v1/models": "The models.",

@@ -24,13 +24,13 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from edgespec.answers.generation_spec import GenerationSpec
+from edgespec.answers.thinking import Effort, Thinking
+from edgespec.answers.tools import Tool, make_tool
 from edgespec.engine.structured_output import Structure, is_shallow, json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.options import OPTIONS
 from edgespec.server.answers import Writer
-from edgespec.service.generation_spec import GenerationSpec
-from edgespec.service.thinking import Effort, Thinking
-from edgespec.service.tools import Tool, make_tool
 from edgespec.units import parse_duration
 
 _SAMPLING = {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"}

@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from edgespec.client.process import MAX_SILENCE_S
 from edgespec.errors import (
     CacheError,
     DoesNotFit,
@@ -33,7 +34,6 @@ from edgespec.errors import (
 )
 from edgespec.server.fields import parse_body
 from edgespec.server.record import CLIENT_CLOSED, request_context
-from edgespec.service.process import MAX_SILENCE_S
 
 _OPENAI_ERRORS = {  # status -> type, code; others are an invalid_request_error below 500, and a server_error from there
     401: ("authentication_error", "invalid_api_key"),

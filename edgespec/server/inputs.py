@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from edgespec.answers.generation_spec import GenerationSpec
 from edgespec.errors import InvalidRequest
 from edgespec.server.anthropic import CountRequest
 from edgespec.server.fields import AnyModelName, ResidencyBody
@@ -21,7 +22,6 @@ from edgespec.server.openai import ChatRequest
 from edgespec.server.remote import RemoteSlot
 from edgespec.server.responses import ResponsesRequest
 from edgespec.server.slots import ModelSlot
-from edgespec.service.generation_spec import GenerationSpec
 
 Id = Annotated[int, Field(ge=0, le=2**31 - 1)]
 _ITEMS = Field(max_length=2**20, fail_fast=True)

@@ -11,10 +11,10 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from edgespec.autopilot.acceptance_record import AcceptanceRecord
-from edgespec.backends.devices import DeviceMemory
+from edgespec.client.process import Death
 from edgespec.engine.events import Finished
+from edgespec.machines.memory import DeviceMemory
 from edgespec.server.record import RequestContext
-from edgespec.service.process import Death
 from edgespec.units import gib
 
 _MAX_RECENT = 50

@@ -15,11 +15,16 @@ from typing import Any, NamedTuple, TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgespec.backends.devices import DeviceMemory
+from edgespec.answers.generation_spec import GenerationSpec
+from edgespec.answers.response import Part, Started, merge_deltas
+from edgespec.client.client import EngineClient
+from edgespec.client.stream import Stream
 from edgespec.core.metrics import Reading
 from edgespec.engine.events import MemoryUse
+from edgespec.engine.model_info import ModelInfo
 from edgespec.errors import EdgespecError, InvalidRequest, UnknownModel, reason_of
-from edgespec.planner.load_config import LoadConfig
+from edgespec.machines.memory import DeviceMemory
+from edgespec.models.load_config import LoadConfig
 from edgespec.server.answers import Writer
 from edgespec.server.fields import GenerationBody
 from edgespec.server.http import EventStream, Policy, respond_unless_disconnected
@@ -28,9 +33,6 @@ from edgespec.server.record import request_context
 from edgespec.server.remote import RemoteSlot
 from edgespec.server.remote_client import RemoteModel
 from edgespec.server.slots import Answer, ModelSlot
-from edgespec.service.client import EngineClient, ModelInfo, Stream
-from edgespec.service.generation_spec import GenerationSpec
-from edgespec.service.response import Part, Started, merge_deltas
 
 _IDLE_CHECK_S = 1.0
 _POLL_S = 0.1

@@ -14,6 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from edgespec.answers.generation_spec import GenerationSpec, make_message, split_start
+from edgespec.answers.response import Done
 from edgespec.engine.events import Gap, Prompt
 from edgespec.engine.structured_output import json_structure
 from edgespec.errors import InvalidRequest
@@ -39,8 +41,6 @@ from edgespec.server.models import AnySlot, Models, generate, require_local
 from edgespec.server.openai import ChatMessage
 from edgespec.server.record import request_context
 from edgespec.server.slots import ModelSlot
-from edgespec.service.generation_spec import GenerationSpec, make_message, split_start
-from edgespec.service.response import Done
 
 FormatAnswer = Callable[[str, str, list[Block]], dict[str, Any]]
 """Formats text, reasoning and tool calls as the fields of a line."""

@@ -14,6 +14,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, Json, StringConstraints
 
 from edgespec import __version__
+from edgespec.answers.generation_spec import GenerationSpec, ToolChoiceMode, make_message, split_start
+from edgespec.answers.response import Done, Part, Started, count_usage, new_id
+from edgespec.answers.thinking import Effort
+from edgespec.answers.tools import format_call, parse_arguments
 from edgespec.core.metrics import Reading
 from edgespec.engine.events import Gap, PromptScores, TokenPrompt
 from edgespec.engine.repetition import RepetitionDetection
@@ -46,10 +50,6 @@ from edgespec.server.fields import (
     join_text,
     warn_of_results,
 )
-from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message, split_start
-from edgespec.service.response import Done, Part, Started, count_usage, new_id
-from edgespec.service.thinking import Effort
-from edgespec.service.tools import format_call, parse_arguments
 from edgespec.text.chat_template import Message
 
 TokenId = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]

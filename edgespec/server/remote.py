@@ -12,9 +12,13 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
+from edgespec.answers.generation_spec import GenerationSpec
+from edgespec.answers.response import Done, Ending, Part, ReasoningDelta, Started, TextDelta, merge_deltas, new_id
+from edgespec.answers.tools import format_call
 from edgespec.core.metrics import Meter, Metrics
 from edgespec.core.protocols import FinishReason
 from edgespec.engine.events import Finished, Gap, Scored
+from edgespec.engine.model_info import ModelInfo
 from edgespec.engine.prompts import Embedding
 from edgespec.engine.structured_output import Json, Structure
 from edgespec.errors import EdgespecError, InvalidRequest
@@ -25,10 +29,6 @@ from edgespec.server.openai import ChatRequest, CompletionRequest
 from edgespec.server.record import request_context
 from edgespec.server.remote_client import RemoteClient, RemoteFailure, RemoteModel, Unreachable
 from edgespec.server.slots import Answer, Slot
-from edgespec.service.client import ModelInfo
-from edgespec.service.generation_spec import GenerationSpec
-from edgespec.service.response import Done, Ending, Part, ReasoningDelta, Started, TextDelta, merge_deltas, new_id
-from edgespec.service.tools import format_call
 from edgespec.text.chat_template import Message
 from edgespec.text.tool_calls import CallDelta, CallStart
 

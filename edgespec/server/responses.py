@@ -8,6 +8,9 @@ from dataclasses import replace
 from itertools import count, groupby
 from typing import Annotated, Any, Literal
 
+from edgespec.answers.generation_spec import GenerationSpec, ToolChoiceMode, make_message
+from edgespec.answers.response import Started, count_usage, new_id
+from edgespec.answers.tools import Tool, format_call, parse_arguments
 from edgespec.engine.structured_output import Structure
 from edgespec.errors import InvalidRequest
 from edgespec.server.answers import Block, Event, Step, Writer
@@ -30,9 +33,6 @@ from edgespec.server.fields import (
     require_fields,
     warn_of_results,
 )
-from edgespec.service.generation_spec import GenerationSpec, ToolChoiceMode, make_message
-from edgespec.service.response import Started, count_usage, new_id
-from edgespec.service.tools import Tool, format_call, parse_arguments
 from edgespec.text.chat_template import Message
 
 _CUTS = {"length": "max_output_tokens", "repetition": "max_output_tokens", "content_filter": "content_filter"}

@@ -10,16 +10,18 @@ from dataclasses import replace
 from time import monotonic
 from typing import Literal, TypeVar
 
-from edgespec.engine.drafting import Speculation
+from edgespec.answers.response import Part
+from edgespec.autopilot.speculation import Speculation
+from edgespec.client.client import EngineClient
+from edgespec.client.process import EngineProcess
+from edgespec.client.stream import Stream
 from edgespec.engine.events import Event, Finished, Notice, Request
+from edgespec.engine.model_info import ModelInfo
 from edgespec.engine.prompts import Embedding
-from edgespec.planner.load_config import LoadConfig
+from edgespec.models.load_config import LoadConfig
 from edgespec.server.http import HttpError, Policy
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.record import request_context
-from edgespec.service.client import EngineClient, ModelInfo, Stream
-from edgespec.service.process import EngineProcess
-from edgespec.service.response import Part
 
 
 class FairLimiter:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from edgespec.core.arrays import Ints
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import InvalidRequest
-from edgespec.registry.adapted import BASE, AdaptedPair, Gain
+from edgespec.models.versions import BASE, AdaptedPair, Gain
 from edgespec.train.parts import cut_windows
 from edgespec.train.texts import TrainingText
 

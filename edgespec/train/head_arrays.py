@@ -10,9 +10,9 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from edgespec.backends import Model
-from edgespec.backends.mlx.head_parts import LayerShape, make_layer_shape
+from edgespec.backends.mlx.heads.parts import LayerShape, make_layer_shape
+from edgespec.backends.mlx.heads.target_parts import TargetParts, read_target
 from edgespec.backends.mlx.model import MlxModel
-from edgespec.backends.mlx.target_parts import TargetParts, read_target
 from edgespec.errors import DraftRefused
 from edgespec.formats.gguf_validate import read_file
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from edgespec.backends import Model
 from edgespec.backends.head_session import TappedSession
-from edgespec.backends.mlx.draft_vocabulary import take_rows
+from edgespec.backends.mlx.heads.draft_vocabulary import take_rows
 from edgespec.backends.mlx.library import map_errors
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.core.arrays import Ints

@@ -19,13 +19,13 @@ import numpy.typing as npt
 
 from edgespec.backends.head_session import check_hidden_size
 from edgespec.backends.mlx.caches import KeyValues
-from edgespec.backends.mlx.draft_vocabulary import DraftVocabulary
 from edgespec.backends.mlx.forward import ForwardContext
-from edgespec.backends.mlx.head_networks import PairNetwork, find_shifts
-from edgespec.backends.mlx.head_parts import read_layer_shape
-from edgespec.backends.mlx.head_weights import HeadWeights, read_arrays
+from edgespec.backends.mlx.heads.draft_vocabulary import DraftVocabulary
+from edgespec.backends.mlx.heads.networks import PairNetwork, find_shifts
+from edgespec.backends.mlx.heads.parts import read_layer_shape
+from edgespec.backends.mlx.heads.target_parts import TargetParts
+from edgespec.backends.mlx.heads.weights import HeadWeights, read_arrays
 from edgespec.backends.mlx.library import map_errors
-from edgespec.backends.mlx.target_parts import TargetParts
 from edgespec.core.arrays import Ints
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import DraftRefused

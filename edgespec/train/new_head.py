@@ -15,19 +15,19 @@ from time import monotonic
 
 import numpy as np
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import Model
 from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters import drafter_specs
 from edgespec.drafters.ngram import SuffixLookup, continue_from
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.errors import DraftRefused, InvalidModelFile, InvalidRequest
 from edgespec.files import remove_path
 from edgespec.formats.head_file import read_head
-from edgespec.planner.draft_words import PlannedDrafter
-from edgespec.planner.load_config import LoadConfig, Quiet
-from edgespec.planner.plan import fetch, plan
-from edgespec.registry.adapted import FIRST, NO_BASE, OWN_TEXTS, RUN, AdaptedPair
+from edgespec.models.draft_words import PlannedDrafter
+from edgespec.models.load_config import LoadConfig, Quiet
+from edgespec.models.plan import fetch, plan
+from edgespec.models.versions import FIRST, NO_BASE, OWN_TEXTS, RUN, AdaptedPair
 from edgespec.train.evaluate import Matrix, expected_tokens, find_rounds
 from edgespec.train.options import CHECKPOINT, Throttle, TrainOptions
 from edgespec.train.own_texts import ConversationFile, write_conversations

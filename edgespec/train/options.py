@@ -11,7 +11,7 @@ from time import sleep
 from typing import Literal, get_args
 
 from edgespec.core.protocols import CheckCancelled
-from edgespec.service.learn import is_any_engine_working, is_on_battery
+from edgespec.train.learn import is_any_engine_working, is_on_battery
 
 Weights = Literal["full", "lora"]
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)

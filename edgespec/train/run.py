@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edgespec.backends import Model, open_model
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import DoesNotFit, DraftRefused, InvalidRequest
-from edgespec.hub.hub import Hub
 from edgespec.memory.store import TextStore
-from edgespec.planner.draft_words import PlannedDrafter, PlannedModel
-from edgespec.planner.load_config import LoadConfig, Reporter
-from edgespec.planner.plan import Plan, fetch, plan
-from edgespec.planner.target import open_vocabulary
-from edgespec.registry.adapted import RUN, AdaptedDrafts, AdaptedPair, Card, Gain
-from edgespec.registry.schema import Registry
-from edgespec.registry.tokenizer_compat import identify_tokenizer
+from edgespec.models.draft_words import PlannedDrafter, PlannedModel
+from edgespec.models.hub import Hub
+from edgespec.models.load_config import LoadConfig, Reporter
+from edgespec.models.plan import Plan, fetch, plan
+from edgespec.models.registry import Registry
+from edgespec.models.target import open_vocabulary
+from edgespec.models.tokenizer_compat import identify_tokenizer
+from edgespec.models.versions import RUN, AdaptedDrafts, AdaptedPair, Card, Gain
 from edgespec.train.evaluate import Matrix, Return, compare, expected_tokens, require_positions, return_to_best
 from edgespec.train.options import Progress, StopReason, Throttle, TrainOptions, Weights
 from edgespec.train.parts import BATCH_TOKENS

@@ -16,8 +16,8 @@ from edgespec.backends.mlx.library import device, load_mlx
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendUnavailable, DraftRefused
 from edgespec.installation import install_command
-from edgespec.planner.draft_words import PlannedDrafter
-from edgespec.planner.load_config import Reporter
+from edgespec.models.draft_words import PlannedDrafter
+from edgespec.models.load_config import Reporter
 from edgespec.train.evaluate import Matrix, measure_chains
 from edgespec.train.options import Progress, Throttle, TrainOptions, Weights
 from edgespec.train.parts import Parts

@@ -6,7 +6,7 @@ import edgespec
 from edgespec.api import options
 from edgespec.cli import options as command_line
 from edgespec.cli.run import run_command
-from edgespec.registry.schema import SamplingDefaults
+from edgespec.models.registry import SamplingDefaults
 
 COMMAND_LINE_ONLY = {"words", "model", "file", "raw", "as_json", "explain", "verbose", "help_all", "preset",
                      "continue_last", "answer_format", "schema"}  # fmt: skip

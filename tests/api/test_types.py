@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 RIGHT = """
 import edgespec

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 # Folder -> the first-party packages that it may import, besides itself.
 ALLOWED = {

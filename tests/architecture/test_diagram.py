@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 SCRIPT = REPOSITORY / "docs" / "architecture_diagram.py"
 

@@ -12,7 +12,7 @@ import pytest
 from edgespec.core.drafter import BlockSession, Drafter, DraftSession
 from edgespec.core.protocols import Session
 from tests.architecture.test_layers import LAYERS
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 DOCUMENTS = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").glob("*.md"))]
 PACKAGE = REPOSITORY / "edgespec"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 PACKAGE = REPOSITORY / "edgespec"
 # Lowest first. A package imports itself and the layers below its own.
@@ -17,12 +17,16 @@ LAYERS = (
     ("deadline", "errors", "files", "folders", "installation", "options", "sockets", "units"),
     ("databases", "isolated", "proxies"),
     ("core", "formats", "memory", "text"),
-    ("backends", "drafters", "hub"),
-    ("autopilot", "registry"),
+    ("machines",),
+    ("backends", "drafters"),
+    ("autopilot",),
+    ("models",),
     ("engine",),
-    ("bench", "planner"),
-    ("export", "service"),
-    ("api", "chat", "server", "train"),
+    ("train",),
+    ("client",),
+    ("answers",),
+    ("bench", "export"),
+    ("api", "chat", "server"),
     ("cli",),
 )
 RUNTIMES = ("llama_cpp", "mlx", "mlx_lm")
@@ -45,14 +49,14 @@ ALLOWED = {
     "text": {"numpy", "jinja2"},
     "backends": {"numpy", "psutil", "gguf", "llama_cpp", "mlx", "mlx_lm", "transformers"},
     "drafters": {"numpy"},
-    "hub": {"huggingface_hub", "httpx"},
+    "machines": {"numpy", "psutil"},
     "autopilot": {"numpy"},
-    "registry": {"numpy", "platformdirs", "pydantic"},
-    "engine": {"numpy", "llguidance"},
+    "models": {"huggingface_hub", "httpx", "numpy", "platformdirs", "pydantic"},
+    "engine": {"numpy", "llguidance", "pydantic"},
     "bench": {"numpy", "pydantic"},
-    "planner": {"numpy", "pydantic"},
     "export": set(),
-    "service": {"psutil"},
+    "client": {"psutil"},
+    "answers": set(),
     "train": {"numpy", "psutil", "gguf", "mlx", "mlx_lm", "transformers", "safetensors"},
     "server": {"numpy", "starlette", "pydantic", "pydantic_core", "prometheus_client", "uvicorn", "httpx"},
     "chat": {"pydantic", "textual", "rich", "psutil", "markdown_it", "pygments"},

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tomllib
 
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 NAMED = {"benchmarks", "gemma", "gpu", "laboratory"}  # run when they are named, as `make nightly` does
 

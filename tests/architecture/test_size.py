@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 PACKAGE = REPOSITORY / "edgespec"
 MAX_MODULE_LINES = 600

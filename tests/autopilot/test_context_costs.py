@@ -21,8 +21,8 @@ from edgespec.core.decoding import read_prompt
 from edgespec.core.protocols import Draft, Session
 from edgespec.errors import Cancelled
 from tests.core.toys import Alarm
+from tests.gguf_models import DRAFT, TARGET
 from tests.mlx_models import CONFIGS, make_folder
-from tests.models import DRAFT, TARGET
 
 CONTEXT = 640
 SHORT = Profile({1: 1e-4, 4: 2e-4, 16: 4e-4}, {"self": DraftCost({1: 1e-4})})

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tests.backends.numpy_layers import attend, normed, read_tensors
-from tests.models import GgufBuilder
+from tests.gguf_models import GgufBuilder
 
 WIDTH, SIZE, HEADS, KV_HEADS, FFN, WINDOW = 64, 32, 4, 2, 96, 12
 HEAD, HEAD_SWA = 64, 32  # numbers of a head of full layers, and of those with a window

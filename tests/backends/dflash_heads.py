@@ -12,7 +12,7 @@ from edgespec.backends.llamacpp.hidden_states import Floats
 from edgespec.formats.heads import HeadKind, HeadSpec
 from tests.backends.mlx_dflash_heads import NumpyHead
 from tests.backends.numpy_layers import read_tensors
-from tests.models import TARGET, GgufBuilder
+from tests.gguf_models import TARGET, GgufBuilder
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_WIDTH, FFN = 256, (1, 3, 4, 5), 4, 2, 32, 192
 DEPTH, BLOCK, MASK, DRAFT_VOCABULARY, RANK = 2, 6, 4000, 500, 16

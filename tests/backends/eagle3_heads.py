@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from edgespec.backends.llamacpp.hidden_states import Floats
 from edgespec.formats.heads import HeadSpec
 from tests.backends.numpy_layers import EPS, ROPE_BASE, attend, feed_forward, normed, read_tensors
-from tests.models import TARGET, GgufBuilder
+from tests.gguf_models import TARGET, GgufBuilder
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_WIDTH, FFN = 256, (2, 3, 5), 4, 2, 32, 192
 DRAFT_VOCABULARY = 500

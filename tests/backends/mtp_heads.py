@@ -11,7 +11,7 @@ from edgespec.backends.llamacpp.hidden_states import Floats
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
 from tests.backends.numpy_layers import attend, feed_forward, normed, read_tensors, rotated
-from tests.models import GgufBuilder, hybrid
+from tests.gguf_models import GgufBuilder, hybrid
 
 WIDTH, LAYERS, HEADS, KV_HEADS, HEAD_WIDTH, FFN, EXPERT = 128, 2, 4, 2, 32, 192, 64
 
@@ -93,7 +93,7 @@ def make_chain(path: Path) -> Path:
 
 
 def make_hybrid(path: Path) -> Path:
-    """The qwen35 of tests.models with an MTP layer."""
+    """The qwen35 of tests.gguf_models with an MTP layer."""
     hybrid(path.with_suffix(".base"))
     source = gguf.GGUFReader(path.with_suffix(".base"))
     m = GgufBuilder(path, "qwen35", layers=5, width=128, seed=22)

@@ -19,8 +19,8 @@ from edgespec.core.peers import YIELD
 from edgespec.core.protocols import NO_DRAFT, Draft, PrefillProgress, Session
 from edgespec.core.scores import Scores
 from edgespec.errors import ContextOverflow
+from tests.gguf_models import MAKERS, llama
 from tests.mlx_models import CONFIGS, make_folder
-from tests.models import MAKERS, llama
 
 TEXT = [(i * 37 + 5) % 4000 for i in range(90)]
 TOY = ToyModel(seed=3, vocab_size=64)

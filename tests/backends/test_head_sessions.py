@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.backends.llamacpp.heads import open_head
 from edgespec.backends.llamacpp.model import load
-from edgespec.backends.mlx import head_runner
+from edgespec.backends.mlx.heads import runner as head_runner
 from edgespec.backends.options import LoadOptions
 from edgespec.core.drafter import BlockSession
 from edgespec.core.protocols import NO_DRAFT, Draft
@@ -28,8 +28,8 @@ from tests.backends.medusa_heads import make_hydra, make_medusa
 from tests.backends.mlx_pairs import attach, read_spec
 from tests.backends.pair_heads import QWEN, Look, make_pair_folder
 from tests.contract.runtimes import prefill
+from tests.gguf_models import REPOSITORY, TARGET
 from tests.mlx_models import load_target
-from tests.models import REPOSITORY, TARGET
 
 CONTEXT = 256
 LLAMA = ("eagle3", "dflash", "window", "dspark", "mixture", "chain", "hybrid", "assistant")

@@ -19,9 +19,9 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.decoding import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.errors import BackendError, CacheError, Cancelled, ContextOverflow, InvalidModelFile
-from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
+from edgespec.models.tokenizer_compat import find_tokenizer_mismatch
 from tests.contract.runtimes import llama_model, prefill
-from tests.models import DRAFT, MAKERS, TARGET, GgufBuilder, cogvlm, find_trained
+from tests.gguf_models import DRAFT, MAKERS, TARGET, GgufBuilder, cogvlm, find_trained
 
 OPTIONS = LoadOptions(threads=1, context_size=256)
 

@@ -13,7 +13,7 @@ from edgespec.core.peers import Yield
 from edgespec.engine.prompts import Embedding, embed
 from edgespec.errors import Cancelled
 from edgespec.text.chat_template import encode_prompt
-from tests.models import MAKERS, TARGET
+from tests.gguf_models import MAKERS, TARGET
 
 TEXT = "def read_lines(path):\n    with open(path) as file:\n        return [line.strip() for line in file]\n" * 3
 

@@ -12,18 +12,18 @@ from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.llamacpp.heads import open_head
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.options import LoadOptions
+from edgespec.engine.head_probe import HeadProbe
 from edgespec.errors import EdgespecError, InvalidModelFile
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
-from edgespec.planner.head_probe import HeadProbe
 from tests.backends.assistant_heads import TARGET_WINDOWS, make_assistant, make_target
 from tests.backends.dflash_heads import Dialect, make_dflash
 from tests.backends.eagle3_heads import make_head
 from tests.backends.mlx_pairs import read_spec
 from tests.backends.mtp_heads import WIDTH, make_mixture, spec_of
 from tests.contract.runtimes import prefill
-from tests.models import DRAFT, TARGET, sliding_window
+from tests.gguf_models import DRAFT, TARGET, sliding_window
 
 OPTIONS = LoadOptions(context_size=256, threads=1, mtp=True)
 

@@ -30,7 +30,7 @@ from tests.backends.mlx_pairs import read_spec
 from tests.backends.mtp_heads import LAYERS as MTP_LAYERS
 from tests.backends.mtp_heads import WIDTH, NumpyLayer, make_mixture, spec_of
 from tests.contract.runtimes import prefill
-from tests.models import TARGET
+from tests.gguf_models import TARGET
 
 PAIRS = 0.15  # of logits with a standard deviation of 3; the target's states have the noise of other widths
 BLOCKS = 0.1  # of logits with a standard deviation of 0.8 to 4

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Unsupported, parse
-from edgespec.backends.devices import Memory
 from edgespec.backends.llamacpp.library import library
 from edgespec.backends.llamacpp.low_bit import evict, low_bit_copy
 from edgespec.backends.llamacpp.model import LlamaModel, load
@@ -28,8 +27,9 @@ from edgespec.core.protocols import NO_DRAFT, Draft, Session
 from edgespec.errors import Cancelled, DoesNotFit, InvalidModelFile, InvalidRequest
 from edgespec.files import lock_file
 from edgespec.formats.gguf_validate import read_file
+from edgespec.machines.memory import Memory
 from tests.contract.runtimes import prefill
-from tests.models import TARGET, GgufBuilder, hybrid, llama, mamba, mixture, sliding_window
+from tests.gguf_models import TARGET, GgufBuilder, hybrid, llama, mamba, mixture, sliding_window
 
 OPTIONS = LoadOptions(context_size=1024, threads=1)
 PATTERN = [1, 1, 0, 1, 1, 0, 1]  # 1 for a layer with a window

@@ -19,7 +19,7 @@ from edgespec.backends.settings import RuntimeSettings, measured_lengths
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled
 from tests.contract.runtimes import llama_model, prefill
-from tests.models import TARGET
+from tests.gguf_models import TARGET
 
 OPEN = LoadOptions(threads=1, context_size=1024)
 PROMPT = [(i * 7919 + 11) % 4000 for i in range(150)]

@@ -19,7 +19,7 @@ from edgespec.errors import BackendError, Cancelled
 from tests.backends.player import CONTEXT, TOLERANCE, Alone, Player
 from tests.contract.runtimes import prefill
 from tests.contract.test_session import PROMPT
-from tests.models import MAKERS
+from tests.gguf_models import MAKERS
 
 SLOTS = 5
 

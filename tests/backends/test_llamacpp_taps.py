@@ -22,7 +22,7 @@ from edgespec.core.tree import path_to
 from edgespec.errors import Cancelled
 from tests.contract.runtimes import prefill
 from tests.contract.test_session import random_draft
-from tests.models import MAKERS, TARGET
+from tests.gguf_models import MAKERS, TARGET
 
 SLOTS = 3
 LAYERS = (3, 1, 5)

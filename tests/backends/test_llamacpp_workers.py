@@ -16,13 +16,13 @@ from edgespec.backends.llamacpp.model import load
 from edgespec.backends.llamacpp.remote_devices import RemoteDevices
 from edgespec.backends.llamacpp.weights_cache import WeightsCache
 from edgespec.backends.options import LoadOptions
+from edgespec.client.local import LocalEngine
 from edgespec.core.decoding import decode_one, read_prompt
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Finished, Request
 from edgespec.errors import BackendError, DoesNotFit
-from edgespec.planner.load_config import LoadConfig
-from edgespec.service.local import LocalEngine
-from tests.models import TARGET
+from edgespec.models.load_config import LoadConfig
+from tests.gguf_models import TARGET
 from tests.reporter import Heard
 from tests.trained_heads import EAGLE3, convert
 from tests.workers import WorkerProcess, free_port, limit_memory, make_large, started_worker
@@ -111,7 +111,7 @@ def test_a_trained_head_on_a_divided_target(tmp_path: Path, addresses: tuple[str
 def test_a_worker_is_free_again_once_the_model_is_closed(addresses: tuple[str, str], alone: tuple[int, ...]) -> None:
     model = load(TARGET, LoadOptions(context_size=256, threads=1, workers=addresses[:1]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("edgespec.backends.workers._ANSWER_S", 0.5)
+        patch.setattr("edgespec.machines.workers._ANSWER_S", 0.5)
         with pytest.raises(BackendError, match="serves another program"):
             load(TARGET, LoadOptions(context_size=256, threads=1, workers=addresses))
     model.close()

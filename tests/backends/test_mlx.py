@@ -27,8 +27,8 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.errors import BackendError, BackendUnavailable
 from edgespec.installation import install_command
 from tests.contract.runtimes import prefill
+from tests.gguf_models import TARGET, find_trained
 from tests.mlx_models import CONFIGS, DENSE, make_folder, make_model
-from tests.models import TARGET, find_trained
 
 TEXTS = (
     "def f(x):\n    return x + 1\n",

@@ -22,8 +22,8 @@ from tests.backends.mlx_dflash_heads import make_folder as make_dflash
 from tests.backends.mlx_pairs import attach, make_assistant_target, refuse, write_assistant
 from tests.backends.pair_heads import LLAMA, make_config, make_tensors, write_folder
 from tests.formats.head_files import call, make_pickle, write_torch
+from tests.gguf_models import REPOSITORY, TARGET
 from tests.mlx_models import load_target, make_folder
-from tests.models import REPOSITORY, TARGET
 
 EAGLE3 = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle3-python-6m"
 SIZE, VOCABULARY = 256, 4096

@@ -15,9 +15,9 @@ from edgespec.backends import FileBackend
 from edgespec.backends.mlx.model import load
 from edgespec.backends.options import LoadOptions
 from edgespec.errors import BackendError, Cancelled, InvalidModelFile
-from edgespec.hub.hub import Hub
-from edgespec.hub.references import LocalPath
-from edgespec.registry.resolve import read_metadata, resolve_source
+from edgespec.models.hub import Hub
+from edgespec.models.references import LocalPath
+from edgespec.models.resolve import read_metadata, resolve_source
 from tests.contract.runtimes import prefill
 from tests.mlx_models import DENSE, make_folder
 

@@ -16,8 +16,8 @@ from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Budget
+from edgespec.engine.head_probe import HeadProbe
 from edgespec.formats.heads import HeadSpec
-from edgespec.planner.head_probe import HeadProbe
 from tests.backends.assistant_heads import Reference, make_assistant, name_tensors
 from tests.backends.head_sessions import Pair, check_fresh
 from tests.backends.mlx_pairs import answer, attach, check_forward, is_close, make_tokens, read_spec
@@ -38,8 +38,8 @@ from tests.backends.pair_heads import (
     write_folder,
 )
 from tests.formats.head_files import make_pickle, stored, write_torch
+from tests.gguf_models import REPOSITORY
 from tests.mlx_models import CONFIGS, load_target, make_folder
-from tests.models import REPOSITORY
 
 EAGLE3 = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle3-python-6m"
 SIZE, VOCABULARY = 256, 4096

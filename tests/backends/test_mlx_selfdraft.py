@@ -25,8 +25,8 @@ from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, InvalidRequest, RollbackError
 from tests.backends.zoo import VOCABULARY, tiny
 from tests.contract.runtimes import prefill
+from tests.gguf_models import TARGET
 from tests.mlx_models import CONFIGS, DENSE, make_folder, make_model
-from tests.models import TARGET
 
 METHODS = ("layerskip:2", "layerskip:0,1,5", "qspec", "sparse:4,8", "layerskip:3+qspec:3", "skip:2+sparse")
 SIX = {**DENSE, "num_hidden_layers": 6, "vocab_size": 4096}

@@ -9,15 +9,15 @@ import pytest
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx import heads
-from edgespec.backends.mlx.draft_vocabulary import ShortVocabulary, choose_frequent, take_rows
 from edgespec.backends.mlx.heads import MlxHead
+from edgespec.backends.mlx.heads.draft_vocabulary import ShortVocabulary, choose_frequent, take_rows
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.arrays import Logits
 from edgespec.core.drafter import BlockSession
 from tests.backends.head_sessions import Pair
 from tests.backends.mlx_pairs import answer, attach, is_close
-from tests.models import REPOSITORY, TARGET
+from tests.gguf_models import REPOSITORY, TARGET
 
 HEADS = REPOSITORY / "tests" / "fixtures" / "heads"
 COUNT, VOCABULARY = 1024, 4096

@@ -14,8 +14,8 @@ import pytest
 
 from edgespec.autopilot.fixed import FixedLength
 from edgespec.backends.head_session import BlockHeadSession, HeadSession
-from edgespec.backends.mlx import head_networks
 from edgespec.backends.mlx.heads import MlxHead
+from edgespec.backends.mlx.heads import networks as head_networks
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Budget, Step
@@ -25,8 +25,8 @@ from edgespec.core.verify import TokenRejection
 from edgespec.drafters.candidates import RequestDraw
 from tests.backends.mlx_pairs import CHAIN, PROMPTS, Answers, LateFeatures, answer, attach, open_drafter
 from tests.backends.pair_heads import quantize
+from tests.gguf_models import REPOSITORY
 from tests.mlx_models import load_target
-from tests.models import REPOSITORY
 
 HEADS = REPOSITORY / "tests" / "fixtures" / "heads"
 SIZE = 256  # of the target

@@ -17,7 +17,7 @@ from edgespec.core.protocols import Capabilities, Draft
 from edgespec.errors import BackendError
 from tests.backends.zoo import VOCABULARY, class_names, tiny
 from tests.contract.runtimes import prefill
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 # What takes chains only.
 CHAINS = {

@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.formats.gguf import GGML_TYPES
 from edgespec.train.student import copy_fields, finish_gguf
-from tests.models import REPOSITORY, llama
+from tests.gguf_models import REPOSITORY, llama
 
 ROLES = ("token_embd", "output_norm", "output", "blk.0.attn_norm", "blk.0.attn_q", "blk.0.ffn_down")
 WIDTH = 256

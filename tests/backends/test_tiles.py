@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.backends.llamacpp import tiles
-from tests.models import TARGET
+from tests.gguf_models import TARGET
 
 
 def test_a_quantized_model_reads_tokens_whatever_the_processor_has(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from edgespec.engine.prompts import PromptEncoder
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import TextStream
 from edgespec.text.tokenizer import Tokenizer, join_start
+from tests.gguf_models import REPOSITORY, TARGET
 from tests.mlx_models import DENSE, make_folder
-from tests.models import REPOSITORY, TARGET
 
 FOLDER = Path(os.environ.get("EDGESPEC_TEST_ZOO", REPOSITORY.parent / "shared" / "zoo")) / "vocabularies"
 SENTENCEPIECE = Path("sentencepiece")  # made in the test

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from edgespec.autopilot.profile import DraftCost, Profile
+from edgespec.autopilot.speculation import Speculation
 from edgespec.autopilot.stats import DraftStats
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
@@ -16,7 +17,6 @@ from edgespec.bench.prompt_sets import BenchPrompt
 from edgespec.bench.records import Run
 from edgespec.bench.runner import Bench, Skipped, list_arms
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, Request
 from edgespec.errors import Cancelled

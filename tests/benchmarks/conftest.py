@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.command import run_here
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 MAX_S = 120  # for one program, on a busy machine
 ALONE = {

@@ -11,11 +11,11 @@ from benchmarks.adaptation import DEPTH, find_fresh, measure_alpha, take_newest
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.options import LoadOptions
 from edgespec.memory.memory import Memory
-from edgespec.registry.tokenizer_compat import identify_tokenizer
+from edgespec.models.tokenizer_compat import identify_tokenizer
 from edgespec.train.texts import TrainingText
 from tests.benchmarks.conftest import Program
 from tests.cli.test_adapt import keep_texts
-from tests.models import TARGET, llama
+from tests.gguf_models import TARGET, llama
 
 N_CONVERSATIONS = 24
 

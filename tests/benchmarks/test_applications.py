@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.benchmarks.conftest import Program
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 
 @pytest.mark.parametrize("package", ["benchmarks", "laboratory"])

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.promise import KINDS
 from tests.benchmarks.conftest import Program
-from tests.models import DRAFT, TARGET
+from tests.gguf_models import DRAFT, TARGET
 
 
 def test_distribution(program: Program) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.benchmarks.conftest import Program, Run
-from tests.models import TARGET
+from tests.gguf_models import TARGET
 
 
 def test_environment(program: Program) -> None:

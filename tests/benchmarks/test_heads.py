@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.benchmarks.conftest import Program, Run
-from tests.models import REPOSITORY, TARGET
+from tests.gguf_models import REPOSITORY, TARGET
 from tests.trained_heads import LAYERS, convert, state_layers
 
 HEAD = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle3-python-6m"

@@ -8,7 +8,7 @@ from typing import Any
 
 from edgespec.formats.head_file import read_head
 from tests.benchmarks.conftest import Program
-from tests.models import DRAFT, REPOSITORY, TARGET
+from tests.gguf_models import DRAFT, REPOSITORY, TARGET
 
 HEADS = REPOSITORY / "tests" / "fixtures" / "heads"
 

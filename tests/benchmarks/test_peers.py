@@ -20,7 +20,7 @@ from benchmarks.peers_server import list_draft_modes, read_stream
 from benchmarks.peers_tables import ALL, Record, Round, Run, format_markdown, summarize
 from tests.benchmarks.conftest import Program
 from tests.benchmarks.conftest import Run as RunModule
-from tests.models import DRAFT, TARGET
+from tests.gguf_models import DRAFT, TARGET
 
 HELP = """\
 --spec-draft-model, -md, --model-draft FNAME

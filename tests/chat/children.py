@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 _START = "import sys; from pathlib import Path; from edgespec.chat import Store; path = Path(sys.argv[1])\n"
 

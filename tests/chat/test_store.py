@@ -10,7 +10,7 @@ import pytest
 from edgespec.chat import Conversation, Store, Turn
 from edgespec.errors import CacheError, InvalidRequest
 from tests.chat.children import outcome, start
-from tests.registry.test_adapted import keep_trainings
+from tests.models.test_versions import keep_trainings
 
 
 def asked(store: Store, text: str, answer: str = "Yes.") -> tuple[Conversation, Turn, Turn]:

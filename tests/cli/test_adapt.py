@@ -19,12 +19,12 @@ from edgespec.backends import open_tokenizer
 from edgespec.cli.adapt import TrainingReporter
 from edgespec.memory.memory import Memory
 from edgespec.memory.store import DEFAULT_LIMIT_BYTES
-from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair
-from edgespec.registry.tokenizer_compat import identify_tokenizer
+from edgespec.models.tokenizer_compat import identify_tokenizer
+from edgespec.models.versions import AdaptedDrafts, AdaptedPair
 from edgespec.train import texts
 from tests.cli.conftest import Cli
-from tests.models import DRAFT, TARGET, llama
-from tests.registry.test_adapted import CARD
+from tests.gguf_models import DRAFT, TARGET, llama
+from tests.models.test_versions import CARD
 
 N_CONVERSATIONS, N_PROMPT = 40, 20
 SOURCES = Path(json.__file__).parent

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair
+from edgespec.models.versions import AdaptedDrafts, AdaptedPair
 from tests.cli.conftest import Cli
-from tests.models import DRAFT, TARGET
-from tests.registry.test_adapted import CARD
+from tests.gguf_models import DRAFT, TARGET
+from tests.models.test_versions import CARD
 
 RUN = ["run", "def", "--temperature", "0", "--max-tokens", "8", "--draft", "model", "--draft-max", "3", "--ctx", "128"]
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from edgespec import drafters
-from edgespec.backends.devices import HUGE_PAGES
 from edgespec.backends.llamacpp.library import rebuild_command
 from edgespec.cli import gpu_check
 from edgespec.cli.doctor import _format_runtime, describe_huge_pages, find_gpu_problems, find_huge_page_problems
 from edgespec.cli.gpu_check import PlaceCheck
 from edgespec.installation import install_command
+from edgespec.machines.memory import HUGE_PAGES
 from tests.cli.conftest import COMMAND, Cli
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 HEADS = [name for name, spec in drafters.drafter_specs().items() if spec.needs == "head"]
 WORDS = ["ngram", "suffix", "recycling", "model", *HEADS, "pard", "layerskip", "qspec", "sparse"]
@@ -119,7 +119,7 @@ def test_a_place_is_sound_or_not(figures: dict[str, Any], is_sound: bool) -> Non
 
 def test_doctor_knows_how_the_kernel_gives_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    monkeypatch.setattr("edgespec.backends.devices.HUGE_PAGES", tmp_path)
+    monkeypatch.setattr("edgespec.machines.memory.HUGE_PAGES", tmp_path)
     assert describe_huge_pages() is None and find_huge_page_problems(None) == []
     for modes in ("[always] madvise never", "always [madvise] never", "always madvise [never]"):
         (tmp_path / "enabled").write_text(f"{modes}\n")

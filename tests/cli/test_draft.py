@@ -17,7 +17,7 @@ import pytest
 
 from tests.cli.conftest import COMMAND, Cli
 from tests.formats.ggufs import TOKENS, write_gguf
-from tests.models import DRAFT, TARGET, mamba
+from tests.gguf_models import DRAFT, TARGET, mamba
 
 SHORT = ("--max-tokens", "24", "--temperature", "0", "--threads", "1", "--ctx", "256")
 

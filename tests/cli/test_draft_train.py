@@ -16,12 +16,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from edgespec.backends import open_tokenizer
-from edgespec.registry.adapted import AdaptedDrafts, AdaptedPair
+from edgespec.models.versions import AdaptedDrafts, AdaptedPair
 from edgespec.train import head_files, new_head, own_texts
 from edgespec.train.own_texts import Conversation, ConversationFile
 from tests.cli.conftest import Cli
-from tests.models import TARGET, mamba
-from tests.registry.test_adapted import CARD
+from tests.gguf_models import TARGET, mamba
+from tests.models.test_versions import CARD
 from tests.train.chatty import make_chatty
 from tests.trained_heads import EAGLE3, convert
 

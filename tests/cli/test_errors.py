@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.errors import InvalidModelFile
 from tests.cli.conftest import Cli
-from tests.models import TARGET, llama
+from tests.gguf_models import TARGET, llama
 
 
 def refused(cli: Cli, code: int, told: str, *arguments: str, stdin: str = "") -> str:

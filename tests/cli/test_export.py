@@ -21,8 +21,8 @@ import pytest
 import yaml
 
 from tests.cli.conftest import Cli
+from tests.gguf_models import DRAFT, TARGET
 from tests.mlx_models import DENSE, make_folder
-from tests.models import DRAFT, TARGET
 
 START_S = 60
 

@@ -15,7 +15,7 @@ from tests.backends import eagle3_heads
 from tests.backends.eagle3_heads import make_head
 from tests.backends.mtp_heads import make_mixture
 from tests.cli.conftest import Cli
-from tests.models import REPOSITORY, TARGET, sliding_window
+from tests.gguf_models import REPOSITORY, TARGET, sliding_window
 
 TRAINED = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle3-python-6m"
 RUN = ("run", "def f(x):", "--max-tokens", "12", "--temperature", "0", "--threads", "1", "--ctx", "128")

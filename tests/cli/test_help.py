@@ -18,7 +18,7 @@ from edgespec.cli.main import OUTPUT_LOST
 from edgespec.cli.main import cli as group
 from edgespec.cli.options import show_all_options
 from tests.cli.conftest import Cli
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 README = REPOSITORY / "README.md"
 _CONTEXT = click.Context(group, info_name="edgespec")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from edgespec.memory.store import TextStore
-from edgespec.registry.adapted import AdaptedDrafts, allow_training, may_train
+from edgespec.models.versions import AdaptedDrafts, allow_training, may_train
 from tests.cli.conftest import Cli
-from tests.registry.test_adapted import keep_trainings
+from tests.models.test_versions import keep_trainings
 
 PROMPT = "def fibonacci(n):\n    "
 GREEDY = ("--max-tokens", "60", "--temperature", "0", "--threads", "1", "--json")

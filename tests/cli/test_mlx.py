@@ -11,8 +11,8 @@ import pytest
 
 from tests.cli.conftest import Cli
 from tests.cli.test_errors import refused
-from tests.hub.hubserver import HubServer
 from tests.mlx_models import DENSE, make_folder
+from tests.models.hubserver import HubServer
 
 PROMPT = "def fibonacci(n):\n"
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgespec.planner.memory import ModelFacts
-from edgespec.planner.report import _describe_drafts, _describe_forwards, _format_speed
-from edgespec.planner.speed import SpeedEstimate
+from edgespec.models.fit import ModelFacts
+from edgespec.models.report import _describe_drafts, _describe_forwards, _format_speed
+from edgespec.models.speed import SpeedEstimate
 from tests.cli.conftest import COMMAND, Cli
-from tests.models import TARGET
+from tests.gguf_models import TARGET
 
 
 def test_plan_says_what_to_expect(cli: Cli) -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from tests.backends.eagle3_heads import make_head, make_head_folder
 from tests.cli.conftest import COMMAND, Cli
-from tests.hub.hubserver import HubServer
-from tests.hub.hubstate import Fault
-from tests.models import DRAFT, TARGET
+from tests.gguf_models import DRAFT, TARGET
+from tests.models.hubserver import HubServer
+from tests.models.hubstate import Fault
 
 REPO, FILE = "me/python-GGUF", "python-Q8_0.gguf"
 REFERENCE = f"hf:{REPO}/{FILE}"

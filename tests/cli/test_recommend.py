@@ -6,7 +6,7 @@ import json
 from typing import get_args
 
 from edgespec.cli.recommend import TASKS
-from edgespec.registry.schema import Task
+from edgespec.models.registry import Task
 from tests.cli.conftest import Cli
 
 

@@ -14,7 +14,7 @@ import pytest
 from edgespec.chat import Store
 from edgespec.cli.main import OUTPUT_LOST
 from tests.cli.conftest import COMMAND, Cli
-from tests.models import DRAFT, TARGET
+from tests.gguf_models import DRAFT, TARGET
 
 PROMPT = "def fibonacci(n):\n    "
 METRICS = {

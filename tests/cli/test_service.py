@@ -15,7 +15,7 @@ import pytest
 
 from edgespec.cli.service import format_systemd
 from tests.cli.conftest import Cli
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 CONTAINERFILE = (REPOSITORY / "Containerfile").read_text()
 ARGUMENTS = ("tree", "--backend", "toy", "--port", "0", "--unix", 'a "%h" $HOME')
@@ -57,7 +57,7 @@ def test_units_start_the_server(cli: Cli, environment: dict[str, str], tmp_path:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    unit, runtime = tmp_path / "edgespec.service", tmp_path / "run"
+    unit, runtime = tmp_path / "edgespec.client", tmp_path / "run"
     runtime.mkdir(0o700)
     unit.write_text(format_systemd(["/bin/sh", 'a "b" \\ $c %d\ne'], {"HF_HOME": "/x %h"}, Path("/")))
     done = subprocess.run(

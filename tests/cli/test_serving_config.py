@@ -10,7 +10,7 @@ from edgespec.cli.serving_config import read_config
 from edgespec.errors import InvalidRequest
 from edgespec.server.models import LocalModel
 from edgespec.server.remote_client import RemoteModel
-from tests.models import TARGET
+from tests.gguf_models import TARGET
 from tests.server.serving import serving
 
 

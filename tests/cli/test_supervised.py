@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from edgespec.cli.interrupts import INTERRUPTED, Presses, finish
+from edgespec.client.stream import Stream
 from edgespec.errors import BackendError, Cancelled
-from edgespec.service.client import Stream
 from tests.cli.conftest import COMMAND
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 ENDLESS = (
     "run",

@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
+from edgespec.answers.generation_spec import GenerationSpec
+from edgespec.answers.tools import make_tool
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
 from edgespec.bench.divergence import Divergence, first_divergence
 from edgespec.bench.runner import Skipped
+from edgespec.bench.verify import Case, Outcome, choose_arms, sum_up, verify
 from edgespec.cli.verify import list_cases
 from edgespec.core.protocols import Session
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import AnswerStart, Event, Finished, Request
-from edgespec.service.generation_spec import GenerationSpec
-from edgespec.service.loaded_model import describe_model
-from edgespec.service.tools import make_tool
-from edgespec.service.verify import Case, Outcome, choose_arms, sum_up, verify
+from edgespec.engine.loaded_model import describe_model
 from tests.cli.conftest import Cli
 from tests.engine.conftest import list_loaded
 
@@ -168,7 +168,7 @@ def test_an_answer_that_was_begun_is_judged_behind_its_beginning(monkeypatch: py
         judged.append(prompt)
         return first_divergence(session, prompt, *answers)
 
-    monkeypatch.setattr("edgespec.service.verify.first_divergence", judge)
+    monkeypatch.setattr("edgespec.bench.verify.first_divergence", judge)
     begun = GenerationSpec("a tale", start=AnswerStart(text=" of two"))
     assert list(verify(engine, info, choose_arms(["model"]), [Case("a", "own", begun)], 4, lambda: None))
     assert judged == 3 * [engine.encode("a tale of two")]

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import edgespec.cli.worker as command
-from edgespec.backends import workers
 from edgespec.backends.llamacpp.library import library
 from edgespec.cli.serving_config import read_config
 from edgespec.errors import BackendError, InvalidRequest
+from edgespec.machines import workers
 from tests.cli.conftest import Cli
 from tests.workers import WorkerProcess, free_port, started_worker
 

@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import Model
 from edgespec.bench.divergence import first_divergence
 from edgespec.core.drafter import Drafter
@@ -16,7 +17,6 @@ from edgespec.core.peers import Yield
 from edgespec.core.protocols import CheckCancelled, PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import DrafterSpec, SlotResources
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, MemoryUse, Notice, Request
 from edgespec.engine.structured_output import Structure, json_part

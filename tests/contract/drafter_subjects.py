@@ -31,7 +31,7 @@ from tests.backends.mlx_dflash_heads import make_folder
 from tests.backends.mtp_heads import make_mixture
 from tests.backends.pair_heads import make_pair_folder
 from tests.contract.runtimes import ON_DEVICE
-from tests.models import DRAFT, REPOSITORY, TARGET
+from tests.gguf_models import DRAFT, REPOSITORY, TARGET
 
 CONTEXT = 256
 PARD = REPOSITORY / "tests" / "fixtures" / "pard"

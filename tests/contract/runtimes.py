@@ -14,8 +14,8 @@ from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import CheckCancelled, Session
 from tests.contract.toys import CONTEXT, FIXED, WIDTH, Runtime, prefill
+from tests.gguf_models import DRAFT, MAKERS, TARGET
 from tests.mlx_models import CONFIGS, DENSE, make_folder
-from tests.models import DRAFT, MAKERS, TARGET
 from tests.ranks import RANK_CONFIGS, load_on_two_ranks
 from tests.workers import started_worker
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.contract import test_ahead, test_session
 from tests.contract.toys import CONTEXT, Runtime
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 CHECKS = [
     check

@@ -9,16 +9,17 @@ import pytest
 
 from edgespec.autopilot.cost_model import CostModel
 from edgespec.autopilot.profile import DraftCost, Profile
+from edgespec.autopilot.speculation import Speculation
 from edgespec.autopilot.stats import DraftStats
 from edgespec.backends import Model, open_model
 from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.backends.options import LoadOptions
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter, Speculation
+from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.text.stream import Piece
-from tests.models import find_trained
+from tests.gguf_models import find_trained
 
 PLAIN = Speculation()
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from edgespec.autopilot.profile import DraftCost, Profile
+from edgespec.autopilot.speculation import Speculation
 from edgespec.autopilot.stats import DraftStats
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
@@ -16,7 +17,7 @@ from edgespec.core.protocols import Budget, Draft, Round, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import DrafterSpec, SlotResources
 from edgespec.drafters.ngram import NgramDrafter
-from edgespec.engine.drafting import LoadedDrafter, Speculation
+from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, Notice, Request
 from edgespec.text.stream import Piece

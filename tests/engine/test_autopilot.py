@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.autopilot.acceptance_record import AcceptanceRecord
+from edgespec.autopilot.speculation import Rule, Speculation
 from edgespec.autopilot.stats import DraftStats
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
@@ -14,14 +15,13 @@ from edgespec.backends.toy import load
 from edgespec.bench.divergence import first_divergence
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Rule, Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Notice, Request
 from edgespec.errors import Cancelled
 from tests.core.toys import Alarm
 from tests.engine.conftest import PLAIN, eager, generate, list_loaded
 from tests.engine.prompts import CODE
-from tests.models import TARGET, hybrid, mamba
+from tests.gguf_models import TARGET, hybrid, mamba
 
 GREEDY = SamplingParams(temperature=0)
 WARM = SamplingParams(temperature=0.8, top_p=0.95)

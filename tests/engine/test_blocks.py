@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load as load_toy
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import AnswerStart, Finished, Request
 from edgespec.engine.structured_output import Json, Structure

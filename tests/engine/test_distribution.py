@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.distribution import compare_distribution, enumerate_distribution
+from edgespec.autopilot.speculation import Speculation
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 
 PROMPT = "self."

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget, Session
 from edgespec.drafters import SlotResources
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Finished
 from edgespec.errors import BackendError, EdgespecError, InvalidRequest
 from tests.core.toys import Alarm

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from edgespec.autopilot.profile import DraftCost
+from edgespec.autopilot.speculation import Speculation
 from edgespec.autopilot.stats import DraftStats
 from edgespec.backends import open_model
 from edgespec.backends.attached_draft import parse
@@ -16,7 +17,7 @@ from edgespec.backends.toy import load
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter, Speculation
+from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 from edgespec.errors import Cancelled, DraftRefused
@@ -24,7 +25,7 @@ from tests.core.toys import Alarm
 from tests.engine.conftest import PLAIN, generate, list_loaded
 from tests.engine.packages import ADAPTIVE, FIXED, GREEDY, TALE, Faults, Flaky, add_package, answer, cheap, open_toy
 from tests.engine.prompts import CODE
-from tests.models import DRAFT, TARGET
+from tests.gguf_models import DRAFT, TARGET
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ from time import perf_counter
 
 import pytest
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import AnswerStart, Finished, Request
 from edgespec.errors import Cancelled, ContextOverflow, DraftRefused, InvalidRequest
@@ -20,7 +20,7 @@ from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 from tests.engine.conftest import PLAIN, eager, generate, list_loaded
 from tests.engine.prompts import CODE
-from tests.models import llama
+from tests.gguf_models import llama
 
 GREEDY = SamplingParams(temperature=0)
 

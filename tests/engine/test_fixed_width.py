@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import open_model
 from edgespec.backends.attached_draft import parse
 from edgespec.backends.fixed_width import FixedWidthModel
 from edgespec.backends.llamacpp.quantize import quantize
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 from edgespec.engine.structured_output import json_structure
 from tests.engine.conftest import PLAIN, eager, generate, list_loaded
 from tests.engine.prompts import CODE
-from tests.models import DRAFT, TARGET
+from tests.gguf_models import DRAFT, TARGET
 
 DRAFTS = {
     "ngram": Speculation(("ngram",), 7, 7),

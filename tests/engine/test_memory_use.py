@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from edgespec.autopilot.profile import Profile
+from edgespec.autopilot.speculation import Speculation
 from edgespec.autopilot.stats import DraftStats
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter, Speculation
+from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, MemoryUse, Request
 from edgespec.errors import Cancelled

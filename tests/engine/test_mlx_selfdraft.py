@@ -6,19 +6,19 @@ from collections.abc import Iterator
 
 import pytest
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.text.chat_template import encode_prompt
 from tests.backends.test_mlx_selfdraft import METHODS, make_draft
 from tests.engine.conftest import PLAIN, eager, generate, list_loaded
 from tests.engine.prompts import CODE
-from tests.models import TARGET
+from tests.gguf_models import TARGET
 
 TOKENS = 10
 

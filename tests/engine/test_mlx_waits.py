@@ -12,18 +12,19 @@ import pytest
 import edgespec.backends.mlx
 from edgespec.autopilot.cost_model import CostModel
 from edgespec.autopilot.profile import DraftCost, Profile
+from edgespec.autopilot.speculation import Speculation
 from edgespec.autopilot.stats import DraftStats
 from edgespec.backends.mlx.model import MlxModel, load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter, Speculation
+from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 from tests.backends.test_mlx_selfdraft import make_draft
 from tests.engine.prompts import CODE
-from tests.models import DRAFT, TARGET
+from tests.gguf_models import DRAFT, TARGET
 
 PACKAGE = Path(edgespec.backends.mlx.__file__).parent
 

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import Model, open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter, Speculation
+from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from tests.engine.prompts import CODE
-from tests.models import TARGET
+from tests.gguf_models import TARGET
 
 FOLDER = Path(__file__).parents[1] / "fixtures/pard"
 MASK = 3

@@ -7,18 +7,18 @@ from collections.abc import Iterator
 import mlx.core as mx
 import pytest
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends.mlx.model import load
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 from edgespec.text.chat_template import encode_prompt
 from tests.engine.conftest import PLAIN, generate, list_loaded, open_engine
 from tests.engine.prompts import CODE
+from tests.gguf_models import DRAFT, TARGET
 from tests.mlx_models import CONFIGS, make_folder
-from tests.models import DRAFT, TARGET
 
 GREEDY = SamplingParams(temperature=0)
 DRAFTS = {

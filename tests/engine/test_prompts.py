@@ -17,7 +17,7 @@ from edgespec.engine.events import Gap, TokenPrompt
 from edgespec.engine.prompts import PromptEncoder
 from edgespec.errors import InvalidRequest, PromptTooLong
 from edgespec.text.chat_template import Message
-from tests.models import TARGET
+from tests.gguf_models import TARGET
 from tests.text.templates import FAMILIES
 
 MARKERS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from edgespec.autopilot.fixed import FixedLength
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import ByteTokenizer
@@ -19,7 +20,7 @@ from edgespec.core.protocols import NO_DRAFT, Budget, Controller
 from edgespec.core.sampling import Distribution, SamplingParams
 from edgespec.core.scores import HostScores
 from edgespec.core.verify import BlockVerification, SampleMatching, TokenRejection
-from edgespec.engine.drafting import LoadedDrafter, Speculation
+from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request, Scored
 from edgespec.engine.steering import ReasoningLimit

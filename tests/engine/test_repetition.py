@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 from edgespec.engine.repetition import ENDLESS, RepetitionDetection, RepetitionDetector

@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 import pytest
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import Model, open_model
 from edgespec.backends.attached_draft import parse
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from tests.engine.conftest import PLAIN, eager, generate, list_loaded
 from tests.engine.prompts import CODE
-from tests.models import TARGET
+from tests.gguf_models import TARGET
 
 GREEDY = SamplingParams(temperature=0)
 METHODS = ["layerskip:2", "layerskip:0,1,4,5+qspec:2", "qspec:4+sparse:2,24"]

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load as load_toy
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.engine.grammar import GrammarCompiler

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends.llamacpp.library import library
 from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.options import LoadOptions
@@ -13,13 +14,12 @@ from edgespec.bench.divergence import first_divergence
 from edgespec.core.peers import Yield
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, Request
 from edgespec.errors import BackendError, Cancelled
 from tests.engine.conftest import PLAIN, eager, open_engine
 from tests.engine.prompts import CODE
-from tests.models import find_trained
+from tests.gguf_models import find_trained
 
 GREEDY = SamplingParams(temperature=0)
 AT_ONCE = 12

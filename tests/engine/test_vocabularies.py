@@ -29,7 +29,7 @@ from edgespec.text.tokenizer import Tokenizer, encode_inside
 from laboratory.constraints import RUNTIMES, check_answers, list_constraints, open_engine
 from laboratory.vocabulary_models import write_gguf, write_mlx
 from tests.engine.conftest import PLAIN, generate
-from tests.models import REPOSITORY, TARGET
+from tests.gguf_models import REPOSITORY, TARGET
 
 FOLDER = Path(os.environ.get("EDGESPEC_TEST_ZOO", REPOSITORY.parent / "shared" / "zoo")) / "vocabularies"
 WORDS = ("▁hello", "▁world", "hello", "world", "▁▁", ">{", ">\n", "</think", "red", "\n\n")

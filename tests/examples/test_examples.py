@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 EXAMPLES = REPOSITORY / "examples"
 DOCUMENT = REPOSITORY / "docs" / "write-a-drafter.md"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 import edgespec
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 OTHERS = {"--pip-args", "--prefer-binary", "--extra-index-url", "--hostfile"}  # of pip, pipx and mlx.launch

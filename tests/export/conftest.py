@@ -11,9 +11,9 @@ import pytest
 
 from edgespec.export.gather import gather
 from edgespec.export.plan import ExportPlan
-from edgespec.hub.hub import Hub
-from edgespec.planner.load_config import LoadConfig, MemoryOptions
-from edgespec.registry.schema import Registry, load_registry
+from edgespec.models.hub import Hub
+from edgespec.models.load_config import LoadConfig, MemoryOptions
+from edgespec.models.registry import Registry, load_registry
 from tests.reporter import Heard
 
 Gather = Callable[..., ExportPlan]

@@ -20,8 +20,8 @@ from edgespec.export.engines import ENGINES, export
 from edgespec.export.plan import Draft, Exported, ExportPlan, Weights
 from edgespec.export.remarks import list_remarks
 from edgespec.formats.heads import HeadKind
-from edgespec.hub.references import HubQuant, HubRepo, LocalPath, PackagedFile
-from edgespec.registry.schema import Registry
+from edgespec.models.references import HubQuant, HubRepo, LocalPath, PackagedFile
+from edgespec.models.registry import Registry
 from tests.export.conftest import Gather, read_keys
 from tests.export.test_script import check_syntax
 

@@ -19,13 +19,13 @@ from edgespec.export.measured import read_measured
 from edgespec.export.plan import ExportPlan
 from edgespec.export.remarks import list_remarks
 from edgespec.formats.gguf import read_header
-from edgespec.hub.references import LocalPath
-from edgespec.registry.adapted import AdaptedDrafts
+from edgespec.models.references import LocalPath
+from edgespec.models.versions import AdaptedDrafts
 from tests.export.conftest import Gather
-from tests.formats.test_gguf_header import Bytes
+from tests.formats.test_gguf import Bytes
+from tests.gguf_models import DRAFT, REPOSITORY, TARGET, GgufBuilder
 from tests.mlx_models import DENSE, make_folder
-from tests.models import DRAFT, REPOSITORY, TARGET, GgufBuilder
-from tests.registry.test_adapted import CARD
+from tests.models.test_versions import CARD
 
 FIXTURES = REPOSITORY / "tests" / "fixtures"
 IDS = {"target_id": "a/target", "draft_id": "a/draft"}

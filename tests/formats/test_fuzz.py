@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 QUICK = (
     *("gguf-header", "gguf-tensors", "gguf-metadata", "gguf-weights", "gguf-draft", "gguf-file"),

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from edgespec.errors import InvalidModelFile
 from edgespec.formats.gguf import Header, read_header
 from edgespec.formats.gguf_validate import check_model, read_file
-from edgespec.planner.memory import estimate_memory
-from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
+from edgespec.models.fit import estimate_memory
+from edgespec.models.tokenizer_compat import find_tokenizer_mismatch
 from tests.formats.ggufs import model_file
-from tests.formats.test_gguf_header import Bytes
+from tests.formats.test_gguf import Bytes
 
 LIMIT_S = 2.0
 INTERESTING = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**33, 2**62, 2**63 - 1, 2**63, 2**64 - 1]

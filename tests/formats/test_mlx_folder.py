@@ -10,8 +10,8 @@ import pytest
 
 from edgespec.errors import CacheError, InvalidModelFile
 from edgespec.formats.mlx_folder import Folder, read_config
-from edgespec.planner.memory import estimate_memory
-from edgespec.registry.tokenizer_compat import find_tokenizer_mismatch
+from edgespec.models.fit import estimate_memory
+from edgespec.models.tokenizer_compat import find_tokenizer_mismatch
 
 LLAMA_8B = {
     "model_type": "llama",

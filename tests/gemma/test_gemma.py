@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.api.conftest import folders
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 from tests.real.texts import Ask, Judge, load
 
 __all__ = ["folders"]

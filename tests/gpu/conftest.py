@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgespec.backends import device_memory
-from edgespec.backends.devices import DeviceMemory
+from edgespec.machines.memory import DeviceMemory
 from tests.api.conftest import folders
 
 __all__ = ["folders"]

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 
 import edgespec
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import open_model
-from edgespec.backends.devices import DeviceMemory
 from edgespec.backends.llamacpp.heads import open_head
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
+from edgespec.machines.memory import DeviceMemory
 from tests.backends.dflash_heads import DIALECTS, make_dflash
 from tests.backends.head_sessions import TEXT, Pair
-from tests.models import TARGET, mixture
+from tests.gguf_models import TARGET, mixture
 
 pytestmark = pytest.mark.usefixtures("folders")
 

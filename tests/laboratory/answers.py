@@ -9,9 +9,9 @@ from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Notice, Request
-from edgespec.planner.load_config import LoadConfig
-from edgespec.service.load import Loader
-from edgespec.service.loaded_model import LoadedModel
+from edgespec.engine.loaded_model import LoadedModel
+from edgespec.engine.open import Loader
+from edgespec.models.load_config import LoadConfig
 from tests.reporter import Heard
 
 PROMPTS = ("def read_lines(path):", "class Config:\n    def __init__(self", "import os\n\n\ndef list_files(folder")

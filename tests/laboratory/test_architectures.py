@@ -13,7 +13,7 @@ from laboratory import architectures
 from laboratory.architecture_arms import ARMS, is_valid
 from laboratory.architectures import main, read_last_words, sweep_model
 from laboratory.character_vocabulary import write_with_characters
-from tests.models import hybrid, llama
+from tests.gguf_models import hybrid, llama
 
 
 def test_every_arm_gives_the_text_of_plain_decoding(tmp_path: Path) -> None:

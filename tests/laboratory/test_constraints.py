@@ -8,7 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from laboratory import constraints
-from tests.models import TARGET, GgufBuilder
+from tests.gguf_models import TARGET, GgufBuilder
 
 
 def test_answers_are_counted_and_vocabularies_without_an_end_are_named(tmp_path: Path) -> None:

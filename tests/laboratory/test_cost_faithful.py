@@ -22,8 +22,8 @@ from laboratory.embedding.files import write
 from laboratory.embedding.layout import list_tensors
 from laboratory.embedding.shapes import SHAPES, Shape, Size
 from laboratory.embedding.sources import open_source
+from tests.gguf_models import DRAFT, TARGET, GgufBuilder, llama, sliding_window
 from tests.mlx_models import DENSE, make_folder
-from tests.models import DRAFT, TARGET, GgufBuilder, llama, sliding_window
 
 # A little larger than the packaged draft model and the random ones; rows are whole super-blocks.
 TINY = Size(width=256, layers=3, kv_width=128, ffn=512)

@@ -32,7 +32,7 @@ from tests.backends.dflash_heads import (
 )
 from tests.backends.numpy_layers import ROPE_BASE
 from tests.contract.toys import prefill
-from tests.models import TARGET
+from tests.gguf_models import TARGET
 
 TEXT: list[int] = np.random.default_rng(8).integers(1, 4000, 60).tolist()
 LAYER_NAMES = {

@@ -9,14 +9,14 @@ import pytest
 
 from edgespec.backends.llamacpp.model import load as load_llama
 from edgespec.backends.options import LoadOptions
+from edgespec.engine.head_probe import HeadProbe
 from edgespec.errors import DraftRefused
 from edgespec.formats.head_file import read_head
-from edgespec.planner.head_probe import HeadProbe
 from laboratory.cost_faithful import build
 from laboratory.eagle3_gguf import convert
 from laboratory.embedding.shapes import SHAPES, Size
+from tests.gguf_models import REPOSITORY, TARGET
 from tests.laboratory.answers import answer_plainly, check_autopilot, check_texts, load
-from tests.models import REPOSITORY, TARGET
 from tests.reporter import Heard
 
 TRAINED = REPOSITORY / "tests" / "fixtures" / "heads" / "eagle3-python-6m"

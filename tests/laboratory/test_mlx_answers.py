@@ -11,8 +11,8 @@ import pytest
 import edgespec
 from tests.backends.test_mlx_zoo import REFUSED, UNMADE
 from tests.backends.zoo import class_names, describe, tiny
+from tests.gguf_models import vocabulary_fields
 from tests.mlx_models import save
-from tests.models import vocabulary_fields
 
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}\n{% endif %}"

@@ -12,8 +12,8 @@ from edgespec.backends.llamacpp.model import load as load_model
 from edgespec.backends.options import LoadOptions
 from laboratory.mtp_gguf import convert
 from tests.contract.toys import prefill
+from tests.gguf_models import DRAFT, REPOSITORY, TARGET, llama, sliding_window
 from tests.laboratory.answers import answer_plainly, check_autopilot, check_texts
-from tests.models import DRAFT, REPOSITORY, TARGET, llama, sliding_window
 from tests.reporter import Heard
 
 TRAINED = REPOSITORY / "tests" / "fixtures" / "heads" / "mtp-python-6m"

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-import edgespec.planner.speed as speed
+import edgespec.models.speed as speed
 from edgespec.cli.plan import plan_command
 from edgespec.errors import CacheError
-from edgespec.planner.report import format_plan
+from edgespec.models.report import format_plan
 from edgespec.units import GIB
 from laboratory.hub import OutlineHub
 from laboratory.plan_names import count_traffic

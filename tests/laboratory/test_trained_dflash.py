@@ -12,8 +12,8 @@ import pytest
 
 from edgespec.autopilot.fixed import FixedLength
 from edgespec.backends.llamacpp import heads
-from edgespec.backends.llamacpp.head_contexts import BlockContext
 from edgespec.backends.llamacpp.heads import LlamaHead, open_head
+from edgespec.backends.llamacpp.heads.contexts import BlockContext
 from edgespec.backends.llamacpp.hidden_states import Floats
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.options import LoadOptions
@@ -27,7 +27,7 @@ from edgespec.drafters.candidates import RequestDraw
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
 from laboratory.dflash_gguf import convert
-from tests.models import REPOSITORY, TARGET
+from tests.gguf_models import REPOSITORY, TARGET
 
 TRAINED = REPOSITORY / "tests" / "fixtures" / "heads" / "dflash-python-6m"
 PROMPTS = (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgespec.memory.index import MAX_SEGMENT, MIN_BUILD, QUICK_SEGMENT, plan_build
 from edgespec.memory.rows import SegmentRow
 from edgespec.memory.segments import DamagedSegment, build_segment, open_segment
-from tests.memory.test_suffixes import make_text
+from tests.memory.test_index import make_text
 
 
 def test_every_byte_of_a_file_is_checked(tmp_path: Path) -> None:

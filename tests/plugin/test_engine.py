@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from edgespec_automaton import SPEC, AutomatonDrafter
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.core.drafter import Outcome
 from edgespec.core.protocols import Round
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import DrafterSpec
-from edgespec.engine.drafting import LoadedDrafter, Speculation
+from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, Notice, Request
 from edgespec.errors import BackendError

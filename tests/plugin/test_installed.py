@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 PROMPT = "def read_lines(path):"  # the embedded model repeats itself after it
 Run = Callable[..., subprocess.CompletedProcess[str]]

@@ -9,8 +9,8 @@ import pytest
 
 import edgespec
 from edgespec.backends.llamacpp.quantize import quantize
-from edgespec.hub.references import PackagedFile
-from edgespec.registry.packaged import find_packaged
+from edgespec.models.packaged import find_packaged
+from edgespec.models.references import PackagedFile
 from tests.api.conftest import folders
 from tests.real.texts import Judge, load
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import edgespec
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
 from edgespec.bench.prompt_sets import read_shipped_prompts
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.text.chat_template import Message
 

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
 
-from edgespec.registry.adapted import BASE, AdaptedDrafts
-from tests.models import DRAFT, TARGET
-from tests.registry.test_adapted import CARD
+from edgespec.models.versions import BASE, AdaptedDrafts
+from tests.gguf_models import DRAFT, TARGET
+from tests.models.test_versions import CARD
 from tests.server.serving import EMBEDDED, Server, serving
 
 NAME = "embedded"

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine.drafting import Speculation
-from edgespec.service.generation_spec import GenerationSpec
-from edgespec.service.thinking import Thinking
+from edgespec.answers.generation_spec import GenerationSpec
+from edgespec.answers.thinking import Thinking
+from edgespec.autopilot.speculation import Speculation
 from edgespec.text.chat_template import profile_template
 from edgespec.text.template_profile import NO_TEMPLATE
-from tests.models import llama
+from tests.gguf_models import llama
 from tests.server.serving import PROMPT, Server, serving
 
 USER: list[Any] = [{"role": "user", "content": PROMPT}]

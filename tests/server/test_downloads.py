@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.hub.hubserver import HubServer
-from tests.models import TARGET
+from tests.gguf_models import TARGET
+from tests.models.hubserver import HubServer
 from tests.server.serving import PROMPT, serving
 
 REPO, FILE = "me/python-GGUF", "python-Q8_0.gguf"

@@ -9,12 +9,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from edgespec.autopilot.acceptance_record import AcceptanceRecord
-from edgespec.backends.devices import DeviceMemory
 from edgespec.core.metrics import Meter
 from edgespec.engine.events import Finished
+from edgespec.machines.memory import DeviceMemory
 from edgespec.server.metrics import ServerMetrics
 from tests.command import run_command
-from tests.models import ASSETS
+from tests.gguf_models import ASSETS
 from tests.server.serving import PROMPT, Server, serving
 
 Labels = tuple[tuple[str, str], ...]

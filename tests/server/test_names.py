@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgespec.errors import UnknownModel
-from edgespec.planner.load_config import LoadConfig
+from edgespec.models.load_config import LoadConfig
 from edgespec.server.http import Policy
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.models import LocalModel, Models

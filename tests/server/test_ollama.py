@@ -10,11 +10,11 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from edgespec.backends.devices import RESERVE_BYTES, DeviceMemory, Memory
-from edgespec.planner.memory import Fit, MemoryEstimate
+from edgespec.answers.response import ReasoningDelta
+from edgespec.answers.thinking import Thinking
+from edgespec.machines.memory import RESERVE_BYTES, DeviceMemory, Memory
+from edgespec.models.fit import Fit, MemoryEstimate
 from edgespec.server.ollama import OllamaChatRequest, list_running
-from edgespec.service.response import ReasoningDelta
-from edgespec.service.thinking import Thinking
 from edgespec.text.tool_calls import CallEnd, CallStart, ToolCall
 from edgespec.units import GIB
 from tests.server.serving import PROMPT, Server

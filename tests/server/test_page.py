@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.server.auth import PAGE_PATHS
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 from tests.server.serving import Server
 
 FOLDER = REPOSITORY / "edgespec" / "server" / "page"

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edgespec.answers.response import Done
 from edgespec.errors import InvalidRequest
 from edgespec.server.anthropic import MessagesRequest
 from edgespec.server.http import HttpError, dump_json
@@ -18,7 +19,6 @@ from edgespec.server.openai import ChatRequest
 from edgespec.server.remote import _MALFORMED, CHAT, TEXT, RemoteAnswer, RemoteCall, make_calls, translate
 from edgespec.server.remote_client import RemoteModel, explain_error, find_error
 from edgespec.server.responses import ResponsesRequest
-from edgespec.service.response import Done
 
 USER: Any = {"role": "user", "content": "x"}
 

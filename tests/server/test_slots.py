@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Finished, Request
-from edgespec.planner.load_config import LoadConfig
+from edgespec.engine.model_info import ModelInfo
+from edgespec.models.load_config import LoadConfig
 from edgespec.server.http import HttpError, Policy
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.models import LocalModel, Models, generate_parts
 from edgespec.server.slots import FairLimiter, ModelSlot
-from edgespec.service.client import ModelInfo
 
 
 @given(

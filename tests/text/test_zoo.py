@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.answers.call_structure import build_call_structure
+from edgespec.answers.tools import Tool
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
 from edgespec.engine.grammar import GrammarCompiler
-from edgespec.service.call_structure import build_call_structure
-from edgespec.service.tools import Tool
 from edgespec.text.call_format import NAME
 from edgespec.text.chat_template import ChatTemplate
 from laboratory.templates import ARGUMENTS, BOS, CONVERSATIONS, EOS, find_fault, find_misread, make_schema, write_answer
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 FOLDER = Path(os.environ.get("EDGESPEC_TEST_ZOO", REPOSITORY.parent / "shared" / "zoo")) / "templates"
 PATHS = sorted(FOLDER.glob("*.jinja"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import gguf
 
 from edgespec.train.student import copy_fields, finish_gguf
-from tests.models import TARGET
+from tests.gguf_models import TARGET
 
 TEMPLATE = "{{ bos_token }}{% for message in messages %}# {{ message.content }}\n{% endfor %}"
 

@@ -20,8 +20,8 @@ from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
 from edgespec.train.student import Student
 from tests.contract.runtimes import prefill
+from tests.gguf_models import DRAFT, find_trained, llama, llama3, qwen
 from tests.mlx_models import CONFIGS, DENSE, make_folder
-from tests.models import DRAFT, find_trained, llama, llama3, qwen
 
 TEXT = [int(token) for token in np.random.default_rng(0).integers(4, 4096, 24)]
 

@@ -17,7 +17,7 @@ from edgespec.train.evaluate import (
     read_best,
 )
 from edgespec.train.texts import TrainingText
-from tests.models import DRAFT
+from tests.gguf_models import DRAFT
 
 
 def test_hits_and_chains() -> None:

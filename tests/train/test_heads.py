@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from edgespec.backends.attached_draft import Unsupported
+from edgespec.backends.mlx.heads.target_parts import read_target
 from edgespec.backends.mlx.model import MlxModel
-from edgespec.backends.mlx.target_parts import read_target
 from edgespec.core.decoding import read_prompt
 from edgespec.errors import DraftRefused
 from edgespec.formats.head_file import read_head
@@ -24,8 +24,8 @@ from edgespec.train.heads import HeadStudent, find_known, measure_heads, recursi
 from edgespec.train.parts import Parts
 from edgespec.train.teacher import Teacher
 from edgespec.train.texts import TrainingText
+from tests.gguf_models import REPOSITORY
 from tests.mlx_models import DENSE, load_target, make_model
-from tests.models import REPOSITORY
 from tests.train.runs import new_folder
 
 HEADS = REPOSITORY / "tests" / "fixtures" / "heads"

@@ -34,8 +34,8 @@ from edgespec.train.parts import Parts
 from edgespec.train.teacher import Teacher
 from edgespec.train.texts import TrainingText
 from tests.drafters.sessions import decode_greedily
+from tests.gguf_models import TARGET, llama3, mamba, qwen
 from tests.mlx_models import CONFIGS, DENSE, make_folder
-from tests.models import TARGET, llama3, mamba, qwen
 from tests.train.runs import new_folder
 from tests.trained_heads import EAGLE3, convert
 

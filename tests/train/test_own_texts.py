@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import CheckCancelled
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.engine import Engine
 from edgespec.errors import CacheError, Cancelled, DraftRefused
 from edgespec.train import own_texts
 from edgespec.train.own_texts import Conversation, ConversationFile, cut_loop, write_conversations
-from tests.models import TARGET
+from tests.gguf_models import TARGET
 from tests.train.chatty import make_chatty
 
 STREAMS = 3

@@ -22,7 +22,7 @@ from edgespec.train.options import Progress, Throttle
 from edgespec.train.run_folder import open_run
 from edgespec.train.student import Student
 from edgespec.train.trainer import Trainer
-from tests.models import DRAFT, REPOSITORY
+from tests.gguf_models import DRAFT, REPOSITORY
 from tests.train.runs import FREE, OPTIONS, cancel_at, digest_weights, make_batches, make_trainer, train
 
 SHORT = replace(OPTIONS, epochs=2)

@@ -25,8 +25,8 @@ from edgespec.formats.gguf_validate import read_file
 from edgespec.train.memory_estimate import estimate_training_bytes
 from edgespec.train.student import Student
 from tests.formats.head_files import write_eagle3
+from tests.gguf_models import DRAFT, REPOSITORY, GgufBuilder, sliding_window
 from tests.mlx_models import CONFIGS, DENSE, make_folder, make_model, save
-from tests.models import DRAFT, REPOSITORY, GgufBuilder, sliding_window
 from tests.train.drafts import LOW_BIT, NAMES, TEXT, make_draft, read_network, read_runtime, ternary, train
 
 FIXTURES = REPOSITORY / "tests" / "fixtures"

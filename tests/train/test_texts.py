@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.errors import InvalidRequest
 from edgespec.memory.store import TextStore
-from edgespec.registry.adapted import BASE, AdaptedDrafts, AdaptedPair
+from edgespec.models.versions import BASE, AdaptedDrafts, AdaptedPair
 from edgespec.train.evaluate import Matrix, Return, return_to_best
 from edgespec.train.texts import (
     MIN_CONVERSATIONS,
@@ -25,7 +25,7 @@ from edgespec.train.texts import (
     split_texts,
 )
 from tests.memory.texts import make_tokens
-from tests.registry.test_adapted import CARD, writing
+from tests.models.test_versions import CARD, writing
 from tests.train.stores import TOKENIZER, add_document, add_texts
 
 

@@ -16,18 +16,18 @@ import numpy as np
 import pytest
 
 from edgespec.backends.options import LoadOptions
+from edgespec.client.local import LocalEngine
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Request
 from edgespec.errors import BackendError
-from edgespec.planner.load_config import LoadConfig
-from edgespec.service.learn import Activity, activity_path, is_any_engine_working
-from edgespec.service.local import LocalEngine
+from edgespec.models.load_config import LoadConfig
+from edgespec.train.learn import Activity, activity_path, is_any_engine_working
 from edgespec.train.objectives import distillation, forward_kl
 from edgespec.train.options import Progress, Throttle, TrainOptions
 from edgespec.train.parts import Parts
 from edgespec.train.teacher import Part
 from edgespec.train.trainer import Trainer, _State
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 from tests.train.runs import FREE, OPTIONS, TinyDraft, make_batches, make_trainer
 
 SHORT = replace(OPTIONS, epochs=2)
@@ -142,7 +142,7 @@ def test_it_stops() -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from edgespec.service.learn import Activity
+from edgespec.train.learn import Activity
 activity = Activity(Path(sys.argv[1]))
 activity.set(True)
 print("held", flush=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from edgespec.backends.devices import RAM
 from edgespec.errors import BackendUnavailable, InvalidRequest
 from edgespec.installation import find_installer, install_command
+from edgespec.machines.memory import RAM
 
 _LOG_INFO, _LOG_ERROR, _LOG_CONT = 2, 4, 5
 

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 from edgespec.backends import device_memory
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec
-from edgespec.backends.devices import RAM, NewMemory, split_places, split_shares
 from edgespec.backends.llamacpp.context import Context
 from edgespec.backends.llamacpp.embedder import LlamaEmbedder
 from edgespec.backends.llamacpp.library import Library, library, list_handles, place_tensors
@@ -28,6 +27,7 @@ from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import DoesNotFit, EdgespecError, InvalidModelFile, names_memory
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadSpec
+from edgespec.machines.memory import RAM, NewMemory, split_places, split_shares
 
 S = TypeVar("S", bound=LlamaSession)
 C = TypeVar("C")

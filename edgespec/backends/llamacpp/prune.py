@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.devices import host_memory
 from edgespec.backends.llamacpp.shape import count_blocks, write_blocks
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, DoesNotFit
 from edgespec.formats.gguf import Header, TensorInfo
 from edgespec.formats.gguf_validate import read_file
+from edgespec.machines.memory import host_memory
 from edgespec.units import gib
 
 _USE = "Use --draft ngram, or qspec."

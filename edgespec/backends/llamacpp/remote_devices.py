@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.backends import device_memory
-from edgespec.backends.devices import RAM, host_memory
 from edgespec.backends.llamacpp.library import ggml, library, list_handles, place_tensors
 from edgespec.backends.llamacpp.rpc import connected, find, notice_silence, report_end, require_rpc
 from edgespec.backends.llamacpp.split import split_layers
 from edgespec.backends.options import LoadOptions
-from edgespec.backends.workers import Worker, find_workers, resolve
 from edgespec.errors import BackendError, InvalidRequest
 from edgespec.formats.gguf_validate import read_file
+from edgespec.machines.memory import RAM, host_memory
+from edgespec.machines.workers import Worker, find_workers, resolve
 
 _MAX_SPLITS = 16  # llama_max_devices()
 _MAX_DEVICES = 14  # beside the processor, and perhaps its library of matrix products; GGML_SCHED_MAX_BACKENDS is 16

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from edgespec.backends.devices import RESERVE_BYTES, Memory
-from edgespec.backends.workers import Worker
 from edgespec.errors import InvalidRequest
+from edgespec.machines.memory import RESERVE_BYTES, Memory
+from edgespec.machines.workers import Worker
 
 
 @dataclass(frozen=True, slots=True)

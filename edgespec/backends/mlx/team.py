@@ -11,10 +11,10 @@ import mlx.core as mx
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.library import map_errors
-from edgespec.backends.ranks import Ranks, take_ranks
-from edgespec.backends.wire import Follower, Leader
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, InvalidRequest, RollbackError, reason_of
+from edgespec.machines.ranks import Ranks, take_ranks
+from edgespec.machines.wire import Follower, Leader
 
 _LOST_S = 0.5  # in which this process ends if the reason was that a rank has ended: its connection tells
 REFUSALS = (Cancelled, ContextOverflow, RollbackError, Unsupported, ValueError)

@@ -16,6 +16,7 @@ from textual.binding import BindingType
 from textual.screen import Screen
 from textual.widgets import OptionList
 
+from edgespec.answers.summary import RUNTIMES, describe_drafts
 from edgespec.autopilot.stats import DraftStats
 from edgespec.chat import Store
 from edgespec.chat.own_model import OwnModel
@@ -28,13 +29,14 @@ from edgespec.chat.tui.progress import Downloads, Progress, TuiReporter, describ
 from edgespec.chat.tui.prompt import Completion, Prompt
 from edgespec.chat.tui.settings import read_setting
 from edgespec.chat.tui.transcript import Transcript
+from edgespec.client.client import EngineClient
+from edgespec.client.stream import Stream
 from edgespec.core.sampling import SamplingParams
+from edgespec.engine.model_info import ModelInfo
 from edgespec.errors import EdgespecError, NotReady
-from edgespec.hub.references import LocalPath, parse_reference, shorten_names
-from edgespec.planner.load_config import LoadConfig, Reporter
-from edgespec.registry.schema import SamplingDefaults
-from edgespec.service.client import EngineClient, ModelInfo, Stream
-from edgespec.service.summary import RUNTIMES, describe_drafts
+from edgespec.models.load_config import LoadConfig, Reporter
+from edgespec.models.references import LocalPath, parse_reference, shorten_names
+from edgespec.models.registry import SamplingDefaults
 
 _BEAT_S = 0.2  # between two looks at what is waited for
 _MAX_PATHS = 20  # of models that were opened by path

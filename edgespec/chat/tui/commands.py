@@ -16,10 +16,10 @@ from edgespec.chat.state import SETTINGS
 from edgespec.chat.tui.markdown import list_code_blocks
 from edgespec.chat.tui.prompt import MAX_COMPLETIONS, Completion
 from edgespec.chat.tui.race import Race
+from edgespec.client.client import require_model
 from edgespec.errors import EdgespecError, InvalidRequest
-from edgespec.planner.draft_words import complete_draft
-from edgespec.registry.schema import load_registry
-from edgespec.service.client import require_model
+from edgespec.models.draft_words import complete_draft
+from edgespec.models.registry import load_registry
 from edgespec.text.chat_template import Message
 
 if TYPE_CHECKING:

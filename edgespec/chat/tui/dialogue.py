@@ -12,6 +12,7 @@ import psutil
 from textual import on, work
 from textual.content import Content
 
+from edgespec.answers.summary import sum_metrics, summarize
 from edgespec.chat import Store, Turn
 from edgespec.chat.code import may_be_code
 from edgespec.chat.commands import is_command
@@ -25,14 +26,14 @@ from edgespec.chat.tui.prompt import Prompt, sanitize
 from edgespec.chat.tui.race import FRAME_S, Race
 from edgespec.chat.tui.transcript import Answer, Notice, Transcript, UserMessage
 from edgespec.chat.tui.window import Opening, Queued, Window, capitalize
+from edgespec.client.client import EngineClient, require_model
 from edgespec.core.metrics import Meter
 from edgespec.engine.events import AnswerStart, Event, Request
 from edgespec.engine.events import Notice as EngineNotice
+from edgespec.engine.model_info import ModelInfo
 from edgespec.errors import Cancelled, EdgespecError
-from edgespec.planner.load_config import LoadConfig
-from edgespec.registry.schema import EMBEDDED_ALIAS
-from edgespec.service.client import EngineClient, ModelInfo, require_model
-from edgespec.service.summary import sum_metrics, summarize
+from edgespec.models.load_config import LoadConfig
+from edgespec.models.registry import EMBEDDED_ALIAS
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 

@@ -13,13 +13,13 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Digits, Static, TabbedContent, TabPane
 
+from edgespec.answers.summary import describe_drafts, name_drafters
 from edgespec.autopilot.stats import DraftStats
 from edgespec.core.metrics import Meter, Metrics
 from edgespec.core.protocols import Step
-from edgespec.hub.references import shorten_names
-from edgespec.planner.memory import Fit
-from edgespec.service.client import ModelInfo
-from edgespec.service.summary import describe_drafts, name_drafters
+from edgespec.engine.model_info import ModelInfo
+from edgespec.models.fit import Fit
+from edgespec.models.references import shorten_names
 
 
 def draw_bar(share: float, width: int) -> str:

@@ -21,17 +21,17 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Input, Static
 
 from edgespec.backends import FileBackend, prefers_mlx
-from edgespec.backends.devices import host_memory
 from edgespec.chat import SearchHit, Store
 from edgespec.chat.tui.progress import describe_error
 from edgespec.chat.tui.settings import read_setting
+from edgespec.client.client import EngineClient
 from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled, EdgespecError, UnknownModel
-from edgespec.hub.hub import Hub
-from edgespec.hub.references import HubFile, HubQuant, HubRepo, parse_reference
-from edgespec.planner.catalogue import Candidate, Catalogue, Query, format_download, format_drafted, format_plain
-from edgespec.registry.schema import EMBEDDED_ALIAS, load_registry
-from edgespec.service.client import EngineClient
+from edgespec.machines.memory import host_memory
+from edgespec.models.catalogue import Candidate, Catalogue, Query, format_download, format_drafted, format_plain
+from edgespec.models.hub import Hub
+from edgespec.models.references import HubFile, HubQuant, HubRepo, parse_reference
+from edgespec.models.registry import EMBEDDED_ALIAS, load_registry
 from edgespec.units import gib
 
 _SMALL = 4.0  # billions of parameters, at most

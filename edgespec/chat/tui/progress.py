@@ -17,16 +17,16 @@ from textual.worker import get_current_worker
 
 from edgespec.chat.tui.panel import draw_bar
 from edgespec.chat.tui.transcript import Answer
+from edgespec.client.stream import Stream
 from edgespec.core.metrics import Meter
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.engine.events import Event, Finished
 from edgespec.errors import Cancelled, EdgespecError, NotReady
 from edgespec.files import save_traceback
-from edgespec.hub.hub import Hub
-from edgespec.planner.load_config import LoadConfig
-from edgespec.planner.plan import fetch_all
-from edgespec.registry.schema import load_registry
-from edgespec.service.client import Stream
+from edgespec.models.hub import Hub
+from edgespec.models.load_config import LoadConfig
+from edgespec.models.plan import fetch_all
+from edgespec.models.registry import load_registry
 from edgespec.units import gib
 
 

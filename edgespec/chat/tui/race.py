@@ -17,12 +17,13 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
+from edgespec.autopilot.speculation import Speculation
 from edgespec.chat.tui.progress import Activity, describe_error
 from edgespec.chat.tui.prompt import sanitize
+from edgespec.client.client import EngineClient
+from edgespec.client.stream import Stream
 from edgespec.core.protocols import Step
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Request
-from edgespec.service.client import EngineClient, Stream
 from edgespec.text.stream import Piece
 from edgespec.units import count
 

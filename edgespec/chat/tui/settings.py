@@ -42,7 +42,7 @@ def find_first_model() -> str | None:
 
     None where that is the embedded pair, with which nobody can talk.
     """
-    from edgespec.registry.schema import EMBEDDED_ALIAS, load_registry
+    from edgespec.models.registry import EMBEDDED_ALIAS, load_registry
 
     is_named = bool(os.environ.get("EDGESPEC_MODEL"))
     if not is_named and (last := read_last_model()) is not None:
@@ -54,9 +54,9 @@ def find_first_model() -> str | None:
 def read_last_model() -> str | None:
     """The model that a chat has opened last, as `edgespec chat` takes it; None where it would have to be downloaded."""
     from edgespec.backends import prefers_mlx
-    from edgespec.hub.hub import Hub
-    from edgespec.registry.resolve import resolve_pair
-    from edgespec.registry.schema import load_registry
+    from edgespec.models.hub import Hub
+    from edgespec.models.registry import load_registry
+    from edgespec.models.resolve import resolve_pair
 
     if name := read_setting("model"):
         with suppress(EdgespecError):

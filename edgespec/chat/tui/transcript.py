@@ -18,6 +18,7 @@ from textual.scroll_view import ScrollView
 from textual.selection import Selection
 from textual.strip import Strip
 
+from edgespec.answers.summary import summarize
 from edgespec.chat import Turn
 from edgespec.chat.code import is_python
 from edgespec.chat.tui.blocks import (
@@ -37,7 +38,6 @@ from edgespec.chat.tui.blocks import (
 from edgespec.chat.tui.markdown import parse_markdown
 from edgespec.chat.tui.prompt import sanitize
 from edgespec.drafters import drafter_specs
-from edgespec.service.summary import summarize
 from edgespec.text.stream import Piece
 
 _JUDGED = 2_000  # characters of a raw text that tell whether it is code

@@ -23,6 +23,7 @@ from textual.widgets import Footer, OptionList, Static
 from textual.widgets.option_list import Option
 from textual.worker import WorkerFailed
 
+from edgespec.answers.summary import RUNTIMES, describe_drafts
 from edgespec.chat import Conversation
 from edgespec.chat.tui.panel import Panel, StatusLine
 from edgespec.chat.tui.progress import Downloads, Progress, Toast, describe_error
@@ -30,10 +31,9 @@ from edgespec.chat.tui.prompt import Completion, Popup, Prompt, sanitize
 from edgespec.chat.tui.settings import PromptHistory, read_setting, write_setting
 from edgespec.chat.tui.terminal import Terminal
 from edgespec.chat.tui.transcript import Notice, Transcript
+from edgespec.engine.model_info import ModelInfo
 from edgespec.errors import CacheError, EdgespecError
-from edgespec.registry.schema import EMBEDDED_ALIAS
-from edgespec.service.client import ModelInfo
-from edgespec.service.summary import RUNTIMES, describe_drafts
+from edgespec.models.registry import EMBEDDED_ALIAS
 
 _TEXTS = (
     "The three most important rules of clear writing are",

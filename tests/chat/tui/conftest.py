@@ -13,7 +13,7 @@ from tests.chat.tui.screens import script  # noqa: F401 - a fixture of several f
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers run ahead of the screen by little, so that those without an end leave time for the test."""
-    monkeypatch.setattr("edgespec.service.client.MAX_UNREAD", 32)
+    monkeypatch.setattr("edgespec.client.stream.MAX_UNREAD", 32)
 
 
 @pytest.fixture(autouse=True)

@@ -23,10 +23,10 @@ from edgespec.chat.tui.app import ChatApp
 from edgespec.chat.tui.panel import StatusLine
 from edgespec.chat.tui.prompt import Prompt
 from edgespec.chat.tui.transcript import Answer, Notice, Transcript, UserMessage
+from edgespec.client.client import EngineClient
+from edgespec.client.local import LocalEngine
 from edgespec.core.sampling import SamplingParams
-from edgespec.planner.load_config import LoadConfig
-from edgespec.service.client import EngineClient
-from edgespec.service.local import LocalEngine
+from edgespec.models.load_config import LoadConfig
 
 T = TypeVar("T")
 ENDLESS = 50_000  # tokens

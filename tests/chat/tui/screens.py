@@ -15,20 +15,21 @@ from textual.pilot import Pilot
 from textual.widgets import Input, TextArea
 
 from edgespec.autopilot.profile import DraftCost, Profile
+from edgespec.autopilot.speculation import Speculation
 from edgespec.autopilot.stats import DraftStats
-from edgespec.backends.devices import DeviceMemory
 from edgespec.chat.tui.app import ChatApp
 from edgespec.chat.tui.panel import Panel, StatusLine
 from edgespec.chat.tui.transcript import Notice, Transcript
+from edgespec.client.local import LocalEngine
+from edgespec.client.stream import Stream
 from edgespec.core.metrics import Meter
 from edgespec.core.protocols import CheckCancelled, Decision, Step
-from edgespec.engine.drafting import Speculation
 from edgespec.engine.events import Event, Finished, Request
-from edgespec.planner.load_config import LoadConfig
-from edgespec.planner.memory import Fit, Memory, MemoryEstimate
-from edgespec.service.client import ModelInfo, Stream
-from edgespec.service.loaded_model import LoadedModel
-from edgespec.service.local import LocalEngine
+from edgespec.engine.loaded_model import LoadedModel
+from edgespec.engine.model_info import ModelInfo
+from edgespec.machines.memory import DeviceMemory
+from edgespec.models.fit import Fit, Memory, MemoryEstimate
+from edgespec.models.load_config import LoadConfig
 from edgespec.text.chat_template import PLAIN
 from edgespec.text.stream import Piece
 from edgespec.units import GIB

@@ -14,7 +14,7 @@ from edgespec.chat.tui.picker import Picker
 from edgespec.chat.tui.progress import Downloads
 from edgespec.chat.tui.race import Race
 from edgespec.chat.tui.transcript import Notice
-from edgespec.planner.load_config import LoadConfig
+from edgespec.models.load_config import LoadConfig
 from edgespec.text.chat_template import Message
 from tests.chat.tui.driving import EMBEDDED, ENDLESS, Driver, chat_of, driving, in_app, in_loop, numbers
 

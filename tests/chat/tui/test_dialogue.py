@@ -9,8 +9,8 @@ from edgespec.backends.options import LoadOptions
 from edgespec.chat import Store
 from edgespec.chat.tui.race import Race
 from edgespec.chat.tui.window import Queued
-from edgespec.planner.load_config import LoadConfig
-from edgespec.service.local import LocalEngine
+from edgespec.client.local import LocalEngine
+from edgespec.models.load_config import LoadConfig
 from tests.chat.tui.driving import ENDLESS, Driver, chat_of, driving, in_app, in_loop, numbers
 from tests.chat.tui.screens import seen
 

@@ -11,7 +11,7 @@ from edgespec.chat.tui.blocks import MAX_COLUMNS, Block, CodeBlock, Document, Pa
 from edgespec.chat.tui.markdown import list_code_blocks, parse_markdown
 from edgespec.chat.tui.transcript import Answer, select_style
 from edgespec.text.stream import Piece
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 POEM = "  Roses are red\n    Violets are blue  \nSugar\\\n Honey\n\n- one\n  two"
 # Texts, and all of their characters that are no markup, without spaces.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgespec.chat.tui.picker import History
 from edgespec.folders import memory_folder
-from edgespec.planner.load_config import LoadConfig, MemoryOptions
+from edgespec.models.load_config import LoadConfig, MemoryOptions
 from tests.chat.tui.driving import TOY, Driver, driving, in_loop
 from tests.memory.texts import find_bytes
 

@@ -12,16 +12,16 @@ from edgespec.chat.tui.app import ChatApp
 from edgespec.chat.tui.picker import Picker, Row, filter_rows
 from edgespec.chat.tui.progress import Downloads
 from edgespec.chat.tui.prompt import Prompt
-from edgespec.planner.load_config import LoadConfig
-from edgespec.planner.speed import COMMON, MachineSpeed, save_speed
-from edgespec.registry.schema import load_registry
+from edgespec.models.load_config import LoadConfig
+from edgespec.models.registry import load_registry
+from edgespec.models.speed import COMMON, MachineSpeed, save_speed
 from edgespec.units import gib
 from tests.chat.tui.driving import in_loop, make_app, until
 from tests.chat.tui.screens import Script, errors, opened, seen, within
-from tests.hub.hubserver import HubServer
-from tests.hub.hubstate import Fault
-from tests.hub.stores import put
-from tests.models import DRAFT, TARGET
+from tests.gguf_models import DRAFT, TARGET
+from tests.models.hubserver import HubServer
+from tests.models.hubstate import Fault
+from tests.models.stores import put
 
 OTHER = "llama.cpp: draft"
 

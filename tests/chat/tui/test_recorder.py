@@ -19,9 +19,9 @@ from pathlib import Path
 from edgespec.backends.options import LoadOptions
 from edgespec.chat import Store
 from edgespec.chat.recorder import open_store
+from edgespec.client.process import EngineProcess
 from edgespec.core.sampling import SamplingParams
-from edgespec.planner.load_config import LoadConfig
-from edgespec.service.process import EngineProcess
+from edgespec.models.load_config import LoadConfig
 from tests.chat.tui.driving import EMBEDDED, ENDLESS, Driver, chat_of, driving, in_app, in_loop
 from tests.cli.conftest import COMMAND
 

@@ -12,10 +12,10 @@ from textual.widgets import Static
 
 from edgespec.backends.options import LoadOptions
 from edgespec.chat.tui.panel import Panel, StatusLine
+from edgespec.client.local import LocalEngine
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Event
-from edgespec.planner.load_config import LoadConfig
-from edgespec.service.local import LocalEngine
+from edgespec.models.load_config import LoadConfig
 from edgespec.text.stream import Piece
 from tests.chat.tui.driving import in_loop, make_app, until
 from tests.chat.tui.screens import Script, finished, lines_of, opened, rounds, seen, still

@@ -20,7 +20,7 @@ from edgespec.chat.tui.settings import (
 from edgespec.chat.tui.window import copy_with_program
 from edgespec.errors import CacheError
 from tests.chat.tui.driving import driving, in_loop
-from tests.models import TARGET
+from tests.gguf_models import TARGET
 
 
 def test_prompts_of_two_programs(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_chat_opens_what_is_named_else_the_last_model_else_one_that_is_install
     monkeypatch.delenv("EDGESPEC_MODEL")
     assert find_first_model() == "smollm2-135m"
     with monkeypatch.context() as patched:
-        patched.setattr("edgespec.registry.schema.find_packaged", lambda reference: None)  # it is not installed
+        patched.setattr("edgespec.models.registry.find_packaged", lambda reference: None)  # it is not installed
         assert find_first_model() is None
     write_setting("model", str(TARGET))
     assert find_first_model() == str(TARGET)

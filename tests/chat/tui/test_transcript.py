@@ -12,7 +12,7 @@ from edgespec.chat.tui.transcript import Answer, Notice, Transcript
 from edgespec.text.stream import Piece
 from tests.chat.tui.driving import in_loop, until
 from tests.chat.tui.screens import opened
-from tests.models import REPOSITORY
+from tests.gguf_models import REPOSITORY
 
 TEXT = (REPOSITORY / "docs" / "architecture.md").read_text()
 N_ANSWERS = 30

@@ -1,0 +1,1 @@
+"""Requests and answers as chat interfaces have them: messages, tools, reasoning, usage."""

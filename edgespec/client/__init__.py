@@ -1,0 +1,1 @@
+"""An engine behind a thread or a process, for front ends."""

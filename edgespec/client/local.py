@@ -1,0 +1,258 @@
+"""The engine on a worker thread of this process."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from time import monotonic
+from typing import Any, TypeVar
+
+import psutil
+
+from edgespec.autopilot.speculation import Speculation
+from edgespec.autopilot.stats import DraftStats
+from edgespec.backends import device_memory, prefers_mlx
+from edgespec.client.client import EngineClient, no_model, require_model
+from edgespec.client.stream import Stream
+from edgespec.client.worker import Work, Worker
+from edgespec.core.peers import Yield
+from edgespec.core.protocols import CheckCancelled
+from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request, SlotState
+from edgespec.engine.loaded_model import LoadedModel, search_when_idle
+from edgespec.engine.model_info import ModelInfo
+from edgespec.engine.open import Loader
+from edgespec.engine.prompts import Embedding, embed
+from edgespec.errors import Cancelled, EdgespecError, reason_of
+from edgespec.machines.memory import DeviceMemory
+from edgespec.models.load_config import LoadConfig, Quiet, Reporter
+from edgespec.train.learn import Activity, Learner, is_on_battery, open_learner
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_LOOK_S = 1.0  # between two looks for another version of an adapted draft
+
+
+class Notices(Quiet):
+    """A Reporter that keeps the notices for a generation. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._texts: deque[str] = deque()
+
+    def notice(self, text: str) -> None:
+        self._texts.append(text)
+
+    def take(self) -> Iterator[Notice]:
+        """What was told since the last call."""
+        while self._texts:
+            yield Notice(self._texts.popleft())
+
+
+# How a call is run: at once; or as a job on the thread that owns the models, which shares it with others of its kind or
+# has it alone. `count` has a thread of its own.
+_AT_ONCE = ("speculate", "draft_stats", "devices", "slots")
+_SHARES = ("stream", "embed")
+
+
+class LocalEngine(EngineClient):
+    """Commands of one process use it directly; EngineProcess runs one in a process of its own."""
+
+    def __init__(self, after_turn: Callable[[], None] = lambda: None, *, uses_idle_time: bool = False) -> None:
+        """`after_turn`: see Worker. `uses_idle_time`: whether to search for a self-draft between answers."""
+        self.loaded: LoadedModel | None = None
+        self._learner: Learner | None = None
+        self._activity = Activity()
+        self._worker = Worker(after_turn, self._set_idle, self._search if uses_idle_time else None)
+        self._reader = Worker()  # counts the tokens of prompts while the other generates
+        self._free: tuple[DeviceMemory, ...] = ()
+        self._notices = Notices()  # for the next generation
+        self._look_s = 0.0  # when to look for another version of an adapted draft
+        self._is_closed = False
+        self._answered: LoadedModel | None = None
+        self._searched: LoadedModel | None = None  # for which a search for a self-draft has ended, well or badly
+
+    @property
+    def model_info(self) -> ModelInfo | None:
+        return loaded.describe(self._free) if (loaded := self.loaded) is not None else None
+
+    @property
+    def resident(self) -> int:
+        return int(psutil.Process().memory_info().rss)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the worker last gave a sign of life; 0 where it need not. See Worker.
+
+        A forward on other machines gives none and may take minutes. The system ends connections to machines that are
+        gone.
+        """
+        loaded = self.loaded
+        return 0.0 if loaded is not None and loaded.config.load.workers else self._worker.silent_s
+
+    def call(self, method: str, *arguments: Any, reporter: Reporter | None = None) -> Stream[Any]:
+        if method == "count":
+            return self._count(*arguments)
+        work = getattr(self, f"_{method}")
+        if reporter is not None:
+            arguments = (*arguments, reporter)
+        if method in _AT_ONCE:
+            stream: Stream[Any] = Stream()
+            try:
+                stream.end(None, work(*arguments))
+            except Exception as error:  # noqa: BLE001 - reading raises it
+                stream.end(error)
+            return stream
+        if method == "stream":
+            self._follow_versions()
+        return self.submit(lambda check: work(check, *arguments), shares=method in _SHARES)
+
+    def _open(
+        self, check: CheckCancelled, config: LoadConfig, settings_s: float | None, reporter: Reporter
+    ) -> Iterator[ModelInfo]:
+        loader, present = Loader(reporter, check, settings_s), self.loaded
+        if present is not None:
+            loader.prepare(config, present)  # what cannot be opened leaves the present model open
+            self._close_model()
+        try:
+            self.loaded = loader.load(config)
+        except BaseException:
+            with suppress(EdgespecError):
+                if present is not None:
+                    self.loaded = replace(loader, check=lambda: None).load(present.config)
+                    self._learn(reporter)
+                    self._refresh()
+            raise
+        self._learn(reporter)
+        yield self._refresh()
+
+    def _change_draft(self, check: CheckCancelled, config: LoadConfig, reporter: Reporter) -> Iterator[ModelInfo]:
+        self.loaded = Loader(reporter, check).change_draft(self.require_loaded(), config)
+        self._learn(reporter)
+        yield self._refresh()
+
+    def _stream(
+        self, check: CheckCancelled, request: Request, speculation: Speculation | None
+    ) -> Iterator[Event | Yield]:
+        yield from self._notices.take()
+        try:
+            yield from self.require_loaded().engine.generate(request, check, speculation)
+        finally:
+            self._answered = self.loaded
+            self._refresh_devices()
+
+    def _embed(self, check: CheckCancelled, texts: Sequence[str | Sequence[int]]) -> Iterator[Embedding | Yield]:
+        yield from embed(self.require_loaded().engine.target, texts, check)
+
+    def _speculate(self, argument: str) -> ModelInfo:
+        self.require_loaded().engine.change_speculation(argument)
+        return require_model(self)
+
+    def _draft_stats(self) -> DraftStats | None:
+        engine = self.require_loaded().engine
+        return engine.draft_stats if engine.has_draft_stats else None
+
+    def _slots(self) -> Sequence[SlotState]:
+        return self.require_loaded().engine.slots
+
+    def _devices(self) -> tuple[DeviceMemory, ...]:
+        return device_memory("mlx" if prefers_mlx() else "llamacpp")
+
+    def close(self) -> None:
+        """Further calls do nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._worker.close(self._close_model)
+        self._activity.set(False)
+        self._reader.close()
+
+    def submit(self, work: Work[T], *, shares: bool = False) -> Stream[T]:
+        """Run other work on the thread that owns the models. `close` cancels it too."""
+        return self._worker.submit(work, shares=shares)
+
+    def require_loaded(self) -> LoadedModel:
+        """The open model, to be used by `submit`ted work. Raises InvalidRequest where there is none."""
+        if (loaded := self.loaded) is None:
+            raise no_model()
+        return loaded
+
+    def _count(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None) -> Stream[int]:
+        """Read a prompt on a thread with a stack as large as that of the models: some tokenizers need it."""
+
+        def work(check: CheckCancelled) -> Iterator[int]:
+            check()
+            yield self.require_loaded().engine.prompts.count(prompt, variables, start)
+
+        return self._reader.submit(work)
+
+    def _follow_versions(self) -> None:
+        """Have the versions of adapted drafts loaded that are in use now. Where that fails, the present ones stay."""
+        if (loaded := self.loaded) is None or monotonic() < self._look_s:
+            return
+        self._look_s = monotonic() + _LOOK_S
+        if not loaded.is_outdated:
+            return
+
+        def work(check: CheckCancelled) -> Iterator[None]:
+            present = self.require_loaded()
+            self.loaded = present.mark_seen()  # whatever fails now is not tried again
+            try:
+                if present.is_outdated:  # still, after the jobs before this one
+                    self.loaded = Loader(self._notices, check).follow_versions(present)
+                    self._refresh()
+            except Exception as error:  # noqa: BLE001 - nobody reads this stream
+                self._notices.notice(f"Drafting as before: {reason_of(error)}.")
+            yield
+
+        self.submit(work)
+
+    def _learn(self, reporter: Reporter) -> None:
+        """Train the draft of the open model from now on, if that is asked for, and no other."""
+        if self._learner is not None:
+            self._learner.close()
+        self._learner = open_learner(self.require_loaded(), reporter.notice, self._notices.notice)
+
+    def _close_model(self) -> None:
+        learner, self._learner = self._learner, None
+        if learner is not None:
+            learner.close()
+        loaded, self.loaded = self.loaded, None
+        if loaded is not None:
+            self._reader.call(lambda: None)  # what reads a prompt of this model ends first
+            loaded.save_stats()
+            loaded.engine.close()
+
+    def _search(self, check: CheckCancelled) -> None:
+        """Search for a self-draft of a model that has answered. A request interrupts it; the next idle time goes on."""
+        loaded = self._answered
+        if loaded is None or loaded is not self.loaded or loaded is self._searched:
+            return
+        try:
+            if is_on_battery():
+                return
+            self._searched = loaded
+            search_when_idle(loaded, check)
+        except Cancelled:
+            self._searched = None
+        except Exception as error:  # noqa: BLE001 - nobody waits for it
+            _log.debug("no self-draft was searched: %s", error)
+
+    def _set_idle(self, is_idle: bool) -> None:
+        self._activity.set(not is_idle)
+        if (loaded := self.loaded) is not None and loaded.engine.memory is not None:
+            loaded.engine.memory.set_idle(is_idle)
+        if (learner := self._learner) is not None:
+            learner.set_idle(is_idle)
+
+    def _refresh(self) -> ModelInfo:
+        self._refresh_devices()
+        return require_model(self)
+
+    def _refresh_devices(self) -> None:
+        with suppress(EdgespecError):
+            loaded = self.require_loaded()
+            self._free = device_memory(loaded.info.backend)
+            self._worker.max_concurrency = loaded.engine.max_concurrency

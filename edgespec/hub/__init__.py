@@ -1,1 +1,0 @@
-"""The Hugging Face hub: references, files, downloads, the cache."""

@@ -1,0 +1,189 @@
+"""The values of --draft: drafters of the registry by name, and models by reference."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from edgespec.backends.attached_draft import SelfDraftSpec, parse
+from edgespec.drafters import SELF, DrafterSpec, drafter_specs, find_spec
+from edgespec.errors import InvalidRequest, UnknownModel
+from edgespec.formats.head_file import ModelMetadata
+from edgespec.formats.heads import HeadSpec
+from edgespec.models.references import Reference
+from edgespec.models.resolve import Source
+from edgespec.models.versions import BASE, NO_BASE, AdaptedPair, Card
+
+if TYPE_CHECKING:
+    pass
+
+
+AUTO, NONE = "auto", "none"
+_OPTIONS = {"layerskip": "[:K]", "qspec": "[:BITS]", "sparse": "[:SINK,WINDOW]"}
+_SHORT_FORM = "skip"  # accepted, but not listed
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDrafter:
+    """A drafter before anything is loaded for it.
+
+    reference   of the model that the user has named
+    self_draft  how the target drafts for itself
+    model       its draft model or trained head; for a head in the target's own file the target
+    mask_token  of a PARD model
+    head        what the file of `model` says, where that is a trained head
+    found       of a head that 'auto' has found: a sentence for the user once it is loaded, or shown in a plan
+    adaptation  the versions of `model` that were adapted to the user; None where it lies in the target or is not here
+    """
+
+    spec: DrafterSpec
+    reference: str | None = None
+    self_draft: SelfDraftSpec | None = None
+    model: PlannedModel | None = None
+    mask_token: int | None = None
+    head: HeadSpec | None = None
+    found: str = ""
+    adaptation: Adaptation | None = None
+
+    @property
+    def label(self) -> str:
+        """What the user calls it."""
+        named: object = None if self.is_in_target or self.model is None else self.model.reference
+        version = f" (version {self.card.version})" if self.card is not None else ""
+        if self.card is not None and self.card.base == NO_BASE:  # its file has no name that the user knows
+            named = f"{self.spec.name} head"
+        return f"{named or self.self_draft or self.spec.name}{version}"
+
+    @property
+    def card(self) -> Card | None:
+        """Describes the adapted version that is used; None for the draft itself."""
+        return self.adaptation.card if self.adaptation is not None else None
+
+    @property
+    def is_in_target(self) -> bool:
+        """Tells whether it is a head in the target's own file."""
+        return self.head is not None and self.head.in_target
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedModel:
+    """A draft model before it is loaded."""
+
+    reference: Reference
+    source: Source
+    metadata: ModelMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptation:
+    """The versions of a draft that were adapted to the user.
+
+    active  the number of the version that was to be used when it was last looked at; None where that was not known
+    card    of the version that is used; None for the draft itself
+    """
+
+    pair: AdaptedPair
+    active: int | None = BASE
+    card: Card | None = None
+
+
+def parse_draft(text: str) -> list[PlannedDrafter]:
+    """The drafters that `text` names, joined by '+': 'ngram+model', 'ngram+./draft.gguf', 'layerskip:4+qspec'.
+
+    Methods of self-drafting together make one drafter. Whatever names no drafter is a reference to a draft model. Not
+    for 'auto'. Raises InvalidRequest.
+    """
+    if text == NONE:
+        return []
+    parts = _split(text)
+    methods = [part for part in parts if _find_name(part) == SELF]
+    terms: dict[str, PlannedDrafter] = {}
+    for part in parts:
+        word, colon, rest = part.partition(":")
+        spec = find_spec(word)
+        if spec is None:
+            term = PlannedDrafter(drafter_specs()["model"], part)
+        elif spec.name == SELF:
+            term = PlannedDrafter(spec, self_draft=parse("+".join(methods)))
+        elif colon and spec.needs not in ("model", "head"):
+            raise InvalidRequest(f"the drafter '{word}' takes no options.", hint=f"Write {word} alone.")
+        else:
+            term = PlannedDrafter(spec, rest if colon else None)
+        key = word if term.spec.name == SELF else term.spec.name
+        if key in terms:
+            raise InvalidRequest(f"the draft '{text}' names '{key}' twice.", hint="Name it once.")
+        terms[key] = term
+    return list({term.spec.name: term for term in terms.values()}.values())
+
+
+def list_words() -> list[tuple[str, DrafterSpec]]:
+    """What names a drafter in --draft, without its options."""
+    return [(w, spec) for spec in drafter_specs().values() for w in spec.all_words if w != _SHORT_FORM]
+
+
+def complete_draft(text: str) -> Iterator[tuple[str, str]]:
+    """What `text` can become with a drafter after its last '+' that is not before it, and what this one does."""
+    *before, _ = text.split("+")
+    taken = {part.partition(":")[0] for part in before}
+    if not before:
+        yield AUTO, "all that are available"
+        yield NONE, "plain decoding"
+    for word, spec in list_words():
+        if word not in taken:
+            yield "+".join([*before, word]), spec.summary
+
+
+def describe_words() -> str:
+    """One line for a user who chooses: what --draft takes, with trained heads as one group."""
+    words = [format_word(word, spec) for word, spec in list_words() if spec.needs != "head"]
+    heads = [format_word(word, spec) for word, spec in list_words() if spec.needs == "head"]
+    return f"{', '.join([AUTO, NONE, *words, *heads])} (trained heads of the target), or a model; join them with '+'"
+
+
+def format_word(word: str, spec: DrafterSpec) -> str:
+    """`word` with the options that it takes: 'pard[:REF]'."""
+    return word + ("[:REF]" if spec.needs in ("model", "head") else _OPTIONS.get(word, ""))
+
+
+@contextmanager
+def naming_drafters(reference: str | None) -> Iterator[None]:
+    """Lists the drafters too where `reference` turns out to name no model: the user may have mistyped one."""
+    try:
+        yield
+    except UnknownModel as error:
+        if reference is None or "/" in reference or reference.lower().endswith(".gguf"):
+            raise
+        words = [word for word, _ in list_words()]
+        near = difflib.get_close_matches(reference.partition(":")[0], [*words, AUTO, NONE], n=1)
+        start = f"Did you mean {near[0]}? " if near else ""
+        hint = f"{start}Drafters: {', '.join(words)}. `edgespec list` shows the models."
+        raise UnknownModel(error.message, hint=hint) from None
+
+
+def _split(text: str) -> list[str]:
+    """The parts between '+' signs. One that names no drafter continues a draft model's path, which may contain '+'.
+
+    Raises InvalidRequest.
+    """
+    parts: list[str] = []
+    for part in text.split("+"):
+        names_model = bool(parts) and (_find_name(parts[-1]) is None or parts[-1].startswith("model:"))
+        if names_model and _find_name(part) is None:
+            parts[-1] += f"+{part}"
+        else:
+            parts.append(part)
+    if len(parts) > 1 and (AUTO in parts or NONE in parts):
+        word = AUTO if AUTO in parts else NONE
+        raise InvalidRequest(f"'{word}' cannot be joined with other drafters.", hint="Name them, as in ngram+model.")
+    if "" in parts:
+        raise InvalidRequest(f"the draft '{text}' leaves a drafter out.", hint="Name drafters as in ngram+model.")
+    return parts
+
+
+def _find_name(part: str) -> str | None:
+    """The drafter that `part` names, with or without options."""
+    spec = find_spec(part.partition(":")[0])
+    return spec.name if spec is not None else None

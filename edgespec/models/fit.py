@@ -1,0 +1,412 @@
+"""Memory estimates from a GGUF header or a folder's config, and the check against free memory."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, replace
+from functools import reduce
+from itertools import accumulate
+from operator import add
+from typing import NamedTuple
+
+from edgespec.autopilot.store import calibration_folder, load_entry, save_entry
+from edgespec.backends import FileBackend, device_memory
+from edgespec.backends.features import MAX_KEPT
+from edgespec.backends.options import DEFAULT_CONTEXT, STATE_SNAPSHOTS
+from edgespec.errors import BackendUnavailable, DoesNotFit
+from edgespec.formats.gguf import GGML_NAMES, Header
+from edgespec.formats.head_file import ModelMetadata
+from edgespec.formats.heads import HeadSpec
+from edgespec.formats.mlx_folder import Folder, read_folder
+from edgespec.machines.memory import RESERVE_BYTES, Memory, host_memory
+from edgespec.models.file_selection import parse_quant
+from edgespec.models.registry import About
+from edgespec.models.resolve import LocalModel, read_parts
+from edgespec.models.speed import read_by_type
+from edgespec.units import gib
+
+# llama.cpp's n_ubatch: the rows of a graph, which determine its scratch memory.
+MICRO_BATCH = 512
+
+_READ_PAIRS = ("eagle3", "eagle", "mtp", "hydra")  # heads that on MLX keep a state of each position
+_KEEP_STATES = ("qwen35", "qwen35moe", "nemotron_h", "nemotron_h_moe")  # llama.cpp's llm_arch_supports_rs_rollback
+_WITHOUT_CACHE = ("medusa", "gemma4-assistant")  # heads that have no keys and values of their own
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Bytes of a model: weights, KV cache of the whole context, scratch memory, and recurrent states, which do not
+    depend on the context.
+    """
+
+    weights: int
+    kv: int
+    compute: int
+    states: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(astuple(self))
+
+    def __add__(self, other: MemoryEstimate) -> MemoryEstimate:
+        return MemoryEstimate(*map(add, astuple(self), astuple(other)))
+
+    def split(self, n: int) -> MemoryEstimate:
+        """One of `n` parts. Embeddings and output matrix, which every part has, are not counted as such."""
+        return MemoryEstimate(self.weights // n, self.kv // n, self.compute, self.states // n)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The result of a memory check: tokens of context, KV caches of that size, and bytes.
+
+    draft  of draft models and heads
+    own    of a target that workers share: this machine's part of `memory`, and its share of the target
+    """
+
+    context: int
+    caches: int
+    target: MemoryEstimate
+    draft: MemoryEstimate | None
+    memory: Memory
+    own: tuple[Memory, float] | None = None
+
+    @property
+    def needed(self) -> int:
+        """Bytes of target and draft together."""
+        return self.target.total + (self.draft.total if self.draft else 0)
+
+    @property
+    def headroom(self) -> int:
+        """Free bytes after loading; negative if the models do not fit."""
+        return self.memory.usable - self.needed
+
+    @property
+    def needed_here(self) -> int:
+        """Bytes that this machine takes: the drafts, and the target or its share of it."""
+        share = 1.0 if self.own is None else self.own[1]
+        return int(share * self.target.total) + (self.draft.total if self.draft else 0)
+
+    @property
+    def own_headroom(self) -> int:
+        """Free bytes of this machine after loading its share of the target, and the drafts; 0 without workers."""
+        return 0 if self.own is None else self.own[0].usable - self.needed_here
+
+    @property
+    def fits(self) -> bool:
+        """Tells whether there is memory for all, here and on the workers."""
+        return self.headroom >= 0 and self.own_headroom >= 0
+
+    def kv_for(self, tokens: int) -> int:
+        """Bytes of the KV caches of target and draft for `tokens` tokens of one slot."""
+        kv = self.target.kv + (self.draft.kv if self.draft else 0)
+        return kv * tokens // (self.context * self.caches)
+
+
+def read_memory(backend: FileBackend, devices: Sequence[str] | None = None) -> Memory:
+    """The memory of this machine and of the runtime's `devices`, None for all; without them where the runtime is not
+    installed. Raises InvalidRequest for a device that there is not.
+    """
+    try:
+        return host_memory(device_memory(backend, devices))
+    except BackendUnavailable:
+        return host_memory()
+
+
+def shares_context(model: ModelMetadata) -> bool:
+    """Tells whether llama.cpp can keep several sequences of the model in one context, as its header says."""
+    separate = (".sliding_window", ".ssm.", ".shortconv.", ".wkv.")
+    return isinstance(model, Header) and not any(part in key for key in model.metadata for part in separate)
+
+
+def estimate_memory(
+    model: ModelMetadata,
+    context: int,
+    kv_type: str = "f16",
+    caches: int = 1,
+    *,
+    flash: bool = True,
+    together: bool = False,
+) -> MemoryEstimate:
+    """Estimate a model's memory with `caches` KV caches of `context` tokens.
+
+    `together`: all caches are in one llama.cpp context; otherwise each has its own scratch memory. `flash`: with flash
+    attention.
+
+    Weights are the tensors' bytes. llama.cpp maps them from the file, but they must fit in RAM to be fast. MLX on a CPU
+    widens half precision and takes up to twice as much.
+    For llama.cpp, the KV cache counts every attention layer at full length, since it does not shorten sliding windows;
+    latent attention (DeepSeek) takes less than this. For MLX, sliding windows count at their own size.
+    Scratch memory is an estimate: f32 rows of a micro-batch for logits, activations and the feed-forward layer, and an
+    f16 mask over the context. Measured: 9.0 MiB for an estimate of 12.5 (6M pair, 2,048 tokens), 71 MiB for an estimate
+    of 104 (Llama 2 7B, 4,096 tokens). Without flash attention come the scores of a layer.
+    """
+    kv = kv_bytes(model, context, kv_type)
+    if isinstance(model, Folder):
+        rows = (model.integer("vocab_size") or 0) + 2 * (model.integer("hidden_size") or 0)
+        rows += model.integer("intermediate_size") or 0
+    else:
+        rows = model.own("vocab_size") or len(model.tokens)
+        rows += 2 * (model.own("embedding_length") or 0) + max(model.per_block("feed_forward_length") or (0,))
+    graph = 4 * MICRO_BATCH * rows + (0 if flash else score_bytes(model, context))
+    compute = (1 if together else caches) * graph + caches * 2 * MICRO_BATCH * context
+    return MemoryEstimate(model.weight_bytes, caches * kv, compute, caches * state_bytes(model))
+
+
+def score_bytes(model: ModelMetadata, context: int) -> int:
+    """Bytes of one layer's scores, which llama.cpp holds without flash attention: an f32 for each head and each pair of
+    a row of the micro-batch and a token of the context. 0 for a folder.
+    """
+    heads = () if isinstance(model, Folder) else model.per_block("attention.head_count")
+    return 4 * MICRO_BATCH * max(heads or (), default=0) * context
+
+
+def kv_bytes(header: ModelMetadata, context: int, kv_type: str = "f16") -> int:
+    """Bytes of the KV cache at `context` tokens with elements of `kv_type`."""
+    bits = GGML_NAMES[kv_type.upper()].bits
+    if isinstance(header, Folder):
+        return math.ceil(header.kv_elements(context) * bits / 8)
+    kv_heads = header.per_block("attention.head_count_kv") or header.per_block("attention.head_count") or ()
+    every = header.own("full_attention_interval") or 1  # other layers of a hybrid model have no attention
+    n_heads = sum(count for block, count in enumerate(kv_heads, start=1) if block % every == 0)
+    return math.ceil(n_heads * _head_elements(header) * context * bits / 8)
+
+
+def state_bytes(model: ModelMetadata) -> int:
+    """Bytes of the recurrent states of one cache on llama.cpp, which holds several where it can go back to them; 0 for
+    a folder.
+    """
+    if isinstance(model, Folder):
+        return 0
+    state, inner, window, groups = (
+        model.own(f"ssm.{key}") or 0 for key in ("state_size", "inner_size", "conv_kernel", "group_count")
+    )
+    layers = {tensor.block for tensor in model.tensors if ".ssm_" in tensor.name}
+    n_kept = 1 + STATE_SNAPSHOTS * (model.architecture in _KEEP_STATES)
+    return 4 * n_kept * len(layers) * (state * inner + max(0, window - 1) * (inner + 2 * groups * state))
+
+
+def _head_elements(header: Header) -> int:
+    most = max(header.per_block("attention.head_count") or (), default=0)
+    width = (header.own("embedding_length") or 0) // most if most else 0
+    stated = header.own("attention.key_length"), header.own("attention.value_length")
+    return sum(width if each is None else each for each in stated)
+
+
+def estimate_head(
+    model: ModelMetadata, head: HeadSpec, context: int, kv_type: str = "f16", caches: int = 1
+) -> MemoryEstimate:
+    """Estimate what a trained head adds to its target, with `caches` KV caches of `context` tokens.
+
+    `model` describes the file of the head. Weights in the target's own file count with the target. `kv` holds the keys
+    and values of the head's layers and, on MLX, a half-precision state of each position. Scratch memory includes the
+    hidden states that wait for the head, of 2,048 positions at most, which llama.cpp gives in single precision.
+    """
+    bits = GGML_NAMES[kv_type.upper()].bits
+    on_mlx = isinstance(model, Folder)
+    if isinstance(model, Folder):
+        inner = model.config.get("transformer_layer_config")
+        model = replace(model, config={**model.config, **(inner if isinstance(inner, dict) else {})})
+    kv = math.ceil(_count_head_elements(model, head) * context * bits / 8)
+    if on_mlx and head.kind in _READ_PAIRS:
+        kv += 2 * head.size * context
+    waiting = min(context, MAX_KEPT) * head.hidden_size * max(len(head.layers or ()), 1) * (2 if on_mlx else 4)
+    compute = estimate_memory(model, context, kv_type, caches).compute + caches * waiting
+    return MemoryEstimate(0 if head.in_target else model.weight_bytes, caches * kv, compute)
+
+
+def _count_head_elements(model: ModelMetadata, head: HeadSpec) -> int:
+    """Elements of keys and values at one position, in all layers of a head."""
+    if head.kind in _WITHOUT_CACHE:
+        return 0
+    has_several = head.kind in ("dflash", "dspark")
+    if isinstance(model, Folder):
+        layers = model.integer("num_hidden_layers") if has_several else None
+        return (layers or 1) * model.layer_kv_elements
+    layers = model.own("block_count") if has_several else model.own("nextn_predict_layers")
+    kv_heads = model.per_block("attention.head_count_kv") or model.per_block("attention.head_count") or (0,)
+    return (layers or 1) * kv_heads[-1] * _head_elements(model)
+
+
+def check_fit(
+    target: ModelMetadata,
+    drafts: Sequence[tuple[ModelMetadata, HeadSpec | None]],
+    *,
+    context: int,
+    memory: Memory,
+    own: tuple[Memory, float] | None = None,
+    kv_type: str = "f16",
+    caches: int = 1,
+    flash: bool = True,
+    together: bool = False,
+    ranks: int = 1,
+    force: bool = False,
+) -> Fit:
+    """Estimate target and drafts and compare with `memory`. Raises DoesNotFit unless `force`.
+
+    `drafts` are draft models, and trained heads with what their files say. `own` is for a target that workers share:
+    the part of `memory` on this machine, into which the drafts and this share of the target have to fit.
+    `caches`, `context`, `flash` and `together` as in `estimate_memory`; a draft has a context for each cache. The
+    target is split among `ranks` machines, of which this is one.
+    """
+    sizes = (context, kv_type, caches)
+    added = [
+        estimate_head(model, head, *sizes) if head else estimate_memory(model, *sizes, flash=flash)
+        for model, head in drafts
+    ]
+    price = estimate_memory(target, *sizes, flash=flash, together=together).split(ranks)
+    fit = Fit(context, caches, price, reduce(add, added) if added else None, memory, own)
+    if force or fit.fits:
+        return fit
+    if own is not None and fit.own_headroom < 0:
+        raise _own_part_error(fit, *own)
+    cache = f"its KV cache for {context:,} tokens {gib(price.kv)}"
+    parts = f"target {gib(price.weights)}, {cache}, scratch {gib(price.compute)}"
+    if fit.draft:
+        parts += f", draft with its KV cache {gib(fit.draft.total)}"
+    raise DoesNotFit(
+        f"{target.name} needs {gib(fit.needed)} and {_say_usable(memory)} ({parts}).",
+        hint=f"Try {'--draft ngram or layerskip:2, ' if drafts else ''}a smaller --ctx or quantisation, or --force.",
+    )
+
+
+def _own_part_error(fit: Fit, own: Memory, share: float) -> DoesNotFit:
+    """The error where the drafts and `share` of the target take more than `own`, this machine's memory."""
+    drafts = f", the drafts {gib(fit.draft.total)}" if fit.draft else ""
+    return DoesNotFit(
+        f"on this machine its layers need {gib(int(share * fit.target.total))}{drafts}, and {_say_usable(own)}.",
+        hint=f"Try {'--draft ngram, ' if fit.draft else ''}a smaller --ctx, workers with more memory, fewer"
+        " --gpu-layers, or --force.",
+    )
+
+
+def _say_usable(memory: Memory) -> str:
+    if memory.usable != memory.limit:
+        return f"{gib(memory.usable)} are free"
+    own = f", beside {memory.process // 2**20} MiB for the process itself" if memory.process else ""
+    return f"{gib(memory.usable)} are allowed{own}"
+
+
+class Placement(NamedTuple):
+    """Says where the layers of a target go; None is llama.cpp's default, which is all layers on the accelerators.
+
+    layers  for the accelerators, the last ones; the output matrix counts as one more
+    in_ram  first layers whose experts stay in RAM
+    shares  layers of each device of the machine
+    """
+
+    layers: int | None = None
+    in_ram: int | None = None
+    shares: tuple[float, ...] | None = None
+
+
+def place_layers(target: Header, fit: Fit, *, flash: bool = False) -> Placement:
+    """Choose what the accelerators hold beside caches and drafts.
+
+    Where they have no room for a whole mixture of experts, experts stay in RAM rather than layers: few of them are read
+    for a token. Where layers stay in RAM llama.cpp computes without flash attention, unless it was asked for (`flash`).
+    It divides layers among accelerators by their number, so a mixture whose layers differ has shares.
+    """
+    devices, used = fit.memory.devices, fit.memory.layer_devices
+    rooms = [max(0, each.free - RESERVE_BYTES - fit.target.compute) if each in used else 0 for each in devices]
+    count = target.own("block_count") or 0
+    if not rooms or not count:
+        return Placement()
+    if fit.draft is not None and (room := sum(rooms)):
+        rooms = [max(0, each - fit.draft.total * each // room) for each in rooms]
+    layers, experts = [(fit.target.kv + fit.target.states) // count] * count, [0] * count
+    for tensor in target.tensors:
+        if 0 <= (block := tensor.block) < count:
+            layers[block] += tensor.nbytes
+            experts[block] += tensor.nbytes * ("_exps." in tensor.name)
+    last = target.tensor("output.weight") or target.tensor("token_embd.weight")
+    output = last.nbytes if last is not None else 0
+    if sum(layers) + output <= sum(rooms):
+        return Placement()
+    without = [layer - expert for layer, expert in zip(layers, experts, strict=True)]
+    for in_ram in range(1, count + 1) if any(experts) else ():
+        if shares := _fill([*without[:in_ram], *layers[in_ram:], output], rooms):
+            return Placement(None, in_ram, shares if len(used) > 1 else None)
+    room = sum(rooms) - output - (0 if flash else score_bytes(target, fit.context))
+    fitting = sum(each <= room for each in accumulate(reversed(without)))
+    return Placement(fitting + 1 if room >= 0 else 0, count if any(experts) and fitting else None)
+
+
+def _fill(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...] | None:
+    """How many of `sizes` each room takes in their order; None where there is not enough room."""
+    counts: list[int] = []
+    for room in rooms:
+        counts.append(sum(each <= room for each in accumulate(sizes[sum(counts) :])))
+    return tuple(counts) if sum(counts) == len(sizes) else None
+
+
+# What decoding a model costs, from its header or, where that was not read, from the number of its parameters.
+#
+# A header is several MB, mostly vocabulary, so what follows from it is stored.
+
+
+_VERSION = 7  # of the stored facts
+_BITS = 4.85  # a weight of a 4-bit model, the mean of Q4_K_M files of 7B to 70B
+_ADDED = 1.15  # memory over weights with a context of 8,192 tokens, where no header says more
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Sizes in bytes.
+
+    weights     of all tensors, or of the files
+    needed      of memory with a context of 8,192 tokens, or the trained one if that is shorter
+    read        of the weights that a forward of one row reads, by their type; empty for MLX models, whose speed is not
+                estimated
+    parameters  in billions; None where nothing says
+    mixture     whether rows may route to different experts
+    exact       read from the header, not derived from the number of parameters
+    """
+
+    weights: int
+    needed: int
+    read: Mapping[str, float]
+    parameters: float | None
+    mixture: bool
+    exact: bool = True
+
+
+def guess_facts(about: About, name: str, size: int | None) -> ModelFacts | None:
+    """Guesses from the parameters that the registry states, and the size of the files if known; None without either.
+
+    `name` is that of the file or the reference, which says the type of its weights; else it is taken for a Q4_K file.
+    """
+    quant = (parse_quant(name) or "").removeprefix("UD-")
+    kind = next((name for name in GGML_NAMES if f"{quant}_".startswith(f"{name}_")), "Q4_K")
+    if size is None and about.parameters is None:
+        return None
+    weights = size if size is not None else round((about.parameters or 0) * 1e9 * _BITS / 8)
+    parameters = about.parameters or 8 * weights / GGML_NAMES[kind].bits / 1e9
+    share = about.active / parameters if about.active else 1.0
+    needed, is_mixture = round(weights * _ADDED), about.active is not None
+    return ModelFacts(weights, needed, {kind: weights * share}, parameters, is_mixture, exact=False)
+
+
+def read_facts(source: LocalModel) -> ModelFacts:
+    """Reads the header or config of a model, or what was read earlier. Raises InvalidModelFile, CacheError, OSError."""
+    found = source.path.stat()
+    digest = hashlib.sha256(f"{source.path}\n{found.st_mtime_ns}\n{found.st_size}".encode("utf-8", "surrogateescape"))
+    path, setting = calibration_folder() / f"facts-{digest.hexdigest()[:24]}.json", {"version": _VERSION}
+    known = load_entry(path, "facts", setting, lambda found: ModelFacts(**found))
+    if known is None:
+        known = describe_model(read_folder(source.path) if source.kind == "mlx" else read_parts(source.path))
+        save_entry(path, {"setting": setting, "facts": asdict(known)}, "facts")
+    return known
+
+
+def describe_model(model: ModelMetadata) -> ModelFacts:
+    """Computes the facts from a header or config. Raises InvalidModelFile."""
+    context = min(model.trained_context or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    needed = estimate_memory(model, context).total
+    if not isinstance(model, Header):
+        return ModelFacts(model.weight_bytes, needed, {}, None, mixture=False)
+    parameters = sum(math.prod(tensor.shape) for tensor in model.tensors) / 1e9
+    mixture = bool(model.own("expert_count"))
+    return ModelFacts(model.weight_bytes, needed, read_by_type(model), parameters, mixture)

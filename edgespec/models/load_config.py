@@ -1,0 +1,98 @@
+"""What a user asks for when a model is opened."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from edgespec.autopilot.speculation import Rule
+from edgespec.backends import BackendName
+from edgespec.backends.options import LoadOptions
+from edgespec.memory.store import DEFAULT_LIMIT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryOptions:
+    """The folder of earlier texts, and how many bytes of them are kept at most.
+
+    keeps_caches  whether the KV caches of texts are kept in files when a model is closed
+    """
+
+    folder: Path
+    limit_bytes: int = DEFAULT_LIMIT_BYTES
+    keeps_caches: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class LearnOptions:
+    """When the draft of an open model is trained on the newest texts.
+
+    new_tokens  of answers that have been stored since the last training
+    idle_s      seconds for which the engine has been idle
+    minutes     of a training at most
+    training    further options of `edgespec adapt`
+    """
+
+    new_tokens: int = 4000
+    idle_s: float = 10.0
+    minutes: float = 10.0
+    training: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadConfig:
+    """What to load.
+
+    model       a reference, or None for the registry's default
+    backend     None: the best for this machine
+    draft       'auto' (all drafters that are available), 'none', or drafters as draft_finder.parse_draft takes them
+    draft_max   maximum draft depth; None: the autopilot decides
+    draft_tree  maximum draft tokens in all; None: as many as draft_max, a chain
+    acceptance  the acceptance rule, see engine.drafting.Speculation
+    is_paused   nothing is drafted until `/spec on`
+    max_bytes   that the process of the model may take; None: what is free
+    force       load even if it does not fit in memory
+    fetch_heads  'auto' takes the head that the registry pairs with the target even if it is not downloaded yet
+    memory      where earlier texts are kept; None: they are not, and nothing drafts from them
+    adapted     the folder of drafts that were adapted to their user; None: they are not used
+    learn       when the draft is trained while the engine is idle; None: it is not
+    """
+
+    model: str | None = None
+    backend: BackendName | None = None
+    draft: str = "auto"
+    draft_max: int | None = None
+    draft_tree: int | None = None
+    acceptance: Rule = "auto"
+    is_paused: bool = False
+    load: LoadOptions = field(default_factory=LoadOptions)
+    max_bytes: int | None = None
+    force: bool = False
+    fetch_heads: bool = False
+    memory: MemoryOptions | None = None
+    adapted: Path | None = None
+    learn: LearnOptions | None = None
+
+
+class Reporter(Protocol):
+    """Receives the progress of a load."""
+
+    def notice(self, text: str) -> None:
+        """One sentence for the user, such as why a draft was rejected."""
+
+    def download(self, name: str, done: int, total: int) -> None:
+        """`done` of `total` bytes of a file are downloaded."""
+
+    def loading(self, name: str, fraction: float) -> None:
+        """`fraction` of a model is loaded, 0.0 to 1.0."""
+
+
+class Quiet:
+    """A Reporter that says nothing."""
+
+    def notice(self, text: str) -> None: ...
+
+    def download(self, name: str, done: int, total: int) -> None: ...
+
+    def loading(self, name: str, fraction: float) -> None: ...

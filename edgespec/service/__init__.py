@@ -1,1 +1,0 @@
-"""Engines behind a thread or a process, for front ends."""
